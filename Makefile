@@ -1,0 +1,43 @@
+# make test | speed | lint       set up once (in .venv, or in the environment VENV names), then do it
+#   PYTHON=python3.12            the interpreter that .venv is made with
+#   VENV=/path/to/venv           use (or make) this environment
+#   TORCH=torch==2.11.0          another version of torch
+#   ARGS="providers=[cpu,sdpa]"  passed on to experiments.speed, or to pytest
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+ARGS   ?=
+
+RUN   := $(VENV)/bin/python
+READY := $(VENV)/.sparseflash-ready
+PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
+
+.PHONY: speed test lint install clean
+.DEFAULT_GOAL := test
+
+speed: $(READY)
+	$(RUN) -m experiments.speed $(ARGS)
+	$(RUN) -m experiments.plot
+
+test: $(READY)
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+
+install: $(READY)
+
+# torch comes first and is then held still, so that nothing below can exchange it (or its build) for another.
+$(READY): pyproject.toml
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install "$(TORCH)"
+	$(RUN) -c "from importlib.metadata import version; print('torch==' + version('torch'))" \
+	  > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt -e '.[experiments,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
