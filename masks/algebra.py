@@ -1,0 +1,244 @@
+"""Mask expressions: leaves joined by `|`, `&`, `~` and `-`, with no length and no device.
+
+A mask is a set of allowed (query, key) pairs for every length. Two masks are equal when their
+canonical texts are; the text is Python, and `masks.parse` reads it back.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from masks import runs as rl
+from masks.block_mask import BlockMask
+from masks.build import build
+from masks.registry import remember
+from masks.runs import Bools, Grid, Ints, Runs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Placed(NamedTuple):
+    """A mask on a grid."""
+
+    runs: Runs  # the code of every block
+    allowed: Callable[[Ints, Ints, Ints], Bools]  # of (slice, query, key) arrays, broadcasting
+    signature: Callable[[Ints], list[Ints]]  # columns for block positions; equal rows: equal tiles
+
+
+class Mask:
+    """An immutable, hashable, picklable expression. Make one with the functions of `masks`.
+
+    Attributes:
+        key: canonical text; equality and hash go by it.
+        batch, heads: the extent that an array leaf fixes, None when any count fits.
+        per_head: whether it differs from head to head, so that `build` needs `heads=`.
+    """
+
+    key: str
+    batch: int | None = None
+    heads: int | None = None
+    per_head: bool = False
+
+    def place(self, grid: Grid) -> Placed:
+        """Classify every block of `grid`."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        n_q: int,
+        n_k: int | None = None,
+        block_size: int | tuple[int, int] = 128,
+        *,
+        batch: int | None = None,
+        heads: int | None = None,
+    ) -> BlockMask:
+        """The exact block mask for one length; building it again is free (bounded LRU cache).
+
+        Args:
+            n_q, n_k: tokens; n_k defaults to n_q.
+            block_size: (block_q, block_k) or one int for both; multiples of 16 between 16 and 256.
+            batch, heads: extents of q; needed only where the mask differs along them.
+
+        Raises:
+            ValueError: an argument out of range, an array leaf of another length or extent, or a
+                mask that differs from head to head without `heads`.
+        """
+        return build(self, n_q, n_k, block_size, batch=batch, heads=heads)
+
+    def draw(
+        self,
+        n_q: int,
+        n_k: int | None = None,
+        block_size: int | tuple[int, int] = 128,
+        path: Any = None,
+        ax: "Axes | None" = None,
+        *,
+        batch: int = 0,
+        head: int = 0,
+        heads: int | None = None,
+    ) -> "Axes":
+        """Build and draw slice (batch, head); see `BlockMask.draw`. `heads` as in `build`."""
+        return self.build(n_q, n_k, block_size, heads=heads).draw(path, ax, batch=batch, head=head)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Or.of(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return And.of(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __sub__(self, other: "Mask") -> "Mask":
+        return And.of(self, ~other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "a mask has no truth value: write | & ~ for or, and, not; `is None` in an if"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"a mask is immutable: cannot set {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Mask) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.key
+
+    __repr__ = __str__
+
+
+class Leaf(Mask):
+    """A pattern. A subclass is a frozen dataclass with a `key` and the three methods below.
+
+    All three see a grid with the leaf's own extents: one slice, unless it fixes batch or heads, or
+    is per head.
+    """
+
+    def __post_init__(self):
+        remember(self)
+
+    def runs(self, grid: Grid) -> Runs:
+        """The code of every block. MIXED is always safe, and costs a look at the tokens."""
+        raise NotImplementedError
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        """Whether key k is allowed for query q in slice s.
+
+        Shapes are (T, 1, 1), (T, block_q, 1) and (T, 1, block_k), or others that broadcast.
+        """
+        raise NotImplementedError
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        """(T,) integers for MIXED blocks: equal ones have equal tiles.
+
+        Blocks cut by the end of the sequence are told apart elsewhere. Unless a pattern knows
+        better, all are told apart.
+        """
+        return (s * grid.rows + row) * grid.cols + col
+
+    def place(self, grid: Grid) -> Placed:
+        heads = self.heads or (grid.heads if self.per_head else 1)
+        own = replace(grid, batch=self.batch or 1, heads=heads)
+        b, h = np.divmod(np.arange(grid.slices), grid.heads)
+        own_slice = np.minimum(b, own.batch - 1) * own.heads + np.minimum(h, own.heads - 1)
+        runs = self.runs(own)
+        if own != grid:
+            runs = rl.spread(runs, grid.area, own_slice)
+
+        def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
+            return self.allowed(own, own_slice[s], q, k)
+
+        def signature(x: Ints) -> list[Ints]:
+            codes = runs.at(x)
+            inner = np.zeros(len(x), np.int64)
+            mixed = codes == rl.MIXED  # the code tells all of the others
+            if mixed.any():
+                s, row, col = grid.split(x[mixed])
+                inner[mixed] = self.signature(own, own_slice[s], row, col)
+            return [codes.astype(np.int64), inner]
+
+        return Placed(runs, allowed, signature)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class _Join(Mask):
+    """Operands joined by an associative operator; nested joins of the same kind are flattened."""
+
+    parts: tuple[Mask, ...]
+    symbol = ""
+    operator = np.maximum  # of block codes, and of booleans as well
+
+    def __init__(self, parts: tuple[Mask, ...]):
+        text = f" {self.symbol} ".join(f"({p})" if isinstance(p, _Join) else str(p) for p in parts)
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "key", text)
+        object.__setattr__(self, "batch", _common_extent("batch", parts))
+        object.__setattr__(self, "heads", _common_extent("heads", parts))
+        object.__setattr__(self, "per_head", any(p.per_head for p in parts))
+        remember(self)
+
+    @classmethod
+    def of(cls, *operands: Mask) -> Mask:
+        parts: list[Mask] = []
+        for operand in operands:
+            parts += operand.parts if isinstance(operand, cls) else [operand]
+        return cls(tuple(parts))
+
+    def place(self, grid: Grid) -> Placed:
+        placed = [part.place(grid) for part in self.parts]
+        return Placed(
+            runs=reduce(lambda a, b: rl.merge(a, b, self.operator), (p.runs for p in placed)),
+            allowed=lambda s, q, k: reduce(self.operator, (p.allowed(s, q, k) for p in placed)),
+            signature=lambda x: [column for p in placed for column in p.signature(x)],
+        )
+
+
+class Or(_Join):
+    symbol, operator = "|", np.maximum
+
+
+class And(_Join):
+    symbol, operator = "&", np.minimum
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Not(Mask):
+    part: Mask
+
+    def __init__(self, part: Mask):
+        object.__setattr__(self, "part", part)
+        object.__setattr__(self, "key", f"~({part})" if isinstance(part, _Join) else f"~{part}")
+        for name in ("batch", "heads", "per_head"):
+            object.__setattr__(self, name, getattr(part, name))
+        remember(self)
+
+    def __invert__(self) -> Mask:
+        return self.part
+
+    def place(self, grid: Grid) -> Placed:
+        inner = self.part.place(grid)
+        return Placed(
+            rl.invert(inner.runs), lambda s, q, k: ~inner.allowed(s, q, k), inner.signature
+        )
+
+
+def _common_extent(name: str, parts: tuple[Mask, ...]) -> int | None:
+    extents = {getattr(part, name) for part in parts} - {None}
+    if len(extents) > 1:
+        sizes = " and ".join(map(str, sorted(extents)))
+        raise ValueError(
+            f"masks with {name} extents {sizes} do not combine: give arrays of one extent, or of 1"
+        )
+    return extents.pop() if extents else None

@@ -1,0 +1,230 @@
+"""BlockMask: the exact mask of one length, as runs over the block grid and distinct bit tiles."""
+
+import hashlib
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
+from masks.checks import integer
+from masks.registry import remember
+from masks.runs import Bools, Grid, Ints
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMAT = 1  # of the files that `save` writes
+_SCALARS = ("n_q", "n_k", "block_size", "batch", "heads")
+_ARRAYS = {"starts": np.int64, "tiles": np.int32, "bits": np.uint32}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockMask:
+    """Which (query, key) pairs may attend, for n_q x n_k tokens cut into blocks.
+
+    Block (b, h, I, J) lies at x = ((b * heads + h) * rows + I) * cols + J. It is FULL when every
+    pair of *existing* tokens in it is allowed (so a ragged block at the end can be FULL), and EMPTY
+    when none is.
+
+    Attributes:
+        n_q, n_k: tokens.
+        block_size: (block_q, block_k), each a multiple of 16 between 16 and 256.
+        batch, heads: extents; 1 means the same for all.
+        starts: int64 (R,), the first x of every run; starts[0] == 0.
+        tiles: int32 (R,), the code of every run: EMPTY = -2, FULL = -1, or t >= 0 for partial
+            blocks with the bits `bits[t]`. Neighbouring runs differ.
+        bits: uint32 (T, block_q, ceil(block_k / 32)), all different, numbered in the order of x;
+            bit j of word w is key column 32 * w + j of the block, and 0 outside n_q x n_k.
+        text: the expression it was built from, for pictures; no part of equality.
+        key: sha256 of the content, hex, the same on every platform; equality and hash go by it.
+    """
+
+    n_q: int
+    n_k: int
+    block_size: tuple[int, int]
+    batch: int
+    heads: int
+    starts: Ints
+    tiles: NDArray[np.int32]
+    bits: NDArray[np.uint32]
+    text: str = ""
+    key: str = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "block_size", block_sizes(self.block_size))
+        for name, dtype in _ARRAYS.items():
+            array = np.asarray(getattr(self, name))
+            if array.dtype != dtype:
+                raise ValueError(f"{name} is {array.dtype}: give {np.dtype(dtype).name}")
+            array = np.ascontiguousarray(array).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        self._check_runs()
+        object.__setattr__(self, "key", self._digest())
+        remember(self)
+
+    def _check_runs(self) -> None:
+        starts, tiles, bits = self.starts, self.tiles, self.bits
+        tile_shape = (self.block_size[0], -(-self.block_size[1] // 32))
+        if bits.ndim != 3 or bits.shape[1:] != tile_shape:
+            raise ValueError(f"bits have shape {bits.shape}: give (T, *{tile_shape})")
+        if starts.ndim != 1 or starts.shape != tiles.shape or not len(starts):
+            raise ValueError(f"starts {starts.shape}, tiles {tiles.shape}: give (R,) twice, R >= 1")
+        if starts[0] != 0 or starts[-1] >= self.grid.size or (np.diff(starts) <= 0).any():
+            raise ValueError(f"starts must ascend from 0 and stay below {self.grid.size}")
+        if tiles.min() < EMPTY or tiles.max() >= len(bits):
+            raise ValueError(f"tiles must lie between {EMPTY} and {len(bits) - 1}")
+        if (tiles[1:] == tiles[:-1]).any():
+            raise ValueError("neighbouring runs have equal tiles: join them")
+
+    @classmethod
+    def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
+        """The block mask of a boolean array; shapes and errors as in `mask_from`."""
+        from masks.patterns.array import mask_from
+
+        mask = mask_from(array)
+        return mask.build(*mask.lengths, block_size)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The block geometry."""
+        return Grid(self.n_q, self.n_k, *self.block_size, self.batch, self.heads)
+
+    @property
+    def rows(self) -> int:
+        """Query blocks."""
+        return self.grid.rows
+
+    @property
+    def cols(self) -> int:
+        """Key blocks."""
+        return self.grid.cols
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.starts.nbytes + self.tiles.nbytes + self.bits.nbytes
+
+    @cached_property
+    def nnz(self) -> int:
+        """Non-empty blocks in all slices."""
+        return int(self._lengths()[self.tiles != EMPTY].sum())
+
+    @property
+    def density(self) -> float:
+        """Non-empty blocks / all blocks."""
+        return self.nnz / self.grid.size
+
+    def layout(self) -> NDArray[np.uint8]:
+        """(batch, heads, rows, cols): 0 empty, 1 partial, 2 full."""
+        codes = np.select([self.tiles == EMPTY, self.tiles == FULL], [0, 2], 1).astype(np.uint8)
+        flat = np.repeat(codes, self._lengths())
+        return flat.reshape(self.batch, self.heads, self.rows, self.cols)
+
+    def to_dense(self) -> Bools:
+        """(batch, heads, n_q, n_k), True where allowed. N x N memory: for small lengths."""
+        block_q, block_k = self.block_size
+        words = self.bits.astype("<u4", copy=False)
+        tiles = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")[..., :block_k] != 0
+        shape = (1, block_q, block_k)
+        tiles = np.concatenate([tiles, np.zeros(shape, bool), np.ones(shape, bool)])  # -2, -1
+        blocks = tiles[np.repeat(self.tiles, self._lengths())]
+        dense = blocks.reshape(self.batch, self.heads, self.rows, self.cols, block_q, block_k)
+        dense = dense.swapaxes(3, 4).reshape(
+            self.batch, self.heads, self.rows * block_q, self.cols * block_k
+        )
+        return np.ascontiguousarray(dense[:, :, : self.n_q, : self.n_k])
+
+    def csr(self) -> BlockLists:
+        """The non-empty key blocks of every (slice, query block)."""
+        return row_lists(self.grid, self.starts, self.tiles)
+
+    def csc(self) -> BlockLists:
+        """The non-empty query blocks of every (slice, key block)."""
+        return column_lists(self.grid, self.starts, self.tiles)
+
+    def draw(
+        self, path: Any = None, ax: "Axes | None" = None, *, batch: int = 0, head: int = 0
+    ) -> "Axes":
+        """Picture of slice (batch, head) at block level; needs matplotlib, but no display.
+
+        Args:
+            path: where to save the figure; the suffix tells the format.
+            ax: axes to draw into; a new figure by default (`ax.figure` of the result).
+        """
+        from masks.draw import draw
+
+        return draw(self, path, ax, batch=batch, head=head)
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz file, without pickle, to exactly `path`."""
+        content = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "text")}
+        with open(path, "wb") as file:
+            np.savez_compressed(file, format=FORMAT, **content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "BlockMask":
+        """Read a file that `save` wrote. ValueError when it is something else."""
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
+        with file:
+            if set(file.files) != {"format", "text", *_SCALARS, *_ARRAYS}:
+                raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
+            if int(file["format"]) != FORMAT:
+                raise ValueError(f"{path} has format {file['format']}: this version reads {FORMAT}")
+            content: dict[str, Any] = {name: file[name].tolist() for name in _SCALARS}
+            content |= {name: file[name] for name in _ARRAYS}
+            return cls(**content, text=str(file["text"]))
+
+    def _lengths(self) -> Ints:
+        """Blocks of every run, (R,)."""
+        return np.diff(self.starts, append=self.grid.size)
+
+    def _digest(self) -> str:
+        header = [FORMAT, self.n_q, self.n_k, *self.block_size, self.batch, self.heads]
+        header += [len(self.starts), len(self.bits)]
+        digest = hashlib.sha256(np.array(header, "<i8").data)
+        for array in (self.starts, self.tiles, self.bits):
+            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, BlockMask) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
+
+    def __repr__(self) -> str:
+        return (
+            f"BlockMask({self.text or self.key[:12]}: {self.n_q} x {self.n_k} tokens, block size "
+            f"{self.block_size}, batch {self.batch}, heads {self.heads}, "
+            f"density {self.density:.4g})"
+        )
+
+
+def block_sizes(block_size: Any) -> tuple[int, int]:
+    """(block_q, block_k) from one size or a pair."""
+    if isinstance(block_size, tuple | list):
+        if len(block_size) != 2:
+            raise ValueError(f"block_size is {block_size!r}: give one size or (block_q, block_k)")
+        sizes = block_size
+    else:
+        sizes = (block_size, block_size)
+    block_q, block_k = (integer("block_size", size, least=1) for size in sizes)
+    return block_q, block_k
+
+
+def pack_bits(allowed: Bools) -> NDArray[np.uint32]:
+    """Bool (T, block_q, block_k) -> uint32 (T, block_q, ceil(block_k / 32)), low bit first."""
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    padding = -packed.shape[-1] % 4
+    packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
+    return packed.view("<u4").astype(np.uint32, copy=False)

@@ -1,0 +1,183 @@
+"""From an expression to the exact `BlockMask` of one length, without an N x N array.
+
+1. The leaves classify the blocks as runs, and the operators merge the runs (`masks.runs`).
+2. Only MIXED blocks are looked at, in chunks. Blocks with equal signatures have equal tiles, so one
+   of each is evaluated token by token; the tiles are then deduplicated by content.
+3. An evaluated block that turns out empty or full becomes so; equal neighbours are joined.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from masks import runs as rl
+from masks.block_lists import EMPTY, FULL
+from masks.block_mask import BlockMask, block_sizes, pack_bits
+from masks.checks import integer
+from masks.runs import Bools, Grid, Ints
+
+if TYPE_CHECKING:
+    from masks.algebra import Mask, Placed
+
+BLOCKS_AT_ONCE = 1 << 15  # bounds the memory for signatures
+PAIRS_AT_ONCE = 1 << 20  # and for the evaluation of token pairs
+
+
+def build(
+    mask: "Mask",
+    n_q: int,
+    n_k: int | None,
+    block_size: int | tuple[int, int],
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+) -> BlockMask:
+    """See `Mask.build`."""
+    block_q, block_k = block_sizes(block_size)
+    grid = Grid(
+        n_q=integer("n_q", n_q, least=1),
+        n_k=integer("n_k", n_q if n_k is None else n_k, least=1),
+        block_q=block_q,
+        block_k=block_k,
+        batch=_extent("batch", mask, mask.batch, False, batch),
+        heads=_extent("heads", mask, mask.heads, mask.per_head, heads),
+    )
+    cached = _cache.get((mask.key, grid))
+    if cached is None:
+        cached = _resolve(mask.place(grid), grid, mask.key)
+        _cache.put((mask.key, grid), cached)
+    return cached
+
+
+def _extent(name: str, mask: "Mask", fixed: int | None, needed: bool, given: int | None) -> int:
+    """Extent of the block mask along batch or heads: 1 where the mask is the same for all."""
+    if given is not None:
+        given = integer(name, given, least=1)
+    if fixed is not None:
+        if given not in (None, fixed):
+            raise ValueError(f"{name} is {given}, but {mask} is made for {name}={fixed}")
+        return fixed
+    if not needed:
+        return 1
+    if given is None:
+        raise ValueError(f"{mask} differs from head to head: give {name}= to build")
+    return given
+
+
+def _resolve(placed: "Placed", grid: Grid, text: str) -> BlockMask:
+    """Evaluate the mixed blocks, and join everything to a BlockMask."""
+    starts, codes = placed.runs
+    decided = codes != rl.MIXED
+    all_starts = [starts[decided]]
+    all_tiles = [np.where(codes[decided] == rl.FULL, FULL, EMPTY).astype(np.int32)]
+    tiles: list[np.ndarray] = []
+    numbers: dict[bytes, int] = {}  # of the tiles, by content
+    for x in _mixed(placed.runs, grid):
+        block_tiles = _evaluate(placed, grid, x, tiles, numbers)
+        begins = np.append(True, (np.diff(x) != 1) | (np.diff(block_tiles) != 0))
+        all_starts.append(x[begins])
+        all_tiles.append(block_tiles[begins])
+    new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
+    order = np.argsort(new_starts, kind="stable")
+    new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
+    return BlockMask(
+        n_q=grid.n_q,
+        n_k=grid.n_k,
+        block_size=(grid.block_q, grid.block_k),
+        batch=grid.batch,
+        heads=grid.heads,
+        starts=new_starts,
+        tiles=new_tiles,
+        bits=np.array(tiles, np.uint32).reshape(-1, grid.block_q, -(-grid.block_k // 32)),
+        text=text,
+    )
+
+
+def _mixed(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
+    """Positions of the MIXED blocks, ascending, in chunks."""
+    lengths = np.diff(runs.starts, append=grid.size)
+    mixed = runs.codes == rl.MIXED
+    starts, lengths = runs.starts[mixed], lengths[mixed]
+    stops = np.cumsum(lengths)  # counts mixed blocks
+    total = int(stops[-1]) if len(stops) else 0
+    for begin in range(0, total, BLOCKS_AT_ONCE):
+        rank = np.arange(begin, min(begin + BLOCKS_AT_ONCE, total))
+        run = np.searchsorted(stops, rank, "right")
+        yield starts[run] + rank - (stops[run] - lengths[run])
+
+
+def _evaluate(
+    placed: "Placed", grid: Grid, x: Ints, tiles: list[np.ndarray], numbers: dict[bytes, int]
+) -> np.ndarray:
+    """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
+    _, row, col = grid.split(x)
+    tail = (row == grid.rows - 1) * 2 + (col == grid.cols - 1)  # where the sequence may end inside
+    first, group = _groups([tail, *placed.signature(x)])
+    codes = np.empty(len(first), np.int32)
+    step = max(1, PAIRS_AT_ONCE // (grid.block_q * grid.block_k))
+    for begin in range(0, len(first), step):
+        allowed, exists = _tokens(placed, grid, x[first[begin : begin + step]])
+        empty, full = ~np.any(allowed, axis=(1, 2)), np.all(allowed == exists, axis=(1, 2))
+        codes[begin : begin + step] = np.where(full, FULL, EMPTY)
+        packed = pack_bits(allowed)
+        for i in np.flatnonzero(~empty & ~full).tolist():
+            number = numbers.setdefault(packed[i].tobytes(), len(tiles))
+            if number == len(tiles):
+                tiles.append(packed[i].copy())
+            codes[begin + i] = number
+    return codes[group]
+
+
+def _tokens(placed: "Placed", grid: Grid, x: Ints) -> tuple[Bools, Bools]:
+    """(allowed, exists), bool (T, block_q, block_k), of the token pairs of the blocks at `x`."""
+    s, row, col = grid.split(x)
+    q = grid.q_first[row][:, None, None] + np.arange(grid.block_q)[:, None]
+    k = grid.k_first[col][:, None, None] + np.arange(grid.block_k)
+    exists = (q < grid.n_q) & (k < grid.n_k)
+    q, k = np.minimum(q, grid.n_q - 1), np.minimum(k, grid.n_k - 1)
+    return placed.allowed(s[:, None, None], q, k) & exists, exists
+
+
+def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:
+    """(first, group): the first members of the groups of equal rows, ascending, and all numbers."""
+    order = np.lexsort(columns)  # stable, so each group starts with its first member
+    begins = np.zeros(len(order), bool)
+    begins[0] = True
+    for column in columns:
+        column = column[order]
+        begins[1:] |= column[1:] != column[:-1]
+    first = order[begins]
+    rank = np.argsort(np.argsort(first))
+    group = np.empty(len(order), np.int64)
+    group[order] = rank[np.cumsum(begins) - 1]
+    return np.sort(first), group
+
+
+class Cache:
+    """The most recently used block masks, bounded by count and by bytes; safe among threads."""
+
+    def __init__(self, max_items: int, max_bytes: int):
+        self.max_items, self.max_bytes = max_items, max_bytes
+        self.items: OrderedDict[Any, BlockMask] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def get(self, key: Any) -> BlockMask | None:
+        with self.lock:
+            if key in self.items:
+                self.items.move_to_end(key)
+            return self.items.get(key)
+
+    def put(self, key: Any, blocks: BlockMask) -> None:
+        with self.lock:
+            self.items[key] = blocks
+            while len(self.items) > self.max_items or self._bytes() > self.max_bytes:
+                self.items.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(blocks.nbytes for blocks in self.items.values())
+
+
+_cache = Cache(max_items=32, max_bytes=256 << 20)

@@ -1,0 +1,66 @@
+"""A mask given as data."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from masks import runs as rl
+from masks.algebra import Leaf
+from masks.runs import Bools, Grid, Ints, Runs
+
+
+def mask_from(array: ArrayLike) -> "ArrayMask":
+    """The mask of a boolean array (n_q, n_k), (heads, n_q, n_k) or (batch, heads, n_q, n_k).
+
+    True means allowed. The array is copied. The mask builds for these lengths only; an extent of 1
+    fits any number of heads or batch entries.
+    """
+    data = np.array(array)
+    if data.dtype != bool:
+        raise ValueError(f"array is {data.dtype}: give booleans, True where allowed")
+    if data.ndim not in (2, 3, 4) or data.size == 0:
+        raise ValueError(
+            f"array has shape {data.shape}: give (n_q, n_k), (heads, n_q, n_k) "
+            "or (batch, heads, n_q, n_k), none of them 0"
+        )
+    digest = hashlib.sha256(np.packbits(data).data).hexdigest()
+    shape = (1,) * (4 - data.ndim) + data.shape
+    data = np.ascontiguousarray(data.reshape(shape))
+    data.flags.writeable = False
+    batch, heads = (None if extent == 1 else extent for extent in shape[:2])
+    return ArrayMask(f"mask_from({shape}, sha256='{digest}')", data, batch, heads)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ArrayMask(Leaf):
+    key: str
+    data: Bools  # (batch or 1, heads or 1, n_q, n_k)
+    batch: int | None
+    heads: int | None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(n_q, n_k)"""
+        return self.data.shape[2], self.data.shape[3]
+
+    def runs(self, grid: Grid) -> Runs:
+        if (grid.n_q, grid.n_k) != self.lengths:
+            raise ValueError(
+                f"n_q is {grid.n_q} and n_k {grid.n_k}: this mask comes from an array, "
+                f"so build it for n_q={self.lengths[0]}, n_k={self.lengths[1]}"
+            )
+        codes = np.empty((grid.slices * grid.rows, grid.cols), np.uint8)
+        for line in range(len(codes)):
+            b, h = divmod(line // grid.rows, grid.heads)
+            first = grid.q_first[line % grid.rows]
+            tokens = self.data[b, h, first : first + grid.block_q]
+            some = np.logical_or.reduceat(tokens.any(0), grid.k_first)
+            every = np.logical_and.reduceat(tokens.all(0), grid.k_first)
+            codes[line] = np.where(every, rl.FULL, np.where(some, rl.MIXED, rl.EMPTY))
+        steps = np.broadcast_to(np.arange(grid.cols), codes.shape)
+        return rl.from_steps(grid, steps, codes)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return self.data[s // grid.heads, s % grid.heads, q, k]

@@ -1,0 +1,98 @@
+"""Bands along the diagonal: causal, local and sliding windows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Leaf, Mask
+from masks.checks import FAR, choice, integer
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+ALIGNMENTS = ("top_left", "bottom_right")
+
+
+@pattern()
+def causal(*, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when k <= q.
+
+    Args:
+        align: where the diagonal lies when n_q != n_k. "top_left": positions count from the start
+            on both sides. "bottom_right": the last query faces the last key, as in FlashAttention
+            since 2.1.
+
+    The diagonal blocks are partial and those below it full: n(n+1)/2 of n x n blocks.
+    """
+    return _band("causal", (), 0, FAR, align)
+
+
+@pattern()
+def local(left: int, right: int | None = None, *, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when q - left <= k <= q + right, both ends included.
+
+    Args:
+        left, right: tokens to either side, >= 0; `right` defaults to `left`. The convention is that
+            of FlashAttention's `window_size`; an inner query sees left + right + 1 keys.
+        align: see `causal`.
+    """
+    left = integer("left", left, least=0)
+    right = left if right is None else integer("right", right, least=0)
+    return _band("local", (left,) if right == left else (left, right), -right, left, align)
+
+
+@pattern()
+def sliding(window: int, *, align: str = "top_left") -> Mask:
+    """The `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
+
+    Args:
+        window: keys that an inner query sees, >= 1.
+        align: see `causal`.
+    """
+    window = integer("window", window, least=1)
+    return _band("sliding", (window,), 0, window - 1, align)
+
+
+def _band(name: str, args: tuple[int, ...], low: int, high: int, align: str) -> Mask:
+    align = choice("align", align, ALIGNMENTS)
+    key = call_text(name, *args, align=(align, "top_left"))
+    return Band(key, low, high, align)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Band(Leaf):
+    """low <= q - k <= high, with q counted as `align` says."""
+
+    key: str
+    low: int
+    high: int
+    align: str
+
+    def _shift(self, grid: Grid) -> int:
+        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
+
+    def runs(self, grid: Grid) -> Runs:
+        first, last = grid.q_first + self._shift(grid), grid.q_last + self._shift(grid)
+        # The queries of a block row see an interval of keys together, and another one each.
+        low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
+        seen = low <= high
+        any_first = np.where(seen, low // grid.block_k, 0)
+        any_stop = np.where(seen, high // grid.block_k + 1, 0)
+        full_first = -(-np.maximum(last - self.high, 0) // grid.block_k)
+        full_stop = (first - self.low + 1) // grid.block_k
+        full_stop = np.where(first - self.low >= grid.n_k - 1, grid.cols, full_stop)  # a ragged end
+        some_full = seen & (full_first < full_stop)
+        full_first = np.where(some_full, full_first, any_stop)
+        full_stop = np.where(some_full, full_stop, any_stop)
+        zero = np.zeros_like(any_first)
+        steps = np.stack([zero, any_first, full_first, full_stop, any_stop], axis=1)
+        return rl.from_steps(
+            grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY])
+        )
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        distance = q + self._shift(grid) - k
+        return (distance >= self.low) & (distance <= self.high)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        return row * grid.block_q - col * grid.block_k  # a band looks the same along a diagonal

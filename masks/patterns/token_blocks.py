@@ -1,0 +1,128 @@
+"""Base of the patterns that allow or forbid whole blocks of tokens, of a size of their own.
+
+The token block of a pattern need not be the block of the mask that is built: blocks that it cuts
+come out partial, exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Leaf
+from masks.runs import Bools, Grid, Ints, Runs
+
+SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TokenBlocks(Leaf):
+    """Token block (I, J), with I = q // block and J = k // block, is allowed as `pairs` says."""
+
+    key: str
+    block: int
+
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        """Allowed token blocks of the given query token blocks.
+
+        Args:
+            head: 0 unless the pattern is per head.
+            rows: (R,) ascending numbers of query token blocks.
+            n_cols: key token blocks.
+
+        Returns:
+            (i, col): row rows[i] allows key token block col; ascending by (i, col), all different.
+        """
+        raise NotImplementedError
+
+    def _token_cols(self, grid: Grid) -> int:
+        return -(-grid.n_k // self.block)
+
+    def runs(self, grid: Grid) -> Runs:
+        token_rows = np.arange(-(-grid.n_q // self.block), dtype=np.int64)
+        pairs = [
+            self.pairs(s % grid.heads, token_rows, self._token_cols(grid))
+            for s in range(grid.slices)
+        ]
+        if self.block == grid.block_q == grid.block_k:  # every pair is a block
+            lines = [i + s * grid.rows for s, (i, _) in enumerate(pairs)]
+            col = np.concatenate([col for _, col in pairs])
+            return rl.from_points(grid, np.concatenate(lines) * grid.cols + col, rl.FULL)
+
+        lines, firsts, stops, tokens = [], [], [], []
+        for s, (i, col) in enumerate(pairs):
+            pair, row, height = _cut(i * self.block, self.block, grid.n_q, grid.block_q)
+            for of, first, stop, width in _pieces(col[pair] * self.block, self.block, grid):
+                lines.append(s * grid.rows + row[of])
+                firsts.append(first)
+                stops.append(stop)
+                tokens.append(height[of] * width)
+        return rl.from_cover(grid, *map(np.concatenate, (lines, firsts, stops, tokens)))
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return self._lookup(grid, s, q // self.block, k // self.block)
+
+    def _lookup(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Bools:
+        """Whether token block (row, col) of slice s is allowed; broadcasting."""
+        n_cols = self._token_cols(grid)
+        allowed = np.zeros(np.broadcast_shapes(s.shape, row.shape, col.shape), bool)
+        heads = s % grid.heads
+        for head in np.unique(heads).tolist():
+            mine = heads == head
+            rows, index = np.unique(row, return_inverse=True)
+            index = index.reshape(row.shape)
+            i, j = self.pairs(head, rows, n_cols)
+            keys = np.append(i * n_cols + j, -1)  # -1: a target for searches past the end
+            wanted = index * n_cols + col
+            found = keys[np.searchsorted(keys[:-1], wanted)] == wanted
+            allowed |= found & mine & (col < n_cols)
+        return allowed
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        if self.block < SMALL:
+            return super().signature(grid, s, row, col)
+        # Which token blocks a block meets, from where on, and which of those are allowed.
+        met_rows = 1 + (grid.block_q + self.block - 2) // self.block
+        met_cols = 1 + (grid.block_k + self.block - 2) // self.block
+        token_row, q_phase = np.divmod(row * grid.block_q, self.block)
+        token_col, k_phase = np.divmod(col * grid.block_k, self.block)
+        token_rows = token_row[:, None, None] + np.arange(met_rows)[:, None]
+        token_cols = token_col[:, None, None] + np.arange(met_cols)
+        token_rows = np.minimum(token_rows, -(-grid.n_q // self.block) - 1)
+        met = self._lookup(grid, s[:, None, None], token_rows, token_cols)
+        phases = np.stack([q_phase, k_phase], axis=1).view(np.uint8)
+        content = np.concatenate([phases, np.packbits(met.reshape(len(met), -1), axis=1)], axis=1)
+        content = np.ascontiguousarray(content).view(f"V{content.shape[1]}").ravel()
+        return np.unique(content, return_inverse=True)[1].astype(np.int64)
+
+
+def _cut(start: Ints, size: int, n: int, block: int) -> tuple[Ints, Ints, Ints]:
+    """Which blocks the token ranges [start, start + size), ended by n, meet.
+
+    Returns:
+        (of, met, tokens): range of[i] has tokens[i] tokens in block met[i].
+    """
+    stop = np.minimum(start + size, n)
+    first, last = start // block, (stop - 1) // block
+    count = last - first + 1
+    of = np.repeat(np.arange(len(start)), count)
+    met = first[of] + np.arange(len(of)) - (np.cumsum(count) - count)[of]
+    tokens = np.minimum(stop[of], (met + 1) * block) - np.maximum(start[of], met * block)
+    return of, met, tokens
+
+
+def _pieces(start: Ints, size: int, grid: Grid) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    """Which block columns the key ranges [start, start + size), ended by n_k, meet.
+
+    Yields:
+        The first column met, the last one, and those between, each time as (of, first, stop, keys):
+        range of[i] has keys[i] keys in each of the columns first[i]..stop[i]-1.
+    """
+    stop = np.minimum(start + size, grid.n_k)
+    first, last = start // grid.block_k, (stop - 1) // grid.block_k
+    everyone, several = np.arange(len(start)), np.flatnonzero(last > first)
+    between = np.flatnonzero(last > first + 1)
+    yield everyone, first, first + 1, np.minimum(stop, (first + 1) * grid.block_k) - start
+    yield several, last[several], last[several] + 1, (stop - last * grid.block_k)[several]
+    yield between, first[between] + 1, last[between], np.full(len(between), grid.block_k)

@@ -1,0 +1,191 @@
+"""Run-length functions over the block grid: the exact code of every block in O(runs) memory.
+
+A mask of one length cuts attention into rows x cols blocks. Every block has a code: EMPTY (no pair
+of tokens allowed), FULL (all of them), or MIXED (the tokens have to be looked at: the block is
+partial, or it comes from blocks that are). The codes are stored as runs over the flattened grid
+x = (slice * rows + row) * cols + col, with slice = b * heads + h.
+
+The codes are ordered like the truth values of Kleene's logic: false, unknown, true. So `|` is the
+maximum, `&` the minimum, and `~` counts from the other end.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.checks import integer
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+EMPTY, MIXED, FULL = range(3)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Block geometry of one mask at one length: tokens, block sizes and the number of slices."""
+
+    n_q: int
+    n_k: int
+    block_q: int
+    block_k: int
+    batch: int = 1
+    heads: int = 1
+
+    def __post_init__(self):
+        for name in ("n_q", "n_k", "batch", "heads"):
+            integer(name, getattr(self, name), least=1)
+        for name in ("block_q", "block_k"):
+            size = integer(name, getattr(self, name), least=1)
+            if size % 16 or not 16 <= size <= 256:
+                raise ValueError(f"{name} is {size}: give a multiple of 16 between 16 and 256")
+
+    @property
+    def rows(self) -> int:
+        return -(-self.n_q // self.block_q)
+
+    @property
+    def cols(self) -> int:
+        return -(-self.n_k // self.block_k)
+
+    @property
+    def area(self) -> int:
+        """Blocks of one slice."""
+        return self.rows * self.cols
+
+    @property
+    def slices(self) -> int:
+        return self.batch * self.heads
+
+    @property
+    def size(self) -> int:
+        """Blocks of all slices."""
+        return self.slices * self.area
+
+    @cached_property
+    def q_first(self) -> Ints:
+        """First query of every block row."""
+        return np.arange(self.rows, dtype=np.int64) * self.block_q
+
+    @cached_property
+    def q_last(self) -> Ints:
+        """Last existing query of every block row."""
+        return np.minimum(self.q_first + self.block_q, self.n_q) - 1
+
+    @cached_property
+    def k_first(self) -> Ints:
+        """First key of every block column."""
+        return np.arange(self.cols, dtype=np.int64) * self.block_k
+
+    @cached_property
+    def k_last(self) -> Ints:
+        """Last existing key of every block column."""
+        return np.minimum(self.k_first + self.block_k, self.n_k) - 1
+
+    def split(self, x: Ints) -> tuple[Ints, Ints, Ints]:
+        """Flattened positions -> (slice, block row, block column)."""
+        line, col = np.divmod(x, self.cols)
+        s, row = np.divmod(line, self.rows)
+        return s, row, col
+
+
+class Runs(NamedTuple):
+    """Piecewise constant codes: run r has codes[r] on [starts[r], starts[r + 1]).
+
+    The last run ends with the grid. starts[0] == 0, starts ascend, neighbouring codes differ.
+    """
+
+    starts: Ints  # (R,)
+    codes: Codes  # (R,)
+
+    def at(self, x: Ints) -> Codes:
+        """Codes at the flattened positions `x`."""
+        return self.codes[np.searchsorted(self.starts, x, "right") - 1]
+
+
+def constant(code: int) -> Runs:
+    """The same code everywhere."""
+    return Runs(np.zeros(1, np.int64), np.array([code], np.uint8))
+
+
+def compact(starts: Ints, codes: NDArray, size: int) -> tuple[Ints, NDArray]:
+    """Normal form of ascending `starts`: the last of equal ones wins, equal neighbours join."""
+    keep = np.diff(starts, append=size) > 0
+    starts, codes = starts[keep], codes[keep]
+    keep = np.append(True, codes[1:] != codes[:-1])
+    return starts[keep], codes[keep]
+
+
+def from_steps(grid: Grid, steps: Ints, codes: NDArray) -> Runs:
+    """Codes row by row: codes[row, i] holds from column steps[row, i] to steps[row, i + 1].
+
+    Args:
+        steps: (slices * rows, S) columns in [0, cols], ascending along a row, the first one 0.
+        codes: (slices * rows, S), or (S,) for all rows.
+    """
+    line_start = np.arange(len(steps), dtype=np.int64) * grid.cols
+    starts = line_start[:, None] + steps
+    codes = np.broadcast_to(codes, steps.shape).astype(np.uint8)
+    return Runs(*compact(starts.ravel(), codes.ravel(), grid.size))
+
+
+def from_points(grid: Grid, x: Ints, code: int) -> Runs:
+    """`code` at the ascending positions `x`, EMPTY elsewhere."""
+    starts = np.append(0, np.stack([x, x + 1], axis=1))
+    codes = np.append(EMPTY, np.tile([code, EMPTY], len(x))).astype(np.uint8)
+    return Runs(*compact(starts, codes, grid.size))
+
+
+def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) -> Runs:
+    """Codes of a union of disjoint rectangles, from the area that they cover of every block.
+
+    Rectangle i covers tokens[i] token pairs of each block in columns first[i]..stop[i]-1 of line[i]
+    (slice * rows + row). The last column, which may be narrower, needs a rectangle of its own.
+    """
+    x = np.concatenate([line * grid.cols + first, line * grid.cols + stop])
+    change = np.concatenate([tokens, -tokens])
+    order = np.argsort(x, kind="stable")
+    x, area = x[order], np.cumsum(change[order])
+    last = np.diff(x, append=grid.size) > 0  # of the changes in one place
+    x, area = x[last], area[last]
+
+    _, row, col = grid.split(x)
+    height = grid.q_last[row] - grid.q_first[row] + 1
+    width = grid.k_last[col] - grid.k_first[col] + 1
+    codes = np.where(area == 0, EMPTY, np.where(area == height * width, FULL, MIXED))
+    starts = np.append(0, x)  # EMPTY up to the first rectangle
+    return Runs(*compact(starts, np.append(EMPTY, codes).astype(np.uint8), grid.size))
+
+
+def merge(a: Runs, b: Runs, operator: np.ufunc) -> Runs:
+    """operator(a, b) block by block, in time linear in the number of runs."""
+    starts = np.concatenate([a.starts, b.starts])
+    order = np.argsort(starts, kind="stable")  # two sorted halves: timsort only merges them
+    starts = starts[order]
+    in_a = np.cumsum(order < len(a.starts))  # runs of a begun so far
+    in_b = np.arange(1, len(order) + 1) - in_a
+    last = np.append(starts[1:] != starts[:-1], True)  # both operands have caught up here
+    codes = operator(a.codes[in_a[last] - 1], b.codes[in_b[last] - 1])
+    keep = np.append(True, codes[1:] != codes[:-1])
+    return Runs(starts[last][keep], codes[keep])
+
+
+def invert(runs: Runs) -> Runs:
+    """The complement block by block."""
+    return Runs(runs.starts, FULL - runs.codes)
+
+
+def spread(runs: Runs, area: int, sources: Ints) -> Runs:
+    """Runs of a grid whose slice i is slice sources[i] of `runs`, of `area` blocks a slice."""
+    starts, codes = [], []
+    for i, source in enumerate(sources.tolist()):
+        low = np.searchsorted(runs.starts, source * area, "right") - 1
+        high = np.searchsorted(runs.starts, (source + 1) * area, "left")
+        inside = np.maximum(runs.starts[low:high], source * area)
+        starts.append(inside + (i - source) * area)
+        codes.append(runs.codes[low:high])
+    return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(sources) * area))

@@ -1,0 +1,102 @@
+"""A million tokens in milliseconds and megabytes; a light import; a bounded cache."""
+
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import masks
+from masks import BlockMask
+from masks.build import Cache
+
+LONG = 1 << 20
+SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
+
+
+@pytest.mark.parametrize(
+    ("mask", "milliseconds"),
+    [(masks.causal(), 10), (masks.local(256), 10), (SPARSE, 300), (SPARSE & masks.causal(), 300)],
+    ids=str,
+)
+def test_build_time(mask: masks.Mask, milliseconds: float):
+    """The best of four against five times the target; every length is built for the first time."""
+    seconds = []
+    for n in range(LONG, LONG - 4 * 128, -128):
+        begin = time.perf_counter()
+        mask.build(n)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) * 1000 < 5 * milliseconds
+
+
+@pytest.mark.parametrize(
+    ("mask", "mebibytes"),
+    [(masks.causal(), 10), (masks.local(256), 10), (SPARSE & masks.causal(), 80)],
+    ids=str,
+)
+def test_build_memory(mask: masks.Mask, mebibytes: float):
+    """Far below the 64 MiB of one byte a block, let alone the 1 TiB of one a pair of tokens."""
+    mask.build(LONG // 2)  # what the first call loads
+    tracemalloc.start()
+    blocks = mask.build(LONG - 5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert blocks.rows == LONG // 128 and peak < mebibytes * 2**20
+
+
+def test_import_is_light():
+    code = (
+        "import sys, time; import numpy; begin = time.perf_counter(); import masks;"
+        "seconds = time.perf_counter() - begin;"
+        "heavy = {'torch', 'triton', 'matplotlib', 'einops'} & set(sys.modules);"
+        "assert not heavy, heavy; assert seconds < 0.2, seconds"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_building_again_is_free():
+    mask = masks.local(3) | masks.butterfly(64)
+    assert mask.build(1000) is masks.parse(str(mask)).build(1000, 1000, (128, 128))
+    assert mask.build(1000) is not mask.build(1000, block_size=64)
+    assert mask.build(1000, heads=4) is mask.build(1000)  # it is the same for all heads
+
+
+def blocks_of(n: int) -> BlockMask:
+    return BlockMask.from_dense(np.eye(n, dtype=bool), 16)
+
+
+def test_cache_is_bounded():
+    cache = Cache(max_items=3, max_bytes=10**6)
+    for n in range(1, 5):
+        cache.put(n, blocks_of(n))
+    assert cache.get(1) is None and cache.get(2) == blocks_of(2)
+    cache.put(5, blocks_of(5))
+    assert cache.get(3) is None and cache.get(2) is not None  # the least recently used one went
+    small = Cache(max_items=100, max_bytes=3 * blocks_of(16).nbytes)
+    for n in range(5):
+        small.put(n, blocks_of(16))
+    assert [small.get(n) is not None for n in range(5)] == [False, False, True, True, True]
+    tiny = Cache(max_items=100, max_bytes=1)
+    tiny.put(0, blocks_of(16))
+    assert tiny.get(0) is None
+
+
+def test_cache_among_threads():
+    errors: list[Exception] = []
+
+    def build() -> None:
+        try:
+            for n in range(1, 60):
+                assert masks.sliding(5).build(n, block_size=16).n_q == n
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
