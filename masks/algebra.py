@@ -36,12 +36,14 @@ class Mask:
         key: canonical text; equality and hash go by it.
         batch, heads: the extent that an array leaf fixes, None when any count fits.
         per_head: whether it differs from head to head, so that `build` needs `heads=`.
+        spelled: whether `parse(key)` gives it back: no array is in it.
     """
 
     key: str
     batch: int | None = None
     heads: int | None = None
     per_head: bool = False
+    spelled: bool = True
 
     def place(self, grid: Grid) -> Placed:
         """Classify every block of `grid`."""
@@ -91,7 +93,7 @@ class Mask:
         return And.of(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __sub__(self, other: "Mask") -> "Mask":
-        return And.of(self, ~other) if isinstance(other, Mask) else NotImplemented
+        return And.of(self, other.__invert__()) if isinstance(other, Mask) else NotImplemented
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -127,7 +129,8 @@ class Leaf(Mask):
     """
 
     def __post_init__(self):
-        remember(self)
+        if not self.spelled:
+            remember(self)
 
     def runs(self, grid: Grid) -> Runs:
         """The code of every block. MIXED is always safe, and costs a look at the tokens."""
@@ -181,13 +184,16 @@ class _Join(Mask):
     operator = np.maximum  # of block codes, and of booleans as well
 
     def __init__(self, parts: tuple[Mask, ...]):
-        text = f" {self.symbol} ".join(f"({p})" if isinstance(p, _Join) else str(p) for p in parts)
+        # no str() and no generators here: torch.compile traces the making of a mask
+        words = [f"({p.key})" if isinstance(p, _Join) else p.key for p in parts]
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "key", text)
+        object.__setattr__(self, "key", f" {self.symbol} ".join(words))
         object.__setattr__(self, "batch", _common_extent("batch", parts))
         object.__setattr__(self, "heads", _common_extent("heads", parts))
-        object.__setattr__(self, "per_head", any(p.per_head for p in parts))
-        remember(self)
+        object.__setattr__(self, "per_head", any([p.per_head for p in parts]))
+        object.__setattr__(self, "spelled", all([p.spelled for p in parts]))
+        if not self.spelled:
+            remember(self)
 
     @classmethod
     def of(cls, *operands: Mask) -> Mask:
@@ -219,10 +225,12 @@ class Not(Mask):
 
     def __init__(self, part: Mask):
         object.__setattr__(self, "part", part)
-        object.__setattr__(self, "key", f"~({part})" if isinstance(part, _Join) else f"~{part}")
-        for name in ("batch", "heads", "per_head"):
+        word = f"~({part.key})" if isinstance(part, _Join) else f"~{part.key}"
+        object.__setattr__(self, "key", word)
+        for name in ("batch", "heads", "per_head", "spelled"):
             object.__setattr__(self, name, getattr(part, name))
-        remember(self)
+        if not self.spelled:
+            remember(self)
 
     def __invert__(self) -> Mask:
         return self.part

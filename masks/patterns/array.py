@@ -39,6 +39,7 @@ class ArrayMask(Leaf):
     data: Bools  # (batch or 1, heads or 1, n_q, n_k)
     batch: int | None
     heads: int | None
+    spelled = False
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Programs that use the library: run from a clone, as ``python -m experiments.<name>``."""

@@ -1,0 +1,192 @@
+"""Who is measured: our backends and their peers, each behind the same two methods.
+
+`unsupported(case, device, direction)` gives the reason why a provider cannot run, or None;
+`prepare(case, device)` gives a function (q, k, v) -> out with everything that is done once per
+mask already done.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import sparseflash
+from experiments.cases import DENSE, FULL, Case, block_codes
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Provider(Protocol):
+    @property
+    def own(self) -> bool:
+        """Whether this is a backend of sparseflash."""
+        ...
+
+    @property
+    def dense_only(self) -> bool:
+        """Whether it has no masks to skip blocks by, so that only dense cases concern it."""
+        ...
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None: ...
+
+    def prepare(self, case: Case, device: torch.device) -> Attention: ...
+
+
+@dataclass(frozen=True)
+class SparseFlash:
+    """`sparseflash.attention` with one backend, which itself refuses what it cannot run."""
+
+    backend: str
+    own = True
+    dense_only = False
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if self.backend != "reference":
+            return None
+        # Scores, probabilities and what autograd keeps of them, in float64.
+        need = 6 * 8 * case.batch * case.heads * case.n_q * case.n_k
+        free = _free_memory(device)
+        if need > free:
+            return f"dense float64 takes about {need / 2**30:.0f} GiB of {free / 2**30:.0f} free"
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        blocks = case.blocks
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = sparseflash.attention(q, k, v, blocks, backend=self.backend)
+            assert isinstance(out, Tensor)
+            return out
+
+        return run
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """torch's scaled_dot_product_attention: the one it chooses itself, or the one named."""
+
+    kernel: SDPBackend | None = None
+    own = False
+    dense_only = True
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if case.mask != DENSE:
+            return "computes every block: dense only"
+        if self.kernel is not None and device.type != "cuda":
+            return f"needs a CUDA device, not {device}"
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        gqa = case.heads != case.kv_heads
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
+                return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
+
+        return run
+
+
+@dataclass(frozen=True)
+class Flex:
+    """Compiled FlexAttention, given full blocks as full ones.
+
+    Partial blocks look up their bit tile. A formula of the same pattern could be faster there.
+    """
+
+    own = False
+    dense_only = False
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if device.type == "cpu" and direction == "backward":
+            return "FlexAttention has no backward on a CPU"
+        if device.type == "cpu" and not any(map(shutil.which, _compilers())):
+            return (
+                f"needs a C++ compiler to compile itself: install one of {_compilers()}, or set CXX"
+            )
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
+        functorch_config.donated_buffer = False  # so that the backward can be timed on a kept graph
+        compiled = torch.compile(flex_attention, dynamic=False)
+        block_mask = None if case.blocks is None else _flex_mask(case, device)
+        gqa = case.heads != case.kv_heads
+        return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
+
+
+PROVIDERS: dict[str, Provider] = {
+    "reference": SparseFlash("reference"),
+    "cpu": SparseFlash("cpu"),
+    "triton": SparseFlash("triton"),
+    "sdpa": Sdpa(),
+    "sdpa_flash": Sdpa(SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
+    "flex": Flex(),
+}
+
+
+def default_providers(device: torch.device) -> list[str]:
+    if device.type == "cuda":
+        return ["triton", "sdpa_flash", "sdpa_cudnn", "flex"]
+    return ["cpu", "sdpa", "flex"]
+
+
+def find(name: str) -> Provider:
+    """The provider of that name. ValueError, with the names there are, if there is none."""
+    if name not in PROVIDERS:
+        raise ValueError(f"no provider {name!r}; choose from {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]
+
+
+def _flex_mask(case: Case, device: torch.device):
+    """FlexAttention's BlockMask of a case, its lists padded to full width as it demands."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    blocks = case.blocks
+    assert blocks is not None
+    codes = block_codes(blocks)
+    lists = [t.to(device) for t in (*_padded(codes >= 0), *_padded(codes == FULL))]
+    size, lengths = (case.block_q, case.block_k), (case.n_q, case.n_k)
+    mask_mod = _tile_lookup(codes, blocks.bits, size, device) if (codes >= 0).any() else None
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=lengths)
+
+
+def _padded(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+    """int32 counts (..., rows) and columns (..., rows, cols), the chosen columns first."""
+    order = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
+    return torch.from_numpy(chosen.sum(-1, dtype=np.int32)), torch.from_numpy(order)
+
+
+def _tile_lookup(codes: np.ndarray, bits: np.ndarray, size: tuple[int, int], device: torch.device):
+    code = torch.tensor(codes, device=device)
+    words = torch.tensor(bits.view(np.int32), device=device)
+    (block_q, block_k), (batch, heads) = size, codes.shape[:2]
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        tile = code[b % batch, h % heads, q // block_q, k // block_k]
+        column = k % block_k
+        word = words[tile.clamp(min=0), q % block_q, column // 32]
+        return (tile == FULL) | ((tile >= 0) & ((word >> (column % 32)) & 1 == 1))
+
+    return mask_mod
+
+
+def _compilers() -> list[str]:
+    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,228 @@
+"""One tidy CSV row per measurement: written at once, read back typed, never overwritten.
+
+A file grows by whole lines. A run that was killed keeps every row it had written, and a line that
+it left half-written is cut off when the file is opened again.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import os
+import platform
+import subprocess
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+OK = "ok"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. The fields in order are the columns; None is an empty cell."""
+
+    mask: str  # mask text, "dense" for no mask at all
+    provider: str
+    direction: str  # forward | backward
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    head_dim: int
+    dtype: str
+    block_q: int  # 0 without a mask
+    block_k: int
+    density: float  # non-empty blocks / all blocks
+    elements: float  # allowed (query, key) pairs / all pairs
+    status: str  # ok, or the reason why there is no time
+    error: float | None  # relative to float64
+    ms_median: float | None
+    ms_p20: float | None
+    ms_p80: float | None
+    tflops: float | None  # over the blocks that are computed
+    extra_mib: float | None  # peak memory beyond the inputs
+    extra_expected_mib: float | None  # what the results alone take
+    device: str
+    torch: str
+    triton: str
+    source: str  # digest of masks/ and sparseflash/
+    commit: str
+    date: str
+    command: str
+
+    @property
+    def ms(self) -> float:
+        """The median time of a row that has one."""
+        assert self.ms_median is not None, self
+        return self.ms_median
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Row))
+TYPES = typing.get_type_hints(Row)
+# What a measurement is of. Peers do not change with our source: `source` counts for ours only.
+KEY = (
+    "mask provider direction batch heads kv_heads n_q n_k head_dim dtype block_q block_k "
+    "device torch triton source"
+).split()
+
+
+def key_of(row: Row, *, own: bool) -> tuple[object, ...]:
+    """The values that make two rows measurements of the same thing."""
+    return tuple(getattr(row, name) for name in (KEY if own else KEY[:-1]))
+
+
+class Records:
+    """An append-only CSV file of `Row`.
+
+    Raises ValueError if the file holds other columns than `Row` has.
+    """
+
+    def __init__(self, path: str | Path, *, fresh: bool = False):
+        self.path = _free_name(Path(path)) if fresh else Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            self._write(_line(FIELDS))
+        else:
+            heal(self.path)
+        self.rows = read(self.path)
+
+    def append(self, row: Row) -> None:
+        """Adds one row to the file with a single write, so that a kill cannot mix two rows."""
+        self._write(_line(_text(getattr(row, name)) for name in FIELDS))
+        self.rows.append(row)
+
+    def find(self, row: Row, *, own: bool) -> Row | None:
+        """The newest row that measures the same thing as `row` does, or None."""
+        wanted = key_of(row, own=own)
+        return next((r for r in reversed(self.rows) if key_of(r, own=own) == wanted), None)
+
+    def _write(self, line: str) -> None:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line.encode())
+            os.fsync(file.fileno())
+
+
+def read(path: str | Path) -> list[Row]:
+    """The rows of a CSV file, typed. ValueError if it is missing or its columns are not `Row`'s."""
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"no such file: {path}; measure first: python -m experiments.speed")
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != FIELDS:
+            raise ValueError(
+                f"{path} has other columns than this version writes "
+                f"({', '.join(sorted(set(FIELDS) ^ set(reader.fieldnames or ()))) or 'order'}); "
+                "move it away or name another file with csv=PATH"
+            )
+        return [Row(**{name: _typed(name, text) for name, text in line.items()}) for line in reader]
+
+
+def heal(path: Path) -> None:
+    """Cuts off a last line that has no end, as a killed run or a full disk leaves it."""
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+    if not path.stat().st_size:
+        path.write_text(_line(FIELDS))
+
+
+def _line(values: Iterable[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(values)
+    return out.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())  # one row is one line
+
+
+def _typed(name: str, text: str) -> Any:
+    kind = TYPES[name]
+    if isinstance(kind, types.UnionType):
+        if text == "":
+            return None
+        kind = typing.get_args(kind)[0]
+    return kind(text)
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    name, i = path, 1
+    while name.exists():
+        i += 1
+        name = path.with_stem(f"{path.stem}-{i}")
+    return name
+
+
+# ---- where a measurement was made
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def device_name(device: str) -> str:
+    """The name of the device, with the number of threads where it is a CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()} ({torch.get_num_threads()} threads)"
+
+
+@cache
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of torch and triton, digest of our source, commit (empty outside git)."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = ""
+    return {
+        "torch": torch.__version__,
+        "triton": triton,
+        "source": _source_digest(),
+        "commit": _commit(),
+    }
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for package in ("masks", "sparseflash"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD")
+        return head + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,200 @@
+"""The public function: validate, find the schedule of the mask, call the operator."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import sparseflash.ops  # noqa: F401  (registers the operators)
+from masks import BlockMask, Mask, mask_from
+from masks.registry import find
+from sparseflash.backends import NAMES, reasons
+from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
+
+BoolArray = np.ndarray | Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | BlockMask | BoolArray | None = None,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D), with time and memory for the
+    allowed blocks only.
+
+    q: (B, H_q, N_q, D); k, v: (B, H_kv, N_k, D), H_q a multiple of H_kv; bfloat16, float16,
+        float32 or float64.
+    mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a bool array that broadcasts over
+        batch and heads ((N_q, N_k), (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None
+        for dense attention.
+    scale: of the scores; D ** -0.5 by default.
+    return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
+        float32, differentiable.
+    dropout_p: probability that a probability is dropped; the choice is a function of
+        (seed, b, h, q, k).
+    seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
+    deterministic: gradients are the same bits from run to run.
+    backend: "auto" picks the fastest that can run the call; see `explain`.
+
+    A query with nothing to attend to gives output 0, LSE -inf and gradients 0.
+    Raises ValueError for inputs that do not fit together or a backend that cannot run them.
+    """
+    call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
+    out, lse = torch.ops.sparseflash.forward(*call, bool(deterministic), backend)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | BlockMask | BoolArray | None = None,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> str:
+    """Which backend `attention` takes for these arguments, and why not the others, line by line."""
+    call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
+    q, k, v, tensors, extents = call[:5]
+    schedule = from_tensors(tensors, extents) if tensors else None
+    why_not = reasons(q, k, v, schedule, dropout_p)
+    wanted = why_not if backend == "auto" else [backend]
+    chosen = next((name for name in wanted if why_not[name] is None), None)
+    lines = [
+        f"{name}: {'chosen' if name == chosen else reason or 'could run this'}"
+        for name, reason in why_not.items()
+    ]
+    return "\n".join(lines)
+
+
+def _prepare(q, k, v, mask, scale, dropout_p, seed, backend) -> tuple:
+    """Check everything, and bring the arguments into the form that the operator takes."""
+    q, k, v = (_autocast(t) for t in (q, k, v))
+    _check_tensors(q, k, v)
+    if backend != "auto" and backend not in NAMES:
+        raise ValueError(f"backend is {backend!r}; choose one of {', '.join(('auto', *NAMES))}")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(
+            f"scale is {scale}; it must be positive and finite (negate q for a negative scale)"
+        )
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    tensors, extents = _mask_tensors(mask, q, k)
+    seed = _seed_tensor(seed, q.device) if dropout_p > 0 else None
+    return q, k, v, tensors, extents, scale, float(dropout_p), seed
+
+
+def _autocast(t: Any) -> Any:
+    """What autocast does to an input of a matrix product: all but float64 takes its dtype."""
+    if not isinstance(t, Tensor) or t.device.type not in ("cpu", "cuda"):
+        return t
+    if t.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return t
+    enabled = torch.is_autocast_enabled(t.device.type)
+    return t.to(torch.get_autocast_dtype(t.device.type)) if enabled else t
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
+        if t.ndim != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}; it must be (batch, heads, length, head dim)"
+            )
+        if 0 in t.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, no elements; every extent must be at least 1"
+            )
+        if t.dtype != q.dtype or t.device != q.device:
+            raise ValueError(
+                f"q is {q.dtype} on {q.device}, {name} is {t.dtype} on {t.device};"
+                " bring them to one dtype and device"
+            )
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q, k and v are on {q.device}; move them to cpu or cuda")
+    if not q.dtype.is_floating_point or q.dtype.itemsize < 2:
+        raise ValueError(
+            f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
+        )
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; they must be equal")
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}, k and v {tuple(k.shape)};"
+            " batch and head dim must be those of q"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads, k and v {k.shape[1]};"
+            " the first must be a multiple of the second"
+        )
+
+
+def _mask_tensors(mask, q: Tensor, k: Tensor) -> tuple[list[Tensor], list[int]]:
+    """The schedule of a mask as the operator takes it; no tensors for dense attention."""
+    if mask is None:
+        return [], []
+    if isinstance(mask, Tensor | np.ndarray) and torch.compiler.is_compiling():
+        raise ValueError(
+            f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
+        )
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
+        mask = mask.detach().cpu().numpy()
+    if isinstance(mask, np.ndarray):
+        mask = mask_from(mask)
+    if not isinstance(mask, Mask | BlockMask):
+        raise ValueError(
+            f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
+            " or None (masks.parse turns text into a Mask)"
+        )
+    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+    if torch.compiler.is_compiling():
+        # a graph belongs to one schedule: its key and these extents become guards
+        n_q, n_k, batch, heads = (range(n).stop for n in extents)  # range() makes a length an int
+        tensors, ints = _compiled_schedule(mask.key, n_q, n_k, batch, heads, str(q.device))
+        return list(tensors), list(ints)
+    return as_tensors(schedule_for(mask, *extents, q.device))
+
+
+def _compiled_schedule(key: str, n_q: int, n_k: int, batch: int, heads: int, device: str):
+    schedule: Schedule = schedule_for(find(key), n_q, n_k, batch, heads, device)
+    tensors, ints = as_tensors(schedule)
+    return tuple(tensors), tuple(ints)
+
+
+# the mark of torch.compiler.assume_constant_result, which would import torch._dynamo and triton
+vars(_compiled_schedule)["_dynamo_marked_constant"] = True
+
+
+def _seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), device=device)
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
+            raise ValueError(
+                f"seed is a {seed.dtype} tensor of shape {tuple(seed.shape)} on {seed.device};"
+                f" pass one int64 element on {device}, or an int"
+            )
+        return seed.reshape(1)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed!r}; pass an int in [0, 2**63), an int64 tensor or None")
+    return torch.full((1,), seed, dtype=torch.int64, device=device)

@@ -1,0 +1,183 @@
+"""Block-sparse attention on the CPU: batched matrix products over the non-empty blocks only.
+
+Lists of equal length are computed together: their blocks are gathered into one work buffer, so a
+few calls of torch cover many blocks. Long lists go chunk by chunk (forward: online softmax), so
+the memory besides inputs and outputs is that of the buffers, whatever the sequence lengths.
+float32 and float64 are computed as they are, half inputs in float32.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import masks
+
+from ..schedule import Schedule, schedule_for
+from .cpu_blocks import Dropout, Plan, Tiles, Work, by_heads, from_blocks, to_blocks
+
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+
+
+def unsupported(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, dropout_p: float
+) -> str | None:
+    if q.device.type != "cpu":
+        return f"it runs on CPU tensors, not on {q.device}"
+    if q.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        return f"it needs float32, float64, bfloat16 or float16, not {q.dtype}"
+    return None
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    schedule = schedule or _dense_schedule(q, k)
+    block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    q_blocks = to_blocks(q, block_q, dtype)
+    k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
+    out_blocks = torch.zeros_like(q_blocks)
+    lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
+    tiles = Tiles(schedule, dtype)
+    dropout = Dropout(schedule, q, dropout_p, seed, by_query=True)
+
+    def attend(kv_heads: range) -> None:
+        plan, work = Plan(schedule, q, k, kv_heads, by_query=True), Work(dtype)
+        for own, chunks in plan.groups(block_q * block_k + block_k * q.shape[3]):
+            q_g = work.gather("q", q_blocks, own).mul_(scale * LOG2E)
+            softmax = None
+            for chunk in chunks:
+                kv = plan.kv_blocks(chunk.other)
+                k_g = work.gather("kv", k_blocks, kv)
+                scores = work.bmm("scores", q_g, k_g.mT)
+                tiles.hide(scores, chunk.tile, by_query=True)
+                top, total = _exponentiate(scores, softmax)
+                if (keep := dropout.keep(own, chunk.other)) is not None:
+                    scores.mul_(keep)
+                v_g = work.gather("kv", v_blocks, kv)  # in the place of k_g, which is still cached
+                if softmax is None:
+                    acc = work.bmm("acc", scores, v_g)
+                else:
+                    acc = softmax.acc.mul_(torch.exp2(softmax.top - top)).baddbmm_(scores, v_g)
+                softmax = _Softmax(top, total, acc)
+            if softmax is not None:
+                top, total, acc = softmax
+                acc.mul_((dropout.rescale / total).masked_fill_(total == 0, 0.0))  # empty rows
+                out_blocks.index_add_(0, own, acc)
+                lse_blocks[own] = total.log2_().add_(top).squeeze(-1)  # times log2(e)
+
+    by_heads(attend, k)
+    lse = lse_blocks.mul_(LN2).view(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
+    return from_blocks(out_blocks, q), lse
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By key block, with the scores transposed: only dq is scattered, and always in one order."""
+    schedule = schedule or _dense_schedule(q, k)
+    block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)
+    k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
+    lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
+    dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
+    tiles = Tiles(schedule, dtype)
+    dropout = Dropout(schedule, q, dropout_p, seed, by_query=False)
+    if dropout.rescale != 1.0:
+        dout_blocks = dout_blocks * dropout.rescale  # serves dv and dp
+
+    def differentiate(kv_heads: range) -> None:
+        plan, work = Plan(schedule, q, k, kv_heads, by_query=False), Work(dtype)
+        for own, chunks in plan.groups(2 * block_q * block_k + 3 * block_q * q.shape[3]):
+            kv = plan.kv_blocks(own)
+            k_g = work.gather("k", k_blocks, kv).mul_(scale * LOG2E)
+            v_g = work.gather("v", v_blocks, kv)
+            dk_g, dv_g = work.zeros("dk", k_g.shape), work.zeros("dv", v_g.shape)
+            for chunk in chunks:
+                rows = chunk.other
+                q_g = work.gather("q", q_blocks, rows)
+                dout_g = work.gather("dout", dout_blocks, rows)
+                p = work.bmm("p", k_g, q_g.mT)
+                p.sub_(lse_blocks[rows].view(len(own), 1, -1))
+                tiles.hide(p, chunk.tile, by_query=False)
+                p.exp2_()
+                ds = work.bmm("ds", v_g, dout_g.mT)
+                if (keep := dropout.keep(own, rows)) is not None:
+                    ds.mul_(keep)
+                ds.sub_(delta_blocks[rows].view(len(own), 1, -1)).mul_(p)
+                dk_g.baddbmm_(ds, q_g)
+                if keep is not None:
+                    p.mul_(keep)
+                dv_g.baddbmm_(p, dout_g)
+                dq_g = work.bmm("dq", ds.mT, k_g)
+                dq_blocks.index_add_(0, rows.flatten(), dq_g.view(-1, *dq_blocks.shape[1:]))
+            dk_blocks.index_add_(0, kv, dk_g)
+            dv_blocks.index_add_(0, kv, dv_g)
+
+    by_heads(differentiate, k)
+    dq_blocks.mul_(LN2)  # k_g has the factor scale * log2(e)
+    dk_blocks.mul_(scale)
+    return from_blocks(dq_blocks, q), from_blocks(dk_blocks, k), from_blocks(dv_blocks, v)
+
+
+class _Softmax(NamedTuple):
+    """The online softmax so far, with exponents of 2."""
+
+    top: Tensor  # (lists, block_q, 1)  row maximum
+    total: Tensor  # (lists, block_q, 1)  row sum of 2 ** (score - top)
+    acc: Tensor  # (lists, block_q, D)  those powers times v
+
+
+def _exponentiate(scores: Tensor, softmax: _Softmax | None) -> tuple[Tensor, Tensor]:
+    """Replace scores by 2 ** (score - row maximum); the row maximum and the row sum so far."""
+    # The maximum of an empty row is made finite, because -inf minus -inf is NaN.
+    top = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
+    if softmax is not None:
+        top = torch.maximum(top, softmax.top)
+    total = scores.sub_(top).exp2_().sum(-1, keepdim=True)
+    if softmax is not None:
+        total += softmax.total * torch.exp2(softmax.top - top)
+    return top, total
+
+
+def _row_terms(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, block_q: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """By query block: the lse in powers of 2, and delta = rowsum(dout * out) - dlse."""
+    empty = lse == -math.inf
+    delta = (dout.to(dtype) * out.to(dtype)).sum(-1)
+    if dlse is not None:
+        delta = (delta - dlse).masked_fill_(empty, 0.0)
+    # With lse +inf the probabilities of an empty row come out as 0.
+    lse = (lse * LOG2E).masked_fill_(empty, math.inf)
+    lse, delta = (to_blocks(x.unsqueeze(-1), block_q, dtype).squeeze(-1) for x in (lse, delta))
+    return lse, delta
+
+
+def _work_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _dense_schedule(q: Tensor, k: Tensor) -> Schedule:
+    """All blocks, as large as a mask may have them, and no larger than the inputs."""
+    n_q, n_k = q.shape[2], k.shape[2]
+    block_size = (min(256, -(-n_q // 16) * 16), min(256, -(-n_k // 16) * 16))
+    return schedule_for(masks.dense(), n_q, n_k, q.shape[0], q.shape[1], q.device, block_size)

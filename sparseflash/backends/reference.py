@@ -1,0 +1,130 @@
+"""Dense attention with explicit formulas: the readable oracle, on any device, in float64 too.
+
+It holds the whole score matrix. Half inputs are computed in float32.
+"""
+
+import math
+
+import torch
+from einops import rearrange, reduce, repeat
+from torch import Tensor
+
+from ..dropout import keep_mask
+from ..schedule import Schedule, unpack_bits
+
+MAX_SCORES = 2**31  # entries of the score matrix: 8 GiB in float32
+
+
+def unsupported(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, dropout_p: float
+) -> str | None:
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if scores > MAX_SCORES:
+        return (
+            f"it holds all {scores} scores, above its limit of {MAX_SCORES};"
+            " take a backend that goes block by block, or shorter inputs"
+        )
+    return None if q.is_floating_point() else f"it needs a floating point dtype, not {q.dtype}"
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    scores, _, v_wide = _scores(q, k, v, schedule, scale)
+    lse = scores.logsumexp(-1)
+    p = _probabilities(scores, lse)
+    p = p * _dropout_factor(p, dropout_p, seed)
+    return torch.empty_like(q).copy_(p @ v_wide), lse
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores, k_wide, v_wide = _scores(q, k, v, schedule, scale)
+    dout = dout.to(scores.dtype)
+    p = _probabilities(scores, lse)
+    factor = _dropout_factor(p, dropout_p, seed)
+
+    # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
+    # dscores = p * (dp - delta), where delta = rowsum(p * dp) - dlse, rowsum(p * dp) = dout . out
+    dv = (p * factor).transpose(-1, -2) @ dout
+    dp = (dout @ v_wide.transpose(-1, -2)) * factor
+    delta = (dout * out).sum(-1)
+    if dlse is not None:
+        delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
+    dscores = p * (dp - delta.unsqueeze(-1))
+    dq = dscores @ k_wide * scale
+    dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
+
+    # Query heads that share a key head add up.
+    heads_kv = k.shape[1]
+    dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
+    return (
+        torch.empty_like(q).copy_(dq),
+        torch.empty_like(k).copy_(dk),
+        torch.empty_like(v).copy_(dv),
+    )
+
+
+def dense_mask(schedule: Schedule) -> Tensor:
+    """Bool (batch, heads, n_q, n_k) of the schedule: True where a query may attend to a key."""
+    lists = schedule.rows
+    n_cols = -(-schedule.n_k // schedule.block_k)
+    grid = torch.full((len(lists.mid), n_cols), -2, dtype=torch.int64, device=lists.ptr.device)
+    row = torch.repeat_interleave(lists.ptr.diff())
+    grid[row, lists.idx.long()] = lists.tile.long()
+
+    # The codes -2 (empty) and -1 (full) count from the end of the tiles, as Python's indices do.
+    tiles = unpack_bits(schedule.bits, schedule.block_k)
+    empty = tiles.new_zeros((1, *tiles.shape[1:]))
+    tiles = torch.cat([tiles, empty, ~empty])
+    mask = rearrange(
+        tiles[grid],
+        "(b h i) j q k -> b h (i q) (j k)",
+        b=schedule.batch,
+        h=schedule.heads,
+    )
+    return mask[..., : schedule.n_q, : schedule.n_k]
+
+
+def _scores(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The masked scores, and k and v for every query head, in float32 or float64."""
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    k, v = (repeat(x.to(dtype), "b h n d -> b (h g) n d", g=group) for x in (k, v))
+    scores = q.to(dtype) @ k.transpose(-1, -2) * scale
+    if schedule is not None:
+        scores = scores.masked_fill(~dense_mask(schedule), -math.inf)
+    return scores, k, v
+
+
+def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
+    # An empty row has lse -inf, and -inf minus -inf would be NaN.
+    return (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
+
+
+def _dropout_factor(p: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor | float:
+    if seed is None or dropout_p == 0.0:
+        return 1.0
+    batch, heads, n_q, n_k = p.shape
+    keep = keep_mask(seed, batch, heads, n_q, n_k, dropout_p)
+    return keep.to(p.dtype) / (1.0 - dropout_p)

@@ -1,0 +1,96 @@
+"""Tile shapes of the Triton kernels: a table, measured offline, so that no call pays for tuning.
+
+`python -m experiments.tune` measures the candidates of a row again.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Tiles(NamedTuple):
+    """How a kernel is cut: BLOCK_M queries x BLOCK_N keys, warps, pipeline stages.
+
+    max_registers: cap per thread, so that more programs fit on a multiprocessor.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+
+
+# (kernel, padded head dim) -> tiles for 16-bit inputs on Hopper. A row " partial" is for masks with
+# partial blocks: the code that masks needs registers. A row " short" is for masks with few keys to
+# a query, where occupancy counts most.
+HOPPER = {
+    ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
+    ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),
+    ("forward", 128): Tiles(64, 128, 4, 1, max_registers=168),
+    ("forward partial", 128): Tiles(128, 64, 8, 2, max_registers=128),
+    ("forward", 256): Tiles(128, 64, 8, 2),
+    ("backward_kv", 32): Tiles(128, 64, 4, 2),
+    ("backward_kv", 64): Tiles(32, 64, 4, 2),
+    ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
+    ("backward_kv", 128): Tiles(64, 64, 4, 2),
+    ("backward_kv partial", 128): Tiles(32, 64, 4, 2),
+    ("backward_kv", 256): Tiles(64, 32, 4, 1),
+    ("backward_q", 32): Tiles(64, 64, 4, 3),
+    ("backward_q", 64): Tiles(128, 64, 8, 3),
+    ("backward_q partial", 64): Tiles(64, 64, 4, 3),
+    ("backward_q", 128): Tiles(128, 64, 8, 3),
+    ("backward_q partial", 128): Tiles(64, 64, 4, 2),
+    ("backward_q", 256): Tiles(128, 64, 8, 1),
+}
+SHORT_ROW = 2048  # keys
+_AMPERE = {
+    32: Tiles(64, 64, 4, 2),
+    64: Tiles(64, 64, 4, 2),
+    128: Tiles(64, 32, 4, 2),
+    256: Tiles(32, 32, 4, 1),
+}
+_FLOAT32 = {
+    32: Tiles(32, 32, 4, 1),
+    64: Tiles(32, 32, 4, 1),
+    128: Tiles(32, 32, 4, 1),
+    256: Tiles(16, 16, 4, 1),
+}
+
+
+def tiles_for(
+    kernel: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    hopper: bool,
+    partial: bool,
+    keys_per_query: float,
+    block_q: int,
+    block_k: int,
+) -> Tiles:
+    """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
+
+    partial: whether the mask has partial blocks; keys_per_query: the mean over its query blocks.
+    """
+    width = max(32, 1 << (head_dim - 1).bit_length())
+    if dtype == torch.float32:
+        tiles = _FLOAT32[width]
+    elif not hopper:
+        tiles = _AMPERE[width]
+    else:
+        kind = "partial" if partial else "short" if keys_per_query <= SHORT_ROW else ""
+        tiles = HOPPER.get((f"{kernel} {kind}", width), HOPPER[kernel, width])
+    block_m = min(tiles.block_m, power_of_two_divisor(block_q))
+    block_n = min(tiles.block_n, power_of_two_divisor(block_k))
+    if (block_m, block_n) == (tiles.block_m, tiles.block_n):
+        return tiles
+    warps = 4 if block_m <= 64 else tiles.num_warps
+    return tiles._replace(block_m=block_m, block_n=block_n, num_warps=warps)
+
+
+def power_of_two_divisor(n: int) -> int:
+    """The largest power of two that divides n."""
+    return n & -n

@@ -1,0 +1,1 @@
+"""Block-sparse FlashAttention in plain Triton; the maths is in docs/kernels.md."""

@@ -1,0 +1,305 @@
+"""Backward kernels: two passes, no atomics, so the gradients are the same bits from run to run.
+
+`backward_kv` walks the query blocks of a key tile (CSC) and sums dK and dV; `backward_q` walks the
+key blocks of a query tile (CSR) and sums dQ. Both recompute the probabilities from the LSE. The
+first works on transposed scores S^T = K Q^T, so that P^T and dS^T are left operands as they come
+out of the registers and nothing is transposed.
+"""
+
+import triton
+import triton.language as tl
+
+from sparseflash.kernels.tl.common import (
+    LOG2E,
+    UNSPECIALIZED,
+    block_start,
+    head_key,
+    keep_bits,
+    load_full,
+    load_tile,
+    matrix_origin,
+    split_program,
+    store_tile,
+    tile_bits,
+)
+
+
+@triton.jit(do_not_specialize=["n_q", "n_k", "n_tiles", "heads"])
+def backward_prepare(
+    Out, DOut, Lse, DLse, Delta, Lse2,
+    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+    stride_lb, stride_lh, stride_ln,
+    n_q, n_tiles, heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, LSE_GRAD: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(out * dout) - dlse, and the LSE in base 2.
+
+    An empty row has the LSE +inf here, so that exp2(s - lse) is 0.
+    """
+    tile, bh = split_program(n_tiles)
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    start = tile * BLOCK_M
+    o_base = Out + b * stride_ob + h * stride_oh
+    out = load_tile(o_base, start, stride_on, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    g_base = DOut + b * stride_gb + h * stride_gh
+    dout = load_tile(g_base, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    rows = start + tl.arange(0, BLOCK_M)
+    inside = rows < n_q
+    if LSE_GRAD:
+        dlse = DLse + b * stride_lb + h * stride_lh + rows.to(tl.int64) * stride_ln
+        delta -= tl.load(dlse, mask=inside, other=0.0).to(tl.float32)
+    at = bh.to(tl.int64) * n_q + rows
+    lse = tl.load(Lse + at, mask=inside, other=0.0)
+    empty = lse == float("-inf")
+    tl.store(Delta + at, tl.where(empty, 0.0, delta), mask=inside)  # whatever dlse is there
+    tl.store(Lse2 + at, tl.where(empty, float("inf"), lse * LOG2E), mask=inside)
+
+
+@triton.jit
+def kv_step(
+    dk, dv, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+    MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one query tile to dK and dV; everything is (BLOCK_N, BLOCK_M), keys by queries."""
+    s = tl.dot(k, q.T, input_precision=PRECISION)
+    dp = tl.dot(v, dout.T, input_precision=PRECISION)
+    p = tl.exp2(s * scale_log2 - lse[None, :])
+    if MASKED:
+        p = tl.where(allowed, p, 0.0)
+    kept = p
+    if DROPOUT:
+        kept = tl.where(keep, p, 0.0)
+        dp = tl.where(keep, dp * keep_scale, 0.0)
+    ds = p * (dp - delta[None, :])
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def backward_kv(
+    Q, K, V, DOut, Q_desc, DOut_desc, DK, DV, Lse2, Delta,
+    col_ptr, col_mid, row_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, bh_kv = split_program(n_tiles)
+    kv_heads = heads // group
+    b = (bh_kv // kv_heads).to(tl.int64)
+    h_kv = (bh_kv % kv_heads).to(tl.int64)
+    k_start = tile * BLOCK_N
+    k_base = K + b * stride_kb + h_kv * stride_kh
+    k = load_tile(k_base, k_start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_base = V + b * stride_vb + h_kv * stride_vh
+    v = load_tile(v_base, k_start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    query = tl.arange(0, BLOCK_M)
+
+    for g in range(group):
+        h = h_kv * group + g
+        bh = b * heads + h
+        q_offset = b * stride_qb + h * stride_qh
+        g_offset = b * stride_gb + h * stride_gh
+        q_row, q_col = matrix_origin(q_offset, stride_qn, TMA)
+        g_row, g_col = matrix_origin(g_offset, stride_gn, TMA)
+        lse_row = Lse2 + bh * n_q
+        delta_row = Delta + bh * n_q
+        if DENSE:
+            n_full = n_q // BLOCK_M
+            n_partial = tl.cdiv(n_q, BLOCK_M) - n_full
+            partial_idx = row_idx
+            full_idx = row_idx
+            partial_tile = tile_idx
+        else:
+            col = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_K // BLOCK_N)
+            first = tl.load(col_ptr + col)
+            mid = tl.load(col_mid + col)
+            n_full = (tl.load(col_ptr + col + 1) - mid).to(tl.int32) * (BLOCK_Q // BLOCK_M)
+            n_partial = (mid - first).to(tl.int32) * (BLOCK_Q // BLOCK_M)
+            partial_idx = row_idx + first
+            full_idx = row_idx + mid
+            partial_tile = tile_idx + first
+        key = head_key(seed_ptr, bh) if DROPOUT else 0
+
+        if PARTIAL:
+            for t in tl.range(0, n_partial):
+                # a query beyond n_q has lse = inf, hence p = 0, and needs no mask of its own
+                if DENSE:
+                    start = n_full * BLOCK_M
+                    allowed = True
+                else:
+                    start = block_start(partial_idx, t, BLOCK_Q, BLOCK_M, False)
+                    allowed = tile_bits(
+                        bits, tl.load(partial_tile + t // (BLOCK_Q // BLOCK_M)),
+                        start % BLOCK_Q, k_start % BLOCK_K,
+                        BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, True,
+                    )  # fmt: skip
+                q = load_tile(Q + q_offset, start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+                dout = load_tile(
+                    DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True
+                )
+                lse = tl.load(lse_row + start + query, mask=start + query < n_q, other=float("inf"))
+                delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
+                keep = (
+                    keep_bits(key, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True)
+                    if DROPOUT
+                    else True
+                )
+                dk, dv = kv_step(
+                    dk, dv, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+                    not DENSE, DROPOUT, PRECISION,
+                )  # fmt: skip
+
+        for t in tl.range(0, n_full):
+            start = block_start(full_idx, t, BLOCK_Q, BLOCK_M, DENSE)
+            q = load_full(
+                Q + q_offset, Q_desc, q_row, q_col, start, stride_qn,
+                BLOCK_M, HEAD_DIM, BLOCK_D, TMA,
+            )  # fmt: skip
+            dout = load_full(
+                DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn,
+                BLOCK_M, HEAD_DIM, BLOCK_D, TMA,
+            )  # fmt: skip
+            lse = tl.load(lse_row + start + query)
+            delta = tl.load(delta_row + start + query)
+            keep = (
+                keep_bits(key, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True)
+                if DROPOUT
+                else True
+            )
+            dk, dv = kv_step(
+                dk, dv, q, k, v, dout, lse, delta, scale_log2, True, keep, keep_scale,
+                False, DROPOUT, PRECISION,
+            )  # fmt: skip
+
+    dk *= scale
+    if DROPOUT:
+        dv *= keep_scale
+    dk_base = DK + b * stride_dkb + h_kv * stride_dkh
+    store_tile(dk_base, k_start, stride_dkn, n_k, dk, BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv_base = DV + b * stride_dvb + h_kv * stride_dvh
+    store_tile(dv_base, k_start, stride_dvn, n_k, dv, BLOCK_N, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def q_step(
+    dq, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+    MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one key tile to dQ; everything is (BLOCK_M, BLOCK_N), queries by keys."""
+    p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse[:, None])
+    if MASKED:
+        p = tl.where(allowed, p, 0.0)
+    dp = tl.dot(dout, v.T, input_precision=PRECISION)
+    if DROPOUT:
+        dp = tl.where(keep, dp * keep_scale, 0.0)
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def backward_q(
+    Q, K, V, DOut, K_desc, V_desc, DQ, Lse2, Delta,
+    row_ptr, row_mid, col_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
+    stride_dqb, stride_dqh, stride_dqn,
+    scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, bh = split_program(n_tiles)
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    q_start = tile * BLOCK_M
+    k_offset = b * stride_kb + (h // group) * stride_kh
+    v_offset = b * stride_vb + (h // group) * stride_vh
+    k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
+    v_row, v_col = matrix_origin(v_offset, stride_vn, TMA)
+    q_base = Q + b * stride_qb + h * stride_qh
+    q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    g_base = DOut + b * stride_gb + h * stride_gh
+    dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    rows = q_start + tl.arange(0, BLOCK_M)
+    at = bh.to(tl.int64) * n_q + rows
+    lse = tl.load(Lse2 + at, mask=rows < n_q, other=float("inf"))
+    delta = tl.load(Delta + at, mask=rows < n_q, other=0.0)
+
+    if DENSE:
+        n_full = n_k // BLOCK_N
+        n_partial = tl.cdiv(n_k, BLOCK_N) - n_full
+        partial_idx = col_idx
+        full_idx = col_idx
+    else:
+        row = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+        first = tl.load(row_ptr + row)
+        mid = tl.load(row_mid + row)
+        n_full = (tl.load(row_ptr + row + 1) - mid).to(tl.int32) * (BLOCK_K // BLOCK_N)
+        n_partial = (mid - first).to(tl.int32) * (BLOCK_K // BLOCK_N)
+        partial_idx = col_idx + first
+        full_idx = col_idx + mid
+        tile_idx += first
+
+    key = head_key(seed_ptr, bh) if DROPOUT else 0
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    if PARTIAL:
+        for t in tl.range(0, n_partial):
+            if DENSE:
+                start = n_full * BLOCK_N
+                allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
+            else:
+                start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
+                allowed = tile_bits(
+                    bits, tl.load(tile_idx + t // (BLOCK_K // BLOCK_N)),
+                    q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
+                )  # fmt: skip
+            k = load_tile(K + k_offset, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            v = load_tile(V + v_offset, start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            keep = (
+                keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)
+                if DROPOUT
+                else True
+            )
+            dq = q_step(
+                dq, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+                True, DROPOUT, PRECISION,
+            )  # fmt: skip
+
+    # the index is loaded one tile ahead: a load that an address waits for would cost the pipeline a
+    # stage
+    start = 0
+    if n_full > 0:
+        start = block_start(full_idx, 0, BLOCK_K, BLOCK_N, DENSE)
+    for t in tl.range(0, n_full):
+        next_start = block_start(full_idx, tl.minimum(t + 1, n_full - 1), BLOCK_K, BLOCK_N, DENSE)
+        k = load_full(
+            K + k_offset, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+        )
+        v = load_full(
+            V + v_offset, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+        )
+        keep = (
+            keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)
+            if DROPOUT
+            else True
+        )
+        dq = q_step(
+            dq, q, k, v, dout, lse, delta, scale_log2, True, keep, keep_scale,
+            False, DROPOUT, PRECISION,
+        )  # fmt: skip
+        start = next_start
+
+    dq_base = DQ + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)

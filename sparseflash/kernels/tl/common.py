@@ -1,0 +1,157 @@
+"""Device functions that the forward and the backward kernels share."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+# kernel arguments of which every value takes the same compiled kernel
+UNSPECIALIZED = (
+    "n_q", "n_k", "n_tiles", "heads", "mask_stride_b", "mask_stride_h", "drop_threshold",
+)  # fmt: skip
+
+
+@triton.jit
+def split_program(n_tiles):
+    """Tile and batch x head of this program.
+
+    The tiles of one head are neighbours, so that they share K and V in L2.
+    """
+    pid = tl.program_id(0)
+    return pid % n_tiles, pid // n_tiles
+
+
+@triton.jit
+def load_tile(
+    base, start, stride, n,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Rows start.. of an (n, HEAD_DIM) matrix as (ROWS, BLOCK_D); what lies outside is 0.
+
+    The offset of the first row is 64-bit, those inside the tile are 32-bit.
+    """
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    pointers = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + dim[None, :]
+    if BOUNDED:
+        inside = (start + row < n)[:, None] & (dim < HEAD_DIM)[None, :]
+        return tl.load(pointers, mask=inside, other=0.0)
+    elif HEAD_DIM != BLOCK_D:
+        return tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def store_tile(
+    base, start, stride, n, values,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Store (ROWS, BLOCK_D) values to rows start.. of an (n, HEAD_DIM) matrix, cropped to it."""
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    pointers = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + dim[None, :]
+    inside = (start + row < n)[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(pointers, values.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def matrix_origin(offset, stride, TMA: tl.constexpr):
+    """Row and column of the element at `offset` in the matrix that a descriptor sees, whose rows
+    are `stride` long.
+
+    Computed once before a loop: no compiler hoists a 64-bit division that might not be executed.
+    """
+    if TMA:
+        return (offset // stride).to(tl.int32), (offset % stride).to(tl.int32)
+    else:
+        return 0, 0
+
+
+@triton.jit
+def load_full(
+    base, desc, row, col, start, stride,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """A tile all of whose rows exist: by the tensor memory accelerator where there is a descriptor.
+
+    (row, col) is where this head starts in the matrix that the descriptor sees.
+    """
+    if TMA:
+        return desc.load([row + start, col])
+    else:
+        return load_tile(base, start, stride, 0, ROWS, HEAD_DIM, BLOCK_D, False)
+
+
+@triton.jit
+def block_start(idx, t, BLOCK: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr):
+    """First token of kernel tile t of a list of mask blocks, BLOCK // TILE tiles to a block."""
+    if DENSE:
+        return t * TILE
+    elif BLOCK == TILE:
+        return tl.load(idx + t) * TILE
+    else:
+        return tl.load(idx + t // (BLOCK // TILE)) * BLOCK + (t % (BLOCK // TILE)) * TILE
+
+
+@triton.jit
+def tile_bits(
+    bits, tile, row0, col0, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Bits of queries row0.. and keys col0.. of one bit tile: (BLOCK_M, BLOCK_N) bool, or its
+    transpose.
+
+    Every word is loaded once for a query row. Which word a key uses is a compile-time constant of
+    its register, so the selects below vanish.
+    """
+    WORDS: tl.constexpr = (BLOCK_K + 31) // 32
+    first = tl.cast(tile, tl.int64) * BLOCK_Q + row0
+    row = bits + (first + tl.arange(0, BLOCK_M)) * WORDS + col0 // 32
+    key = tl.arange(0, BLOCK_N)
+    shift = (col0 + key) % 32 if BLOCK_N < 32 else key % 32
+    if TRANSPOSED:
+        word = tl.load(row)[None, :]
+        for i in tl.static_range(1, BLOCK_N // 32):
+            word = tl.where((key // 32 == i)[:, None], tl.load(row + i)[None, :], word)
+        return ((word >> shift[:, None]) & 1) != 0
+    else:
+        word = tl.load(row)[:, None]
+        for i in tl.static_range(1, BLOCK_N // 32):
+            word = tl.where((key // 32 == i)[None, :], tl.load(row + i)[:, None], word)
+        return ((word >> shift[None, :]) & 1) != 0
+
+
+@triton.jit
+def mix(x):
+    """Finaliser of a 32-bit integer hash; the arithmetic of sparseflash/dropout.py."""
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def head_key(seed_ptr, head):
+    """Key of one batch x head for dropout."""
+    seed = tl.load(seed_ptr)
+    low = seed.to(tl.uint32)
+    high = (seed >> 32).to(tl.uint32)
+    return mix(mix(low) ^ high ^ (head.to(tl.uint32) * 0x9E3779B9))
+
+
+@triton.jit
+def keep_bits(
+    key, q_start, k_start, threshold,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Which probabilities of a tile dropout keeps: a function of (seed, head, query, key) alone."""
+    q_key = mix((q_start + tl.arange(0, BLOCK_M)).to(tl.uint32) ^ key)
+    k_key = mix((k_start + tl.arange(0, BLOCK_N)).to(tl.uint32) + 0x85EBCA6B + key)
+    if TRANSPOSED:
+        return mix(q_key[None, :] ^ k_key[:, None]) >= threshold.to(tl.uint32)
+    else:
+        return mix(q_key[:, None] ^ k_key[None, :]) >= threshold.to(tl.uint32)

@@ -1,0 +1,130 @@
+"""Forward kernel: one program computes BLOCK_M rows of the output of one head.
+
+It walks the key blocks of its row: partial blocks first (masked by their bit tile), then full
+blocks (nothing inside is masked). Several programs share a multiprocessor, and while one computes
+exponentials another has the matrix units.
+"""
+
+import triton
+import triton.language as tl
+
+from sparseflash.kernels.tl.common import (
+    LN2,
+    UNSPECIALIZED,
+    block_start,
+    head_key,
+    keep_bits,
+    load_full,
+    load_tile,
+    matrix_origin,
+    split_program,
+    store_tile,
+    tile_bits,
+)
+
+
+@triton.jit
+def online_softmax(s, m, l, scale, MASKED: tl.constexpr):
+    """One step of the running softmax in base 2.
+
+    Returns the probabilities, the factor of the old sums, the new maximum and the new sum.
+    """
+    m_new = tl.maximum(m, tl.max(s, 1) * scale)
+    # a row that has seen only masked keys keeps the maximum -inf: shift by 0, as -inf - -inf is NaN
+    shift = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
+    p = tl.exp2(s * scale - shift[:, None])
+    alpha = tl.exp2(m - shift)
+    return p, alpha, m_new, l * alpha + tl.sum(p, 1)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_forward(
+    Q, K, V, K_desc, V_desc, Out, Lse,
+    row_ptr, row_mid, col_idx, tile_idx, bits,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    scale_log2, seed_ptr, drop_threshold, keep_scale,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, bh = split_program(n_tiles)
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    q_start = tile * BLOCK_M
+    k_offset = b * stride_kb + (h // group) * stride_kh
+    v_offset = b * stride_vb + (h // group) * stride_vh
+    k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
+    v_row, v_col = matrix_origin(v_offset, stride_vn, TMA)
+    k_base = K + k_offset
+    v_base = V + v_offset
+
+    if DENSE:
+        n_full = n_k // BLOCK_N
+        n_partial = tl.cdiv(n_k, BLOCK_N) - n_full
+        partial_idx = col_idx
+        full_idx = col_idx
+    else:
+        row = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+        first = tl.load(row_ptr + row)
+        mid = tl.load(row_mid + row)
+        n_full = (tl.load(row_ptr + row + 1) - mid).to(tl.int32) * (BLOCK_K // BLOCK_N)
+        n_partial = (mid - first).to(tl.int32) * (BLOCK_K // BLOCK_N)
+        partial_idx = col_idx + first
+        full_idx = col_idx + mid
+        tile_idx += first
+
+    q_base = Q + b * stride_qb + h * stride_qh
+    q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    if DROPOUT:
+        key = head_key(seed_ptr, bh)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    if PARTIAL:
+        for t in tl.range(0, n_partial):
+            if DENSE:
+                start = n_full * BLOCK_N
+                allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
+            else:
+                start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
+                allowed = tile_bits(
+                    bits, tl.load(tile_idx + t // (BLOCK_K // BLOCK_N)),
+                    q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
+                )  # fmt: skip
+            k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            s = tl.dot(q, k.T, input_precision=PRECISION)
+            s = tl.where(allowed, s, float("-inf"))
+            p, alpha, m, l = online_softmax(s, m, l, scale_log2, True)
+            if DROPOUT:
+                p = tl.where(
+                    keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
+                )
+            v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+
+    for t in tl.range(0, n_full):
+        start = block_start(full_idx, t, BLOCK_K, BLOCK_N, DENSE)
+        k = load_full(
+            k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+        )
+        s = tl.dot(q, k.T, input_precision=PRECISION)
+        p, alpha, m, l = online_softmax(s, m, l, scale_log2, False)
+        if DROPOUT:
+            p = tl.where(
+                keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
+            )
+        v = load_full(
+            v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+        )
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+
+    # an empty row has l = 0 and acc = 0: its output is 0 and its LSE -inf
+    total = tl.where(l > 0, l, 1.0)
+    acc = acc * (keep_scale / total)[:, None] if DROPOUT else acc / total[:, None]
+    o_base = Out + b * stride_ob + h * stride_oh
+    store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM, BLOCK_D)
+    rows = q_start + tl.arange(0, BLOCK_M)
+    tl.store(Lse + bh.to(tl.int64) * n_q + rows, (m + tl.log2(total)) * LN2, mask=rows < n_q)

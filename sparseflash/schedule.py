@@ -1,0 +1,218 @@
+"""A block mask on the device: what a backend walks over.
+
+`schedule_for` copies the run-length codes of a `masks.BlockMask` to the device and expands them
+there, in time and memory proportional to the non-empty blocks, and remembers the result.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from masks import BlockMask, Mask
+
+_EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
+
+
+class BlockLists(NamedTuple):
+    """CSR over (mask slice, query block), or CSC over (mask slice, key block)."""
+
+    ptr: Tensor  # int64 (slices * rows + 1,)
+    mid: Tensor  # int64 (slices * rows,)  entries ptr[r]..mid[r] are partial, mid[r]..ptr[r+1] full
+    idx: Tensor  # int32 (nnz,)  key block (CSR) or query block (CSC), ascending within each kind
+    tile: Tensor  # int32 (nnz,)  row of `bits` for a partial block, -1 for a full one
+
+
+class Schedule(NamedTuple):
+    """The non-empty blocks of a mask, on one device.
+
+    A full block has all its block_q x block_k entries inside n_q x n_k and allowed; any other
+    non-empty block is partial. The list of batch b, head h and query block i is row
+    ((b if batch > 1 else 0) * heads + (h if heads > 1 else 0)) * ceil(n_q / block_q) + i.
+    """
+
+    rows: BlockLists  # by query block
+    cols: BlockLists  # by key block
+    bits: Tensor  # int32 (tiles, block_q, ceil(block_k / 32))  bit j of word w = key 32 * w + j
+    block_q: int
+    block_k: int
+    batch: int  # 1, or the batch of q
+    heads: int  # 1, or the heads of q
+    n_q: int
+    n_k: int
+    n_partial: int  # partial blocks; where there are none, a kernel leaves the masking out
+
+
+def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
+    """The tensors and the ints of a schedule, flat, for the schema of a torch.library operator."""
+    tensors = [*schedule.rows, *schedule.cols, schedule.bits]
+    return tensors, [int(x) for x in schedule[3:]]
+
+
+def from_tensors(tensors: Sequence[Tensor], ints: Sequence[int]) -> Schedule:
+    """The inverse of `as_tensors`."""
+    return Schedule(BlockLists(*tensors[:4]), BlockLists(*tensors[4:8]), tensors[8], *ints)
+
+
+def unpack_bits(bits: Tensor, block_k: int) -> Tensor:
+    """Bool (..., block_k) from the bit words int32 (..., ceil(block_k / 32))."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return ((bits.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :block_k].bool()
+
+
+def schedule_for(
+    mask: Mask | BlockMask,
+    n_q: int,
+    n_k: int,
+    batch: int,
+    heads: int,
+    device: torch.device | str,
+    block_size: int | tuple[int, int] = 128,
+) -> Schedule:
+    """The schedule of `mask` for q (batch, heads, n_q, D) and k of n_k keys, from a bounded cache.
+
+    block_size: the blocks that a `Mask` is cut into; a `BlockMask` has its own.
+    Raises ValueError for a mask of other lengths, or of a batch or heads that are neither 1 nor
+    those of the inputs.
+    """
+    device = torch.device(device)
+    if isinstance(mask, BlockMask):
+        schedule_key, build = ("blocks", mask.key, device), lambda: mask
+    else:
+        mask_heads = heads if mask.per_head else None
+        schedule_key = (mask.key, n_q, n_k, block_size, mask_heads, device)
+        build = partial(mask.build, n_q, n_k, block_size, heads=mask_heads)
+    schedule = _cache.get(schedule_key)
+    if schedule is None:
+        blocks = build()
+        _check_extents(blocks, n_q, n_k, batch, heads)
+        schedule = _to_device(blocks, device)
+        _cache.put(schedule_key, schedule)
+    _check_extents(schedule, n_q, n_k, batch, heads)
+    return schedule
+
+
+def _check_extents(mask: BlockMask | Schedule, n_q: int, n_k: int, batch: int, heads: int) -> None:
+    if (mask.n_q, mask.n_k) != (n_q, n_k):
+        raise ValueError(
+            f"the mask is for {mask.n_q} queries and {mask.n_k} keys, q and k have {n_q} and {n_k};"
+            f" build it with mask.build({n_q}, {n_k}), or pass the Mask itself"
+        )
+    if mask.batch not in (1, batch) or mask.heads not in (1, heads):
+        raise ValueError(
+            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {batch} and {heads};"
+            " each extent of the mask must be 1 or that of q"
+        )
+
+
+def _to_device(blocks: BlockMask, device: torch.device) -> Schedule:
+    """Copy the codes over and expand them there; the result outlives any inference mode."""
+    block_q, block_k = blocks.block_size
+    cells = blocks.batch * blocks.heads * blocks.rows * blocks.cols
+    ends = np.append(blocks.starts[1:], cells)
+    edges = _edge_tiles(blocks)
+    bits = np.concatenate([blocks.bits, edges]).view(np.int32)
+    with torch.inference_mode(False), torch.no_grad():
+        start, end, code, bits = (
+            torch.from_numpy(np.array(x)).to(device)
+            for x in (blocks.starts, ends, blocks.tiles, bits)
+        )
+        cell, tile = _expand(start, end, code)
+        row, col = cell // blocks.cols, cell % blocks.cols
+        tile = _cut_tails(tile, row % blocks.rows, col, blocks, first_edge=len(blocks.bits))
+        slice_ = row // blocks.rows
+        slices = blocks.batch * blocks.heads
+        by_row = _lists(row, col, tile, slices * blocks.rows)
+        key_row = slice_ * blocks.cols + col
+        by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
+    extents = (blocks.batch, blocks.heads, blocks.n_q, blocks.n_k)
+    n_partial = int((tile != _FULL).sum())
+    return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
+
+
+def _expand(start: Tensor, end: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+    """The cells of the block grid (int64, ascending) that the non-empty runs cover, with codes."""
+    taken = code != _EMPTY
+    start, end, code = start[taken], end[taken], code[taken]
+    length = end - start
+    before = length.cumsum(0) - length
+    # Cell j of the output lies in its run at the offset j - before.
+    cell = torch.repeat_interleave(start - before, length)
+    cell += torch.arange(len(cell), device=cell.device)
+    return cell, torch.repeat_interleave(code, length)
+
+
+def _edge_tiles(blocks: BlockMask) -> np.ndarray:
+    """uint32 (3, block_q, words): all of a block cut by the last query, the last key, and both."""
+    block_q, block_k = blocks.block_size
+    words = blocks.bits.shape[2]
+    tail_q = blocks.n_q - (blocks.rows - 1) * block_q
+    tail_k = blocks.n_k - (blocks.cols - 1) * block_k
+    tiles = np.zeros((3, block_q, words), dtype=np.uint32)
+    for tile, n_q, n_k in zip(
+        tiles, (tail_q, block_q, tail_q), (block_k, tail_k, tail_k), strict=True
+    ):
+        inside = np.clip(n_k - 32 * np.arange(words), 0, 32).astype(np.uint64)
+        tile[:n_q] = ((np.uint64(1) << inside) - np.uint64(1)).astype(np.uint32)
+    return tiles
+
+
+def _cut_tails(
+    tile: Tensor, row: Tensor, col: Tensor, blocks: BlockMask, *, first_edge: int
+) -> Tensor:
+    """Give the full blocks that stick out of n_q x n_k the edge tile that cuts them."""
+    block_q, block_k = blocks.block_size
+    if not blocks.n_q % block_q and not blocks.n_k % block_k:
+        return tile
+    cut = torch.zeros_like(tile)
+    if blocks.n_q % block_q:
+        cut += (row == blocks.rows - 1).int()
+    if blocks.n_k % block_k:
+        cut += 2 * (col == blocks.cols - 1).int()
+    return torch.where((tile == _FULL) & (cut > 0), first_edge - 1 + cut, tile)
+
+
+def _lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
+    """Sort blocks into their rows, partial before full; the order within each stays."""
+    full = (tile == _FULL).long()
+    order = torch.sort(row * 2 + full, stable=True).indices
+    ptr = torch.zeros(n_rows + 1, dtype=torch.int64, device=row.device)
+    torch.cumsum(torch.bincount(row, minlength=n_rows), 0, out=ptr[1:])
+    mid = ptr[:-1] + torch.bincount(row[full == 0], minlength=n_rows)
+    return BlockLists(ptr, mid, idx[order].int(), tile[order])
+
+
+class _Cache:
+    """The schedules used last, at most `max_count` of them and about `max_bytes` in all."""
+
+    def __init__(self, max_count: int, max_bytes: int):
+        self.max_count, self.max_bytes, self.bytes = max_count, max_bytes, 0
+        self._entries: OrderedDict[tuple, tuple[Schedule, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: tuple) -> Schedule | None:
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: tuple, schedule: Schedule) -> None:
+        size = sum(t.nbytes for t in as_tensors(schedule)[0])
+        with self._lock:
+            self.bytes += size - self._entries.pop(key, (None, 0))[1]
+            self._entries[key] = (schedule, size)
+            # The newest stays even where it alone is too large: it is in use.
+            while len(self) > 1 and (len(self) > self.max_count or self.bytes > self.max_bytes):
+                self.bytes -= self._entries.popitem(last=False)[1][1]
+
+
+_cache = _Cache(max_count=64, max_bytes=2**28)

@@ -1,0 +1,193 @@
+"""Random attention problems, and their check against the float64 oracle: output, LSE, gradients."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import masks
+import sparseflash
+from sparseflash.dropout import keep_mask
+from sparseflash.testing import assert_close, oracle
+
+INTERPRETER_LENGTHS = (1, 16, 63, 100, 130)
+GPU_LENGTHS = (1, 63, 100, 257, 512, 1000)
+HEAD_DIMS = (4, 8, 16, 24, 32, 40, 64, 80, 128)
+
+
+@dataclass(frozen=True)
+class Case:
+    n_q: int
+    n_k: int
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    mask: masks.Mask | None = None
+    block_size: tuple[int, int] = (128, 128)
+    dropout_p: float = 0.0
+    lse_gradient: bool = True
+    token_major: bool = False  # memory as (batch, length, heads, head dim)
+    scale: float | None = None
+    seed: int = 0
+
+
+def random_array(rng: random.Random, shape: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
+    """Bool array whose blocks are empty, full or random, with an empty row and an empty column."""
+    numbers = np.random.default_rng(rng.randrange(2**32))
+    *outer, n_q, n_k = shape
+    kinds = numbers.integers(0, 3, (*outer, -(-n_q // block[0]), -(-n_k // block[1])))
+    kinds = kinds.repeat(block[0], -2).repeat(block[1], -1)[..., :n_q, :n_k]
+    array = (kinds == 2) | ((kinds == 1) & (numbers.random(shape) < 0.3))
+    array[..., n_q // 3, :] = False
+    array[..., :, n_k // 2] = False
+    return array
+
+
+def random_mask(rng: random.Random, case: Case) -> masks.Mask | None:
+    kind = rng.randrange(8)
+    if kind == 0:
+        return None
+    if kind == 1:
+        return masks.causal(align=rng.choice(["top_left", "bottom_right"]))
+    if kind == 2:
+        return masks.local(rng.randrange(60), rng.randrange(60)) | masks.global_tokens(
+            rng.randrange(20)
+        )
+    if kind == 3:
+        return (masks.butterfly(16) | masks.sliding(20)) & masks.causal()
+    if kind == 4:
+        return masks.random_blocks(
+            0.4, block=32, seed=rng.randrange(99), per_head=rng.random() < 0.5
+        )
+    outer = rng.choice(
+        [(), (case.heads,), (case.batch, case.heads), (case.batch, 1), (1, case.heads)]
+    )
+    return masks.mask_from(random_array(rng, (*outer, case.n_q, case.n_k), case.block_size))
+
+
+def random_case(
+    seed: int, lengths: tuple[int, ...], head_dims: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> Case:
+    rng = random.Random(seed)
+    n_q = rng.choice(lengths)
+    kv_heads = rng.choice([1, 2])
+    case = Case(
+        n_q=n_q,
+        n_k=rng.choice([n_q, n_q, rng.choice(lengths)]),
+        head_dim=rng.choice(head_dims),
+        dtype=rng.choice(dtypes),
+        batch=rng.choice([1, 2]),
+        heads=kv_heads * rng.choice([1, 1, 2, 3]),
+        kv_heads=kv_heads,
+        block_size=(rng.choice([16, 32, 48, 64, 128]), rng.choice([16, 32, 48, 64, 128])),
+        dropout_p=rng.choice([0.0, 0.0, 0.3]),
+        lse_gradient=rng.random() < 0.5,
+        token_major=rng.random() < 0.5,
+        scale=rng.choice([None, None, 0.3]),
+        seed=seed,
+    )
+    return Case(**{**vars(case), "mask": random_mask(rng, case)})
+
+
+def plain(
+    q, k, v, mask: Tensor | None, scale: float, keep: Tensor | None, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    """Attention by eager torch in the dtype of q: what a low-precision result is compared to."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+        empty = ~mask.any(-1, keepdim=True)
+        scores = scores.masked_fill(empty, 0.0)
+    lse = scores.float().logsumexp(-1)
+    p = scores.softmax(-1)
+    if mask is not None:
+        p = p.masked_fill(empty, 0.0)
+        lse = lse.masked_fill(empty.squeeze(-1), float("-inf"))
+    if keep is not None:
+        p = p * keep / (1 - dropout_p)
+    return p @ v, lse
+
+
+def gradients(out, lse, dout, dlse, inputs) -> tuple[Tensor, ...]:
+    """Gradients of out . dout + lse . dlse; rows with lse = -inf have none of their own."""
+    loss = (out * dout.to(out.dtype)).sum()
+    if dlse is not None:
+        finite = torch.isfinite(lse)
+        loss = loss + (lse.masked_fill(~finite, 0.0) * dlse.to(lse.dtype)).sum()
+    return torch.autograd.grad(loss, inputs)
+
+
+def draw(case: Case, device: str) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """q, k, v in the case's layout, dout, and dlse or None."""
+    generator = torch.Generator().manual_seed(case.seed)
+
+    def normal(heads: int, length: int) -> Tensor:
+        x = torch.randn(case.batch, heads, length, case.head_dim, generator=generator).to(
+            device, case.dtype
+        )
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if case.token_major else x
+
+    qkv = [
+        normal(case.heads, case.n_q),
+        normal(case.kv_heads, case.n_k),
+        normal(case.kv_heads, case.n_k),
+    ]
+    dout = normal(case.heads, case.n_q)
+    dlse = torch.randn(case.batch, case.heads, case.n_q, generator=generator).to(device)
+    return qkv, dout, dlse if case.lse_gradient else None
+
+
+def check(case: Case, backend: str, device: str) -> None:
+    """Assert that a backend computes the case: output, LSE and the gradients of q, k and v."""
+    qkv, dout, dlse = draw(case, device)
+    seed = torch.tensor([case.seed + 2**40], device=device)
+    keep = None
+    if case.dropout_p:
+        keep = keep_mask(seed, case.batch, case.heads, case.n_q, case.n_k, case.dropout_p)
+    scale = case.scale or case.head_dim**-0.5
+    blocks = dense = None
+    if case.mask is not None:
+        heads = case.heads if case.mask.per_head else None
+        blocks = case.mask.build(case.n_q, case.n_k, case.block_size, heads=heads)
+        dense = (
+            torch.from_numpy(blocks.to_dense()).to(device).expand(case.batch, case.heads, -1, -1)
+        )
+
+    def run(function, inputs):
+        inputs = [
+            t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs
+        ]
+        out, lse = function(*inputs)
+        return out, lse, *gradients(out, lse, dout, dlse, inputs)
+
+    expected = run(
+        lambda q, k, v: oracle(q, k, v, dense, scale, keep, case.dropout_p),
+        [t.double() for t in qkv],
+    )
+    same = run(lambda q, k, v: plain(q, k, v, dense, scale, keep, case.dropout_p), qkv)
+    options = {
+        "scale": scale,
+        "dropout_p": case.dropout_p,
+        "seed": seed,
+        "backend": backend,
+        "return_lse": True,
+    }
+    actual = run(lambda q, k, v: sparseflash.attention(q, k, v, blocks, **options), qkv)
+    for name, got, want, plain_result in zip(
+        ("out", "lse", "dq", "dk", "dv"), actual, expected, same, strict=True
+    ):
+        if name in ("dq", "dk") and case.n_k == 1:
+            # a lone key has p = 1: dS = dP - rowsum(out * dout) cancels to the rounding of its
+            # terms, of size sqrt(D)
+            terms = case.n_q * case.heads // case.kv_heads if name == "dk" else 1
+            limit = 4 * torch.finfo(case.dtype).eps * scale * (case.head_dim * terms) ** 0.5
+            rms = (got.double() - want).square().mean().sqrt().item()
+            assert rms < limit, f"{name}: root mean square error {rms:.3g} above {limit:.3g}"
+        else:
+            assert_close(got, want, plain_result, name=name)

@@ -1,0 +1,154 @@
+"""The CPU backend against the float64 oracle and, bit for bit in dropout, the reference."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
+
+import masks
+from sparseflash.backends import cpu, cpu_blocks, reference
+from sparseflash.schedule import schedule_for
+from sparseflash.testing import make_qkv, oracle, relative_error
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_problem(seed):
+    check(random_case(seed, GPU_LENGTHS[:5], HEAD_DIMS, DTYPES), "cpu", "cpu")
+
+
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_random_problem_in_small_chunks(seed, monkeypatch):
+    monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**13)
+    check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, (torch.float64,)), "cpu", "cpu")
+
+
+@pytest.mark.parametrize("seed", range(200, 220))
+def test_random_problem_by_threads(seed, two_threads):
+    check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
+
+
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (63, 100), (257, 1), (700, 520)])
+def test_dense(n_q, n_k):
+    check(Case(n_q, n_k, 40, torch.float64, batch=2, heads=4, kv_heads=2), "cpu", "cpu")
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("outer", [(), (4,), (3, 1), (3, 4)])
+def test_masks_that_differ_with_shared_keys(kv_heads, outer):
+    array = np.random.default_rng(0).random((*outer, 100, 80)) < 0.2
+    mask = masks.mask_from(array)
+    case = Case(100, 80, 16, torch.float64, 3, 4, kv_heads, mask, (32, 16), token_major=True)
+    check(case, "cpu", "cpu")
+
+
+def run(backend, q, k, v, dout, dlse, schedule, dropout_p=0.0, seed=None):
+    scale = q.shape[3] ** -0.5
+    out, lse = backend.forward(q, k, v, schedule, scale, dropout_p, seed)
+    inputs = (dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed)
+    return out, lse, *backend.backward(*inputs, deterministic=True)
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+def test_dropout_of_the_reference(dropout_p):
+    # v = identity makes `out` the dropped probabilities themselves.
+    q, k, _ = make_qkv(1, 4, 96, 64, 64, kv_heads=2, dtype=torch.float64)
+    v = torch.eye(64, dtype=torch.float64).expand(1, 2, 64, 64)
+    schedule = schedule_for(masks.local(40), 96, 64, 1, 4, "cpu", (32, 16))
+    seed = torch.tensor([2**50 + 3])
+    dout, dlse = torch.randn_like(q), torch.randn(1, 4, 96, dtype=torch.float64)
+    results = [run(b, q, k, v, dout, dlse, schedule, dropout_p, seed) for b in (cpu, reference)]
+    assert torch.equal(results[0][0] == 0, results[1][0] == 0)
+    for actual, expected in zip(*results, strict=True):
+        assert relative_error(actual, expected) < 1e-12
+
+
+def test_empty_rows_stay_clean_whatever_comes_back():
+    mask = masks.mask_from(np.tril(np.ones((100, 100), dtype=bool), -30))  # 30 empty rows
+    q, k, v = make_qkv(1, 2, 100, 100, 16)
+    schedule = schedule_for(mask, 100, 100, 1, 2, "cpu", 16)
+    dlse = torch.full((1, 2, 100), -math.inf)
+    dlse[..., 30:] = 1.0
+    for backend in (cpu, reference):
+        out, lse, dq, dk, dv = run(backend, q, k, v, torch.randn_like(q), dlse, schedule)
+        assert (lse[..., :30] == -math.inf).all() and lse[..., 30:].isfinite().all()
+        assert (out[:, :, :30] == 0).all() and (dq[:, :, :30] == 0).all()
+        assert all(x.isfinite().all() for x in (out, dq, dk, dv))
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = (1000 * x for x in make_qkv(1, 1, 64, 64, 16))
+    schedule = schedule_for(masks.causal(), 64, 64, 1, 1, "cpu", 16)
+    out, lse = cpu.forward(q, k, v, schedule, 0.25, 0.0, None)
+    expected = oracle(q, k, v, torch.ones(64, 64).tril().bool(), 0.25)
+    assert relative_error(lse, expected[1]) < 1e-6
+    assert relative_error(out, expected[0]) < 1e-3  # the scores are exact to 1 in about 10 ** 7
+
+
+def test_strides_and_dtypes_of_results():
+    q, k, v = (
+        x.transpose(1, 2).contiguous().transpose(1, 2)
+        for x in make_qkv(2, 4, 48, 50, 8, kv_heads=2, dtype=torch.bfloat16)
+    )
+    schedule = schedule_for(masks.local(9), 48, 50, 2, 4, "cpu", 16)
+    out, lse, dq, dk, dv = run(cpu, q, k, v, q, None, schedule)
+    for x, like in ((out, q), (dq, q), (dk, k), (dv, v)):
+        assert (x.dtype, x.shape, x.stride()) == (like.dtype, like.shape, like.stride())
+    assert lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+def test_inference_mode_and_back(two_threads):
+    q, k, v = make_qkv(1, 2, 64, 64, 8)
+    with torch.inference_mode():
+        first = cpu.forward(q, k, v, None, 0.3, 0.0, None)
+    second = cpu.forward(q, k, v, None, 0.3, 0.0, None)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_threads_keep_their_number_and_the_gradients_their_bits(two_threads):
+    q, k, v = make_qkv(2, 2, 200, 200, 16)
+    schedule = schedule_for(masks.butterfly(16), 200, 200, 2, 2, "cpu", 16)
+    first, second = (run(cpu, q, k, v, q, None, schedule) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.get_num_threads() == 2
+
+
+def test_buffers_do_not_grow_with_the_length(monkeypatch):
+    monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**16)
+    work = cpu_blocks.Work(torch.float64)
+    work._buffers.clear()
+    monkeypatch.setattr(cpu, "by_heads", lambda task, k: task(range(k.shape[0] * k.shape[1])))
+    for length in (1024, 2048):
+        q, k, v = make_qkv(1, 2, length, length, 16, dtype=torch.float64)
+        schedule = schedule_for(masks.causal(), length, length, 1, 2, "cpu", 64)
+        run(cpu, q, k, v, q, None, schedule)
+        numbers = sum(buffer.numel() for buffer in work._buffers.values())
+        assert numbers < 4 * 2**16
+
+
+def test_unsupported():
+    q = torch.ones(1, 1, 4, 4)
+    assert cpu.unsupported(q, q, q, None, 0.1) is None
+    assert "CPU tensors" in (cpu.unsupported(q.to("meta"), q, q, None, 0.0) or "")
+    assert "float32" in (cpu.unsupported(q.int(), q, q, None, 0.0) or "")
+
+
+def test_default_device_does_not_matter():
+    q, k, v = make_qkv(1, 2, 40, 40, 8)
+    seed = torch.tensor([1])
+    schedule = schedule_for(masks.causal(), 40, 40, 1, 2, "cpu", 16)
+    expected = run(cpu, q, k, v, q, None, schedule, 0.5, seed)
+    with torch.device("meta"):
+        actual = run(cpu, q, k, v, q, None, schedule, 0.5, seed)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

@@ -1,0 +1,90 @@
+"""The dropout bits: those of the definition, exactly, and as good as independent coin tosses."""
+
+import math
+
+import pytest
+import torch
+
+from sparseflash.dropout import dropout_keys, keep_from_keys, keep_mask, keep_threshold
+
+LOW32 = 2**32 - 1
+
+
+def mix(x: int) -> int:
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & LOW32
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & LOW32
+    return x ^ (x >> 16)
+
+
+def keep_by_definition(seed: int, b_h: int, q: int, k: int, dropout_p: float) -> bool:
+    low, high = seed & LOW32, (seed >> 32) & LOW32
+    head = mix(mix(low) ^ high ^ ((b_h * 0x9E3779B9) & LOW32))
+    row_key, col_key = mix(q ^ head), mix((k + 0x85EBCA6B + head) & LOW32)
+    return mix(row_key ^ col_key) >= min(round(dropout_p * 2**32), LOW32)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, -1, 2**40 + 7, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+def test_bits_of_the_definition(seed, dropout_p):
+    batch, heads, n_q, n_k = 2, 3, 5, 7
+    expected = [
+        keep_by_definition(seed, b_h, q, k, dropout_p)
+        for b_h in range(batch * heads)
+        for q in range(n_q)
+        for k in range(n_k)
+    ]
+    actual = keep_mask(torch.tensor([seed]), batch, heads, n_q, n_k, dropout_p)
+    assert actual.flatten().tolist() == expected
+
+
+def test_any_rows_and_columns_have_the_bits_of_the_whole():
+    seed, rows, cols = torch.tensor([3]), torch.tensor([9, 0, 40]), torch.tensor([63, 5])
+    whole = keep_mask(seed, 2, 2, 50, 64, 0.3)
+    row_key, col_key = dropout_keys(seed, 2, 2, 50, 64)
+    part = keep_from_keys(row_key[..., rows], col_key[..., cols], 0.3)
+    assert torch.equal(part, whole[..., rows, :][..., cols])
+
+
+def test_threshold():
+    assert keep_threshold(0.0) == 0
+    assert keep_threshold(0.5) == 2**31
+    assert keep_threshold(1.0) == LOW32
+    assert keep_mask(torch.tensor([1]), 1, 1, 64, 64, 0.0).all()
+
+
+@pytest.mark.parametrize("dropout_p", [0.05, 0.5, 0.8])
+@pytest.mark.parametrize("seed", [0, 1, 2**33])
+def test_rates_of_all_of_rows_and_of_columns(seed, dropout_p):
+    n = 512
+    keep = keep_mask(torch.tensor([seed]), 2, 2, n, n, dropout_p).double()
+    variance = dropout_p * (1 - dropout_p)
+    assert abs(keep.mean().item() - (1 - dropout_p)) < 5 * math.sqrt(variance / keep.numel())
+    for dim in (-1, -2):
+        sums = keep.sum(dim)
+        # 4 n sums whose variance is estimated to a relative sqrt(2 / (4 n)), about 3 %.
+        assert abs(sums.var().item() / (n * variance) - 1) < 5 * math.sqrt(2 / sums.numel())
+
+
+def test_no_two_entries_go_together():
+    n = 256
+    x = torch.stack([keep_mask(torch.tensor([s]), 2, 4, n, n, 0.5) for s in (0, 1, 2, 2**32)])
+    x = x.double() * 2 - 1  # (seed, batch, head, q, k), each +-1
+    for dim in range(x.dim()):
+        for shift in (1, 2, 3):
+            product = x * x.roll(shift, dim)
+            if x.shape[dim] == 2 * shift:
+                product = product.narrow(dim, 0, shift)  # the other half has the same pairs
+            if x.shape[dim] > shift:
+                assert abs(product.mean().item()) < 5 / math.sqrt(product.numel()), (dim, shift)
+
+
+def test_no_rectangle_of_entries_goes_together():
+    # A hash of row key ^ column key could make the parity of the four corners uneven.
+    x = keep_mask(torch.tensor([5]), 2, 2, 256, 256, 0.5).double() * 2 - 1
+    for shift_q in (1, 2, 16):
+        for shift_k in (1, 2, 16):
+            other = x.roll(shift_q, -2)
+            parity = x * other * (x * other).roll(shift_k, -1)
+            assert abs(parity.mean().item()) < 5 / math.sqrt(parity.numel()), (shift_q, shift_k)

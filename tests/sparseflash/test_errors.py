@@ -1,0 +1,217 @@
+"""Bad inputs: a ValueError that holds the offending value and says what to do instead."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.testing import make_qkv
+
+BATCH, HEADS, KV_HEADS, LENGTH, DIM = 2, 4, 2, 40, 8
+Q, K, V = make_qkv(BATCH, HEADS, LENGTH, LENGTH, DIM, kv_heads=KV_HEADS)
+NAN, INF = float("nan"), float("inf")
+
+
+def like(function):
+    return {"q": function(Q), "k": function(K), "v": function(V)}
+
+
+def ones(*shape, dtype=torch.bool, **options):
+    return torch.ones(shape, dtype=dtype, **options)
+
+
+def zeros_of_length(n):
+    return dict.fromkeys("qkv", torch.zeros(1, 1, 1, 8).expand(1, 1, n, 8))
+
+
+SHAPE = "it must be (batch, heads, length, head dim)"
+EXTENT = "every extent must be at least 1"
+ONE_DTYPE = "bring them to one dtype and device"
+CAST = "cast them to bfloat16, float16, float32 or float64"
+BATCH_AND_DIM = "batch and head dim must be those of q"
+POSITIVE = "it must be positive and finite"
+PROBABILITY = "it must lie in [0, 1)"
+SEED = "pass an int in [0, 2**63), an int64 tensor or None"
+SEED_TENSOR = "pass one int64 element on cpu, or an int"
+EXTENT_OF_MASK = "each extent of the mask must be 1 or that of q"
+ARRAY = "give booleans, True where allowed"
+KINDS = "pass a masks.Mask, a masks.BlockMask, a bool array or None"
+SHAPES_OF_MASK = "give (n_q, n_k), (heads, n_q, n_k) or (batch, heads, n_q, n_k)"
+
+CASES = {
+    # name: changed arguments, the value in the message, the remedy in the message
+    "q of 3 dimensions": ({"q": Q[0]}, "q has shape (4, 40, 8)", SHAPE),
+    "k of 5 dimensions": ({"k": K[None]}, "k has shape (1, 2, 2, 40, 8)", SHAPE),
+    "v of 2 dimensions": ({"v": V[0, 0]}, "v has shape (40, 8)", SHAPE),
+    "no queries": ({"q": Q[:, :, :0]}, "q has shape (2, 4, 0, 8)", EXTENT),
+    "no keys": ({"k": K[:, :, :0], "v": V[:, :, :0]}, "k has shape (2, 2, 0, 8)", EXTENT),
+    "no key heads": ({"k": K[:, :0], "v": V[:, :0]}, "k has shape (2, 0, 40, 8)", EXTENT),
+    "no batch": (like(lambda t: t[:0]), "q has shape (0, 4, 40, 8)", EXTENT),
+    "no head dim": (like(lambda t: t[..., :0]), "q has shape (2, 4, 40, 0)", EXTENT),
+    "k of another dtype": ({"k": K.double()}, "k is torch.float64", ONE_DTYPE),
+    "v of another dtype": ({"v": V.half()}, "v is torch.float16", ONE_DTYPE),
+    "v on another device": ({"v": V.to("meta")}, "v is torch.float32 on meta", ONE_DTYPE),
+    "everything on meta": (like(lambda t: t.to("meta")), "meta", "cuda"),
+    "integers": (like(torch.Tensor.long), "torch.int64", CAST),
+    "bools": (like(torch.Tensor.bool), "torch.bool", CAST),
+    "complex numbers": (like(lambda t: t.to(torch.complex64)), "torch.complex64", CAST),
+    "float8 e4m3": (like(lambda t: t.to(torch.float8_e4m3fn)), "float8_e4m3fn", CAST),
+    "float8 e5m2": (like(lambda t: t.to(torch.float8_e5m2)), "float8_e5m2", CAST),
+    "head dims differ": ({"q": Q[..., :4]}, "(2, 4, 40, 4), k and v (2, 2, 40, 8)", BATCH_AND_DIM),
+    "batches differ": ({"q": Q[:1]}, "(1, 4, 40, 8), k and v (2, 2, 40, 8)", BATCH_AND_DIM),
+    "3 heads over 2": ({"q": Q[:, :3]}, "q has 3 heads, k and v 2", "must be a multiple"),
+    "1 head over 2": ({"q": Q[:, :1]}, "q has 1 heads, k and v 2", "must be a multiple"),
+    "v shorter than k": ({"v": V[:, :, :39]}, "(2, 2, 40, 8), v (2, 2, 39, 8)", "must be equal"),
+    "v of other head dim": ({"v": V[..., :4]}, "(2, 2, 40, 8), v (2, 2, 40, 4)", "must be equal"),
+    "q an array": ({"q": Q.numpy()}, "q is a ndarray", "pass a torch tensor"),
+    "k None": ({"k": None}, "k is a NoneType", "pass a torch tensor"),
+    "v a list": ({"v": [1.0]}, "v is a list", "pass a torch tensor"),
+    "scale 0": ({"scale": 0}, "scale is 0", POSITIVE),
+    "scale negative": ({"scale": -0.5}, "scale is -0.5", f"{POSITIVE} (negate q"),
+    "scale inf": ({"scale": INF}, "scale is inf", POSITIVE),
+    "scale nan": ({"scale": NAN}, "scale is nan", POSITIVE),
+    "dropout 1": ({"dropout_p": 1}, "dropout_p is 1", PROBABILITY),
+    "dropout 1.5": ({"dropout_p": 1.5}, "dropout_p is 1.5", PROBABILITY),
+    "dropout negative": ({"dropout_p": -0.1}, "dropout_p is -0.1", PROBABILITY),
+    "dropout nan": ({"dropout_p": NAN}, "dropout_p is nan", PROBABILITY),
+    "seed negative": ({"dropout_p": 0.1, "seed": -1}, "seed is -1", SEED),
+    "seed too large": ({"dropout_p": 0.1, "seed": 2**63}, f"seed is {2**63}", SEED),
+    "seed a float": ({"dropout_p": 0.1, "seed": 1.5}, "seed is 1.5", SEED),
+    "seed a string": ({"dropout_p": 0.1, "seed": "7"}, "seed is '7'", SEED),
+    "seed True": ({"dropout_p": 0.1, "seed": True}, "seed is True", SEED),
+    "seed of 2 elements": (
+        {"dropout_p": 0.1, "seed": torch.tensor([1, 2])},
+        "shape (2,)",
+        SEED_TENSOR,
+    ),
+    "seed of float32": ({"dropout_p": 0.1, "seed": torch.tensor(1.0)}, "float32", SEED_TENSOR),
+    "seed of int32": (
+        {"dropout_p": 0.1, "seed": torch.tensor(1, dtype=torch.int32)},
+        "int32",
+        SEED_TENSOR,
+    ),
+    "seed elsewhere": (
+        {"dropout_p": 0.1, "seed": torch.tensor(1, device="meta")},
+        "on meta",
+        SEED_TENSOR,
+    ),
+    "backend unknown": ({"backend": "cuda"}, "'cuda'", "auto, triton, cpu, reference"),
+    "backend None": ({"backend": None}, "None", "auto, triton, cpu, reference"),
+    "triton in float64": (
+        like(torch.Tensor.double) | {"backend": "triton"},
+        "torch.float64",
+        "",
+    ),
+    "reference at length 65536": (
+        zeros_of_length(2**16) | {"backend": "reference"},
+        f"all {2**32} scores",
+        "take a backend that goes block by block",
+    ),
+    "BlockMask of other length": (
+        {"mask": masks.causal().build(41)},
+        "41 queries and 41 keys, q and k have 40 and 40",
+        "build it with mask.build(40, 40), or pass the Mask itself",
+    ),
+    "array of other length": ({"mask": np.ones((40, 41), bool)}, "40", "n_q=40, n_k=41"),
+    "tensor of other length": ({"mask": ones(41, 40)}, "40", "n_q=41, n_k=40"),
+    "Mask of other length": ({"mask": masks.mask_from(np.ones((40, 41), bool))}, "40", "n_k=41"),
+    "array of 3 heads": ({"mask": ones(3, 40, 40)}, "heads 3, q has 2 and 4", EXTENT_OF_MASK),
+    "array of key heads": ({"mask": ones(2, 40, 40)}, "heads 2, q has 2 and 4", EXTENT_OF_MASK),
+    "array of batch 3": ({"mask": ones(3, 1, 40, 40)}, "batch 3", EXTENT_OF_MASK),
+    "BlockMask of 3 heads": (
+        {"mask": masks.mask_from(np.ones((3, 40, 40), bool)).build(40)},
+        "heads 3, q has 2 and 4",
+        EXTENT_OF_MASK,
+    ),
+    "BlockMask of batch 3": (
+        {"mask": masks.mask_from(np.ones((3, 1, 40, 40), bool)).build(40)},
+        "batch 3",
+        EXTENT_OF_MASK,
+    ),
+    "mask a string": ({"mask": "causal()"}, "mask is a str", f"{KINDS} (masks.parse"),
+    "mask a list": ({"mask": [[True]]}, "mask is a list", KINDS),
+    "mask True": ({"mask": True}, "mask is a bool", KINDS),
+    "mask a function": ({"mask": masks.causal}, "mask is a function", KINDS),
+    "mask of ints": ({"mask": np.ones((40, 40), int)}, "int64", ARRAY),
+    "mask of int tensors": ({"mask": ones(40, 40, dtype=torch.int32)}, "int32", ARRAY),
+    "mask of floats": ({"mask": ones(40, 40, dtype=torch.float32)}, "float32", ARRAY),
+    "mask of bfloat16": ({"mask": ones(40, 40, dtype=torch.bfloat16)}, "bfloat16", ARRAY),
+    "mask of 1 dimension": ({"mask": ones(40)}, "(40,)", SHAPES_OF_MASK),
+    "mask of 5 dimensions": ({"mask": ones(1, 1, 1, 40, 40)}, "(1, 1, 1, 40, 40)", SHAPES_OF_MASK),
+    "mask of no rows": ({"mask": ones(0, 40)}, "(0, 40)", SHAPES_OF_MASK),
+}
+
+
+def both(value, remedy):
+    return f"(?s){re.escape(value)}.*{re.escape(remedy)}"
+
+
+@pytest.mark.parametrize("function", [sparseflash.attention, sparseflash.explain])
+@pytest.mark.parametrize("changes, value, remedy", CASES.values(), ids=CASES)
+def test_bad_input_is_refused_with_value_and_remedy(changes, value, remedy, function):
+    arguments = {"q": Q, "k": K, "v": V} | changes
+    if function is sparseflash.explain and changes.get("backend") in ("triton", "reference"):
+        assert value in function(**arguments)  # why a known backend cannot run is its answer
+        return
+    with pytest.raises(ValueError, match=both(value, remedy)):
+        function(**arguments)
+
+
+BLOCK_SIZES = [
+    (20, "20", "multiple of 16 between 16 and 256"),
+    (8, "8", "multiple of 16 between 16 and 256"),
+    (512, "512", "multiple of 16 between 16 and 256"),
+    ((16, 20), "20", "multiple of 16 between 16 and 256"),
+    (0, "0", "give an integer"),
+    (-16, "-16", "give an integer"),
+    (True, "True", "give an integer"),
+    (16.0, "16.0", "give an integer"),
+    ("16", "'16'", "give an integer"),
+    ((16,), "(16,)", "give one size or (block_q, block_k)"),
+    ((16, 16, 16), "(16, 16, 16)", "give one size or (block_q, block_k)"),
+]
+
+
+@pytest.mark.parametrize("size, value, remedy", BLOCK_SIZES, ids=lambda x: repr(x))
+def test_bad_block_size_is_refused_with_value_and_remedy(size, value, remedy):
+    with pytest.raises(ValueError, match=both(f"is {value}", remedy)):
+        masks.causal().build(40, block_size=size)
+
+
+def test_unknown_option_is_refused():
+    for function in (sparseflash.attention, sparseflash.explain):
+        with pytest.raises(TypeError, match="casual"):
+            function(Q, K, V, casual=True)
+
+
+def test_triton_refuses_cpu_tensors_without_its_interpreter():
+    code = """
+import torch, sparseflash
+q = torch.ones(1, 1, 16, 16)
+try:
+    sparseflash.attention(q, q, q, backend="triton")
+except ValueError as error:
+    print(error)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
+    )
+    assert re.search(both("'triton' cannot run this call", "CUDA tensors"), done.stdout)
+    assert "TRITON_INTERPRET=1" in done.stdout and "not on cpu" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_refused_call_leaves_the_library_usable(backend):
+    before = sparseflash.attention(Q, K, V, masks.causal(), backend=backend)
+    for mask in (masks.causal().build(41), np.ones((3, 40, 40), bool), "causal()"):
+        with pytest.raises(ValueError):
+            sparseflash.attention(Q, K, V, mask, backend=backend)
+    after = sparseflash.attention(Q, K, V, masks.causal(), backend=backend)
+    assert torch.equal(before, after)

@@ -1,0 +1,125 @@
+"""What an import brings along, what the public names say, and what `explain` answers."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.testing import make_qkv
+
+HEAVY = ("triton", "hydra", "matplotlib", "omegaconf", "experiments")
+
+
+def in_a_new_process(code: str, **environment: str) -> str:
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join(filter(None, sys.path))  # pytest's `pythonpath` is not inherited
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | {"PYTHONPATH": path} | environment,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded_by(statement: str, names: tuple[str, ...]) -> str:
+    return in_a_new_process(
+        f"import sys; {statement}; print(*(n for n in {names!r} if n in sys.modules))"
+    )
+
+
+def test_import_of_sparseflash_is_light():
+    # torch itself may bring triton: what counts is what sparseflash adds to it
+    by_torch = set(loaded_by("import torch", HEAVY).split())
+    assert set(loaded_by("import sparseflash", HEAVY).split()) <= by_torch
+    assert not {"hydra", "matplotlib"} & set(loaded_by("import sparseflash", HEAVY).split())
+
+
+def test_call_on_the_cpu_needs_no_matplotlib_and_no_hydra():
+    statement = (
+        "import torch, masks, sparseflash; q = torch.ones(1, 1, 16, 16);"
+        " sparseflash.attention(q, q, q, masks.causal())"
+    )
+    assert loaded_by(statement, ("hydra", "matplotlib", "omegaconf", "experiments")) == ""
+
+
+def test_import_of_masks_loads_numpy_only():
+    names = ("torch", "einops", "sparseflash", *HEAVY)
+    assert loaded_by("import masks", names) == ""
+    assert loaded_by("import masks; masks.parse('local:9&causal').build(100)", names) == ""
+
+
+def public_names():
+    for module in (sparseflash, masks):
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}", getattr(module, name)
+    for cls in (masks.Mask, masks.BlockMask):
+        for name, member in vars(cls).items():
+            if not name.startswith("_") and (callable(member) or hasattr(member, "__get__")):
+                yield f"masks.{cls.__name__}.{name}", member
+
+
+@pytest.mark.parametrize("value", [pytest.param(v, id=n) for n, v in public_names()])
+def test_public_name_has_a_docstring(value):
+    text = inspect.getdoc(getattr(value, "__func__", value))
+    assert text and len(text) > 10
+    assert not text.startswith(f"{getattr(value, '__name__', '')}(")  # that of a bare dataclass
+
+
+@pytest.mark.parametrize("name", ["sparseflash", "masks"])
+def test_package_has_a_docstring(name):
+    assert inspect.getdoc(sys.modules[name])
+
+
+def test_parameters_of_attention_are_all_in_its_docstring():
+    text = inspect.getdoc(sparseflash.attention) or ""
+    for name in inspect.signature(sparseflash.attention).parameters:
+        assert f"{name}:" in text or f"{name}, " in text, name
+
+
+EXPLAIN = """
+import torch, masks, sparseflash
+q = torch.ones(1, 1, 16, 16, dtype=torch.{dtype})
+print(sparseflash.explain(q, q, q, {mask}))
+"""
+
+
+@pytest.mark.parametrize("mask", ["None", "masks.causal()"])
+def test_explain_without_a_gpu_names_cpu_and_why_not_triton(mask):
+    lines = in_a_new_process(EXPLAIN.format(dtype="float32", mask=mask)).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["triton", "cpu", "reference"]
+    assert "CUDA" in lines[0] and "cpu" in lines[0]
+    assert lines[1] == "cpu: chosen"
+    assert lines[2].startswith("reference: c") and "run this" in lines[2]
+
+
+def test_explain_under_the_interpreter_names_triton():
+    answer = in_a_new_process(EXPLAIN.format(dtype="float32", mask="None"), TRITON_INTERPRET="1")
+    assert answer.startswith("triton: chosen\ncpu: c") and "cpu: chosen" not in answer
+    answer = in_a_new_process(EXPLAIN.format(dtype="bfloat16", mask="None"), TRITON_INTERPRET="1")
+    assert "bfloat16" in answer.splitlines()[0] and "cpu: chosen" in answer
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_explain_of_a_named_backend_chooses_it(backend):
+    lines = sparseflash.explain(*make_qkv(1, 1, 16, 16, 16), backend=backend).splitlines()
+    assert [line for line in lines if line.endswith("chosen")] == [f"{backend}: chosen"]
+
+
+def test_explain_gives_the_reason_of_a_refusal():
+    q = torch.zeros(1, 1, 1, 8, dtype=torch.float64).expand(1, 1, 2**16, 8)
+    lines = sparseflash.explain(q, q, q).splitlines()
+    assert "float64" in lines[0] and lines[1] == "cpu: chosen" and str(2**32) in lines[2]
+
+
+def test_explain_takes_every_option_of_attention():
+    q, k, v = make_qkv(1, 1, 16, 16, 16, dtype=torch.float64)
+    options = {"scale": 0.5, "return_lse": True, "dropout_p": 0.1, "seed": 3}
+    answer = sparseflash.explain(q, k, v, masks.causal(), deterministic=True, **options)
+    assert "cpu: chosen" in answer
