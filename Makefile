@@ -2,12 +2,14 @@
 #   PYTHON=python3.12            the interpreter that .venv is made with
 #   VENV=/path/to/venv           use (or make) this environment
 #   TORCH=torch==2.11.0          another version of torch
+#   WORKERS=8                    processes that run the tests
 #   ARGS="providers=[cpu,sdpa]"  passed on to experiments.speed, or to pytest
 
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
+WORKERS ?= 2
 
 RUN   := $(VENV)/bin/python
 READY := $(VENV)/.sparseflash-ready
@@ -21,7 +23,7 @@ speed: $(READY)
 	$(RUN) -m experiments.plot
 
 test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .
