@@ -15,7 +15,16 @@ from torch import Tensor
 import masks
 
 from ..schedule import Schedule, schedule_for
-from .cpu_blocks import Dropout, Plan, Tiles, Work, by_heads, from_blocks, to_blocks
+from .cpu_blocks import (
+    ByHeads,
+    Dropout,
+    Plan,
+    Tiles,
+    Work,
+    from_blocks,
+    threads_by_head,
+    to_blocks,
+)
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
@@ -31,6 +40,21 @@ def unsupported(
 
 
 def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """out (B, Hq, N_q, D) like q and lse (B, Hq, N_q)."""
+    with threads_by_head(k) as by_heads:
+        return _forward(by_heads, q, k, v, schedule, scale, dropout_p, seed)
+
+
+def _forward(
+    by_heads: ByHeads,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -73,7 +97,7 @@ def forward(
                 out_blocks.index_add_(0, own, acc)
                 lse_blocks[own] = total.log2_().add_(top).squeeze(-1)  # times log2(e)
 
-    by_heads(attend, k)
+    by_heads(attend)
     lse = lse_blocks.mul_(LN2).view(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
     return from_blocks(out_blocks, q), lse
 
@@ -91,6 +115,25 @@ def backward(
     dropout_p: float,
     seed: Tensor | None,
     deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv like q, k, v; always the same bits from run to run."""
+    with threads_by_head(k) as by_heads:
+        return _backward(by_heads, dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed)
+
+
+def _backward(
+    by_heads: ByHeads,
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    schedule: Schedule | None,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
     schedule = schedule or _dense_schedule(q, k)
@@ -132,7 +175,7 @@ def backward(
             dk_blocks.index_add_(0, kv, dk_g)
             dv_blocks.index_add_(0, kv, dv_g)
 
-    by_heads(differentiate, k)
+    by_heads(differentiate)
     dq_blocks.mul_(LN2)  # k_g has the factor scale * log2(e)
     dk_blocks.mul_(scale)
     return from_blocks(dq_blocks, q), from_blocks(dk_blocks, k), from_blocks(dv_blocks, v)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -197,27 +198,38 @@ class Dropout:
         return keep_from_keys(self.own[own], self.other[other].view(len(own), -1), self.p)
 
 
-def by_heads(task: Callable[[range], None], k: Tensor) -> None:
-    """Run task over ranges of the B * Hkv key heads, one thread of Python each.
+ByHeads = Callable[[Callable[[range], None]], None]  # runs a task over ranges of key heads
 
-    The threads never wait for one another, as those inside each small call of torch would; and
-    no two of them write to the same head, so the results are the same from run to run.
+
+@contextmanager
+def threads_by_head(k: Tensor) -> Iterator[ByHeads]:
+    """Gives a function that runs a task over ranges of the B * Hkv key heads, one thread of Python
+    each.
+
+    These threads never wait for one another, as those inside each small call of torch would; and
+    no two of them write to the same head, so the results are the same from run to run. torch's own
+    threads are divided among them until the context ends: MKL has one number of threads for the
+    whole process, and those of OpenMP spin for a while after every call that used them.
     """
     heads, threads = k.shape[0] * k.shape[1], torch.get_num_threads()
     workers = min(heads, threads)
     if workers < 2:
-        return task(range(heads))
+        yield lambda task: task(range(heads))
+        return
     inference = torch.is_inference_mode_enabled()
-
-    def run(worker: int) -> None:
-        with torch.inference_mode(inference), torch.no_grad():
-            task(range(heads * worker // workers, heads * (worker + 1) // workers))
-
     pool = _pool(workers, threads // workers)
-    torch.set_num_threads(threads // workers)  # MKL has one number for all threads
-    try:
+
+    def by_heads(task: Callable[[range], None]) -> None:
+        def run(worker: int) -> None:
+            with torch.inference_mode(inference), torch.no_grad():
+                task(range(heads * worker // workers, heads * (worker + 1) // workers))
+
         for _ in pool.map(run, range(workers)):
             pass  # raises what a worker raised
+
+    torch.set_num_threads(threads // workers)
+    try:
+        yield by_heads
     finally:
         torch.set_num_threads(threads)
 
