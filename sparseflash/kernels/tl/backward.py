@@ -12,6 +12,7 @@ import triton.language as tl
 from sparseflash.kernels.tl.common import (
     LOG2E,
     UNSPECIALIZED,
+    block_list,
     block_start,
     head_key,
     keep_bits,
@@ -113,21 +114,13 @@ def backward_kv(
         g_row, g_col = matrix_origin(g_offset, stride_gn, TMA)
         lse_row = Lse2 + bh * n_q
         delta_row = Delta + bh * n_q
-        if DENSE:
-            n_full = n_q // BLOCK_M
-            n_partial = tl.cdiv(n_q, BLOCK_M) - n_full
-            partial_idx = row_idx
-            full_idx = row_idx
-            partial_tile = tile_idx
-        else:
-            col = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_K // BLOCK_N)
-            first = tl.load(col_ptr + col)
-            mid = tl.load(col_mid + col)
-            n_full = (tl.load(col_ptr + col + 1) - mid).to(tl.int32) * (BLOCK_Q // BLOCK_M)
-            n_partial = (mid - first).to(tl.int32) * (BLOCK_Q // BLOCK_M)
-            partial_idx = row_idx + first
-            full_idx = row_idx + mid
-            partial_tile = tile_idx + first
+        col = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_K // BLOCK_N)
+        first, middle, n_partial, n_full = block_list(
+            col_ptr, col_mid, col, n_q, BLOCK_Q, BLOCK_M, DENSE
+        )
+        partial_idx = row_idx if DENSE else row_idx + first
+        full_idx = row_idx if DENSE else row_idx + middle
+        partial_tile = tile_idx if DENSE else tile_idx + first
         key = head_key(seed_ptr, bh) if DROPOUT else 0
 
         if PARTIAL:
@@ -236,20 +229,13 @@ def backward_q(
     lse = tl.load(Lse2 + at, mask=rows < n_q, other=float("inf"))
     delta = tl.load(Delta + at, mask=rows < n_q, other=0.0)
 
-    if DENSE:
-        n_full = n_k // BLOCK_N
-        n_partial = tl.cdiv(n_k, BLOCK_N) - n_full
-        partial_idx = col_idx
-        full_idx = col_idx
-    else:
-        row = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
-        first = tl.load(row_ptr + row)
-        mid = tl.load(row_mid + row)
-        n_full = (tl.load(row_ptr + row + 1) - mid).to(tl.int32) * (BLOCK_K // BLOCK_N)
-        n_partial = (mid - first).to(tl.int32) * (BLOCK_K // BLOCK_N)
-        partial_idx = col_idx + first
-        full_idx = col_idx + mid
-        tile_idx += first
+    row = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+    first, middle, n_partial, n_full = block_list(
+        row_ptr, row_mid, row, n_k, BLOCK_K, BLOCK_N, DENSE
+    )
+    partial_idx = col_idx if DENSE else col_idx + first
+    full_idx = col_idx if DENSE else col_idx + middle
+    partial_tile = tile_idx if DENSE else tile_idx + first
 
     key = head_key(seed_ptr, bh) if DROPOUT else 0
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -262,7 +248,7 @@ def backward_q(
             else:
                 start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
                 allowed = tile_bits(
-                    bits, tl.load(tile_idx + t // (BLOCK_K // BLOCK_N)),
+                    bits, tl.load(partial_tile + t // (BLOCK_K // BLOCK_N)),
                     q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
                 )  # fmt: skip
             k = load_tile(K + k_offset, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)

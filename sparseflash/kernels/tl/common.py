@@ -85,6 +85,22 @@ def load_full(
 
 
 @triton.jit
+def block_list(ptr, mid, row, n, BLOCK: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr):
+    """Where the partial and the full blocks of a list begin in its index, and how many kernel tiles
+    there are of each. Dense, all tiles within n are full, and one that sticks out is partial.
+    """
+    if DENSE:
+        n_full = n // TILE
+        return 0, 0, tl.cdiv(n, TILE) - n_full, n_full
+    else:
+        first = tl.load(ptr + row)
+        middle = tl.load(mid + row)
+        n_partial = (middle - first).to(tl.int32) * (BLOCK // TILE)
+        n_full = (tl.load(ptr + row + 1) - middle).to(tl.int32) * (BLOCK // TILE)
+        return first, middle, n_partial, n_full
+
+
+@triton.jit
 def block_start(idx, t, BLOCK: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr):
     """First token of kernel tile t of a list of mask blocks, BLOCK // TILE tiles to a block."""
     if DENSE:

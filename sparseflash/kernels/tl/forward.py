@@ -11,6 +11,7 @@ import triton.language as tl
 from sparseflash.kernels.tl.common import (
     LN2,
     UNSPECIALIZED,
+    block_list,
     block_start,
     head_key,
     keep_bits,
@@ -60,20 +61,13 @@ def attention_forward(
     k_base = K + k_offset
     v_base = V + v_offset
 
-    if DENSE:
-        n_full = n_k // BLOCK_N
-        n_partial = tl.cdiv(n_k, BLOCK_N) - n_full
-        partial_idx = col_idx
-        full_idx = col_idx
-    else:
-        row = b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
-        first = tl.load(row_ptr + row)
-        mid = tl.load(row_mid + row)
-        n_full = (tl.load(row_ptr + row + 1) - mid).to(tl.int32) * (BLOCK_K // BLOCK_N)
-        n_partial = (mid - first).to(tl.int32) * (BLOCK_K // BLOCK_N)
-        partial_idx = col_idx + first
-        full_idx = col_idx + mid
-        tile_idx += first
+    row = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
+    first, middle, n_partial, n_full = block_list(
+        row_ptr, row_mid, row, n_k, BLOCK_K, BLOCK_N, DENSE
+    )
+    partial_idx = col_idx if DENSE else col_idx + first
+    full_idx = col_idx if DENSE else col_idx + middle
+    partial_tile = tile_idx if DENSE else tile_idx + first
 
     q_base = Q + b * stride_qb + h * stride_qh
     q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
@@ -91,7 +85,7 @@ def attention_forward(
             else:
                 start = block_start(partial_idx, t, BLOCK_K, BLOCK_N, False)
                 allowed = tile_bits(
-                    bits, tl.load(tile_idx + t // (BLOCK_K // BLOCK_N)),
+                    bits, tl.load(partial_tile + t // (BLOCK_K // BLOCK_N)),
                     q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
                 )  # fmt: skip
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
