@@ -120,10 +120,12 @@ def test_peak_memory_of_building_the_schedule_follows_its_blocks():
 def test_memory_does_not_grow_from_call_to_call():
     qkv = inputs(2048)
     run(sparseflash.attention, qkv, MASK)
+    gc.collect()  # what earlier tests left in cycles may be freed at any time
     before = torch.cuda.memory_allocated()
     for _ in range(5):
         run(sparseflash.attention, qkv, MASK)
-    assert torch.cuda.memory_allocated() == before
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
 
 
 # ---- determinism
