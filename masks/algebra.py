@@ -1,9 +1,13 @@
 """Mask expressions: leaves joined by `|`, `&`, `~` and `-`, with no length and no device.
 
+`mask >> transform` is in `masks.transforms`, masks that differ from head to head or from layer to
+layer in `masks.structure`.
+
 A mask is a set of allowed (query, key) pairs for every length. Two masks are equal when their
 canonical texts are; the text is Python, and `masks.parse` reads it back.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import reduce
@@ -14,6 +18,7 @@ import numpy as np
 from masks import runs as rl
 from masks.block_mask import BlockMask
 from masks.build import build
+from masks.checks import integer
 from masks.registry import remember
 from masks.runs import Bools, Grid, Ints, Runs
 
@@ -36,6 +41,10 @@ class Mask:
         key: canonical text; equality and hash go by it.
         batch, heads: the extent that an array leaf fixes, None when any count fits.
         per_head: whether it differs from head to head, so that `build` needs `heads=`.
+        period: heads after which it repeats, or 0 when it never does; `build` takes it for `heads=`
+            where that is not given.
+        per_layer: whether it differs from layer to layer: take `layer(i)` before `build`.
+        prefix_stable: whether the mask of a shorter length is a crop of that of a longer one.
         spelled: whether `parse(key)` gives it back: no array is in it.
     """
 
@@ -43,11 +52,20 @@ class Mask:
     batch: int | None = None
     heads: int | None = None
     per_head: bool = False
+    period: int = 1
+    per_layer: bool = False
+    prefix_stable: bool = False
     spelled: bool = True
+    binding = 3  # of the operator on top: | 0, & 1, >> 2, calls and ~ 3
 
     def place(self, grid: Grid) -> Placed:
         """Classify every block of `grid`."""
         raise NotImplementedError
+
+    def layer(self, index: int) -> "Mask":
+        """The mask of layer `index`, >= 0; the mask itself where all layers have the same."""
+        integer("index", index, least=0)
+        return self
 
     def build(
         self,
@@ -66,8 +84,9 @@ class Mask:
             batch, heads: extents of q; needed only where the mask differs along them.
 
         Raises:
-            ValueError: an argument out of range, an array leaf of another length or extent, or a
-                mask that differs from head to head without `heads`.
+            ValueError: an argument out of range, an array leaf of another length or extent, a mask
+                that differs from head to head without `heads`, or one that differs from layer to
+                layer.
         """
         return build(self, n_q, n_k, block_size, batch=batch, heads=heads)
 
@@ -98,6 +117,9 @@ class Mask:
     def __invert__(self) -> "Mask":
         return Not(self)
 
+    def __rshift__(self, transform: Any) -> "Mask":
+        return transform(self) if isinstance(transform, Transform) else NotImplemented
+
     def __bool__(self) -> NoReturn:
         raise TypeError(
             "a mask has no truth value: write | & ~ for or, and, not; `is None` in an if"
@@ -114,6 +136,30 @@ class Mask:
 
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.key
+
+    __repr__ = __str__
+
+
+class Transform:
+    """The right side of `mask >> transform`: an immutable function from masks to masks.
+
+    A subclass is a frozen dataclass with a canonical text `key`, by which it is equal and hashed.
+    """
+
+    key: str
+    spelled: bool = True
+
+    def __call__(self, mask: Mask) -> Mask:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Transform) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     def __str__(self) -> str:
         return self.key
@@ -185,15 +231,15 @@ class _Join(Mask):
 
     def __init__(self, parts: tuple[Mask, ...]):
         # no str() and no generators here: torch.compile traces the making of a mask
-        words = [f"({p.key})" if isinstance(p, _Join) else p.key for p in parts]
+        words = [f"({p.key})" if p.binding < 3 else p.key for p in parts]
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "key", f" {self.symbol} ".join(words))
-        object.__setattr__(self, "batch", _common_extent("batch", parts))
-        object.__setattr__(self, "heads", _common_extent("heads", parts))
-        object.__setattr__(self, "per_head", any([p.per_head for p in parts]))
-        object.__setattr__(self, "spelled", all([p.spelled for p in parts]))
-        if not self.spelled:
-            remember(self)
+        inherit(self, parts)
+
+    def layer(self, index: int) -> Mask:
+        if not self.per_layer:
+            return super().layer(index)
+        return type(self).of(*[part.layer(index) for part in self.parts])
 
     @classmethod
     def of(cls, *operands: Mask) -> Mask:
@@ -212,11 +258,11 @@ class _Join(Mask):
 
 
 class Or(_Join):
-    symbol, operator = "|", np.maximum
+    symbol, operator, binding = "|", np.maximum, 0
 
 
 class And(_Join):
-    symbol, operator = "&", np.minimum
+    symbol, operator, binding = "&", np.minimum, 1
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -225,12 +271,12 @@ class Not(Mask):
 
     def __init__(self, part: Mask):
         object.__setattr__(self, "part", part)
-        word = f"~({part.key})" if isinstance(part, _Join) else f"~{part.key}"
+        word = f"~({part.key})" if part.binding < 3 else f"~{part.key}"
         object.__setattr__(self, "key", word)
-        for name in ("batch", "heads", "per_head", "spelled"):
-            object.__setattr__(self, name, getattr(part, name))
-        if not self.spelled:
-            remember(self)
+        inherit(self, (part,))
+
+    def layer(self, index: int) -> Mask:
+        return ~self.part.layer(index) if self.per_layer else super().layer(index)
 
     def __invert__(self) -> Mask:
         return self.part
@@ -240,6 +286,25 @@ class Not(Mask):
         return Placed(
             rl.invert(inner.runs), lambda s, q, k: ~inner.allowed(s, q, k), inner.signature
         )
+
+
+def inherit(
+    mask: Mask, parts: tuple[Mask, ...], *, spelled: bool = True, prefix_stable: bool = True
+) -> None:
+    """Give a mask made of others what follows from theirs: extents and flags.
+
+    `spelled` and `prefix_stable` tell of the making itself.
+    """
+    own = object.__setattr__
+    own(mask, "batch", _common_extent("batch", parts))
+    own(mask, "heads", _common_extent("heads", parts))
+    own(mask, "per_head", any([part.per_head for part in parts]))
+    own(mask, "period", math.lcm(*[part.period for part in parts]))  # 0 if any is 0
+    own(mask, "per_layer", any([part.per_layer for part in parts]))
+    own(mask, "prefix_stable", prefix_stable and all([part.prefix_stable for part in parts]))
+    own(mask, "spelled", spelled and all([part.spelled for part in parts]))
+    if not mask.spelled:
+        remember(mask)
 
 
 def _common_extent(name: str, parts: tuple[Mask, ...]) -> int | None:

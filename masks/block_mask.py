@@ -219,6 +219,9 @@ def block_sizes(block_size: Any) -> tuple[int, int]:
     else:
         sizes = (block_size, block_size)
     block_q, block_k = (integer("block_size", size, least=1) for size in sizes)
+    for size in (block_q, block_k):
+        if size % 16 or not 16 <= size <= 256:
+            raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")
     return block_q, block_k
 
 

@@ -37,13 +37,15 @@ def build(
 ) -> BlockMask:
     """See `Mask.build`."""
     block_q, block_k = block_sizes(block_size)
+    if mask.per_layer:
+        raise ValueError(f"{mask} differs from layer to layer: build mask.layer(i) instead")
     grid = Grid(
         n_q=integer("n_q", n_q, least=1),
         n_k=integer("n_k", n_q if n_k is None else n_k, least=1),
         block_q=block_q,
         block_k=block_k,
-        batch=_extent("batch", mask, mask.batch, False, batch),
-        heads=_extent("heads", mask, mask.heads, mask.per_head, heads),
+        batch=_extent("batch", mask, mask.batch, 1, batch),
+        heads=_extent("heads", mask, mask.heads, mask.period if mask.per_head else 1, heads),
     )
     cached = _cache.get((mask.key, grid))
     if cached is None:
@@ -52,19 +54,23 @@ def build(
     return cached
 
 
-def _extent(name: str, mask: "Mask", fixed: int | None, needed: bool, given: int | None) -> int:
+def _extent(name: str, mask: "Mask", fixed: int | None, period: int, given: int | None) -> int:
     """Extent of the block mask along batch or heads: 1 where the mask is the same for all."""
     if given is not None:
         given = integer(name, given, least=1)
     if fixed is not None:
         if given not in (None, fixed):
             raise ValueError(f"{name} is {given}, but {mask} is made for {name}={fixed}")
+        if period and fixed % period:
+            raise ValueError(f"{mask} is made for {name}={fixed}, but repeats after {period}")
         return fixed
-    if not needed:
+    if period == 1:
         return 1
-    if given is None:
+    if given is None and not period:
         raise ValueError(f"{mask} differs from head to head: give {name}= to build")
-    return given
+    if given is not None and period and given % period:
+        raise ValueError(f"{name} is {given}, but {mask} repeats after {period}: give a multiple")
+    return given or period
 
 
 def _resolve(placed: "Placed", grid: Grid, text: str) -> BlockMask:
@@ -114,8 +120,7 @@ def _evaluate(
 ) -> np.ndarray:
     """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
     _, row, col = grid.split(x)
-    tail = (row == grid.rows - 1) * 2 + (col == grid.cols - 1)  # where the sequence may end inside
-    first, group = _groups([tail, *placed.signature(x)])
+    first, group = _groups([grid.cut(row, col), *placed.signature(x)])
     codes = np.empty(len(first), np.int32)
     step = max(1, PAIRS_AT_ONCE // (grid.block_q * grid.block_k))
     for begin in range(0, len(first), step):
@@ -134,10 +139,10 @@ def _evaluate(
 def _tokens(placed: "Placed", grid: Grid, x: Ints) -> tuple[Bools, Bools]:
     """(allowed, exists), bool (T, block_q, block_k), of the token pairs of the blocks at `x`."""
     s, row, col = grid.split(x)
-    q = grid.q_first[row][:, None, None] + np.arange(grid.block_q)[:, None]
-    k = grid.k_first[col][:, None, None] + np.arange(grid.block_k)
-    exists = (q < grid.n_q) & (k < grid.n_k)
-    q, k = np.minimum(q, grid.n_q - 1), np.minimum(k, grid.n_k - 1)
+    q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
+    k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
+    exists = (q >= 0) & (q < grid.n_q) & (k >= 0) & (k < grid.n_k)
+    q, k = np.clip(q, 0, grid.n_q - 1), np.clip(k, 0, grid.n_k - 1)
     return placed.allowed(s[:, None, None], q, k) & exists, exists
 
 

@@ -27,7 +27,12 @@ EMPTY, MIXED, FULL = range(3)
 
 @dataclass(frozen=True)
 class Grid:
-    """Block geometry of one mask at one length: tokens, block sizes and the number of slices."""
+    """Block geometry of one mask at one length: tokens, block sizes and the number of slices.
+
+    Block row 0 begins with query `q_origin`, and block column 0 with key `k_origin`. Beyond 0 the
+    grid is a window of a longer mask, which ends with it; below 0, its first blocks are cut by the
+    beginning of the sequence as the last ones are by its end.
+    """
 
     n_q: int
     n_k: int
@@ -35,22 +40,23 @@ class Grid:
     block_k: int
     batch: int = 1
     heads: int = 1
+    q_origin: int = 0
+    k_origin: int = 0
 
     def __post_init__(self):
-        for name in ("n_q", "n_k", "batch", "heads"):
+        for name in ("n_q", "n_k", "block_q", "block_k", "batch", "heads"):
             integer(name, getattr(self, name), least=1)
-        for name in ("block_q", "block_k"):
-            size = integer(name, getattr(self, name), least=1)
-            if size % 16 or not 16 <= size <= 256:
-                raise ValueError(f"{name} is {size}: give a multiple of 16 between 16 and 256")
+        for side in "qk":
+            least, most = 1 - getattr(self, f"block_{side}"), getattr(self, f"n_{side}") - 1
+            integer(f"{side}_origin", getattr(self, f"{side}_origin"), least=least, most=most)
 
     @property
     def rows(self) -> int:
-        return -(-self.n_q // self.block_q)
+        return -(-(self.n_q - self.q_origin) // self.block_q)
 
     @property
     def cols(self) -> int:
-        return -(-self.n_k // self.block_k)
+        return -(-(self.n_k - self.k_origin) // self.block_k)
 
     @property
     def area(self) -> int:
@@ -66,25 +72,38 @@ class Grid:
         """Blocks of all slices."""
         return self.slices * self.area
 
+    def q_token(self, row: Ints) -> Ints:
+        """First query of the block rows; below 0 where the beginning cuts the block."""
+        return self.q_origin + row * self.block_q
+
+    def k_token(self, col: Ints) -> Ints:
+        """First key of the block columns; below 0 where the beginning cuts the block."""
+        return self.k_origin + col * self.block_k
+
     @cached_property
     def q_first(self) -> Ints:
-        """First query of every block row."""
-        return np.arange(self.rows, dtype=np.int64) * self.block_q
+        """First existing query of every block row."""
+        return np.maximum(self.q_token(np.arange(self.rows, dtype=np.int64)), 0)
 
     @cached_property
     def q_last(self) -> Ints:
         """Last existing query of every block row."""
-        return np.minimum(self.q_first + self.block_q, self.n_q) - 1
+        return np.minimum(self.q_token(np.arange(1, self.rows + 1, dtype=np.int64)), self.n_q) - 1
 
     @cached_property
     def k_first(self) -> Ints:
-        """First key of every block column."""
-        return np.arange(self.cols, dtype=np.int64) * self.block_k
+        """First existing key of every block column."""
+        return np.maximum(self.k_token(np.arange(self.cols, dtype=np.int64)), 0)
 
     @cached_property
     def k_last(self) -> Ints:
         """Last existing key of every block column."""
-        return np.minimum(self.k_first + self.block_k, self.n_k) - 1
+        return np.minimum(self.k_token(np.arange(1, self.cols + 1, dtype=np.int64)), self.n_k) - 1
+
+    def cut(self, row: Ints, col: Ints) -> Ints:
+        """Which ends of the sequence may cut a block: equal numbers, equal existing tokens."""
+        first = (row == 0) * 2 + (col == 0) if min(self.q_origin, self.k_origin) < 0 else 0
+        return first * 4 + (row == self.rows - 1) * 2 + (col == self.cols - 1)
 
     def split(self, x: Ints) -> tuple[Ints, Ints, Ints]:
         """Flattened positions -> (slice, block row, block column)."""

@@ -55,8 +55,8 @@ class ArrayMask(Leaf):
         codes = np.empty((grid.slices * grid.rows, grid.cols), np.uint8)
         for line in range(len(codes)):
             b, h = divmod(line // grid.rows, grid.heads)
-            first = grid.q_first[line % grid.rows]
-            tokens = self.data[b, h, first : first + grid.block_q]
+            row = line % grid.rows
+            tokens = self.data[b, h, grid.q_first[row] : grid.q_last[row] + 1]
             some = np.logical_or.reduceat(tokens.any(0), grid.k_first)
             every = np.logical_and.reduceat(tokens.all(0), grid.k_first)
             codes[line] = np.where(every, rl.FULL, np.where(some, rl.MIXED, rl.EMPTY))

@@ -68,6 +68,10 @@ class Band(Leaf):
     high: int
     align: str
 
+    @property
+    def prefix_stable(self) -> bool:
+        return self.align == "top_left"
+
     def _shift(self, grid: Grid) -> int:
         return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
 
@@ -75,13 +79,13 @@ class Band(Leaf):
         first, last = grid.q_first + self._shift(grid), grid.q_last + self._shift(grid)
         # The queries of a block row see an interval of keys together, and another one each.
         low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
-        seen = low <= high
-        any_first = np.where(seen, low // grid.block_k, 0)
-        any_stop = np.where(seen, high // grid.block_k + 1, 0)
-        full_first = -(-np.maximum(last - self.high, 0) // grid.block_k)
-        full_stop = (first - self.low + 1) // grid.block_k
-        full_stop = np.where(first - self.low >= grid.n_k - 1, grid.cols, full_stop)  # a ragged end
-        some_full = seen & (full_first < full_stop)
+        block, origin = grid.block_k, grid.k_origin
+        any_first, any_stop = (low - origin) // block, (high - origin) // block + 1
+        any_first, any_stop = (np.clip(x, 0, grid.cols) for x in (any_first, any_stop))
+        any_first = np.where(low <= high, any_first, any_stop)
+        full_first = np.searchsorted(grid.k_first, last - self.high, "left")
+        full_stop = np.searchsorted(grid.k_last, first - self.low, "right")
+        some_full = (any_first < any_stop) & (full_first < full_stop)
         full_first = np.where(some_full, full_first, any_stop)
         full_stop = np.where(some_full, full_stop, any_stop)
         zero = np.zeros_like(any_first)
@@ -95,4 +99,4 @@ class Band(Leaf):
         return (distance >= self.low) & (distance <= self.high)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        return row * grid.block_q - col * grid.block_k  # a band looks the same along a diagonal
+        return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal

@@ -32,6 +32,7 @@ def butterfly(block: int = 128, levels: int | None = None) -> Mask:
 @dataclass(frozen=True, repr=False, eq=False)
 class Butterfly(TokenBlocks):
     levels: int | None
+    prefix_stable = True
 
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
         held = int(max(rows[-1], n_cols - 1)).bit_length()

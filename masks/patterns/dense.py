@@ -19,6 +19,7 @@ def dense() -> Mask:
 @dataclass(frozen=True, repr=False, eq=False)
 class Dense(Leaf):
     key: str
+    prefix_stable = True
 
     def runs(self, grid: Grid) -> Runs:
         return rl.constant(rl.FULL)

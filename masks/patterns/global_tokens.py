@@ -22,6 +22,7 @@ def global_tokens(n: int) -> Mask:
 class GlobalTokens(Leaf):
     key: str
     n: int
+    prefix_stable = True
 
     def runs(self, grid: Grid) -> Runs:
         full_cols = int((grid.k_last < self.n).sum())
@@ -38,6 +39,6 @@ class GlobalTokens(Leaf):
         return (q < self.n) | (k < self.n)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        rows_in = np.clip(self.n - row * grid.block_q, 0, grid.block_q)
-        cols_in = np.clip(self.n - col * grid.block_k, 0, grid.block_k)
+        rows_in = np.clip(self.n - grid.q_token(row), 0, grid.block_q)
+        cols_in = np.clip(self.n - grid.k_token(col), 0, grid.block_k)
         return rows_in * (grid.block_k + 1) + cols_in

@@ -66,6 +66,10 @@ class RandomBlocks(TokenBlocks):
     seed: int
     per_head: bool
 
+    @property
+    def period(self) -> int:
+        return 0 if self.per_head else 1
+
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
         count = self.count or max(1, round((self.density or 0) * n_cols))
         if count > n_cols:

@@ -40,19 +40,21 @@ class TokenBlocks(Leaf):
         return -(-grid.n_k // self.block)
 
     def runs(self, grid: Grid) -> Runs:
-        token_rows = np.arange(-(-grid.n_q // self.block), dtype=np.int64)
+        first, last = int(grid.q_first[0]) // self.block, (grid.n_q - 1) // self.block
+        token_rows = np.arange(first, last + 1, dtype=np.int64)
         pairs = [
             self.pairs(s % grid.heads, token_rows, self._token_cols(grid))
             for s in range(grid.slices)
         ]
-        if self.block == grid.block_q == grid.block_k:  # every pair is a block
+        aligned = grid.q_origin % self.block == 0 == grid.k_origin
+        if aligned and self.block == grid.block_q == grid.block_k:  # every pair is a block
             lines = [i + s * grid.rows for s, (i, _) in enumerate(pairs)]
             col = np.concatenate([col for _, col in pairs])
             return rl.from_points(grid, np.concatenate(lines) * grid.cols + col, rl.FULL)
 
         lines, firsts, stops, tokens = [], [], [], []
         for s, (i, col) in enumerate(pairs):
-            pair, row, height = _cut(i * self.block, self.block, grid.n_q, grid.block_q)
+            pair, row, height = _cut(token_rows[i] * self.block, self.block, grid)
             for of, first, stop, width in _pieces(col[pair] * self.block, self.block, grid):
                 lines.append(s * grid.rows + row[of])
                 firsts.append(first)
@@ -76,7 +78,7 @@ class TokenBlocks(Leaf):
             keys = np.append(i * n_cols + j, -1)  # -1: a target for searches past the end
             wanted = index * n_cols + col
             found = keys[np.searchsorted(keys[:-1], wanted)] == wanted
-            allowed |= found & mine & (col < n_cols)
+            allowed |= found & mine & (col >= 0) & (col < n_cols)
         return allowed
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
@@ -85,11 +87,11 @@ class TokenBlocks(Leaf):
         # Which token blocks a block meets, from where on, and which of those are allowed.
         met_rows = 1 + (grid.block_q + self.block - 2) // self.block
         met_cols = 1 + (grid.block_k + self.block - 2) // self.block
-        token_row, q_phase = np.divmod(row * grid.block_q, self.block)
-        token_col, k_phase = np.divmod(col * grid.block_k, self.block)
+        token_row, q_phase = np.divmod(grid.q_token(row), self.block)
+        token_col, k_phase = np.divmod(grid.k_token(col), self.block)
         token_rows = token_row[:, None, None] + np.arange(met_rows)[:, None]
         token_cols = token_col[:, None, None] + np.arange(met_cols)
-        token_rows = np.minimum(token_rows, -(-grid.n_q // self.block) - 1)
+        token_rows = np.clip(token_rows, 0, (grid.n_q - 1) // self.block)
         met = self._lookup(grid, s[:, None, None], token_rows, token_cols)
         phases = np.stack([q_phase, k_phase], axis=1).view(np.uint8)
         content = np.concatenate([phases, np.packbits(met.reshape(len(met), -1), axis=1)], axis=1)
@@ -97,32 +99,38 @@ class TokenBlocks(Leaf):
         return np.unique(content, return_inverse=True)[1].astype(np.int64)
 
 
-def _cut(start: Ints, size: int, n: int, block: int) -> tuple[Ints, Ints, Ints]:
-    """Which blocks the token ranges [start, start + size), ended by n, meet.
+def _cut(start: Ints, size: int, grid: Grid) -> tuple[Ints, Ints, Ints]:
+    """Which block rows of the grid the query ranges [start, start + size) meet.
 
     Returns:
-        (of, met, tokens): range of[i] has tokens[i] tokens in block met[i].
+        (of, met, tokens): range of[i] has tokens[i] queries in block row met[i].
     """
-    stop = np.minimum(start + size, n)
-    first, last = start // block, (stop - 1) // block
-    count = last - first + 1
+    stop = np.minimum(start + size, grid.n_q)
+    first = np.maximum(start - grid.q_origin, 0) // grid.block_q
+    last = (stop - 1 - grid.q_origin) // grid.block_q  # below `first` for a range before the grid
+    count = np.maximum(last - first + 1, 0)
     of = np.repeat(np.arange(len(start)), count)
     met = first[of] + np.arange(len(of)) - (np.cumsum(count) - count)[of]
-    tokens = np.minimum(stop[of], (met + 1) * block) - np.maximum(start[of], met * block)
-    return of, met, tokens
+    tokens = np.minimum(stop[of] - 1, grid.q_last[met]) - np.maximum(start[of], grid.q_first[met])
+    return of, met, tokens + 1
 
 
 def _pieces(start: Ints, size: int, grid: Grid) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
-    """Which block columns the key ranges [start, start + size), ended by n_k, meet.
+    """Which block columns of the grid the key ranges [start, start + size) meet.
 
     Yields:
         The first column met, the last one, and those between, each time as (of, first, stop, keys):
         range of[i] has keys[i] keys in each of the columns first[i]..stop[i]-1.
     """
     stop = np.minimum(start + size, grid.n_k)
-    first, last = start // grid.block_k, (stop - 1) // grid.block_k
+    inside = np.flatnonzero(stop > grid.k_origin)
+    start, stop = np.maximum(start[inside], grid.k_origin), stop[inside]
+    first, last = ((x - grid.k_origin) // grid.block_k for x in (start, stop - 1))
     everyone, several = np.arange(len(start)), np.flatnonzero(last > first)
     between = np.flatnonzero(last > first + 1)
-    yield everyone, first, first + 1, np.minimum(stop, (first + 1) * grid.block_k) - start
-    yield several, last[several], last[several] + 1, (stop - last * grid.block_k)[several]
-    yield between, first[between] + 1, last[between], np.full(len(between), grid.block_k)
+    head = np.minimum(stop, grid.k_last[first] + 1) - start
+    yield inside[everyone], first, first + 1, head
+    tail = stop[several] - grid.k_first[last[several]]
+    yield inside[several], last[several], last[several] + 1, tail
+    whole = np.full(len(between), grid.block_k)
+    yield inside[between], first[between] + 1, last[between], whole

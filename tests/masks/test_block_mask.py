@@ -99,7 +99,7 @@ def test_read_only():
     ("change", "message"),
     [
         ({"n_q": 0}, "n_q is 0"),
-        ({"block_size": (40, 32), "bits": np.zeros((1, 40, 1), np.uint32)}, "block_q is 40"),
+        ({"block_size": (40, 32), "bits": np.zeros((1, 40, 1), np.uint32)}, "block_size is 40"),
         ({"starts": np.array([0, 3])}, r"starts \(2,\), tiles"),
         ({"starts": np.array([1, 2, 3])}, "ascend from 0"),
         ({"starts": np.array([0, 2, 2])}, "ascend from 0"),

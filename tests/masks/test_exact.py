@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask, Mask, runs
+from masks import BlockMask, Mask
+from masks import runs as rl
 from masks.algebra import Leaf
 from masks.patterns.token_blocks import TokenBlocks
+from masks.runs import Grid
 from tests.masks.brute import brute_dense, brute_layout
 from tests.masks.cases import BLOCKS, LENGTHS, composition
+from tests.masks.families import BATCH, HEADS, LEAVES, VARIED
 
 
 def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
@@ -33,21 +36,58 @@ def test_composition(seed: int):
     check(mask, mask.build(n_q, n_k, block_size), brute_dense(mask, n_q, n_k))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_composition_with_heads_and_batch(seed: int):
-    rng = random.Random(1000 + seed)
-    data = np.random.default_rng(seed)
-    n_q, n_k, batch, heads = rng.choice(LENGTHS), rng.choice(LENGTHS), rng.choice([1, 2]), 3
-    count = min(2, -(-n_k // 24))
-    per_head = masks.random_blocks(count=count, block=24, seed=seed, per_head=True)
-    array = masks.mask_from(data.random((batch, 1, n_q, n_k)) < 0.5)
-    by_head = masks.mask_from(data.random((heads, n_q, n_k)) < 0.9)
+    rng = random.Random(10**6 + seed)
+    n_q, n_k = rng.choice(LENGTHS), rng.choice(LENGTHS)
     mask = composition(rng, n_q, n_k, rng.randrange(3))
-    for part in rng.sample([per_head, array, by_head], rng.randrange(1, 4)):
+    for maker in rng.choices(VARIED, k=rng.randrange(1, 4)):
+        part = maker(rng, n_q, n_k)
         mask = rng.choice([mask | part, mask & part, mask - part])
-    blocks = mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS)), heads=heads)
-    assert blocks.batch in (1, batch) and blocks.heads in (1, heads)
+    blocks = mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS)), heads=HEADS)
+    assert blocks.batch in (1, BATCH) and blocks.heads in (1, HEADS)
     check(mask, blocks, brute_dense(mask, n_q, n_k, blocks.batch, blocks.heads))
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("maker", LEAVES)
+def test_windows(maker, seed: int):
+    """Any leaf on a grid that begins before, or beyond, its first token: codes and signatures."""
+    rng = random.Random(seed)
+    n_q, n_k = rng.choice(LENGTHS), rng.choice(LENGTHS)
+    mask = maker(rng, n_q, n_k)
+    block_q, block_k = rng.choice([1, 7, 16, 32]), rng.choice([5, 16, 24])
+    origins = (rng.randrange(1 - block_q, n_q), rng.randrange(1 - block_k, n_k))
+    grid = Grid(n_q, n_k, block_q, block_k, 1, 1, *origins)
+    dense = brute_dense(mask, n_q, n_k)[0, 0]
+    placed = mask.place(grid)
+    x = np.arange(grid.size)
+    _, row, col = grid.split(x)
+    codes = placed.runs.at(x)
+    tiles: dict[tuple, bytes] = {}
+    signatures = zip(grid.cut(row, col), *placed.signature(x), strict=True)
+    for i, signature in zip(x.tolist(), signatures, strict=True):
+        q = np.arange(grid.q_first[row[i]], grid.q_last[row[i]] + 1)
+        k = np.arange(grid.k_first[col[i]], grid.k_last[col[i]] + 1)
+        tile = dense[np.ix_(q, k)]
+        assert codes[i] == rl.MIXED or (tile == (codes[i] == rl.FULL)).all(), (mask, grid, i)
+        if codes[i] == rl.MIXED:
+            zero = np.zeros((1, 1, 1), np.int64)
+            allowed = placed.allowed(zero, q[None, :, None], k[None, None, :])
+            assert np.array_equal(np.broadcast_to(allowed, (1, *tile.shape))[0], tile), mask
+            same = tiles.setdefault(signature, tile.tobytes())
+            assert same == tile.tobytes(), (mask, grid, i)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("maker", LEAVES)
+def test_prefix_stable(maker, seed: int):
+    rng = random.Random(seed)
+    mask = maker(rng, 200, 180)
+    if mask.prefix_stable:
+        n_q, n_k = rng.randrange(1, 200), rng.randrange(1, 180)
+        whole, part = brute_dense(mask, 200, 180), brute_dense(mask, n_q, n_k)
+        assert np.array_equal(whole[..., :n_q, :n_k], part), mask
 
 
 @pytest.mark.parametrize("align", ["top_left", "bottom_right"])
@@ -109,7 +149,7 @@ class Checkers(Leaf):
     key: str
 
     def runs(self, grid):
-        return runs.constant(runs.MIXED)
+        return rl.constant(rl.MIXED)
 
     def allowed(self, grid, s, q, k):
         return (q // 32 + k // 32) % 2 == 0

@@ -1,0 +1,1 @@
+"""What stands to the right of `mask >> transform`, one family a file."""

@@ -1,0 +1,55 @@
+"""The patterns of the property tests, one family a file.
+
+A family says of every leaf class, in the plainest words and independently of the code under test,
+which pairs it allows (`@oracle`), and makes random masks of its own (`@leaf`). Importing this
+package imports them all.
+"""
+
+import importlib
+import pkgutil
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from masks import Mask
+
+Oracle = Callable[[Mask, int, int, int], np.ndarray]
+Maker = Callable[[random.Random, int, int], Mask]
+
+ORACLES: dict[type, Oracle] = {}
+LEAVES: list[Maker] = []
+VARIED: list[Maker] = []
+BATCH, HEADS = 2, 4  # of the masks that `varied` makes
+
+
+def oracle(kind: type) -> Callable[[Oracle], Oracle]:
+    """Decorator of (mask, n_q, n_k, heads) -> bool, broadcasting to (batch, heads, n_q, n_k)."""
+
+    def register(function: Oracle) -> Oracle:
+        assert kind not in ORACLES, kind
+        ORACLES[kind] = function
+        return function
+
+    return register
+
+
+def leaf(function: Maker) -> Maker:
+    """Decorator of (rng, n_q, n_k) -> a random mask, the same for all heads and batch entries."""
+    LEAVES.append(function)
+    return function
+
+
+def varied(function: Maker) -> Maker:
+    """Decorator of the same, for masks that differ among HEADS heads or BATCH batch entries."""
+    VARIED.append(function)
+    return function
+
+
+def positions(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(query numbers (n_q, 1), key numbers (1, n_k))"""
+    return np.arange(n_q)[:, None], np.arange(n_k)[None, :]
+
+
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")
