@@ -9,7 +9,8 @@ from masks.patterns.butterfly import butterfly
 from masks.patterns.dense import dense
 from masks.patterns.global_tokens import global_tokens
 from masks.patterns.random_blocks import random_blocks
-from masks.spec import parse
+from masks.spec import parse, pattern, transform
+from masks.structure import heads, layers
 
 __all__ = [
     "BlockLists",
@@ -19,9 +20,13 @@ __all__ = [
     "causal",
     "dense",
     "global_tokens",
+    "heads",
+    "layers",
     "local",
     "mask_from",
     "parse",
+    "pattern",
     "random_blocks",
     "sliding",
+    "transform",
 ]

@@ -200,11 +200,21 @@ def invert(runs: Runs) -> Runs:
 
 def spread(runs: Runs, area: int, sources: Ints) -> Runs:
     """Runs of a grid whose slice i is slice sources[i] of `runs`, of `area` blocks a slice."""
+    return _stitch([(runs, source) for source in sources.tolist()], area)
+
+
+def choose(options: list[Runs], grid: Grid, numbers: Ints) -> Runs:
+    """Runs whose slice i is slice i of options[numbers[i]], all of them on `grid`."""
+    return _stitch([(options[number], i) for i, number in enumerate(numbers.tolist())], grid.area)
+
+
+def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
+    """Runs whose slice i is the given slice of the given runs, of `area` blocks a slice."""
     starts, codes = [], []
-    for i, source in enumerate(sources.tolist()):
+    for i, (runs, source) in enumerate(slices):
         low = np.searchsorted(runs.starts, source * area, "right") - 1
         high = np.searchsorted(runs.starts, (source + 1) * area, "left")
         inside = np.maximum(runs.starts[low:high], source * area)
         starts.append(inside + (i - source) * area)
         codes.append(runs.codes[low:high])
-    return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(sources) * area))
+    return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(slices) * area))

@@ -1,28 +1,46 @@
-"""Masks as text: `parse`, and the register of the patterns that it knows."""
+"""Masks as text: `parse`, and the registers of the patterns and transforms that it knows."""
 
 import ast
+import difflib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from masks.algebra import Mask
+    from masks.algebra import Mask, Transform
 
-Factory = TypeVar("Factory", bound="Callable[..., Mask]")
+Factory = TypeVar("Factory", bound="Callable[..., Any]")
 
 PATTERNS: "dict[str, Callable[..., Mask]]" = {}  # every name, long and short
+TRANSFORMS: "dict[str, Callable[..., Transform]]" = {}
 
 
 def pattern(short: str | None = None) -> Callable[[Factory], Factory]:
     """Decorator of a function that makes a mask: `parse` knows it by its name, and by `short`."""
+    return _register(PATTERNS, short)
 
+
+def transform(short: str | None = None) -> Callable[[Factory], Factory]:
+    """Decorator of a function that makes what stands right of `>>`; see `pattern`."""
+    return _register(TRANSFORMS, short)
+
+
+def _register(names: dict[str, Any], short: str | None) -> Callable[[Factory], Factory]:
     def register(function: Factory) -> Factory:
-        for name in (function.__name__, short):
-            if name:
-                PATTERNS[name] = function
+        for name in filter(None, (function.__name__, short)):
+            taken = PATTERNS.get(name) or TRANSFORMS.get(name)
+            if taken and _origin(taken) != _origin(function):  # else it is defined anew
+                raise ValueError(
+                    f"{name!r} is the name of {'.'.join(_origin(taken))}: take another"
+                )
+            names[name] = function
         return function
 
     return register
+
+
+def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def call_text(name: str, *args: Any, **options: tuple[Any, Any]) -> str:
@@ -36,12 +54,14 @@ def parse(text: str) -> "Mask":
     """The mask of a text such as `local(256) | butterfly(128) & causal()`; `|` binds least.
 
     The colon form `local:256+butterfly:128+global:64*causal` needs no quotes in a shell or Hydra:
-    + is |, * is &, - is difference, and a bare name is a call. `name=value` is an argument too
-    (`random:0.1:seed=3`; Hydra wants quotes around that, and around parentheses). The precedence
-    is Python's: ~ before *, then + and -, then &, then |.
+    + is |, * is &, - is difference, a bare name is a call, and `128x64` is the pair (128, 64).
+    `name=value` is an argument too (`random:0.1:seed=3`; Hydra wants quotes around that, around
+    parentheses and around >>). The precedence is Python's: ~ before *, then + and -, then >>, then
+    &, then |.
 
     Raises:
-        ValueError: text that is no mask; the message has the position and the known names.
+        ValueError: text that is no mask; the message has the position, and the name that was
+            perhaps meant.
     """
     if not isinstance(text, str):
         raise ValueError(f"a mask text is expected, not {text!r}: give a str")
@@ -49,7 +69,7 @@ def parse(text: str) -> "Mask":
 
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_ARGUMENT = rf":(?:([A-Za-z_]\w*)=)?(-?{_NUMBER}|[A-Za-z_]\w*)"
+_ARGUMENT = rf":(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)+|-?{_NUMBER}|[A-Za-z_]\w*)"
 _TOKEN = re.compile(rf"([A-Za-z_]\w*)((?:{_ARGUMENT})*)|{_NUMBER}|'[^']*'|\"[^\"]*\"|.", re.DOTALL)
 _WORDS = {"true": "True", "false": "False", "none": "None"}
 _JOINS: dict[type, str] = {
@@ -59,6 +79,8 @@ _JOINS: dict[type, str] = {
     ast.Mult: "&",
     ast.Sub: "-",
 }
+_NO_MASK = "is no mask here: use a pattern, | & ~ - >> and parentheses"
+_NO_ARGUMENT = "is no argument: give a number, a word, a tuple of these, or a mask"
 
 
 class _Parser:
@@ -94,8 +116,10 @@ class _Parser:
             return name
         parts = []
         for keyword, value in re.findall(_ARGUMENT, arguments):
-            is_word = value[0].isalpha() or value[0] == "_"
-            value = _WORDS.get(value.lower(), repr(value)) if is_word else value
+            if "x" in value and value[0].isdigit():
+                value = f"({value.replace('x', ', ')})"
+            elif value[0].isalpha() or value[0] == "_":
+                value = _WORDS.get(value.lower(), repr(value))
             parts.append(f"{keyword}={value}" if keyword else value)
         return f"{name}({', '.join(parts)})"
 
@@ -104,43 +128,74 @@ class _Parser:
             case ast.BinOp(left, op, right) if type(op) in _JOINS:
                 a, b = self._mask(left), self._mask(right)
                 join = _JOINS[type(op)]
-                return a | b if join == "|" else a & b if join == "&" else a - b
+                return self._try(
+                    node, lambda: a | b if join == "|" else a & b if join == "&" else a - b
+                )
+            case ast.BinOp(left, ast.RShift(), right):
+                mask, step = self._mask(left), self._call(right, TRANSFORMS, "transform")
+                return self._try(right, lambda: mask >> step)
             case ast.UnaryOp(ast.Invert(), operand):
                 return ~self._mask(operand)
+            case ast.Name() | ast.Call():
+                return self._call(node, PATTERNS, "pattern")
+        raise self._error(_NO_MASK, node)
+
+    def _call(self, node: ast.AST, names: dict[str, Any], kind: str) -> Any:
+        """What a name, or a call of one, makes."""
+        args, keywords = [], []
+        match node:
             case ast.Name(name):
-                return self._call(node, name, [], {})
+                pass
             case ast.Call(ast.Name(name), args, keywords):
-                if name == "mask_from":
-                    raise self._error("an array mask has no text: it shows a digest only", node)
-                named = {k.arg: self._value(k.value) for k in keywords if k.arg is not None}
-                if len(named) < len(keywords):
-                    raise self._error("** has no place in a mask", node)
-                return self._call(node, name, [self._value(a) for a in args], named)
-        raise self._error("is no mask here: use a pattern, | & ~ - and parentheses", node)
+                pass
+            case _:
+                raise self._error(_NO_MASK if kind == "pattern" else f"is no {kind}", node)
+        name = "global" if name == "global_" else name
+        if name not in names:
+            raise self._error(self._unknown(name, names, kind), node)
+        if any(keyword.arg is None for keyword in keywords):
+            raise self._error("** has no place in a mask", node)
+        values = [self._argument(arg) for arg in args]
+        named = {str(keyword.arg): self._argument(keyword.value) for keyword in keywords}
+        return self._try(node, lambda: names[name](*values, **named))
 
-    def _call(self, node: ast.AST, name: str, args: list[Any], named: dict[str, Any]) -> "Mask":
-        function = PATTERNS.get("global" if name == "global_" else name)
-        if function is None:
-            raise self._error(f"unknown pattern {name!r}", node)
-        try:
-            return function(*args, **named)
-        except (TypeError, ValueError) as error:
-            raise self._error(str(error), node) from error
+    def _unknown(self, name: str, names: dict[str, Any], kind: str) -> str:
+        if name == "mask_from":
+            return "an array mask has no text: it shows a digest only"
+        if name in TRANSFORMS:
+            return f"{name!r} is a transform: write mask >> {name}(...)"
+        if name in PATTERNS:
+            return f"{name!r} is a pattern: a transform belongs right of >>"
+        close = difflib.get_close_matches(name, names, 3)
+        meant = f"did you mean {' or '.join(close)}? " if close else ""
+        return f"unknown {kind} {name!r}; {meant}Known {kind}s: {', '.join(sorted(names))}"
 
-    def _value(self, node: ast.AST) -> Any:
+    def _argument(self, node: ast.AST) -> Any:
+        """A constant, a tuple of constants, or a mask."""
         try:
             value = ast.literal_eval(node)  # type: ignore[arg-type]
         except (ValueError, TypeError, SyntaxError):
-            raise self._error("is no number or word: arguments are constants", node) from None
-        if not isinstance(value, int | float | str | None):
-            raise self._error("is no number or word: arguments are constants", node)
+            if isinstance(node, ast.Name | ast.Call | ast.BinOp | ast.UnaryOp):
+                return self._mask(node)
+            raise self._error(_NO_ARGUMENT, node) from None
+        if not _is_plain(value):
+            raise self._error(_NO_ARGUMENT, node)
         return value
+
+    def _try(self, node: ast.AST, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except (TypeError, ValueError) as error:
+            raise self._error(str(error), node) from error
 
     def _error(self, problem: str, where: ast.AST | int) -> ValueError:
         offset = where if isinstance(where, int) else getattr(where, "col_offset", 0)
         position = self.origin[offset] if offset < len(self.origin) else len(self.text)
         here = self.text[position : position + 20]
-        return ValueError(
-            f"mask text {self.text!r}, position {position} ({here!r}): {problem}. "
-            f"Known patterns: {', '.join(sorted(PATTERNS))}"
-        )
+        return ValueError(f"mask text {self.text!r}, position {position} ({here!r}): {problem}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, int | float | str | None)

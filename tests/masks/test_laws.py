@@ -173,7 +173,7 @@ def test_array_is_copied():
         (lambda: masks.causal().build(5, 2.0), "n_k is 2.0"),
         (lambda: masks.causal().build(5, True), "n_k is True"),
         (lambda: masks.causal().build(64, block_size=24), "block_size is 24: give multiples of 16"),
-        (lambda: masks.causal().build(64, block_size=(64, 512)), "block_k is 512"),
+        (lambda: masks.causal().build(64, block_size=(64, 512)), "block_size is 512"),
         (lambda: masks.causal().build(64, block_size=(64, 64, 64)), "block_size is"),
         (lambda: masks.causal().build(64, block_size=64.0), "block_size is 64.0"),
         (lambda: masks.causal().build(64, heads=0), "heads is 0"),

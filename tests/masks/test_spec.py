@@ -4,7 +4,7 @@ import pytest
 
 import masks
 from masks import Mask, parse
-from masks.spec import PATTERNS
+from masks.spec import PATTERNS, TRANSFORMS
 
 local, butterfly, global_, causal = (
     masks.local(256),
@@ -34,6 +34,12 @@ local, butterfly, global_, causal = (
         ("random:1e-3", masks.random_blocks(0.001)),
         ("random:.5:seed=3:per_head=true", masks.random_blocks(0.5, seed=3, per_head=True)),
         ("random_blocks(None, count=3)-local:256", masks.random_blocks(count=3) - local),
+        ("heads(local:256, causal)", masks.heads(local, causal)),
+        ("heads(local:256+causal,~causal)", masks.heads(local | causal, ~causal)),
+        (
+            "layers(heads(causal, causal()), causal)",
+            masks.layers(masks.heads(causal, causal), causal),
+        ),
     ],
 )
 def test_parse(text: str, mask: Mask):
@@ -54,8 +60,14 @@ def test_parse(text: str, mask: Mask):
         ("not causal", 0, "use a pattern"),
         ("causal / local:3", 0, "use a pattern"),
         ("global:64 | 3", 12, "use a pattern"),
-        ("local(2 + 3)", 6, "arguments are constants"),
-        ("local([3])", 6, "arguments are constants"),
+        ("local(2 + 3)", 6, "use a pattern"),
+        ("local([3])", 0, r"left is \[3\]"),
+        ("local({3})", 6, "is no argument"),
+        ("local(wide)", 6, "unknown pattern 'wide'"),
+        ("heads(causal, lokal:3)", 14, "did you mean local"),
+        ("causal >> local:3", 10, "'local' is a pattern"),
+        ("causal >> 3", 10, "is no transform"),
+        ("causal >> twirl:3", 10, "unknown transform 'twirl'"),
         ("local(**{'left': 3})", 0, r"\*\* has no place"),
         ("causal | mask_from((2, 2), 'x')", 9, "array mask has no text"),
         ("masks.causal()", 0, "use a pattern"),
@@ -66,12 +78,37 @@ def test_parse(text: str, mask: Mask):
         ("causal:top", 0, "takes 0 positional arguments"),
     ],
 )
-def test_errors_have_position_and_names(text: str, position: int, problem: str):
+def test_errors_have_a_position(text: str, position: int, problem: str):
     with pytest.raises(ValueError, match=problem) as caught:
         parse(text)
     message = str(caught.value)
     assert f"position {position} " in message
-    assert all(name in message for name in PATTERNS)
+
+
+@pytest.mark.parametrize(("text", "names"), [("x", PATTERNS), ("causal >> x", TRANSFORMS)])
+def test_an_unknown_name_lists_the_known_ones(text: str, names: dict):
+    with pytest.raises(ValueError, match="Known ") as caught:
+        parse(text)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(ValueError, match=r"'causal' is the name of masks\.patterns\.band\.causal"):
+
+        @masks.pattern()
+        def causal():
+            return masks.dense()
+
+    for _ in range(2):  # as when a notebook runs a cell again
+
+        @masks.pattern("mine")
+        def my_own():
+            return masks.local(3)
+
+    try:
+        assert parse("mine - my_own()") == masks.local(3) - masks.local(3)
+    finally:
+        del PATTERNS["mine"], PATTERNS["my_own"]
 
 
 def test_not_a_string():
@@ -80,7 +117,7 @@ def test_not_a_string():
 
 
 def test_every_pattern_is_public():
-    for name, function in PATTERNS.items():
+    for name, function in (PATTERNS | TRANSFORMS).items():
         assert getattr(masks, function.__name__) is function, name
     short = {"local", "sliding", "causal", "butterfly", "random", "global", "dense"}
     assert short <= set(PATTERNS)

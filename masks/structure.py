@@ -1,0 +1,101 @@
+"""Masks that differ from head to head, or from layer to layer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Mask, Placed, inherit
+from masks.checks import integer
+from masks.runs import Bools, Grid, Ints
+from masks.spec import pattern
+
+
+@pattern()
+def heads(*parts: Mask) -> Mask:
+    """Head h has the mask parts[h % len(parts)].
+
+    `heads(local(64), butterfly(64))` gives every other head the butterfly. The heads of the inputs
+    must be a multiple of the number of parts (for two local heads and six others, repeat them:
+    `heads(*[a] * 2, *[b] * 6)`); `build` makes as many as there are parts unless told otherwise.
+    """
+    return Heads(_checked("heads", parts))
+
+
+@pattern()
+def layers(*parts: Mask) -> Mask:
+    """Layer i has the mask parts[i % len(parts)]; `mask.layer(i)` takes it out.
+
+    It joins with other masks before that: `(layers(local(64), dense()) & causal()).layer(0)`.
+    """
+    return Layers(_checked("layers", parts))
+
+
+def _checked(name: str, parts: tuple[Mask, ...]) -> tuple[Mask, ...]:
+    for part in parts:
+        if not isinstance(part, Mask):
+            raise ValueError(f"{name} has {part!r} among its parts: give masks")
+    if not parts:
+        raise ValueError(f"{name} has no parts: give at least one mask")
+    return parts
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Heads(Mask):
+    parts: tuple[Mask, ...]
+    per_head = True
+
+    def __init__(self, parts: tuple[Mask, ...]):
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "key", f"heads({', '.join([part.key for part in parts])})")
+        inherit(self, parts)
+        object.__setattr__(self, "per_head", True)
+        period = np.lcm(self.period, len(parts))  # 0 where a part never repeats
+        object.__setattr__(self, "period", int(period))
+
+    def layer(self, index: int) -> Mask:
+        if not self.per_layer:
+            return super().layer(index)
+        return heads(*[part.layer(index) for part in self.parts])
+
+    def place(self, grid: Grid) -> Placed:
+        placed = [part.place(grid) for part in self.parts]
+        count = len(placed)
+        runs = rl.choose(
+            [p.runs for p in placed], grid, np.arange(grid.slices) % grid.heads % count
+        )
+
+        def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
+            turn = s % grid.heads % count
+            result = np.zeros(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
+            for i in np.unique(turn).tolist():
+                result |= placed[i].allowed(s, q, k) & (turn == i)
+            return result
+
+        def signature(x: Ints) -> list[Ints]:
+            turn = grid.split(x)[0] % grid.heads % count
+            columns: list[Ints] = [turn]
+            for i, part in enumerate(placed):
+                mine = turn == i
+                for column in part.signature(x[mine]):
+                    columns.append(np.zeros(len(x), np.int64))
+                    columns[-1][mine] = column
+            return columns
+
+        return Placed(runs, allowed, signature)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Layers(Mask):
+    parts: tuple[Mask, ...]
+    per_layer = True
+
+    def __init__(self, parts: tuple[Mask, ...]):
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "key", f"layers({', '.join([part.key for part in parts])})")
+        inherit(self, parts)
+        object.__setattr__(self, "per_layer", True)
+
+    def layer(self, index: int) -> Mask:
+        index = integer("index", index, least=0)
+        return self.parts[index % len(self.parts)].layer(index)

@@ -1,0 +1,61 @@
+"""Masks that differ from head to head and from layer to layer."""
+
+import numpy as np
+import pytest
+
+import masks
+
+LOCAL, BUTTERFLY = masks.local(5), masks.butterfly(16)
+
+
+def test_heads_take_turns():
+    mask = masks.heads(LOCAL, BUTTERFLY)
+    blocks = mask.build(100, block_size=16)
+    assert blocks.heads == 2
+    dense = mask.build(100, block_size=16, heads=6).to_dense()[0]
+    for h in range(6):
+        part = (LOCAL, BUTTERFLY)[h % 2].build(100, block_size=16).to_dense()[0, 0]
+        assert np.array_equal(dense[h], part)
+
+
+def test_heads_compose():
+    mask = masks.heads(LOCAL, BUTTERFLY) & masks.causal() | masks.heads(*[LOCAL] * 3)
+    assert mask.build(50, block_size=16).heads == 6
+    with pytest.raises(ValueError, match=r"heads is 4, but .* repeats after 6: give a multiple"):
+        mask.build(50, block_size=16, heads=4)
+    assert masks.parse(str(mask)) == mask
+    two = masks.heads(LOCAL, masks.random_blocks(count=1, block=16, per_head=True))
+    with pytest.raises(ValueError, match=r"give heads= to build"):
+        two.build(64)
+    assert two.build(64, heads=4).heads == 4
+
+
+def test_one_mask_for_all_heads_is_stored_once():
+    assert masks.heads(LOCAL).build(64, 64, 16, heads=3).heads == 1
+    assert masks.heads(LOCAL).build(64, 64, 16) == LOCAL.build(64, 64, 16)
+
+
+def test_layers_take_turns():
+    mask = (masks.layers(LOCAL, BUTTERFLY, masks.dense()) | masks.sliding(3)) & masks.causal()
+    assert mask.per_layer and not mask.layer(0).per_layer
+    assert mask.layer(4) == (BUTTERFLY | masks.sliding(3)) & masks.causal()
+    assert masks.parse(str(mask)) == mask
+    assert LOCAL.layer(7) is LOCAL
+    assert (~masks.layers(LOCAL, BUTTERFLY)).layer(1) == ~BUTTERFLY
+    assert masks.heads(masks.layers(LOCAL, BUTTERFLY), LOCAL).layer(1) == masks.heads(
+        BUTTERFLY, LOCAL
+    )
+    assert masks.layers(masks.layers(LOCAL, BUTTERFLY), LOCAL).layer(0) == LOCAL
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match=r"build mask.layer\(i\) instead"):
+        masks.layers(LOCAL, BUTTERFLY).build(64)
+    with pytest.raises(ValueError, match="give at least one mask"):
+        masks.heads()
+    with pytest.raises(ValueError, match="layers has 3 among its parts: give masks"):
+        masks.layers(LOCAL, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="index is -1"):
+        masks.layers(LOCAL).layer(-1)
+    with pytest.raises(ValueError, match="index is -1"):
+        LOCAL.layer(-1)
