@@ -25,6 +25,10 @@ from masks.runs import Bools, Grid, Ints, Runs
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from masks.analysis.reach import Reach
+    from masks.analysis.stats import Stats
+    from masks.check import Report
+
 
 class Placed(NamedTuple):
     """A mask on a grid."""
@@ -101,9 +105,38 @@ class Mask:
         batch: int = 0,
         head: int = 0,
         heads: int | None = None,
+        rows: tuple[int, int] | None = None,
+        cols: tuple[int, int] | None = None,
+        panels: bool = False,
     ) -> "Axes":
         """Build and draw slice (batch, head); see `BlockMask.draw`. `heads` as in `build`."""
-        return self.build(n_q, n_k, block_size, heads=heads).draw(path, ax, batch=batch, head=head)
+        blocks = self.build(n_q, n_k, block_size, heads=heads)
+        return blocks.draw(path, ax, batch=batch, head=head, rows=rows, cols=cols, panels=panels)
+
+    def stats(
+        self,
+        n_q: int,
+        n_k: int | None = None,
+        block_size: int | tuple[int, int] = 128,
+        *,
+        heads: int | None = None,
+    ) -> "Stats":
+        """Build, and count: densities, loads, holes, symmetry; see `BlockMask.stats`."""
+        return self.build(n_q, n_k, block_size, heads=heads).stats()
+
+    def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> "Reach":
+        """What is seen after 1, 2, .. layers; see `masks.analysis.expressions.reach_of`."""
+        from masks.analysis.expressions import reach_of
+
+        return reach_of(self, seq_len, layers, **options)
+
+    def check(
+        self, seq_len: int, layers: int | None = None, causal: bool | None = None, **options: Any
+    ) -> "Report":
+        """What is wrong with the mask, in words; see `masks.check.check`."""
+        from masks.check import check
+
+        return check(self, seq_len, layers, causal, **options)
 
     def __or__(self, other: "Mask") -> "Mask":
         return Or.of(self, other) if isinstance(other, Mask) else NotImplemented

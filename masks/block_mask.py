@@ -11,11 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import integer
+from masks.interop.methods import Conversions
 from masks.registry import remember
 from masks.runs import Bools, Grid, Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from masks.analysis.reach import Reach
+    from masks.analysis.stats import Stats
 
 FORMAT = 1  # of the files that `save` writes
 _SCALARS = ("n_q", "n_k", "block_size", "batch", "heads")
@@ -23,7 +27,7 @@ _ARRAYS = {"starts": np.int64, "tiles": np.int32, "bits": np.uint32}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockMask:
+class BlockMask(Conversions):
     """Which (query, key) pairs may attend, for n_q x n_k tokens cut into blocks.
 
     Block (b, h, I, J) lies at x = ((b * heads + h) * rows + I) * cols + J. It is FULL when every
@@ -83,10 +87,11 @@ class BlockMask:
 
     @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
-        """The block mask of a boolean array; shapes and errors as in `mask_from`."""
+        """The block mask of a boolean array or tensor; shapes and errors as in `mask_from`."""
+        from masks.interop.common import to_numpy
         from masks.patterns.array import mask_from
 
-        mask = mask_from(array)
+        mask = mask_from(to_numpy(array))
         return mask.build(*mask.lengths, block_size)
 
     @cached_property
@@ -147,18 +152,44 @@ class BlockMask:
         """The non-empty query blocks of every (slice, key block)."""
         return column_lists(self.grid, self.starts, self.tiles)
 
+    def stats(self, *, batch: int | None = None, head: int | None = None) -> "Stats":
+        """Densities, loads, holes, symmetry and connection; see `masks.analysis.stats.stats`."""
+        from masks.analysis.stats import stats
+
+        return stats(self, batch=batch, head=head)
+
+    def reach(self, layers: int | None = None, **options: Any) -> "Reach":
+        """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach`."""
+        from masks.analysis.reach import reach
+
+        return reach(self, layers, **options)
+
     def draw(
-        self, path: Any = None, ax: "Axes | None" = None, *, batch: int = 0, head: int = 0
+        self,
+        path: Any = None,
+        ax: "Axes | None" = None,
+        *,
+        batch: int = 0,
+        head: int = 0,
+        rows: tuple[int, int] | None = None,
+        cols: tuple[int, int] | None = None,
+        panels: bool = False,
     ) -> "Axes":
         """Picture of slice (batch, head) at block level; needs matplotlib, but no display.
 
         Args:
             path: where to save the figure; the suffix tells the format.
             ax: axes to draw into; a new figure by default (`ax.figure` of the result).
+            rows, cols: first and last query and key to show; token by token where few are.
+            panels: a new figure with the loads and the reach beside the picture.
         """
+        if panels:
+            from masks.analysis.plots import overview
+
+            return overview(self, path, batch=batch, head=head, rows=rows, cols=cols)
         from masks.draw import draw
 
-        return draw(self, path, ax, batch=batch, head=head)
+        return draw(self, path, ax, batch=batch, head=head, rows=rows, cols=cols)
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file, without pickle, to exactly `path`."""

@@ -9,6 +9,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask, block_sizes, pack_bits
 from masks.checks import integer
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Grid, Ints
 
 if TYPE_CHECKING:
     from masks.algebra import Mask, Placed
+    from masks.tiles import Tiles
 
-BLOCKS_AT_ONCE = 1 << 15  # bounds the memory for signatures
-PAIRS_AT_ONCE = 1 << 20  # and for the evaluation of token pairs
+BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
 
 
 def build(
@@ -47,11 +48,38 @@ def build(
         batch=_extent("batch", mask, mask.batch, 1, batch),
         heads=_extent("heads", mask, mask.heads, mask.period if mask.per_head else 1, heads),
     )
-    cached = _cache.get((mask.key, grid))
-    if cached is None:
-        cached = _resolve(mask.place(grid), grid, mask.key)
-        _cache.put((mask.key, grid), cached)
-    return cached
+    blocks = cache.get((mask.key, grid))
+    if blocks is None:
+        blocks = _from_other_length(mask, grid) or resolve(mask.place(grid), grid, mask.key)
+        cache.put((mask.key, grid), blocks)
+    return blocks
+
+
+def _from_other_length(mask: "Mask", grid: Grid) -> BlockMask | None:
+    """The block mask from one in the cache, where that spares most of the work."""
+    if not mask.prefix_stable:
+        return None
+    from masks.crop import crop
+    from masks.extend import extend
+
+    lengths = {"n_q": grid.n_q, "n_k": grid.n_k}
+    built = [
+        blocks
+        for (key, other), blocks in cache.all()
+        if (key, replace(other, **lengths)) == (mask.key, grid)
+    ]
+    longer = [b for b in built if b.n_q >= grid.n_q and b.n_k >= grid.n_k]
+    if longer:
+        least = min(longer, key=lambda blocks: blocks.n_q * blocks.n_k)
+        return replace(crop(least, grid.n_q, grid.n_k), text=mask.key)
+    pairs = grid.n_q * grid.n_k
+    shorter = [
+        b for b in built if b.n_q <= grid.n_q and b.n_k <= grid.n_k and b.n_q * b.n_k > pairs / 2
+    ]
+    if shorter:
+        most = max(shorter, key=lambda blocks: blocks.n_q * blocks.n_k)
+        return extend(mask, most, grid.n_q, grid.n_k)
+    return None
 
 
 def _extent(name: str, mask: "Mask", fixed: int | None, period: int, given: int | None) -> int:
@@ -73,36 +101,39 @@ def _extent(name: str, mask: "Mask", fixed: int | None, period: int, given: int 
     return given or period
 
 
-def _resolve(placed: "Placed", grid: Grid, text: str) -> BlockMask:
-    """Evaluate the mixed blocks, and join everything to a BlockMask."""
+def resolve(placed: "Placed", grid: Grid, text: str = "") -> BlockMask:
+    """Evaluate the mixed blocks, and join everything to the BlockMask of the grid's tokens."""
+    from masks.tiles import Tiles  # it needs BlockMask
+
     starts, codes = placed.runs
     decided = codes != rl.MIXED
     all_starts = [starts[decided]]
     all_tiles = [np.where(codes[decided] == rl.FULL, FULL, EMPTY).astype(np.int32)]
-    tiles: list[np.ndarray] = []
-    numbers: dict[bytes, int] = {}  # of the tiles, by content
-    for x in _mixed(placed.runs, grid):
-        block_tiles = _evaluate(placed, grid, x, tiles, numbers)
+    tiles = Tiles(grid)
+    for x in mixed_blocks(placed.runs, grid):
+        block_tiles = _evaluate(placed, grid, x, tiles)
         begins = np.append(True, (np.diff(x) != 1) | (np.diff(block_tiles) != 0))
         all_starts.append(x[begins])
         all_tiles.append(block_tiles[begins])
-    new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
-    order = np.argsort(new_starts, kind="stable")
-    new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
+    new_starts, new_tiles = all_starts[0], all_tiles[0]
+    if len(all_starts) > 1:
+        new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
+        order = np.argsort(new_starts, kind="stable")
+        new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
     return BlockMask(
-        n_q=grid.n_q,
-        n_k=grid.n_k,
+        n_q=grid.n_q - grid.q_origin,
+        n_k=grid.n_k - grid.k_origin,
         block_size=(grid.block_q, grid.block_k),
         batch=grid.batch,
         heads=grid.heads,
         starts=new_starts,
         tiles=new_tiles,
-        bits=np.array(tiles, np.uint32).reshape(-1, grid.block_q, -(-grid.block_k // 32)),
+        bits=tiles.bits,
         text=text,
     )
 
 
-def _mixed(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
+def mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
     """Positions of the MIXED blocks, ascending, in chunks."""
     lengths = np.diff(runs.starts, append=grid.size)
     mixed = runs.codes == rl.MIXED
@@ -115,35 +146,27 @@ def _mixed(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
         yield starts[run] + rank - (stops[run] - lengths[run])
 
 
-def _evaluate(
-    placed: "Placed", grid: Grid, x: Ints, tiles: list[np.ndarray], numbers: dict[bytes, int]
-) -> np.ndarray:
+def _evaluate(placed: "Placed", grid: Grid, x: Ints, tiles: "Tiles") -> np.ndarray:
     """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
-    _, row, col = grid.split(x)
-    first, group = _groups([grid.cut(row, col), *placed.signature(x)])
+    first, group = alike(placed, grid, x)
     codes = np.empty(len(first), np.int32)
-    step = max(1, PAIRS_AT_ONCE // (grid.block_q * grid.block_k))
-    for begin in range(0, len(first), step):
-        allowed, exists = _tokens(placed, grid, x[first[begin : begin + step]])
-        empty, full = ~np.any(allowed, axis=(1, 2)), np.all(allowed == exists, axis=(1, 2))
-        codes[begin : begin + step] = np.where(full, FULL, EMPTY)
-        packed = pack_bits(allowed)
-        for i in np.flatnonzero(~empty & ~full).tolist():
-            number = numbers.setdefault(packed[i].tobytes(), len(tiles))
-            if number == len(tiles):
-                tiles.append(packed[i].copy())
-            codes[begin + i] = number
+    for begin in range(0, len(first), tiles.at_once):
+        part = slice(begin, begin + tiles.at_once)
+        s, row, col = grid.split(x[first[part]])
+        # A token beyond the ends is taken for the last one; `tiles` drops it.
+        q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
+        k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
+        q, k = np.clip(q, 0, grid.n_q - 1), np.clip(k, 0, grid.n_k - 1)
+        allowed = placed.allowed(s[:, None, None], q, k)
+        shape = (len(row), grid.block_q, grid.block_k)
+        codes[part] = tiles.codes(pack_bits(np.broadcast_to(allowed, shape)), grid.cut(row, col))
     return codes[group]
 
 
-def _tokens(placed: "Placed", grid: Grid, x: Ints) -> tuple[Bools, Bools]:
-    """(allowed, exists), bool (T, block_q, block_k), of the token pairs of the blocks at `x`."""
-    s, row, col = grid.split(x)
-    q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
-    k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
-    exists = (q >= 0) & (q < grid.n_q) & (k >= 0) & (k < grid.n_k)
-    q, k = np.clip(q, 0, grid.n_q - 1), np.clip(k, 0, grid.n_k - 1)
-    return placed.allowed(s[:, None, None], q, k) & exists, exists
+def alike(placed: "Placed", grid: Grid, x: Ints) -> tuple[Ints, Ints]:
+    """(first, group): one MIXED block at `x` of each kind, ascending, and the kinds of them all."""
+    _, row, col = grid.split(x)
+    return _groups([grid.cut(row, col), *placed.signature(x)])
 
 
 def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:
@@ -181,8 +204,16 @@ class Cache:
             while len(self.items) > self.max_items or self._bytes() > self.max_bytes:
                 self.items.popitem(last=False)
 
+    def clear(self) -> None:
+        with self.lock:
+            self.items.clear()
+
+    def all(self) -> list[tuple[Any, BlockMask]]:
+        with self.lock:
+            return list(self.items.items())
+
     def _bytes(self) -> int:
         return sum(blocks.nbytes for blocks in self.items.values())
 
 
-_cache = Cache(max_items=32, max_bytes=256 << 20)
+cache = Cache(max_items=32, max_bytes=256 << 20)

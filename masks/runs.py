@@ -154,9 +154,15 @@ def from_steps(grid: Grid, steps: Ints, codes: NDArray) -> Runs:
 
 def from_points(grid: Grid, x: Ints, code: int) -> Runs:
     """`code` at the ascending positions `x`, EMPTY elsewhere."""
-    starts = np.append(0, np.stack([x, x + 1], axis=1))
-    codes = np.append(EMPTY, np.tile([code, EMPTY], len(x))).astype(np.uint8)
-    return Runs(*compact(starts, codes, grid.size))
+    begins = x[np.diff(x, prepend=-2) > 1]
+    stops = x[np.diff(x, append=grid.size + 1) > 1] + 1
+    starts = np.zeros(2 * len(begins) + 1, np.int64)
+    starts[1::2], starts[2::2] = begins, stops
+    codes = np.full(len(starts), EMPTY, np.uint8)
+    codes[1::2] = code
+    # Nothing lies before a first point at 0, or behind a last one at the end.
+    kept = slice(int(len(x) > 0 and x[0] == 0), len(starts) - int(starts[-1] == grid.size))
+    return Runs(starts[kept], codes[kept])
 
 
 def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) -> Runs:

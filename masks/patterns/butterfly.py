@@ -6,27 +6,62 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
+from masks.patterns.by_length import ByLength
+from masks.patterns.global_tokens import global_tokens
 from masks.patterns.token_blocks import TokenBlocks
 from masks.runs import Bools, Grid, Ints
 from masks.spec import call_text, pattern
 
 
 @pattern()
-def butterfly(block: int = 128, levels: int | None = None) -> Mask:
+def butterfly(
+    block: int | None = None, levels: int | None = None, *, size: int | None = None
+) -> Mask:
     """Token blocks I = q // block and J = k // block with I == J, or I ^ J == 2**t and t < levels.
 
     Read as a graph of token blocks it is a hypercube with self loops: symmetric, and log2(n) layers
-    connect everything. With n = 2**L token blocks and all levels, n(L + 1) of n x n are allowed. A
-    number that is no power of two is cropped. Mind `butterfly & causal`: at any depth, a block only
-    sees blocks whose number is its own with bits cleared, so add `local`.
+    connect everything. With n = 2**L token blocks and all levels, n(L + 1) of n x n are allowed;
+    with fewer, n(levels + 1), in 2**(L - levels) parts that never see each other. A number that is
+    no power of two is cropped. Mind `butterfly & causal`: at any depth, a block only sees blocks
+    whose number is its own with bits cleared, so add `local`.
 
     Args:
-        block: tokens of a token block, >= 1.
+        block: tokens of a token block, >= 1; 128 unless `size` is given.
         levels: how many strides 1, 2, 4, ..; None takes all that the length holds.
+        size: the number of token blocks instead, a power of two, whatever the length: a block has
+            ceil(n / size) tokens, n the longer of n_q and n_k. This is `butterfly_size` of the
+            published code, whose `n_factors` are the levels, 1 to log2(size).
+    """
+    levels = None if levels is None else integer("levels", levels, least=0)
+    if size is not None:
+        if block is not None:
+            raise ValueError(f"block is {block} and size is {size}: give one of them")
+        size = integer("size", size, least=1)
+        if size & (size - 1):
+            raise ValueError(f"size is {size}: give a power of two")
+        if levels is not None and levels >= size.bit_length():
+            raise ValueError(f"levels is {levels}: {size} blocks have {size.bit_length() - 1}")
+        key = call_text("butterfly", size=(size, None), levels=(levels, None))
+        return SizedButterfly(key, size, levels)
+    block = 128 if block is None else integer("block", block, least=1)
+    return Butterfly(call_text("butterfly", block, levels=(levels, None)), block, levels)
+
+
+@pattern()
+def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
+    """`butterfly(block, levels)`, and rows and columns of global token blocks at the beginning.
+
+    The global part takes the place of the low-rank part in attention, where the paper spends a
+    quarter to a third of its budget. With n = 2**L token blocks, all levels and one global block,
+    n(L + 3) - 2L - 2 of n x n are allowed. The text is that of the union.
+
+    Args:
+        block, levels: as in `butterfly`.
+        global_blocks: how many token blocks see all and are seen by all, >= 0.
     """
     block = integer("block", block, least=1)
-    levels = None if levels is None else integer("levels", levels, least=0)
-    return Butterfly(call_text("butterfly", block, levels=(levels, None)), block, levels)
+    global_blocks = integer("global_blocks", global_blocks, least=0)
+    return butterfly(block, levels) | global_tokens(global_blocks * block)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -48,3 +83,15 @@ class Butterfly(TokenBlocks):
         if self.levels is None or self.levels > 62:
             return one_bit
         return one_bit & (difference < 1 << self.levels)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SizedButterfly(ByLength):
+    """A butterfly whose token blocks grow with the length."""
+
+    key: str
+    size: int
+    levels: int | None
+
+    def at(self, grid: Grid) -> Butterfly:
+        return Butterfly("", -(-max(grid.n_q, grid.n_k) // self.size), self.levels)

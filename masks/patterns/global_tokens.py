@@ -1,44 +1,58 @@
-"""Global tokens, as in Longformer (arXiv 2004.05150) and BigBird (arXiv 2007.14062)."""
+"""Tokens that see all, and that all see: Longformer (arXiv 2004.05150), BigBird (2007.14062)."""
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from masks import runs as rl
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import integer
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.patterns.lines import Lines
+from masks.patterns.token_sets import TokenSet, ascending
 from masks.spec import call_text, pattern
 
 
 @pattern("global")
 def global_tokens(n: int) -> Mask:
-    """The first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n."""
+    """The first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
+
+    With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
+    `global_rows` the one with the queries.
+    """
     n = integer("n", n, least=0)
     return GlobalTokens(call_text("global_tokens", n), n)
 
 
+@pattern()
+def global_at(tokens: tuple[int, ...]) -> Mask:
+    """A set S of tokens see every key, and every query sees them: q in S or k in S.
+
+    Longformer's global attention at the tokens of a question, say (arXiv 2004.05150). Numbers
+    beyond the length mean nothing.
+
+    Args:
+        tokens: different integers >= 0; the order is free.
+
+    With s of n tokens, s(2n - s) of n x n pairs are allowed.
+    """
+    tokens = ascending("tokens", tokens)
+    return GlobalAt(call_text("global_at", tokens), tokens)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class GlobalTokens(Leaf):
-    key: str
+class GlobalTokens(Lines):
     n: int
-    prefix_stable = True
 
-    def runs(self, grid: Grid) -> Runs:
-        full_cols = int((grid.k_last < self.n).sum())
-        any_cols = int((grid.k_first < self.n).sum())
-        row_code = np.where(
-            grid.q_last < self.n, rl.FULL, np.where(grid.q_first < self.n, rl.MIXED, rl.EMPTY)
-        )
-        full, mixed = np.full_like(row_code, rl.FULL), np.full_like(row_code, rl.MIXED)
-        codes = np.stack([full, np.maximum(row_code, mixed), row_code], axis=1)
-        steps = np.broadcast_to(np.array([0, full_cols, any_cols]), codes.shape)
-        return rl.from_steps(grid, steps, codes)
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.between(0, self.n)
 
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return (q < self.n) | (k < self.n)
+    def keys(self, n_k: int) -> TokenSet:
+        return TokenSet.between(0, self.n)
 
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        rows_in = np.clip(self.n - grid.q_token(row), 0, grid.block_q)
-        cols_in = np.clip(self.n - grid.k_token(col), 0, grid.block_k)
-        return rows_in * (grid.block_k + 1) + cols_in
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GlobalAt(Lines):
+    tokens: tuple[int, ...]
+
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.of(self.tokens)
+
+    def keys(self, n_k: int) -> TokenSet:
+        return TokenSet.of(self.tokens)

@@ -3,17 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from masks.algebra import Mask
 from masks.checks import flag, integer
-from masks.patterns.token_blocks import TokenBlocks
+from masks.patterns.draws import Drawn, Stream, choose
 from masks.runs import Ints
 from masks.spec import call_text, pattern
-
-DRAWS_AT_ONCE = 1 << 20
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @pattern("random")
@@ -22,20 +17,29 @@ def random_blocks(
     *,
     count: int | None = None,
     block: int = 128,
+    causal: bool = False,
     seed: int = 0,
     per_head: bool = False,
+    per_layer: bool = False,
+    layer: int | None = None,
 ) -> Mask:
     """A uniformly drawn set of distinct key token blocks for every query token block.
 
-    The draw is a hash of (seed, head, row), free of global state: the same on every platform, and
-    in every process of a distributed run.
+    The draw is a hash of (seed, layer, head, row), free of global state: the same on every
+    platform, and in every process of a distributed run. With n key token blocks every row has
+    `count`, or max(1, round(density * n)) of them.
 
     Args:
         density: share of the key token blocks, in (0, 1]; at least one block is drawn.
         count: their number instead; `build` raises when the length holds fewer.
         block: tokens of a token block, >= 1.
+        causal: row I draws from the I + 1 columns up to its own instead, their share or the count
+            (all of them, where they are fewer), so that a longer sequence changes no draw. Token
+            blocks on the diagonal stay whole: compose with `& causal()`.
         seed: 0 <= seed < 2**64.
         per_head: draw for every head; `build` then needs `heads=`.
+        per_layer: draw for every layer; take `mask.layer(i)` before `build`.
+        layer: the layer, where `per_layer`; `mask.layer(i)` gives it.
     """
     if (density is None) == (count is None):
         raise ValueError(f"density is {density} and count is {count}: give one of them")
@@ -46,79 +50,43 @@ def random_blocks(
         if not 0 < density <= 1:
             raise ValueError(f"density is {density}: give a number in (0, 1]")
     count = None if count is None else integer("count", count, least=1)
-    block = integer("block", block, least=1)
-    seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
+    block, causal = integer("block", block, least=1), flag("causal", causal)
+    stream = Stream.of(seed, per_head, per_layer, layer)
     key = call_text(
         "random_blocks",
         *([] if density is None else [density]),
         count=(count, None),
         block=(block, 128),
-        seed=(seed, 0),
-        per_head=(flag("per_head", per_head), False),
+        causal=(causal, False),
+        **stream.options(),
     )
-    return RandomBlocks(key, block, density, count, seed, per_head)
+    return RandomBlocks(key, block, stream, density, count, causal)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RandomBlocks(TokenBlocks):
+class RandomBlocks(Drawn):
     density: float | None
     count: int | None
-    seed: int
-    per_head: bool
+    causal: bool
 
     @property
-    def period(self) -> int:
-        return 0 if self.per_head else 1
+    def prefix_stable(self) -> bool:  # type: ignore[override]
+        return self.causal
 
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
-        count = self.count or max(1, round((self.density or 0) * n_cols))
-        if count > n_cols:
-            raise ValueError(
-                f"{self} draws {count} key blocks of {self.block} tokens, but there are {n_cols}: "
-                "give a smaller count or block, or a density"
-            )
-        # Beyond one half it is the complement that is drawn.
-        drawn = min(count, n_cols - count)
-        seed = np.array([self.seed], np.uint64)
-        keys = _mix(_mix(_mix(seed) ^ np.uint64(head)) ^ rows.astype(np.uint64))
-        step = max(1, DRAWS_AT_ONCE // n_cols)
-        parts = [_draw(keys[r : r + step], drawn, n_cols) for r in range(0, len(rows), step)]
-        if drawn == count:
-            col = np.concatenate(parts)
+        n = rows + 1 if self.causal else np.full(len(rows), n_cols)
+        if self.count is None:
+            count = np.maximum(1, np.rint((self.density or 0) * n).astype(np.int64))
+        elif self.causal:
+            count = np.minimum(self.count, n)
+        elif self.count <= n_cols:
+            count = np.full(len(rows), self.count)
         else:
-            kept = np.ones((len(rows), n_cols), bool)
-            np.put_along_axis(kept, np.concatenate(parts), False, axis=1)
-            col = np.nonzero(kept)[1].reshape(len(rows), count)
-        return np.repeat(np.arange(len(rows)), count), col.ravel()
-
-
-def _draw(keys: NDArray[np.uint64], count: int, n: int) -> Ints:
-    """(R, count) ascending: the first `count` distinct values in the stream of each key.
-
-    The values lie in 0..n-1. By symmetry every set is equally likely. `count` is at most n / 2.
-    """
-    result = np.empty((len(keys), count), np.int64)
-    todo, length = np.arange(len(keys)), count + count // 2 + 8
-    while count and len(todo):
-        place = np.arange(length, dtype=np.uint64)
-        value = (_mix(keys[todo, None] + place * GOLDEN) >> HALF) * np.uint64(n) >> HALF
-        # Sorted by value, then by place in the stream: the first of equal values came first.
-        drawn = np.sort(value << HALF | place, axis=1)
-        value, place = drawn >> HALF, drawn & LOW_HALF
-        new = np.ones(value.shape, bool)
-        new[:, 1:] = value[:, 1:] != value[:, :-1]
-        arrivals = np.where(new, place, np.uint64(length))
-        last = np.partition(arrivals, count - 1, axis=1)[:, count - 1]  # the last that is needed
-        done = last < length
-        chosen = arrivals[done] <= last[done, None]
-        result[todo[done]] = value[done][chosen].reshape(-1, count)
-        todo, length = todo[~done], 2 * length
-    return result
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele, Lea and Flood, 2014), after one step."""
-    x = x + GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+            raise ValueError(
+                f"{self} draws {self.count} key blocks of {self.block} tokens, but there are "
+                f"{n_cols}: give a smaller count or block, or a density"
+            )
+        i, col = choose(self.source.keys(head, rows), count, n)
+        if self.causal and n_cols <= rows[-1]:
+            i, col = i[col < n_cols], col[col < n_cols]
+        return i, col

@@ -63,7 +63,18 @@ class TokenBlocks(Leaf):
         return rl.from_cover(grid, *map(np.concatenate, (lines, firsts, stops, tokens)))
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self._lookup(grid, s, q // self.block, k // self.block)
+        row, col = q // self.block, k // self.block
+        if row.shape[2:] != (1,) or col.shape[1:2] != (1,):
+            return self._lookup(grid, s, row, col)
+        # The tokens of a block lie in few token blocks: those are looked up, and spread.
+        first_row, first_col = row.min(axis=1, keepdims=True), col.min(axis=2, keepdims=True)
+        row, col = row - first_row, col - first_col
+        height, width = int(row.max(initial=0)) + 1, int(col.max(initial=0)) + 1
+        if height * width > row.shape[1] * col.shape[2]:
+            return self._lookup(grid, s, row + first_row, col + first_col)
+        rows = np.minimum(first_row + np.arange(height)[:, None], (grid.n_q - 1) // self.block)
+        met = self._lookup(grid, s, rows, first_col + np.arange(width))
+        return met[np.arange(len(met))[:, None, None], row, col]
 
     def _lookup(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Bools:
         """Whether token block (row, col) of slice s is allowed; broadcasting."""

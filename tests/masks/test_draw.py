@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import masks
-from masks.draw import shares
+from masks.draw import shares, tokens
 
-matplotlib = pytest.importorskip("matplotlib")
+patches = pytest.importorskip("matplotlib.patches")
 
 
 @pytest.mark.parametrize("pixels", [1, 3, 7, 16, 100])
@@ -24,6 +24,60 @@ def test_shares_by_counting(pixels: int):
         part = layout[i * zoom_q : (i + 1) * zoom_q, j * zoom_k : (j + 1) * zoom_k]
         assert partial[i, j] == pytest.approx((part == 1).mean())
         assert full[i, j] == pytest.approx((part == 2).mean())
+
+
+@pytest.mark.parametrize("pixels", [4, 100])
+def test_shares_of_a_window(pixels: int):
+    blocks = (masks.local(40) | masks.random_blocks(0.1, block=24)).build(700, 500, (16, 32))
+    rows, cols = (5, 30), (3, 9)
+    layout = blocks.layout()[0, 0][rows[0] : rows[1] + 1, cols[0] : cols[1] + 1]
+    partial, full, zoom_q, zoom_k = shares(blocks, pixels, batch=0, head=0, rows=rows, cols=cols)
+    for i, j in np.ndindex(partial.shape):
+        part = layout[i * zoom_q : (i + 1) * zoom_q, j * zoom_k : (j + 1) * zoom_k]
+        assert partial[i, j] == pytest.approx((part == 1).mean())
+        assert full[i, j] == pytest.approx((part == 2).mean())
+
+
+def test_tokens_of_a_window():
+    mask = masks.local(40) | masks.random_blocks(0.1, block=24, per_head=True)
+    blocks = mask.build(700, 500, (16, 32), heads=2)
+    dense, layout = blocks.to_dense()[0, 1], blocks.layout()[0, 1]
+    for rows, cols in (((0, 699), (0, 499)), ((5, 5), (499, 499)), ((33, 210), (40, 95))):
+        codes = tokens(blocks, rows, cols, batch=0, head=1)
+        q, k = np.arange(rows[0], rows[1] + 1), np.arange(cols[0], cols[1] + 1)
+        assert np.array_equal(codes, dense[np.ix_(q, k)] * layout[np.ix_(q // 16, k // 32)])
+
+
+def test_zoom_shows_tokens():
+    mask = masks.local(0) | masks.global_tokens(3)
+    ax = mask.build(1 << 16).draw(rows=(130, 389), cols=(130, 329))
+    image = np.asarray(ax.get_images()[0].get_array())
+    assert image.shape[:2] == (260, 200)
+    assert (ax.get_xlim(), ax.get_ylim()) == ((130, 330), (390, 130))
+    different = np.abs(image - image[0, -1]).max(-1) > 0.1
+    assert np.array_equal(different, np.eye(260, 200, dtype=bool))
+    legend = ax.get_legend()
+    assert legend is not None and "allowed, full block" in legend.get_texts()[0].get_text()
+    wide = mask.build(1 << 16).draw(rows=(1000, 60000))  # by blocks again
+    assert wide.get_ylim() == (60001, 1000) and wide.get_xlim() == (0, 1 << 16)
+    for rows in ((0, 1 << 16), (5, 4), (-1, 4), 7):
+        with pytest.raises(ValueError, match="rows"):
+            mask.build(1 << 16).draw(rows=rows)  # type: ignore[arg-type]
+
+
+def test_panels(tmp_path: Path):
+    blocks = (masks.butterfly(128) & masks.causal()).build(8192)
+    ax = blocks.draw(tmp_path / "all.png", panels=True)
+    assert (tmp_path / "all.png").stat().st_size > 1000
+    picture, loads, curve = ax.figure.axes
+    assert picture is ax and len(picture.get_images()) == 1
+    counts = np.bincount(blocks.layout()[0, 0].astype(bool).sum(1))
+    bars = [round(bar.get_height()) for bar in loads.patches if isinstance(bar, patches.Rectangle)]
+    assert bars == counts[1:].tolist()  # from the lightest query block to the busiest
+    assert "never, at any depth" in curve.get_title()
+    share = 100 * np.array(blocks.reach(causal=True).upper)
+    assert np.allclose(curve.lines[0].get_ydata(), share)
+    assert len(masks.local(9).build(100, 60).draw(panels=True).figure.axes) == 2  # no layers
 
 
 def test_a_thin_diagonal_survives():

@@ -1,4 +1,4 @@
-"""Every code block of the guide runs, in order, in one namespace."""
+"""Every code block of the guides runs, in order, in one namespace a guide."""
 
 import re
 from pathlib import Path
@@ -7,15 +7,27 @@ import pytest
 
 from masks.spec import PATTERNS
 
-GUIDE = Path(__file__).parents[2] / "docs" / "masks.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize(
+    ("guide", "blocks"),
+    [
+        ("masks.md", 12),
+        ("own_mask.md", 10),
+        ("mask_internals.md", 1),
+        ("interop.md", 6),
+        ("selectors.md", 5),
+    ],
+)
+def test_the_guide_runs(guide: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for needed in ("matplotlib", "scipy", "torch"):
+        pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("masks.spec.PATTERNS", dict(PATTERNS))  # the guide adds one
-    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 5
-    namespace: dict = {}
-    for block in blocks:
-        exec(compile(block, str(GUIDE), "exec"), namespace)
+    monkeypatch.setattr("masks.spec.PATTERNS", dict(PATTERNS))  # the guides add some
+    text = (DOCS / guide).read_text()
+    found = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(found) >= blocks
+    namespace: dict = {"__name__": guide}
+    for block in found:
+        exec(compile(block, guide, "exec"), namespace)

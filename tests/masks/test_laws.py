@@ -72,16 +72,16 @@ def test_text(mask: Mask, text: str | None):
     assert masks.parse(str(mask)) == mask
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(400))
 def test_round_trips(seed: int):
     mask = composition(random.Random(seed), N_Q, N_K, 3)
     copy = pickle.loads(pickle.dumps(mask))
     assert copy == mask and hash(copy) == hash(mask) and same(copy, mask)
-    if "mask_from" in mask.key:
-        with pytest.raises(ValueError, match="digest"):
-            masks.parse(str(mask))
-    else:
+    if mask.spelled:
         assert masks.parse(str(mask)) == mask
+    elif "where(" not in mask.key:  # a living function is found by its number
+        with pytest.raises(ValueError, match=r"digest|sha256"):
+            masks.parse(str(mask))
 
 
 def test_no_truth_value():

@@ -17,11 +17,28 @@ LONG = 1 << 20
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
 
 
+DOCUMENTS = masks.documents(
+    np.ceil(np.random.default_rng(0).exponential(2000, 4 * LONG // 2000)).astype(int)
+)
+
+
+@pytest.fixture
+def no_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("masks.build.cache", Cache(max_items=1, max_bytes=1))
+
+
 @pytest.mark.parametrize(
     ("mask", "milliseconds"),
-    [(masks.causal(), 10), (masks.local(256), 10), (SPARSE, 300), (SPARSE & masks.causal(), 300)],
-    ids=str,
+    [
+        (masks.causal(), 10),
+        (masks.local(256), 10),
+        (SPARSE, 300),
+        (SPARSE & masks.causal(), 300),
+        (DOCUMENTS & masks.causal(), 100),
+    ],
+    ids=["causal", "local", "structured", "structured-causal", "documents-causal"],
 )
+@pytest.mark.usefixtures("no_cache")
 def test_build_time(mask: masks.Mask, milliseconds: float):
     """The best of four against five times the target; every length is built for the first time."""
     seconds = []
@@ -37,6 +54,7 @@ def test_build_time(mask: masks.Mask, milliseconds: float):
     [(masks.causal(), 10), (masks.local(256), 10), (SPARSE & masks.causal(), 80)],
     ids=str,
 )
+@pytest.mark.usefixtures("no_cache")
 def test_build_memory(mask: masks.Mask, mebibytes: float):
     """Far below the 64 MiB of one byte a block, let alone the 1 TiB of one a pair of tokens."""
     mask.build(LONG // 2)  # what the first call loads
@@ -47,14 +65,40 @@ def test_build_memory(mask: masks.Mask, mebibytes: float):
     assert blocks.rows == LONG // 128 and peak < mebibytes * 2**20
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        SPARSE & masks.causal(),
+        masks.power_of_two() & masks.causal(),
+        masks.dilated(2048, 4) | masks.sinks(64),
+        masks.streaming(4, 4096),
+        masks.prefix_lm(1000),
+        masks.longnet(2048, 4),
+        masks.block_diagonal(2048) & masks.causal(),
+        masks.longformer(512),
+        masks.pixelfly(128) & masks.sliding(1000),
+        masks.bigbird(128, per_head=False),
+    ],
+    ids=str,
+)
+def test_structured_masks_have_few_tiles(mask: masks.Mask):
+    """Fewer than ten, of any length; a ragged end cuts some of them anew."""
+    for n in (1 << 14, 50_048, LONG):
+        whole = len(mask.build(n).bits)
+        assert whole < 10 and len(mask.build(n - 100).bits) <= 2 * whole + 3
+
+
 def test_import_is_light():
+    """The best of three, in seconds of the processor: the machine may be doing other things."""
     code = (
-        "import sys, time; import numpy; begin = time.perf_counter(); import masks;"
-        "seconds = time.perf_counter() - begin;"
-        "heavy = {'torch', 'triton', 'matplotlib', 'einops'} & set(sys.modules);"
-        "assert not heavy, heavy; assert seconds < 0.2, seconds"
+        "import sys, time; import numpy; begin = time.process_time(); import masks;"
+        "print(time.process_time() - begin);"
+        "heavy = {'torch', 'triton', 'matplotlib', 'scipy', 'einops'} & set(sys.modules);"
+        "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run = [sys.executable, "-c", code]
+    seconds = [float(subprocess.run(run, check=True, capture_output=True).stdout) for _ in range(3)]
+    assert min(seconds) < 0.2
 
 
 def test_building_again_is_free():

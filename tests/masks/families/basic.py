@@ -11,7 +11,6 @@ from masks.patterns.band import Band
 from masks.patterns.butterfly import Butterfly
 from masks.patterns.dense import Dense
 from masks.patterns.global_tokens import GlobalTokens
-from masks.patterns.random_blocks import RandomBlocks
 from tests.masks.families import BATCH, HEADS, leaf, oracle, positions, varied
 
 
@@ -61,30 +60,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     count = min(2, -(-n_k // 24))
     return masks.random_blocks(count=count, block=24, seed=rng.randrange(100), per_head=True)
-
-
-@oracle(RandomBlocks)
-def _(mask: RandomBlocks, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    rows, cols = -(-n_q // mask.block), -(-n_k // mask.block)
-    count = mask.count or max(1, round((mask.density or 0) * cols))
-    heads = heads if mask.per_head else 1
-    blocks = np.zeros((heads, rows, cols), bool)
-    for head in range(heads):
-        for row in range(rows):
-            blocks[head, row, sorted(random_row(mask.seed, head, row, count, cols))] = True
-    return blocks.repeat(mask.block, 1).repeat(mask.block, 2)[:, :n_q, :n_k]
-
-
-def random_row(seed: int, head: int, row: int, count: int, n: int) -> set[int]:
-    """Key blocks of one row: the first distinct values of a stream, or all but those."""
-    key = mix(mix(mix(seed) ^ head) ^ row)
-    drawn: set[int] = set()
-    step = 0
-    while len(drawn) < min(count, n - count):
-        value = mix((key + step * 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
-        drawn.add((value >> 32) * n >> 32)
-        step += 1
-    return drawn if 2 * count <= n else set(range(n)) - drawn
 
 
 def mix(x: int) -> int:

@@ -1,0 +1,180 @@
+"""BigBird as Google's code draws it (google-research/bigbird, `bigbird/core/attention.py`)."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from masks.algebra import Mask
+from masks.checks import integer
+from masks.patterns.by_length import ByLength
+from masks.patterns.graphs import Adjacency, union
+from masks.patterns.token_blocks import TokenBlocks
+from masks.runs import Grid, Ints
+from masks.spec import call_text, pattern
+
+LONGEST = 4096  # tokens for which the paper's plan is drawn, and then cut
+FOCUS = 1024  # tokens among which it draws
+
+
+@pattern()
+def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
+    """The block mask of Google's BigBird, random blocks included: rows and heads of one stream.
+
+    As `bigbird`, with the random blocks of NumPy's legacy generator, which is private here and
+    global there. The heads draw from one stream, so `build` needs `heads=`, and beyond 4096 tokens
+    the blocks of a head depend on it. Quirks that are kept: with 1024, 2048, 3072 or 4096 tokens
+    the plan of the paper is drawn for 4096 and cut, takes random blocks from the first 1024 tokens
+    only, and may repeat a block of the window; any other length takes them from its first
+    2 * random + 5 blocks. Beyond 4096 tokens, 2n + 2(4 + r) + (n - 4)(5 + r) of n x n token blocks
+    are allowed.
+
+    A length that the block does not divide counts as the next one that it does, and where
+    n_q != n_k the longer one counts and the mask is cropped. Up to 2 * random + 5 blocks it is
+    dense, as in Hugging Face's port.
+
+    Args:
+        block: tokens of a token block, >= 1.
+        random: random blocks of a row, >= 1.
+        seed: of the stream, 0 <= seed < 2**32, which is the number of the layer there. None makes
+            it so: take `mask.layer(i)` before `build`.
+
+    Raises:
+        ValueError: of `build`, when a row of the paper's plan has fewer than `random` blocks.
+    """
+    block, random = integer("block", block, least=1), integer("random", random, least=1)
+    seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
+    key = call_text("bigbird_compat", block, random, seed=(seed, 0))
+    return BigBirdCompat(key, block, random, seed)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LegacyBigBird(ByLength):
+    """A mask that differs from head to head as the draws of NumPy's legacy generator do."""
+
+    key: str
+    block: int
+    random: int
+    seed: int | None
+    per_head = True
+    period = 0
+
+    @property
+    def per_layer(self) -> bool:  # type: ignore[override]
+        return self.seed is None
+
+    def blocks(self, n_tokens: int) -> int:
+        """Token blocks of a sequence."""
+        return -(-n_tokens // self.block)
+
+    def drawn(self, n: int, heads: int) -> list[Ints]:
+        """(n - 2, random) random blocks of the rows 1..n-2 for every head; dense without heads."""
+        raise NotImplementedError
+
+    def at(self, grid: Grid) -> "Table":
+        n = self.blocks(max(grid.n_q, grid.n_k))
+        return Table("", self.block, _tables(self, n, grid.heads))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BigBirdCompat(LegacyBigBird):
+    def layer(self, index: int) -> Mask:
+        if self.seed is not None:
+            return super().layer(index)
+        return bigbird_compat(self.block, self.random, seed=index)
+
+    def drawn(self, n: int, heads: int) -> list[Ints]:
+        if n <= 2 * self.random + 5:
+            return []
+        generator = np.random.RandomState(self.seed)
+        if n * self.block in range(1024, LONGEST + 1, 1024):
+            longest = LONGEST // self.block
+            plans = [paper_plan(generator, longest, self.block, self.random) for _ in range(heads)]
+            if any(len(rows) < longest - 2 for rows in plans):
+                raise ValueError(
+                    f"{self} draws {self.random} of the blocks in {FOCUS} tokens, and a row has "
+                    "fewer left: give a smaller random or block"
+                )
+            return [rows[: n - 2] for rows in plans]
+        blocks = np.empty((heads, n, self.random), np.int64)
+        for row in range(1, n):  # the last one is not used, and moves nothing after it
+            for head in range(heads):
+                blocks[head, row] = self._row(generator, row)
+        return list(blocks[:, 1 : n - 1])
+
+    def _row(self, generator: np.random.RandomState, row: int) -> Ints:
+        """Random blocks of a row: the first of a shuffle that are neither window nor global."""
+        n = 2 * self.random + 5
+        taken = {row - 1, row, row + 1, 0, n - 1, {1: n - 2, n - 2: 1}.get(row, 0)}
+        legal = [col for col in generator.permutation(n).tolist() if col not in taken]
+        return np.array(legal[: self.random])
+
+
+def paper_plan(
+    generator: np.random.RandomState,
+    n: int,
+    block: int,
+    random: int,
+    *,
+    focus: int = FOCUS,
+    cuts: tuple[int, int] = (0, 0),
+) -> Ints:
+    """Random blocks of the rows 1..n-2 of n token blocks, up to the first row that has too few.
+
+    Args:
+        focus: tokens from whose blocks they are drawn.
+        cuts: blocks that the last two of the rows have less.
+
+    Returns:
+        (n - 2, random), or fewer rows.
+    """
+    middle = np.arange(1, n - 1)
+    last = (focus // block if focus > 2 * block else n) - 1
+    rows = []
+    for row in range(1, n - 1):
+        if row <= 2:
+            candidates = middle[row + 1 : last]
+        elif row >= n - 3:
+            candidates = middle[: last - cuts[row - (n - 3)]]
+        elif row - 2 > last:
+            candidates = middle[:last]
+        else:
+            candidates = np.concatenate([middle[: row - 2], middle[row + 1 : last]])
+        if len(candidates) < random:
+            break
+        rows.append(generator.permutation(candidates)[:random])
+    return np.array(rows, np.int64) if rows else np.empty((0, 0), np.int64)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Table(TokenBlocks):
+    """Token blocks that are listed head by head."""
+
+    tables: list[Adjacency]
+
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        i, col = self.tables[head].rows(rows)
+        return i[col < n_cols], col[col < n_cols]
+
+
+@lru_cache(maxsize=4)
+def _tables(mask: LegacyBigBird, n: int, heads: int) -> list[Adjacency]:
+    """The draws of every head with the global blocks and the window."""
+    drawn = mask.drawn(n, heads)
+    every, zero, end = np.arange(n), np.array(0), np.array(n)
+    if not drawn:
+        i, col = union([(every, zero, end)], n)
+        return [Adjacency(np.searchsorted(i, np.arange(n + 1)), col)] * heads
+    tables = []
+    for random in drawn:
+        row = np.repeat(every[1:-1], random.shape[1])
+        spans = [
+            (every, zero, zero + 1),
+            (every, end - 1, end),
+            (every[[0, -1]], zero, end),
+            (every, every - 1, every + 2),
+            (row, random.ravel(), random.ravel() + 1),
+        ]
+        i, col = union(spans, n)
+        tables.append(Adjacency(np.searchsorted(i, np.arange(n + 1)), col))
+    return tables

@@ -1,0 +1,128 @@
+"""Base of the patterns that depend on the distance q - k alone: dilated, strided, powers of two."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks.algebra import Leaf, Mask
+from masks.checks import choice, integer
+from masks.patterns.band import ALIGNMENTS
+from masks.patterns.profiles import code, distinct, from_profiles
+from masks.patterns.token_sets import ascending
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
+
+
+@pattern()
+def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
+    """Every `step`-th key up to `extent` tokens away: |q - k| <= extent and step divides q - k.
+
+    The extent is a distance, both ends included, as in attention-gym. Longformer (arXiv 2004.05150)
+    counts keys: w // 2 to either side at dilation r are `dilated(w // 2 * r, r)`. By itself the
+    mask never leaves the residue class of q modulo `step`, at any depth: join another one to it.
+
+    Args:
+        extent: tokens, >= 0; an inner query sees 2 * (extent // step) + 1 keys.
+        step: >= 1; 1 makes it `local(extent)`.
+        align: see `causal`.
+
+    With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
+    """
+    extent, step = integer("extent", extent, least=0), integer("step", step, least=1)
+    align = choice("align", align, ALIGNMENTS)
+    key = call_text("dilated", extent, step, align=(align, "top_left"))
+    return Dilated(key, align, extent, step)
+
+
+@pattern()
+def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when q - k is one of `distances`; below 0 lies the future.
+
+    Args:
+        distances: a tuple of different integers; the order is free.
+        align: see `causal`.
+
+    Distance d holds n - |d| pairs of n x n tokens.
+    """
+    distances = ascending("distances", distances, least=None)
+    align = choice("align", align, ALIGNMENTS)
+    return Diagonals(call_text("diagonals", distances, align=(align, "top_left")), align, distances)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Distances(Leaf):
+    """A pattern with `distance`; queries are counted as `align` says."""
+
+    key: str
+    align: str
+
+    @property
+    def prefix_stable(self) -> bool:
+        return self.align == "top_left"
+
+    def distance(self, d: Ints) -> Bools:
+        """Whether the distances d = q - k are allowed, elementwise; any number may come."""
+        raise NotImplementedError
+
+    def _shift(self, grid: Grid) -> int:
+        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
+
+    def _offset(self, grid: Grid, row: Ints, col: Ints) -> Ints:
+        """Distance of the first query from the first key of a block, as if no end cut it."""
+        return grid.q_token(row) - grid.k_token(col) + self._shift(grid)
+
+    def runs(self, grid: Grid) -> Runs:
+        # The code of a whole block follows from its offset, so all rows in one phase look the same
+        # but for a move. A block that an end cuts may be MIXED where its tokens are all alike.
+        rows, block_q, block_k = np.arange(grid.rows), grid.block_q, grid.block_k
+        moved, phase = np.divmod(rows * block_q, block_k)
+        phases, which = np.unique(phase, return_inverse=True)
+        origin = int(self._offset(grid, rows[:1], rows[:1])[0])
+        lowest = origin - grid.cols * block_k + 1
+        counts = self._counts(lowest, origin + grid.rows * block_q)
+        profiles = []
+        for number, start in enumerate((origin - lowest + phases).tolist()):
+            first = -int(moved[which == number].max())
+            offset = start - np.arange(first, grid.cols) * block_k
+            inside = counts[offset + block_q] - counts[offset - block_k + 1]
+            profiles.append((first, code(inside, block_q + block_k - 1)))
+        return from_profiles(grid, profiles, which, moved)
+
+    def _counts(self, low: int, stop: int) -> np.ndarray:
+        """Entry i is the number of allowed distances among the first i of low..stop-1."""
+        counts = np.zeros(stop - low + 1, np.int32)  # differences of it are right if it overflows
+        for begin in range(low, stop, DISTANCES_AT_ONCE):
+            d = np.arange(begin, min(begin + DISTANCES_AT_ONCE, stop))
+            counts[begin - low + 1 :][: len(d)] = self.distance(d)
+        return np.cumsum(counts, dtype=np.int32, out=counts)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return self.distance(q + self._shift(grid) - k)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        offset, which = np.unique(self._offset(grid, row, col), return_inverse=True)
+        inside = np.arange(1 - grid.block_k, grid.block_q)
+        step = max(1, DISTANCES_AT_ONCE // len(inside))
+        content = [
+            self.distance(offset[i : i + step, None] + inside) for i in range(0, len(offset), step)
+        ]
+        return distinct(np.concatenate(content))[which]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Dilated(Distances):
+    extent: int
+    step: int
+
+    def distance(self, d: Ints) -> Bools:
+        return (np.abs(d) <= self.extent) & (d % self.step == 0)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Diagonals(Distances):
+    distances: tuple[int, ...]
+
+    def distance(self, d: Ints) -> Bools:
+        return np.isin(d, np.array(self.distances, np.int64))

@@ -1,0 +1,217 @@
+"""Documents packed into one sequence, which do not see each other."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from masks.algebra import Leaf, Mask
+from masks.checks import integer
+from masks.patterns.lengths import FAR, Cuts, Lengths, numbers_text, read_lengths, same_counts
+from masks.patterns.rectangles import expand, rectangle_runs
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+MOST_PAIRS = 1 << 24  # of pieces of documents that see each other
+MOST_TOKENS = 512  # of a block, so that all that tells it fits one int64
+
+
+@pattern()
+def documents(lengths: Any, key_lengths: Any = None) -> Mask:
+    """Documents that follow one another and see themselves only: id[q] == id[k].
+
+    With `& causal()` it is the mask of packed causal training (arXiv 2107.02027 packs like this);
+    documents of whole blocks, of a, b, .. blocks, allow a*a + b*b + .. blocks, all full.
+
+    Args:
+        lengths: tokens of every document, >= 0, as a list, array or tensor; or one such list for
+            every batch entry, and the mask then has their number as `batch`. They have to reach the
+            length that is built, which cuts what is beyond it.
+        key_lengths: the same for the keys, where they are others (cross attention of packed
+            sequences, like the two `cu_seqlens` of FlashAttention's varlen functions).
+
+    The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
+    """
+    rows = read_lengths("lengths", lengths)
+    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
+    same_counts(rows, key_rows)
+    text, spelled = numbers_text(rows)
+    key_text, key_spelled = (None, True) if key_rows == rows else numbers_text(key_rows)
+    key = call_text("documents", text, key_lengths=(key_text, None))
+    return _documents(key, rows, key_rows, shared=False, spelled=spelled and key_spelled)
+
+
+@pattern()
+def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
+    """`documents` from the token where each begins, and the end: [0, 3, 8] means lengths 3 and 5.
+
+    These are the `cu_seqlens` of FlashAttention's varlen functions: ascending from 0.
+    """
+    key_lengths = None if key_offsets is None else _differences("key_offsets", key_offsets)
+    return documents(_differences("offsets", offsets), key_lengths)
+
+
+@pattern()
+def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+    """`documents` from the number of every token's document: key k is allowed when id[q] == id[k].
+
+    Args:
+        ids: integers, (n,), or (batch, n). They need not be sorted: a document may come in pieces.
+        key_ids: the same for the keys, where they are others.
+
+    Raises:
+        ValueError: the pieces are so small and so many that no mask of blocks helps.
+    """
+    rows = _read_ids("ids", ids)
+    key_rows = rows if key_ids is None else _read_ids("key_ids", key_ids)
+    if len(rows) != len(key_rows):
+        raise ValueError(f"ids has {len(rows)} rows and key_ids {len(key_rows)}: give as many")
+    names = np.unique(np.append(rows, key_rows))
+    lengths, q_label = _pieces(rows, names)
+    key_lengths, k_label = _pieces(key_rows, names)
+    in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
+    if in_order:
+        return documents(lengths, None if key_ids is None else key_lengths)
+    text, spelled = numbers_text(_tuples(rows))
+    key_text, key_spelled = (None, True) if key_ids is None else numbers_text(_tuples(key_rows))
+    key = call_text("documents_from_ids", text, key_ids=(key_text, None))
+    batch = None if len(rows) == 1 else len(rows)
+    q, k = Cuts.of(lengths), Cuts.of(key_lengths)
+    return Documents(key, q, k, q_label, k_label, False, batch, spelled and key_spelled)
+
+
+@pattern()
+def shared_prefix(prefix: int, lengths: Any) -> Mask:
+    """A prefix that all see, and documents after it that see the prefix and themselves.
+
+    The prefix sees itself only. With `& causal()` it is one prompt with several continuations, as
+    in attention-gym's `generate_shared_prefix_mask_mod` and Hydragen (arXiv 2402.05099).
+
+    Args:
+        prefix: its tokens, >= 0.
+        lengths: tokens of the documents, as for `documents`; prefix and documents have to reach the
+            length that is built.
+    """
+    prefix = integer("prefix", prefix, least=0)
+    rows = read_lengths("lengths", lengths)
+    text, spelled = numbers_text(rows)
+    rows = tuple((prefix, *row) for row in rows)
+    return _documents(call_text("shared_prefix", prefix, text), rows, rows, True, spelled)
+
+
+def _documents(key: str, rows: Lengths, key_rows: Lengths, shared: bool, spelled: bool) -> Mask:
+    number = [np.arange(len(row)) + entry * FAR for entry, row in enumerate(rows)]
+    label = np.concatenate(number)
+    batch = None if len(rows) == 1 else len(rows)
+    return Documents(key, Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch, spelled)
+
+
+def _differences(name: str, offsets: Any) -> list[list[int]]:
+    rows = []
+    for row in read_lengths(name, offsets):
+        if row[0] != 0 or any(b < a for a, b in pairwise(row)):
+            raise ValueError(f"{name} must ascend from 0, not go {row[:8]}: give cumulative sums")
+        rows.append([b - a for a, b in pairwise(row)])
+    return rows
+
+
+def _read_ids(name: str, ids: ArrayLike) -> NDArray[np.integer]:
+    data = np.asarray(ids)
+    if data.dtype.kind not in "iu" or data.ndim not in (1, 2) or data.size == 0:
+        raise ValueError(
+            f"{name} are {data.dtype} of shape {data.shape}: give integers (n,) or (batch, n)"
+        )
+    return np.atleast_2d(data)
+
+
+def _tuples(rows: NDArray[np.integer]) -> Lengths:
+    return tuple(map(tuple, rows.tolist()))
+
+
+def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Lengths, Ints]:
+    """The stretches of equal ids: their lengths by entry, and their labels."""
+    lengths, labels = [], []
+    for entry, row in enumerate(rows):
+        first = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+        lengths.append(tuple(np.diff(first, append=len(row)).tolist()))
+        labels.append(entry * FAR + np.searchsorted(names, row[first]))
+    return tuple(lengths), np.concatenate(labels)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Documents(Leaf):
+    """Pieces of documents see each other where their labels are equal."""
+
+    key: str
+    q: Cuts
+    k: Cuts
+    q_label: Ints  # (pieces of queries,) entry * FAR + number of the document
+    k_label: Ints
+    shared: bool  # whether document 0 is seen by all
+    batch: int | None
+    spelled: bool
+    prefix_stable = True
+
+    def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
+        sees = q_label == k_label
+        return sees | (k_label % FAR == 0) if self.shared else sees
+
+    def runs(self, grid: Grid) -> Runs:
+        self.q.cover("n_q", grid.n_q)
+        self.k.cover("n_k", grid.n_k)
+        i, j = self._pairs()
+        entry = self.q.start[i] // FAR
+        sides = (self.q.start[i], self.q.stop[i], self.k.start[j], self.k.stop[j])
+        return rectangle_runs(grid, entry, *[token - entry * FAR for token in sides])
+
+    def _pairs(self) -> tuple[Ints, Ints]:
+        """Pieces (of queries, of keys) that see each other."""
+        order = np.argsort(self.k_label, kind="stable")
+        labels = self.k_label[order]
+        left, right = (np.searchsorted(labels, self.q_label, side) for side in ("left", "right"))
+        if (pairs := int((right - left).sum())) > MOST_PAIRS:
+            raise ValueError(
+                f"the ids make {pairs} pairs of pieces that see each other: sort the tokens by id"
+            )
+        i, j = expand(left, right)
+        j = order[j]
+        if self.shared:  # the others see document 0 of their batch entry
+            others = np.flatnonzero(self.q_label % FAR)
+            first = np.flatnonzero(self.k_label % FAR == 0)[self.q.start[others] // FAR]
+            i, j = np.append(i, others), np.append(j, first)
+        return i, j
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        q_label, k_label = self.q_label[self.q.find(s, q)], self.k_label[self.k.find(s, k)]
+        return self._sees(q_label, k_label)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # A block of at most two pieces a side is told by where they are cut, and by which of them
+        # see each other. Documents in order see themselves, so only those on both sides count.
+        if max(grid.block_q, grid.block_k) > MOST_TOKENS:
+            return super().signature(grid, s, row, col)
+        q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
+        k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])
+        if self._in_order:
+            q_low = k_low = np.maximum(q_low, k_low)
+            q_high = k_high = np.minimum(q_high, k_high)
+        number = np.zeros(len(s), np.int64)
+        for cuts, low, high, token, block in (
+            (self.q, q_low, q_high, s * FAR + grid.q_token(row), grid.block_q),
+            (self.k, k_low, k_high, s * FAR + grid.k_token(col), grid.block_k),
+        ):
+            for cut in (cuts.start[low], cuts.start[high], cuts.stop[high]):
+                number = number * (block + 1) + np.clip(cut - token, 0, block)
+        for i, j in product((q_low, q_high), (k_low, k_high)):
+            number = number * 2 + self._sees(self.q_label[i], self.k_label[j])
+        few = (q_high <= q_low + 1) & (k_high <= k_low + 1)
+        return np.where(few, number, -1 - super().signature(grid, s, row, col))
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Whether piece i of the queries sees piece i of the keys, and nothing else."""
+        same = np.array_equal(self.q_label, self.k_label) and not self.shared
+        return same and bool((np.diff(self.q_label) > 0).all())

@@ -1,0 +1,110 @@
+"""Dilated segments, as in LongNet (Ding et al., arXiv 2307.02486)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Mask
+from masks.checks import flag, integer
+from masks.patterns.block_diagonal import BlockDiagonal
+from masks.patterns.rectangles import expand, interval_runs
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+
+@pattern()
+def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False) -> Mask:
+    """Every `ratio`-th token of a segment sees the others of its segment that are chosen with it.
+
+    Key k is allowed for query q when q // segment == k // segment and both q % segment and
+    k % segment leave the remainder `offset` modulo `ratio`. So n * segment / ratio**2 pairs of
+    n x n are allowed where ratio divides segment and segment divides n, and one head alone leaves
+    1 - 1/ratio of the queries with nothing to see.
+
+    The paper runs several (segment, ratio) and adds the outputs weighted by their softmax sums. A
+    union of masks is not quite that: the paper counts a pair twice that two of them allow.
+
+    Args:
+        segment: tokens of a segment, >= 1.
+        ratio: dilation, >= 1; 1 gives `block_diagonal(segment)`.
+        offset: 0 <= offset < ratio.
+        per_head: head h has offset (offset + h) % ratio instead, so that `ratio` heads cover every
+            query; `build` takes heads=ratio unless it is given a multiple of that.
+    """
+    segment, ratio = integer("segment", segment, least=1), integer("ratio", ratio, least=1)
+    offset = integer("offset", offset, least=0, most=ratio - 1)
+    per_head = flag("per_head", per_head)
+    key = call_text("longnet", segment, ratio, offset=(offset, 0), per_head=(per_head, False))
+    return LongNet(key, segment, 0, ratio, offset, per_head)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LongNet(BlockDiagonal):
+    """Block-diagonal, for the tokens of each block that are chosen."""
+
+    ratio: int
+    first: int  # token of a segment that head 0 chooses
+    per_head: bool
+
+    @property
+    def period(self) -> int:
+        return self.ratio if self.per_head else 1
+
+    def _remainder(self, s: Any) -> Any:
+        """Of the tokens that a slice chooses; there is one slice unless heads differ."""
+        return (self.first + s * self.per_head) % self.ratio
+
+    def runs(self, grid: Grid) -> Runs:
+        if self.ratio == 1:
+            return super().runs(grid)
+        lines, firsts, stops = [], [], []
+        for s in range(grid.slices):
+            q_segment, top, bottom = self._met(grid, s, grid.block_q, grid.q_first, grid.q_last)
+            k_segment, first, stop = self._met(grid, s, grid.block_k, grid.k_first, grid.k_last)
+            of, row = expand(top, bottom)
+            segment = q_segment[of]
+            left, right = (np.searchsorted(k_segment, segment, side) for side in ("left", "right"))
+            i, met = expand(left, right)  # ranges of key blocks in the same segment
+            lines.append(s * grid.rows + row[i])
+            firsts.append(first[met])
+            stops.append(stop[met])
+        line, first, stop = map(np.concatenate, (lines, firsts, stops))
+        return interval_runs(grid, line, first, stop, np.full(len(line), rl.MIXED))
+
+    def _met(
+        self, grid: Grid, s: int, block: int, first: Ints, last: Ints
+    ) -> tuple[Ints, Ints, Ints]:
+        """Blocks of one side with chosen tokens, as ranges: (segment, first block, stop).
+
+        Args:
+            block, first, last: size and end tokens of the blocks on that side.
+        """
+        segment_start = self._blocks(grid) * self.size
+        start = segment_start + self._remainder(s)
+        low = np.maximum(segment_start, first[0])
+        high = np.minimum(segment_start + self.size, last[-1] + 1)
+        begin, end = (-(-(token - start) // self.ratio) for token in (low, high))
+        if self.ratio > block:  # one by one, for there are blocks between them
+            segment, i = expand(begin, end)
+            met = np.searchsorted(last, start[segment] + i * self.ratio)
+            return segment, met, met + 1
+        segment = np.flatnonzero(begin < end)
+        ends = [start[segment] + i[segment] * self.ratio for i in (begin, end - 1)]
+        met, stop = (np.searchsorted(last, token) for token in ends)
+        return segment, met, stop + 1
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        chosen = self._remainder(s)
+        q_chosen = q % self.size % self.ratio == chosen
+        k_chosen = k % self.size % self.ratio == chosen
+        return super().allowed(grid, s, q, k) & q_chosen & k_chosen
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # Where the first chosen token is, besides; for other segments the head tells.
+        number = np.unique(super().signature(grid, s, row, col), return_inverse=True)[1]
+        for token, block in ((grid.q_token(row), grid.block_q), (grid.k_token(col), grid.block_k)):
+            step = (self._remainder(s) - token % self.size) % self.ratio
+            number = number * (block + 1) + np.minimum(step, block)
+        return number * grid.slices + s

@@ -1,0 +1,135 @@
+"""Windows of a fixed number of keys on a canvas: neighbourhoods of tokens, and of tiles."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from masks.algebra import Mask
+from masks.checks import flag
+from masks.patterns.canvas import OnCanvas, Window, canvas_extents, per_axis, plain
+from masks.runs import Ints
+from masks.spec import call_text, pattern
+
+
+@pattern("natten")
+def neighborhood(
+    canvas: tuple[int, ...],
+    kernel: int | tuple[int, ...],
+    *,
+    dilation: int | tuple[int, ...] = 1,
+    stride: int | tuple[int, ...] = 1,
+    causal: bool | tuple[bool, ...] = False,
+) -> Mask:
+    """The `kernel` nearest tokens along every axis of a line, an image or a video.
+
+    The rule is that of NATTEN to the letter (arXiv 2204.07143, 2209.15001; strides 2504.16922). At
+    a border the window shifts rather than shrinks, so every query sees prod(kernel) keys, and
+    prod(canvas) * prod(kernel) pairs are allowed; a causal axis of extent E and kernel K counts
+    E * K - dilation * K(K - 1)/2 in place of E * K when its stride is 1.
+
+    An even kernel has one key more before the query than after it. The mask builds for
+    prod(canvas) queries and keys, row by row.
+
+    Args:
+        canvas: one to three extents, slowest first: (height, width).
+        kernel: keys along an axis, >= 1. This and the options are one value, or one for every axis.
+        dilation: distance of neighbouring keys, >= 1; a query sees its own residue class.
+        stride: queries that share a window, 1..kernel; stride == kernel gives blocked attention.
+        causal: a query sees no key after its own place along the axis.
+
+    Raises:
+        ValueError: kernel * dilation is beyond an extent, or a stride beyond the kernel.
+    """
+    canvas = canvas_extents(canvas)
+    kernels = per_axis("kernel", kernel, canvas, least=1)
+    dilations = per_axis("dilation", dilation, canvas, least=1)
+    strides = per_axis("stride", stride, canvas, least=1)
+    causals = tuple(causal) if isinstance(causal, tuple | list) else (causal,) * len(canvas)
+    if len(causals) != len(canvas):
+        raise ValueError(f"causal is {causal!r}: give one flag, or {len(canvas)} for the canvas")
+    causals = tuple(flag("causal", x) for x in causals)
+    for extent, k, d, s in zip(canvas, kernels, dilations, strides, strict=True):
+        if k * d > extent:
+            raise ValueError(
+                f"kernel {k} with dilation {d} needs an extent of {k * d}, but the canvas {canvas} "
+                f"has {extent}: give a smaller kernel or dilation"
+            )
+        if s > k:
+            raise ValueError(f"stride is {s}: give an integer <= the kernel, {k}")
+    key = call_text(
+        "neighborhood",
+        canvas,
+        plain(kernels),
+        dilation=(plain(dilations), 1),
+        stride=(plain(strides), 1),
+        causal=(plain(causals), False),
+    )
+    return Neighborhood(key, canvas, kernels, dilations, strides, causals)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Neighborhood(OnCanvas):
+    kernels: tuple[int, ...]
+    dilations: tuple[int, ...]
+    strides: tuple[int, ...]
+    causals: tuple[bool, ...]
+
+    def window(self, axis: int) -> Window:
+        extent, kernel, stride = self.canvas[axis], self.kernels[axis], self.strides[axis]
+        dilation = self.dilations[axis]
+        i, residue = np.divmod(np.arange(extent), dilation)  # place within the residue class
+        length = -((residue - extent) // dilation)  # of the class
+        if self.causals[axis]:
+            leader = np.minimum(i // stride * stride + stride - 1, length - 1)
+            first, last = np.maximum(leader - kernel + 1, 0), i
+        else:
+            leader = np.minimum(i // stride * stride + stride // 2, length - 1)
+            first = _shifted(leader, kernel, length)
+            last = first + kernel - 1
+        return Window(first * dilation + residue, last * dilation + residue, dilation)
+
+
+@pattern()
+def sliding_tiles(
+    canvas: tuple[int, ...], tile: int | tuple[int, ...], window: int | tuple[int, ...]
+) -> Mask:
+    """Sliding tile attention (arXiv 2502.04507): a tile of tokens sees a window of whole tiles.
+
+    The window is centred on the query's tile and shifts at the borders, as in `neighborhood`. The
+    tokens come row by row; with `>> tiled(canvas, tile)` those of a tile are neighbours in the
+    sequence, and blocks of prod(tile) tokens are full or empty: prod(window) full ones a row, when
+    the tiles divide the canvas. Where they do not, the last tile of an axis is smaller.
+
+    Args:
+        canvas: one to three extents, slowest first.
+        tile: tokens of a tile along an axis, >= 1; one value, or one for every axis.
+        window: tiles of a window along an axis, >= 1 and no more than there are.
+    """
+    canvas = canvas_extents(canvas)
+    tiles = per_axis("tile", tile, canvas, least=1)
+    sizes = per_axis("window", window, canvas, least=1)
+    for extent, t, size in zip(canvas, tiles, sizes, strict=True):
+        if size > -(-extent // t):
+            raise ValueError(
+                f"window is {size}, but an extent of {extent} has {-(-extent // t)} tiles of {t}: "
+                "give a smaller window or tile"
+            )
+    key = call_text("sliding_tiles", canvas, plain(tiles), plain(sizes))
+    return SlidingTiles(key, canvas, tiles, sizes)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SlidingTiles(OnCanvas):
+    tiles: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def window(self, axis: int) -> Window:
+        extent, tile, size = self.canvas[axis], self.tiles[axis], self.sizes[axis]
+        first = _shifted(np.arange(extent) // tile, size, -(-extent // tile))
+        return Window(first * tile, np.minimum((first + size) * tile, extent) - 1)
+
+
+def _shifted(centre: Ints, size: int, length: Any) -> Ints:
+    """First place of a window of `size` around `centre`, moved into 0..length - 1."""
+    return np.clip(centre - size // 2, 0, length - size)

@@ -1,0 +1,144 @@
+"""The two factorised patterns of the Sparse Transformer (Child et al., arXiv 1904.10509)."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Leaf, Mask
+from masks.checks import FAR, choice, integer
+from masks.patterns.band import ALIGNMENTS, Band
+from masks.patterns.distances import Distances
+from masks.patterns.profiles import code, from_profiles
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+
+@pattern()
+def strided(stride: int, *, align: str = "top_left") -> Mask:
+    """The last `stride` keys, the query itself included, and earlier ones at multiples of it.
+
+    With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. Both heads of the paper's
+    section 4.2 in one mask; everything earlier is reached in two layers. The published block code
+    reorders tokens instead, which puts the second part into whole blocks.
+
+    Args:
+        stride: >= 1, near the square root of the length in the paper.
+        align: see `causal`.
+
+    With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
+    """
+    stride = integer("stride", stride, least=1)
+    align = choice("align", align, ALIGNMENTS)
+    return Strided(call_text("strided", stride, align=(align, "top_left")), align, stride)
+
+
+@pattern()
+def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
+    """The query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
+
+    k <= q, and k // stride == q // stride or k % stride >= stride - summary. Both heads of the
+    paper's section 4.2 in one mask; everything earlier is reached in two layers. The version in the
+    Long Range Arena also lets in the first key of every chunk.
+
+    Args:
+        stride: tokens of a chunk, >= 1.
+        summary: keys that stand for an earlier chunk, 0..stride.
+        vertices: how many groups of `summary` keys the heads take turns with (`num_verts` of the
+            published code): head h has group h % vertices, counted from the end of the chunk.
+            Above 1 the mask repeats after so many heads.
+
+    With n a multiple of l = stride and c = summary, n(l + 1)/2 + c * n(n/l - 1)/2 pairs are
+    allowed for every head.
+    """
+    stride = integer("stride", stride, least=1)
+    summary = integer("summary", summary, least=0, most=stride)
+    vertices = integer("vertices", vertices, least=1)
+    if vertices * summary > stride:
+        raise ValueError(
+            f"vertices is {vertices}: give at most {stride // summary}, "
+            f"for {summary} keys each have to fit into {stride}"
+        )
+    key = call_text("fixed", stride, summary, vertices=(vertices, 1))
+    return Fixed(key, stride, summary, vertices)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Strided(Distances):
+    stride: int
+
+    def distance(self, d: Ints) -> Bools:
+        return (d >= 0) & ((d < self.stride) | (d % self.stride == 0))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Fixed(Leaf):
+    key: str
+    stride: int
+    summary: int
+    vertices: int
+    prefix_stable = True
+
+    @property
+    def per_head(self) -> bool:
+        return self.vertices > 1
+
+    @property
+    def period(self) -> int:
+        return self.vertices
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        first = self._first(s % grid.heads)
+        phase = k % self.stride
+        summary = (phase >= first) & (phase < first + self.summary)
+        return (k <= q) & (summary | (k >= q - q % self.stride))
+
+    def _first(self, head: Ints) -> Ints:
+        """First summary key in a chunk."""
+        return self.stride - self.summary * (1 + head % self.vertices)
+
+    def runs(self, grid: Grid) -> Runs:
+        head = replace(grid, heads=1)
+        chunks, causal = self._chunks(head), Band("", 0, FAR, "top_left").runs(head)
+        same = np.zeros(grid.slices, np.int64)
+        either = rl.merge(self._summaries(grid), rl.spread(chunks, grid.area, same), np.maximum)
+        return rl.merge(either, rl.spread(causal, grid.area, same), np.minimum)
+
+    def _summaries(self, grid: Grid) -> Runs:
+        """Codes of the summary columns, in the past and in the future."""
+
+        def below(k: Ints, first: int) -> Ints:
+            chunk, phase = np.divmod(k, self.stride)
+            return chunk * self.summary + np.clip(phase - first, 0, self.summary)
+
+        profiles = []
+        for first in self._first(np.arange(min(grid.slices, self.vertices))).tolist():
+            part = below(grid.k_last + 1, first) - below(grid.k_first, first)
+            profiles.append((0, code(part, grid.k_last - grid.k_first + 1)))
+        vertex = np.arange(grid.slices) % grid.heads % self.vertices
+        return from_profiles(grid, profiles, np.repeat(vertex, grid.rows))
+
+    def _chunks(self, grid: Grid) -> Runs:
+        """Codes of q // stride == k // stride, in the past and in the future."""
+        first_chunk, last_chunk = grid.q_first // self.stride, grid.q_last // self.stride
+        low, high = first_chunk * self.stride, (last_chunk + 1) * self.stride - 1
+        any_first = np.searchsorted(grid.k_last, low, "left")
+        any_stop = np.searchsorted(grid.k_first, high, "right")
+        full_first = np.searchsorted(grid.k_first, low, "left")
+        full_stop = np.searchsorted(grid.k_last, high, "right")
+        some_full = (first_chunk == last_chunk) & (full_first < full_stop)
+        full_first = np.where(some_full, full_first, any_stop)
+        full_stop = np.where(some_full, full_stop, any_stop)
+        zero = np.zeros_like(any_first)
+        steps = np.stack([zero, any_first, full_first, full_stop, any_stop], axis=1)
+        codes = np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY])
+        return rl.from_steps(grid, steps, codes)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # A tile follows from its offset, which no longer matters beyond the own chunk, and from the
+        # place of its first key in the chunk.
+        offset = grid.q_token(row) - grid.k_token(col)
+        offset = np.clip(offset, -grid.block_q, grid.block_k + self.stride)
+        period = min(self.stride, grid.n_k + grid.block_k)  # of the places that there are
+        phase = grid.k_token(col) % period
+        return (offset * period + phase) * self.vertices + s % grid.heads % self.vertices

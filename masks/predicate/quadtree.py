@@ -1,0 +1,110 @@
+"""Codes of all blocks from bounds: squares of blocks, quartered until they are decided.
+
+The work grows with the blocks in question, not with the grid. Squares wait on a stack, in portions
+of one size, so that little memory is held at a time.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from masks import runs as rl
+from masks.runs import Bools, Codes, Grid, Ints, Runs
+
+PORTION = 1 << 15  # squares looked at together: what is computed from them stays in cache
+WAITING = 1 << 21  # segments kept before neighbours are joined
+
+
+class Squares(NamedTuple):
+    """Squares of size x size blocks with their first corner at (row, col), cut by the grid."""
+
+    size: int
+    s: Ints  # (T,) slice
+    row: Ints  # (T,)
+    col: Ints  # (T,)
+
+
+class Segments(NamedTuple):
+    """Blocks start..stop-1 of the flattened grid, all in one row, with a code."""
+
+    start: Ints
+    stop: Ints
+    code: Codes
+
+
+def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
+    """Runs of a grid, from a function that gives each square a code, MIXED where it cannot tell."""
+    stack = [_root(grid)]
+    found: list[Segments] = []
+    held, limit = 0, WAITING
+    while stack:
+        squares = stack.pop()
+        code = np.broadcast_to(codes_of(squares), squares.row.shape)
+        decided = code == rl.FULL if squares.size > 1 else code != rl.EMPTY
+        found.append(_segments(grid, _choose(squares, decided), code[decided]))
+        held += len(found[-1].start)
+        if held > limit:
+            found = [_join(found)]
+            held = len(found[0].start)
+            limit = max(WAITING, 2 * held)
+        if squares.size > 1:
+            stack += _portions(_quarters(grid, _choose(squares, code == rl.MIXED)))
+    return _runs(grid, _join(found))
+
+
+def _root(grid: Grid) -> Squares:
+    """One square a slice that covers the grid."""
+    size = 1 << (max(grid.rows, grid.cols) - 1).bit_length()
+    zero = np.zeros(grid.slices, np.int64)
+    return Squares(size, np.arange(grid.slices, dtype=np.int64), zero, zero)
+
+
+def _choose(squares: Squares, which: Bools | slice) -> Squares:
+    return Squares(squares.size, *(array[which] for array in squares[1:]))
+
+
+def _quarters(grid: Grid, squares: Squares) -> Squares:
+    half = squares.size // 2
+    row = (squares.row[:, None] + np.array([0, 0, half, half])).ravel()
+    col = (squares.col[:, None] + np.array([0, half, 0, half])).ravel()
+    inside = (row < grid.rows) & (col < grid.cols)
+    return _choose(Squares(half, np.repeat(squares.s, 4), row, col), inside)
+
+
+def _portions(squares: Squares) -> list[Squares]:
+    starts = range(0, len(squares.row), PORTION)
+    return [_choose(squares, slice(start, start + PORTION)) for start in starts]
+
+
+def _segments(grid: Grid, squares: Squares, code: Codes) -> Segments:
+    """The rows of squares."""
+    size, s, row, col = squares
+    first = (s * grid.rows + row) * grid.cols + col
+    width = np.minimum(size, grid.cols - col)
+    if size == 1:
+        return Segments(first, first + 1, code)
+    height = np.minimum(size, grid.rows - row)
+    below = np.arange(height.sum()) - np.repeat(np.cumsum(height) - height, height)
+    start = np.repeat(first, height) + below * grid.cols
+    return Segments(start, start + np.repeat(width, height), np.repeat(code, height))
+
+
+def _join(found: list[Segments]) -> Segments:
+    """In ascending order, neighbours of one code in one."""
+    start, stop, code = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(start)
+    start, stop, code = start[order], stop[order], code[order]
+    begins = np.ones(len(start), bool)
+    begins[1:] = (start[1:] != stop[:-1]) | (code[1:] != code[:-1])
+    ends = np.append(begins[1:], np.ones(min(len(start), 1), bool))
+    return Segments(start[begins], stop[ends], code[begins])
+
+
+def _runs(grid: Grid, segments: Segments) -> Runs:
+    """EMPTY between the segments."""
+    start, stop, code = segments
+    # start, stop, start, stop, ..: where a segment follows at once, its start wins over the stop
+    starts = np.append(0, np.stack([start, stop], axis=1))
+    codes = np.append(rl.EMPTY, np.stack([code, np.full_like(code, rl.EMPTY)], axis=1))
+    return Runs(*rl.compact(starts, codes.astype(np.uint8), grid.size))

@@ -1,0 +1,222 @@
+"""`where`: the mask of a function of query and key numbers."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+
+from masks import runs as rl
+from masks import spec
+from masks.algebra import Leaf, Mask, Placed
+from masks.checks import flag
+from masks.predicate.bounds import Bounds, check_size
+from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, lift
+from masks.predicate.likeness import Likeness, combine
+from masks.predicate.operators import symbol
+from masks.predicate.quadtree import Squares, classify
+from masks.runs import Bools, Codes, Grid, Ints, Runs
+
+PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
+_FEW = 1 << 10  # tokens; block origins before the first token are less than this
+
+_words: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()  # the functions seen, by name#number
+_functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
+_counter = itertools.count(1)
+
+
+@spec.pattern()
+def where(fn: Callable[..., Any], *, per_head: bool = False, text: str | None = None) -> Mask:
+    """Key k is allowed for query q where fn(q, k) is True.
+
+    fn is called with integer NumPy arrays that broadcast, and once with symbols in place of them:
+    so it finds out which blocks are full or empty without a look at every pair. The result is
+    exact either way. These are understood: + - * // % / ** << >> abs, comparisons, & | ^ ~,
+    np.minimum, maximum, clip, where, isin, sqrt, square, floor, ceil, and arrays in
+    `masks.table`. A function that does anything else is evaluated for every pair in question,
+    with a UserWarning.
+
+    Args:
+        fn: fn(q, k) -> booleans, or fn(h, q, k) with h the number of the head if `per_head`. It
+            must be pure (what it gives for a pair hangs on that pair alone, and never changes), and
+            write & | ~ for and, or, not.
+        per_head: whether the mask differs from head to head; `build` then needs `heads=`.
+        text: the mask as text, when fn is made by a function that is registered with
+            `@masks.pattern()` and `parse(text)` makes the same mask again. Without it the text
+            means something in this process only, while the function lives, and two masks are equal
+            when their functions are one object.
+
+    Raises:
+        ValueError: fn does not take arrays, or its result is not boolean. At `build`: a
+            `masks.table` too short for the tokens, or more than 2**34 pairs to evaluate.
+    """
+    per_head = flag("per_head", per_head)
+    if not callable(fn):
+        fn = _function(fn)  # of the text of a mask
+    known = text is None or (isinstance(text, str) and text.split("(")[0] in spec.PATTERNS)
+    if not known:
+        raise ValueError(f"text is {text!r}: give the text of a function with @masks.pattern()")
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    zeros = (np.zeros((2, 1, 1), np.int64), np.zeros((3, 1), np.int64), np.zeros(4, np.int64))
+    _call(fn, name, zeros if per_head else zeros[1:])
+    try:
+        rule, reason = _trace(fn, per_head), ""
+    except Exception as error:
+        rule, reason = None, str(error) or type(error).__name__
+    key = text or spec.call_text("where", _word(fn, name), per_head=(per_head, False))
+    return Predicate(key, fn, name, rule, reason, per_head, text is not None)
+
+
+def _word(fn: Callable[..., Any], name: str) -> str:
+    """name#number, the same for the same object, and for no other."""
+    word = f"{name}#{next(_counter)}"
+    try:
+        word = _words.setdefault(fn, word)
+        _functions[word] = fn
+    except TypeError:  # no weak reference, or no hash
+        pass
+    return word
+
+
+def _function(word: Any) -> Callable[..., Any]:
+    """The living function of a word."""
+    if not isinstance(word, str) or word not in _functions:
+        raise ValueError(f"where() is given {word!r}, no function of this process: give fn(q, k)")
+    return _functions[word]
+
+
+def _call(fn: Callable[..., Any], name: str, arrays: tuple[Ints, ...]) -> Bools:
+    """fn(*arrays), checked."""
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    try:
+        result = np.asarray(fn(*arrays))
+    except Exception as error:
+        raise ValueError(
+            f"{name} fails on integer arrays of shapes {[a.shape for a in arrays]}: {error}. "
+            "Write & | ~ for `and`, `or`, `not` and chained comparisons, and np.where, np.minimum, "
+            "np.maximum for if, min, max"
+        ) from error
+    if result.dtype != bool:
+        raise ValueError(f"{name} gives {result.dtype}: give booleans, True where allowed")
+    try:
+        return np.broadcast_to(result, shape)
+    except ValueError:
+        raise ValueError(
+            f"{name} gives shape {result.shape}: the shapes {[a.shape for a in arrays]} of its "
+            f"arguments broadcast to {shape}, so give that, or less"
+        ) from None
+
+
+def _trace(fn: Callable[..., Any], per_head: bool) -> Expression:
+    """What fn computes. Whatever it does not take to symbols comes out as an exception."""
+    try:
+        rule = lift(fn(*map(symbol, ("h", "q", "k") if per_head else ("q", "k"))))
+    except IndexError as error:  # of a NumPy array, whatever the symbol says to it
+        raise Unsupported(INDEXED) from error
+    if rule.kind != BOOL:
+        raise Unsupported("the result is no truth value")
+    return rule
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Predicate(Leaf):
+    """A function of token numbers, and what it computes (`rule`), or the `reason` why not known."""
+
+    key: str
+    fn: Callable[..., Any]
+    name: str
+    rule: Expression | None
+    reason: str
+    per_head: bool
+    spelled: bool
+    prefix_stable = True
+
+    @property
+    def period(self) -> int:
+        return 0 if self.per_head else 1
+
+    def runs(self, grid: Grid) -> Runs:
+        rule, reason = self._rule(grid)
+        if rule is None:
+            pairs = grid.n_q * grid.n_k * grid.slices
+            warnings.warn(
+                f"{self.name} is evaluated for up to {pairs:,} pairs, one by one: {reason}",
+                UserWarning,
+                stacklevel=2,
+            )
+            return rl.constant(rl.MIXED)
+
+        def codes(squares: Squares) -> Codes:
+            with np.errstate(all="ignore"):
+                return self._bounds(grid, squares).codes(rule)
+
+        return classify(grid, codes)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        arrays = (s % grid.heads, q, k) if self.per_head else (q, k)
+        shape = np.broadcast_shapes(s.shape, q.shape, k.shape)
+        return np.broadcast_to(_call(self.fn, self.name, arrays), shape)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        rule, _ = self._rule(grid)
+        if rule is None:
+            return super().signature(grid, s, row, col)
+        origins = {"q": grid.q_token(row), "k": grid.k_token(col), "h": s % grid.heads}
+        with np.errstate(all="ignore"):
+            bounds = self._bounds(grid, Squares(1, s, row, col))
+            return combine(Likeness(bounds, origins).columns(rule))
+
+    def place(self, grid: Grid) -> Placed:
+        placed = super().place(grid)
+        if self._rule(grid)[0] is not None:
+            return placed
+        pairs = 0
+
+        def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
+            nonlocal pairs
+            result = placed.allowed(s, q, k)
+            pairs += result.size
+            if pairs > PAIRS:
+                raise ValueError(
+                    f"{self.name} would be evaluated for more than {PAIRS:,} pairs: build for "
+                    f"fewer tokens, or mend this: {self._rule(grid)[1]}"
+                )
+            return result
+
+        return placed._replace(allowed=allowed)
+
+    def _rule(self, grid: Grid) -> tuple[Expression | None, str]:
+        """What can be bounded on this grid, or why it cannot."""
+        if self.rule is None:
+            return None, self.reason
+        try:
+            greatest = {"q": grid.n_q, "k": grid.n_k, "h": grid.heads}
+            check_size(self.rule, {name: max(n, _FEW) for name, n in greatest.items()})
+        except Unsupported as error:
+            return None, str(error)
+        return self.rule, ""
+
+    def _bounds(self, grid: Grid, squares: Squares) -> Bounds:
+        size, s, row, col = squares
+        last_row = np.minimum(row + size, grid.rows) - 1
+        last_col = np.minimum(col + size, grid.cols) - 1
+        head = s % grid.heads
+        return Bounds(
+            {
+                "q": (grid.q_first[row], grid.q_last[last_row]),
+                "k": (grid.k_first[col], grid.k_last[last_col]),
+                "h": (head, head),
+            }
+        )
+
+    def __reduce__(self):
+        if self.spelled:
+            return spec.parse, (self.key,)
+        return _again, (self.fn, self.per_head)  # pickle says so where it cannot find fn by name
+
+
+def _again(fn: Callable[..., Any], per_head: bool) -> Mask:
+    return where(fn, per_head=per_head)

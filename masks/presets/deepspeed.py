@@ -1,0 +1,263 @@
+"""The layouts of DeepSpeed's sparse attention (deepspeed/ops/sparse_attention/sparsity_config.py).
+
+Option names and defaults are those of its `SparsityConfig` classes; a block is 16 tokens. Masks are
+whole blocks here as there, so a unidirectional one is not causal inside the diagonal blocks: add
+`& causal()`. DeepSpeed demands that the block divides the length; here the last one may be ragged.
+Its random blocks come from Python's global generator, without a seed; here they are hashes of one.
+"""
+
+from typing import Any
+
+from masks.algebra import Mask
+from masks.checks import choice, flag, integer
+from masks.patterns.draws import Stream
+from masks.presets.deepspeed_layouts import Fixed, Ranges, Sliding, Variable
+from masks.spec import call_text, pattern
+
+DIRECTIONS = ("bidirectional", "unidirectional")
+ONCE = Stream(0, False, False, None)  # of patterns that draw nothing
+
+
+@pattern()
+def deepspeed_fixed(
+    num_local_blocks: int = 4,
+    num_global_blocks: int = 1,
+    *,
+    attention: str = "bidirectional",
+    horizontal_global_attention: bool = False,
+    num_different_global_patterns: int = 1,
+    block: int = 16,
+) -> Mask:
+    """`FixedSparsityConfig`: windows that do not overlap, and summary columns in each of them.
+
+    The `num_global_blocks` columns end the window of `num_local_blocks`, and are seen by all rows,
+    or from their first one on when unidirectional. So unidirectional with more than one of them
+    has blocks above the diagonal. A last window that is short has its columns where they would be,
+    or at its end. Of n x n blocks, with L local and G global ones and L dividing n,
+    n(L + G(n/L - 1)) are allowed; unidirectional with G = 1, n(L + n/L) / 2.
+
+    Args:
+        num_local_blocks: blocks of a window, >= 1.
+        num_global_blocks: >= 1, a divisor of `num_local_blocks`.
+        attention: "bidirectional" or "unidirectional".
+        horizontal_global_attention: the global blocks also see all; bidirectional only.
+        num_different_global_patterns: above 1, head h has the h-th last group of global blocks
+            modulo this number (`different_layout_per_head` there).
+        block: tokens of a block, >= 1.
+    """
+    size = integer("num_local_blocks", num_local_blocks, least=1)
+    count = integer("num_global_blocks", num_global_blocks, least=1, most=size)
+    if size % count:
+        raise ValueError(f"num_global_blocks is {count}: give a divisor of {size}")
+    groups = integer("num_different_global_patterns", num_different_global_patterns, least=1)
+    if groups > size // count:
+        raise ValueError(
+            f"num_different_global_patterns is {groups}: give at most {size // count}, "
+            f"for {count} blocks each have to fit into {size}"
+        )
+    causal, horizontal = _direction(attention, horizontal_global_attention)
+    block = integer("block", block, least=1)
+    key = call_text(
+        "deepspeed_fixed",
+        size,
+        count,
+        attention=(attention, "bidirectional"),
+        horizontal_global_attention=(horizontal, False),
+        num_different_global_patterns=(groups, 1),
+        block=(block, 16),
+    )
+    return Fixed(key, block, ONCE, size, count, causal, horizontal, groups)
+
+
+@pattern()
+def deepspeed_variable(
+    num_random_blocks: int = 0,
+    local_window_blocks: tuple[int, ...] = (4,),
+    global_block_indices: tuple[int, ...] = (0,),
+    global_block_end_indices: tuple[int, ...] | None = None,
+    *,
+    attention: str = "bidirectional",
+    horizontal_global_attention: bool = False,
+    block: int = 16,
+    seed: int = 0,
+    different_layout_per_head: bool = False,
+) -> Mask:
+    """`VariableSparsityConfig`: windows of given sizes, global columns, random blocks.
+
+    Quirks that are kept: random blocks are drawn among all columns, unidirectional or not, and may
+    repeat other ones; a unidirectional range of global columns begins with its first row, above the
+    diagonal.
+
+    Args:
+        num_random_blocks: of every row, >= 0; `build` raises when there are fewer columns.
+        local_window_blocks: blocks of the windows, the last of which repeats.
+        global_block_indices: columns that all rows see, or those from their own one on when
+            unidirectional; ones beyond the length are left out.
+        global_block_end_indices: makes them ranges, each up to but without this one.
+        attention, horizontal_global_attention, block: as in `deepspeed_fixed`.
+        seed: of the random blocks, as in `random_blocks`.
+        different_layout_per_head: draw them for every head.
+    """
+    causal, horizontal = _direction(attention, horizontal_global_attention)
+    stream = Stream.of(seed, different_layout_per_head, False, None)
+    windows = _numbers("local_window_blocks", local_window_blocks, least=1)
+    if not windows:
+        raise ValueError("local_window_blocks is (): give one size at least")
+    ranges, options = _ranges(global_block_indices, global_block_end_indices)
+    random = integer("num_random_blocks", num_random_blocks, least=0)
+    block = integer("block", block, least=1)
+    key = call_text(
+        "deepspeed_variable",
+        num_random_blocks=(random, 0),
+        local_window_blocks=(windows, (4,)),
+        **options,
+        attention=(attention, "bidirectional"),
+        horizontal_global_attention=(horizontal, False),
+        block=(block, 16),
+        seed=(seed, 0),
+        different_layout_per_head=(different_layout_per_head, False),
+    )
+    return Variable(key, block, stream, random, ranges, causal, windows, horizontal)
+
+
+@pattern()
+def deepspeed_bigbird(
+    num_random_blocks: int = 1,
+    num_sliding_window_blocks: int = 3,
+    num_global_blocks: int = 1,
+    *,
+    attention: str = "bidirectional",
+    block: int = 16,
+    seed: int = 0,
+    different_layout_per_head: bool = False,
+) -> Mask:
+    """`BigBirdSparsityConfig`: the first rows and columns, a window, and random blocks.
+
+    Quirks that are kept: there are no global blocks at the end, the window has
+    2 * (num_sliding_window_blocks // 2) + 1 blocks, and random blocks may repeat other ones, so at
+    most 6n - 6 of n x n blocks are allowed by default. Unidirectional, row I draws from I + 1
+    columns, which fails in DeepSpeed for more than one random block; here it raises at once.
+
+    Args:
+        num_random_blocks: of every row, >= 0.
+        num_sliding_window_blocks: >= 1.
+        num_global_blocks: >= 0.
+        attention: "bidirectional", or "unidirectional": nothing above the diagonal.
+        block, seed, different_layout_per_head: as in `deepspeed_variable`.
+
+    Raises:
+        ValueError: also of `build`, when there are fewer blocks than any of these numbers.
+    """
+    causal, _ = _direction(attention, False)
+    stream = Stream.of(seed, different_layout_per_head, False, None)
+    random = integer("num_random_blocks", num_random_blocks, least=0)
+    if causal and random > 1:
+        raise ValueError(
+            f"num_random_blocks is {random}: the first row has one column, "
+            "so give at most 1 for unidirectional attention"
+        )
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
+    count = integer("num_global_blocks", num_global_blocks, least=0)
+    block = integer("block", block, least=1)
+    key = call_text(
+        "deepspeed_bigbird",
+        num_random_blocks=(random, 1),
+        num_sliding_window_blocks=(window, 3),
+        num_global_blocks=(count, 1),
+        attention=(attention, "bidirectional"),
+        block=(block, 16),
+        seed=(seed, 0),
+        different_layout_per_head=(different_layout_per_head, False),
+    )
+    ranges = ((0, count),) if count else ()
+    return Sliding(key, block, stream, random, ranges, causal, window, max(random, window, count))
+
+
+@pattern()
+def deepspeed_bslongformer(
+    num_sliding_window_blocks: int = 3,
+    global_block_indices: tuple[int, ...] = (0,),
+    global_block_end_indices: tuple[int, ...] | None = None,
+    *,
+    attention: str = "bidirectional",
+    block: int = 16,
+) -> Mask:
+    """`BSLongformerSparsityConfig`: a window, and global rows and columns.
+
+    Of n x n blocks 5n - 6 are allowed by default. The window is that of `deepspeed_bigbird`.
+
+    Args:
+        num_sliding_window_blocks: >= 1; `build` raises when there are fewer blocks.
+        global_block_indices, global_block_end_indices: as in `deepspeed_variable`; rows as well.
+        attention: "bidirectional", or "unidirectional": nothing above the diagonal.
+        block: tokens of a block, >= 1.
+    """
+    causal, _ = _direction(attention, False)
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
+    ranges, options = _ranges(global_block_indices, global_block_end_indices)
+    block = integer("block", block, least=1)
+    key = call_text(
+        "deepspeed_bslongformer",
+        num_sliding_window_blocks=(window, 3),
+        **options,
+        attention=(attention, "bidirectional"),
+        block=(block, 16),
+    )
+    return Sliding(key, block, ONCE, 0, ranges, causal, window, window)
+
+
+@pattern()
+def deepspeed_local_sliding_window(
+    num_sliding_window_blocks: int = 3, *, attention: str = "unidirectional", block: int = 16
+) -> Mask:
+    """`LocalSlidingWindowSparsityConfig`: a window, which unlike the others ends at the diagonal.
+
+    With w = num_sliding_window_blocks // 2, n(w + 1) - w(w + 1)/2 of n x n blocks are allowed, and
+    n(2w + 1) - w(w + 1) when bidirectional.
+
+    Args:
+        num_sliding_window_blocks: >= 1; `build` raises when there are fewer blocks.
+        attention: "unidirectional" or "bidirectional".
+        block: tokens of a block, >= 1.
+    """
+    causal, _ = _direction(attention, False)
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
+    block = integer("block", block, least=1)
+    key = call_text(
+        "deepspeed_local_sliding_window",
+        num_sliding_window_blocks=(window, 3),
+        attention=(attention, "unidirectional"),
+        block=(block, 16),
+    )
+    return Sliding(key, block, ONCE, 0, (), causal, window, window)
+
+
+def _direction(attention: Any, horizontal: Any) -> tuple[bool, bool]:
+    """(whether it is unidirectional, whether global blocks see all)"""
+    causal = choice("attention", attention, DIRECTIONS) == "unidirectional"
+    if flag("horizontal_global_attention", horizontal) and causal:
+        raise ValueError("horizontal_global_attention is True: it needs attention='bidirectional'")
+    return causal, horizontal
+
+
+def _numbers(name: str, values: Any, *, least: int) -> tuple[int, ...]:
+    if not isinstance(values, tuple | list):
+        raise ValueError(f"{name} is {values!r}: give a tuple of integers")
+    return tuple(integer(f"one of {name}", value, least=least) for value in values)
+
+
+def _ranges(first: Any, stop: Any) -> tuple[Ranges, dict[str, Any]]:
+    """The ranges of global blocks, and the options of a text that say them."""
+    starts = _numbers("global_block_indices", first, least=0)
+    stops = None if stop is None else _numbers("global_block_end_indices", stop, least=0)
+    options = {
+        "global_block_indices": (starts, (0,)),
+        "global_block_end_indices": (stops, None),
+    }
+    if stops is None:
+        return tuple((x, x + 1) for x in starts), options
+    if len(starts) != len(stops) or any(a >= b for a, b in zip(starts, stops, strict=False)):
+        raise ValueError(
+            f"global_block_end_indices is {stops}: give one number for each of {starts}, above it"
+        )
+    return tuple(zip(starts, stops, strict=True)), options

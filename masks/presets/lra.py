@@ -1,0 +1,163 @@
+"""The attention patterns of Long Range Arena's models (google-research/long-range-arena).
+
+Long Range Arena (Tay et al., arXiv 2011.04006) has patterns of its own making under the names of
+the papers; these are the ones that its code runs. Padding is no part of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Leaf, Mask
+from masks.checks import FAR, flag, integer
+from masks.patterns.band import Band, local
+from masks.patterns.bigbird_compat import FOCUS, LegacyBigBird, paper_plan
+from masks.patterns.block_diagonal import BlockDiagonal, block_diagonal
+from masks.patterns.by_length import ByLength
+from masks.patterns.distances import Dilated
+from masks.patterns.global_tokens import global_tokens
+from masks.patterns.profiles import code, from_profiles
+from masks.patterns.sparse_transformer import strided
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, pattern
+
+
+@pattern()
+def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
+    """Token blocks that see themselves only: no window, and the benchmark's "local attention".
+
+    The text is that of `block_diagonal(block)`, with n * block of n x n pairs for a multiple n of
+    the block. What the code runs is `interleaved`: it reshapes the tokens to (block, chunks) and
+    attends along the first axis, so a token sees those a multiple of n // block + 1 tokens away.
+
+    Args:
+        block: tokens of a block, >= 1.
+        interleaved: q and k leave the same remainder modulo n // block + 1; n is the longer of n_q
+            and n_k.
+    """
+    block = integer("block", block, least=1)
+    if not flag("interleaved", interleaved):
+        return block_diagonal(block)
+    return Interleaved(call_text("lra_local", block, interleaved=(True, False)), block)
+
+
+@pattern()
+def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
+    """`fixed(stride, summary)`, where the first key of every chunk is a summary too.
+
+    So k <= q, and k // stride == q // stride or k % stride == 0 or k % stride >= stride - summary.
+    Encoders are causal as well. With n = 1000 tokens, .1300 of the pairs are allowed.
+
+    Args:
+        stride, summary: as in `fixed`; all of the benchmark's tasks have the defaults.
+    """
+    stride = integer("stride", stride, least=1)
+    summary = integer("summary", summary, least=0, most=stride)
+    return FixedLRA(call_text("lra_fixed", stride, summary), stride, summary)
+
+
+@pattern()
+def lra_strided(stride: int = 50) -> Mask:
+    """`strided(stride)`, which is its text; encoders are causal as well. No task uses it."""
+    return strided(stride)
+
+
+@pattern()
+def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
+    """Exactly `window` keys: one more after the query than before it, where that is even.
+
+    The text is that of the union of a window and global tokens; the paper's has window // 2 on
+    either side. The docstring of the code has the sides the other way round.
+
+    Args:
+        window: keys of an inner query, >= 1.
+        n_global: tokens at the beginning that see all and are seen by all, >= 0.
+    """
+    window = integer("window", window, least=1)
+    mask = local(window - window // 2 - 1, window // 2)
+    return mask | global_tokens(n_global) if integer("n_global", n_global, least=0) else mask
+
+
+@pattern()
+def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
+    """BigBird with the paper's plan, drawn for the length at hand: not `bigbird_compat`.
+
+    Quirks that are kept: the sequence is padded to n // block + 1 blocks, by a whole block where it
+    is divisible, so that the last global column may hold no token; random blocks are among the
+    first 1024 tokens; the last two rows draw from 4 and 3 blocks less. Where a row has fewer than
+    `random` candidates the code fails, and the mask is dense. A causal one is plain causal there.
+
+    Args:
+        block: tokens of a token block, >= 1.
+        random: random blocks of a row, >= 1.
+        seed: of NumPy's legacy generator, from which all heads draw, 0 <= seed < 2**32; the code
+            hashes the name of the layer, which differs from run to run. None makes layer i draw
+            with seed i: take `mask.layer(i)` before `build`.
+    """
+    block, random = integer("block", block, least=1), integer("random", random, least=1)
+    seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
+    return BigBirdLRA(call_text("lra_bigbird", block, random, seed=(seed, 0)), block, random, seed)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Interleaved(ByLength):
+    key: str
+    block: int
+
+    def at(self, grid: Grid) -> Dilated:
+        return Dilated("", "top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FixedLRA(Leaf):
+    key: str
+    stride: int
+    summary: int
+    prefix_stable = True
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        phase = k % self.stride
+        summary = (phase == 0) | (phase >= self.stride - self.summary)
+        return (k <= q) & (summary | (k // self.stride == q // self.stride))
+
+    def runs(self, grid: Grid) -> Runs:
+        def below(k: Ints) -> Ints:
+            """Summary keys among the first k."""
+            chunk, phase = np.divmod(k, self.stride)
+            end = np.maximum(phase - (self.stride - self.summary), 0)
+            whole = min(self.summary + 1, self.stride)
+            return chunk * whole + np.minimum((phase > 0) + end, whole)
+
+        part = below(grid.k_last + 1) - below(grid.k_first)
+        codes = code(part, grid.k_last - grid.k_first + 1)
+        summaries = from_profiles(grid, [(0, codes)], np.zeros(grid.rows, np.int64))
+        chunks = BlockDiagonal("", self.stride, 0).runs(grid)
+        past = Band("", 0, FAR, "top_left").runs(grid)
+        return rl.merge(rl.merge(summaries, chunks, np.maximum), past, np.minimum)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # Where the chunks begin, and how far apart the sides are, up to where they cannot meet.
+        q, k = grid.q_token(row), grid.k_token(col)
+        far = grid.block_q + grid.block_k + self.stride
+        return np.clip(q - k, -far, far) * self.stride + k % self.stride
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BigBirdLRA(LegacyBigBird):
+    def layer(self, index: int) -> Mask:
+        if self.seed is not None:
+            return super().layer(index)
+        return lra_bigbird(self.block, self.random, seed=index)
+
+    def blocks(self, n_tokens: int) -> int:
+        return n_tokens // self.block + 1
+
+    def drawn(self, n: int, heads: int) -> list[Ints]:
+        generator = np.random.RandomState(self.seed)
+        focus = min(n * self.block, FOCUS)
+        plans = [
+            paper_plan(generator, n, self.block, self.random, focus=focus, cuts=(4, 3))
+            for _ in range(heads)
+        ]
+        return plans if n > 2 and all(len(rows) == n - 2 for rows in plans) else []

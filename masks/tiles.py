@@ -1,0 +1,120 @@
+"""Block masks from codes and bit tiles that are not in normal form yet.
+
+`Tiles` classifies tiles (empty, full or partial) and numbers the distinct ones; `assemble` joins
+the codes of blocks to a `BlockMask`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks import runs as rl
+from masks.block_lists import EMPTY, FULL
+from masks.block_mask import BlockMask, pack_bits
+from masks.runs import Bools, Grid, Ints
+
+Words = NDArray[np.uint32]
+
+PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
+
+
+class Tiles:
+    """The distinct tiles of the partial blocks of a grid, numbered as they come."""
+
+    def __init__(self, grid: Grid):
+        self.grid = grid
+        self._numbers: dict[bytes, int] = {}
+        self._tiles: list[Words] = []
+        q, k = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
+        first_q, first_k = max(-grid.q_origin, 0), max(-grid.k_origin, 0)
+        last_q = grid.n_q - grid.q_origin - (grid.rows - 1) * grid.block_q
+        last_k = grid.n_k - grid.k_origin - (grid.cols - 1) * grid.block_k
+        self._exists = pack_bits(  # by Grid.cut
+            np.stack(
+                [
+                    (q >= begin_q) & (q < end_q) & (k >= begin_k) & (k < end_k)
+                    for begin_q in (0, first_q)
+                    for begin_k in (0, first_k)
+                    for end_q in (grid.block_q, last_q)
+                    for end_k in (grid.block_k, last_k)
+                ]
+            )
+        )
+
+    @property
+    def at_once(self) -> int:
+        """Tiles to unpack at a time."""
+        return max(1, PAIRS_AT_ONCE // (self.grid.block_q * self.grid.block_k))
+
+    @property
+    def bits(self) -> Words:
+        """uint32 (T, block_q, words), as `BlockMask.bits`."""
+        return np.array(self._tiles, np.uint32).reshape(-1, *self._exists.shape[1:])
+
+    def codes(self, bits: Words, cut: Ints) -> NDArray[np.int32]:
+        """(T,) codes of blocks with these bits, whose ends are cut as `Grid.cut` says.
+
+        Bits of tokens that do not exist are dropped.
+        """
+        exists = self._exists[cut]
+        bits = bits & exists
+        empty, full = ~bits.any(axis=(1, 2)), (bits == exists).all(axis=(1, 2))
+        codes = np.where(full, FULL, EMPTY).astype(np.int32)
+        for i in np.flatnonzero(~empty & ~full).tolist():
+            number = self._numbers.setdefault(bits[i].tobytes(), len(self._tiles))
+            if number == len(self._tiles):
+                self._tiles.append(bits[i].copy())
+            codes[i] = number
+        return codes
+
+    def codes_of(self, bits: Words, number: Ints, cut: Ints) -> NDArray[np.int32]:
+        """(T,) codes of blocks with the bits `bits[number]`; equal ones are looked at once."""
+        kinds, kind = np.unique(number.astype(np.int64) * 4 + cut, return_inverse=True)
+        codes = np.empty(len(kinds), np.int32)
+        for i in range(0, len(kinds), self.at_once):
+            tile, cut = np.divmod(kinds[i : i + self.at_once], 4)
+            codes[i : i + self.at_once] = self.codes(bits[tile], cut)
+        return codes[kind]
+
+
+def assemble(
+    tiles: Tiles, x: Ints, codes: NDArray[np.int32], length: Ints | int = 1, *, text: str = ""
+) -> BlockMask:
+    """The block mask that has codes[i] on the blocks x[i]..x[i] + length[i] - 1, EMPTY elsewhere.
+
+    Args:
+        tiles: those that codes >= 0 are the numbers of.
+        x: ascending positions in the flattened grid; the segments do not overlap.
+    """
+    grid = tiles.grid
+    starts = np.append(0, np.stack([x, x + length], axis=1))
+    both = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
+    starts, both = rl.compact(starts, both.astype(np.int32), grid.size)
+    partial = both >= 0
+    used, first, rank = np.unique(both[partial], return_index=True, return_inverse=True)
+    order = np.argsort(first)  # normal form: by appearance
+    new = np.empty(len(used), np.int32)
+    new[order] = np.arange(len(used))
+    both[partial] = new[rank]
+    return BlockMask(
+        n_q=grid.n_q,
+        n_k=grid.n_k,
+        block_size=(grid.block_q, grid.block_k),
+        batch=grid.batch,
+        heads=grid.heads,
+        starts=starts,
+        tiles=both,
+        bits=tiles.bits[used[order]],
+        text=text,
+    )
+
+
+def unpack_bits(bits: Words, block_k: int) -> Bools:
+    """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
+    bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
+    return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)
+
+
+def expand(first: Ints, length: Ints) -> Ints:
+    """first[i], first[i] + 1, .. (length[i] of them), for all i in turn."""
+    before = np.cumsum(length) - length
+    return np.repeat(first - before, length) + np.arange(length.sum())

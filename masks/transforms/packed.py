@@ -1,0 +1,64 @@
+"""A mask inside of every packed document."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from masks.algebra import Mask, Placed, Transform, inherit
+from masks.patterns.documents import documents
+from masks.patterns.lengths import Cuts, Lengths, numbers_text, read_lengths, same_counts
+from masks.runs import Grid
+from masks.spec import call_text, transform
+from masks.transforms.base import Transformed
+from masks.transforms.pieces import Pieces
+from masks.transforms.slices import place_own
+
+
+@transform()
+def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
+    """Lay the mask into every one of the documents that are packed into a sequence.
+
+    Documents do not see each other. Within one, key k is allowed for query q when the mask, for
+    that document's own length, allows k - start for q - start, so that windows, strides and global
+    tokens count from the document's first token. `mask >> packed(lengths)` differs from
+    `mask & documents(lengths)`, where they count from the first token of all.
+
+    Args:
+        lengths, key_lengths: as for `documents`, with the same errors; its `documents_from_offsets`
+            shows how to come by them from `cu_seqlens`. The mask of a document has the whole
+            length, also where the sequence that is built ends inside of it.
+    """
+    rows = read_lengths("lengths", lengths)
+    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
+    same_counts(rows, key_rows)
+    text, spelled = numbers_text(rows)
+    key_text, key_spelled = (None, True) if key_rows == rows else numbers_text(key_rows)
+    key = call_text("packed", text, key_lengths=(key_text, None))
+    return Pack(key, rows, key_rows, spelled and key_spelled)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Pack(Transform):
+    key: str
+    lengths: Lengths
+    key_lengths: Lengths
+    spelled: bool
+
+    def __call__(self, mask: Mask) -> Mask:
+        return Packed(mask, self)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Packed(Transformed):
+    transform: Pack
+
+    def __init__(self, part: Mask, transform: Pack):
+        super().__init__(part, transform)
+        inherit(self, (part, documents(transform.lengths)))  # which tells the batch
+        object.__setattr__(self, "spelled", part.spelled and transform.spelled)
+        object.__setattr__(self, "prefix_stable", True)  # the lengths of the documents are given
+
+    def place(self, grid: Grid) -> Placed:
+        q, k = Cuts.of(self.transform.lengths), Cuts.of(self.transform.key_lengths)
+        q.cover("n_q", grid.n_q)
+        k.cover("n_k", grid.n_k)
+        return place_own(self, grid, lambda own: Pieces(self.part, own, q, k).place())

@@ -1,0 +1,215 @@
+"""Other orders of the sequence: tiles and space-filling curves make the blocks of images dense."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from masks import runs as rl
+from masks.algebra import And, Mask, Not, Or, Placed, Transform
+from masks.checks import choice
+from masks.patterns.canvas import OnCanvas, canvas_extents, per_axis, plain
+from masks.runs import Grid, Ints
+from masks.spec import call_text, transform
+from masks.transforms.base import Transformed
+from masks.transforms.curves import hilbert_order, morton_order, tiled_order
+from masks.transforms.regroup import Side, regroup
+
+SIDES = ("both", "queries", "keys")
+SPELLED = 64  # tokens of a permutation that is written out
+
+
+@transform()
+def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "both") -> "Reorder":
+    """Put the tokens of a canvas tile by tile, and row by row within a tile.
+
+    Place i of the new sequence holds token order(n)[i] of the old: attend with x[..., order, :] for
+    q, k and v, and the output at inverse(n) is in the old order. `mask >> tiled(...)` allows
+    (q, k) when `mask` allows (order[q], order[k]).
+
+    Args:
+        canvas: one to three extents, slowest first: (height, width). The mask then builds for
+            prod(canvas) tokens.
+        tile: tokens of a tile along an axis; one value, or one for every axis. The last tile is
+            smaller where they do not divide the canvas.
+        side: "both"; "queries" or "keys" leaves the other side in its old order.
+    """
+    canvas = canvas_extents(canvas)
+    tiles = per_axis("tile", tile, canvas, least=1)
+    return Tiled(_text("tiled", canvas, plain(tiles), side=side), side, canvas, tiles)
+
+
+@transform()
+def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
+    """Put the tokens of a canvas along a Z-order curve; arguments and use as in `tiled`.
+
+    The curve is that of the next power of two, without the places outside the canvas. Aligned
+    squares (cubes) of side 2**m are consecutive in it.
+    """
+    canvas = canvas_extents(canvas)
+    return Morton(_text("morton", canvas, side=side), side, canvas)
+
+
+@transform()
+def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
+    """Put the tokens of an image along a Hilbert curve; arguments and use as in `tiled`.
+
+    The curve is generalised to any rectangle, and consecutive places are always neighbours in the
+    image. Where height and width are the same power of two, it is Hilbert's, and aligned squares
+    of side 2**m are consecutive.
+    """
+    extents = canvas_extents(canvas)
+    if len(extents) != 2:
+        raise ValueError(f"canvas is {extents}: give (height, width), or use morton or tiled")
+    return Hilbert(_text("hilbert", extents, side=side), side, (extents[0], extents[1]))
+
+
+@transform()
+def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
+    """Put the tokens into any order: place i of the new sequence holds token order[i] of the old.
+
+    Args:
+        order: integers (n,), each of 0..n-1 once. It is copied. Beyond 64 tokens the text shows a
+            digest only, which `parse` cannot read.
+        side: as in `tiled`, where the use is told as well.
+    """
+    data = np.array(order)
+    if data.ndim != 1 or not len(data) or data.dtype.kind not in "iu":
+        raise ValueError(
+            f"order has shape {data.shape} and is {data.dtype}: give integers (n,), n >= 1"
+        )
+    data = data.astype(np.int64)
+    if not np.array_equal(np.sort(data), np.arange(len(data))):
+        raise ValueError(f"order must hold each of 0..{len(data) - 1} once")
+    data.flags.writeable = False
+    if len(data) <= SPELLED:
+        return Permuted(_text("permuted", tuple(data.tolist()), side=side), side, data)
+    digest = hashlib.sha256(data.astype("<i8").data).hexdigest()
+    name = f"permuted({len(data)}, sha256='{digest}'"
+    key = f"{name})" if side == "both" else f"{name}, side={side!r})"
+    return Permuted(key, choice("side", side, SIDES), data)
+
+
+def _text(name: str, *args: Any, side: str) -> str:
+    return call_text(name, *args, side=(choice("side", side, SIDES), "both"))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Reorder(Transform):
+    """Token order(n)[i] of the old sequence comes to place i of the new one."""
+
+    key: str
+    side: str
+
+    def _order(self) -> Ints:
+        raise NotImplementedError
+
+    def order(self, n: int) -> Ints:
+        """int64 (n,), read-only: the token of the old sequence at every place of the new one."""
+        order = self._order()
+        if n != len(order):
+            raise ValueError(f"{self} reorders {len(order)} tokens, not {n}: build it for those")
+        return order
+
+    def inverse(self, n: int) -> Ints:
+        """int64 (n,): the place in the new sequence of every token of the old one."""
+        order = self.order(n)
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(n)
+        return inverse
+
+    def __call__(self, mask: Mask) -> Mask:
+        return Reordered(mask, self)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Tiled(Reorder):
+    canvas: tuple[int, ...]
+    tiles: tuple[int, ...]
+
+    def _order(self) -> Ints:
+        return tiled_order(self.canvas, self.tiles)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Morton(Reorder):
+    canvas: tuple[int, ...]
+
+    def _order(self) -> Ints:
+        return morton_order(self.canvas)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Hilbert(Reorder):
+    canvas: tuple[int, int]
+
+    def _order(self) -> Ints:
+        return hilbert_order(self.canvas)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Permuted(Reorder):
+    data: Ints
+
+    @property
+    def spelled(self) -> bool:  # type: ignore[override]
+        return len(self.data) <= SPELLED
+
+    def _order(self) -> Ints:
+        return self.data
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Reordered(Transformed):
+    """Allows (q, k) when `part` allows (order[q], order[k])."""
+
+    def place(self, grid: Grid) -> Placed:
+        match self.part:  # the operators look at one pair of tokens at a time, so order is free
+            case Or() | And():
+                return (
+                    type(self.part).of(*[p >> self.transform for p in self.part.parts]).place(grid)
+                )
+            case Not():
+                return (~(self.part.part >> self.transform)).place(grid)
+        q, k = self._sides(grid)
+        if isinstance(self.part, OnCanvas):
+            return _place_canvas(self.part, grid, q, k)
+        rows = Side.of(q, grid.q_origin, grid.block_q, grid.rows)
+        cols = Side.of(k, grid.k_origin, grid.block_k, grid.cols)
+        fine = replace(grid, block_q=rows.grain, block_k=cols.grain, q_origin=0, k_origin=0)
+        inner = self.part.place(fine)
+        runs = regroup(inner.runs, grid, rows, cols)
+
+        def signature(x: Ints) -> list[Ints]:
+            codes = runs.at(x)
+            return [codes.astype(np.int64), np.where(codes == rl.MIXED, x, 0)]  # all different
+
+        return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
+
+    def _sides(self, grid: Grid) -> tuple[Ints, Ints]:
+        """Token of the old sequence at every place of the new one, for queries and for keys."""
+        order, side = self.transform.order, self.transform.side
+        return (
+            np.arange(grid.n_q) if side == "keys" else order(grid.n_q),
+            np.arange(grid.n_k) if side == "queries" else order(grid.n_k),
+        )
+
+
+def _place_canvas(leaf: OnCanvas, grid: Grid, q: Ints, k: Ints) -> Placed:
+    """A canvas knows its blocks in any order, and which of them look alike."""
+    own = replace(grid, batch=1, heads=1)
+    runs = leaf.runs_in_order(own, q, k)
+    if own != grid:
+        runs = rl.spread(runs, grid.area, np.zeros(grid.slices, np.int64))
+
+    def signature(x: Ints) -> list[Ints]:
+        codes = runs.at(x)
+        column, mixed = np.zeros(len(x), np.int64), codes == rl.MIXED
+        if mixed.any():
+            _, row, col = grid.split(x[mixed])
+            column[mixed] = leaf.alike(grid, q, k, row, col)
+        return [codes.astype(np.int64), column]
+
+    return Placed(runs, lambda s, i, j: leaf.allowed(own, s, q[i], k[j]), signature)

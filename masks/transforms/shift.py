@@ -1,0 +1,60 @@
+"""A mask moved along."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks.algebra import Mask, Placed, Transform, inherit
+from masks.checks import integer
+from masks.patterns.lengths import FAR, Cuts
+from masks.runs import Grid
+from masks.spec import call_text, transform
+from masks.transforms.base import Transformed
+from masks.transforms.pieces import Pieces
+from masks.transforms.slices import place_own
+
+MOST = FAR // 4  # so that tokens that are moved stay apart from those of other batch entries
+
+
+@transform()
+def shift(q: int, k: int | None = None) -> "Shift":
+    """Move a mask `q` queries down and `k` keys to the right: (i, j) comes from (i - q, j - k).
+
+    What comes in at the upper left is empty. The mask that is moved has q queries and k keys less
+    than the one that is built (more, for negative numbers), so that both end with the same tokens.
+
+    Args:
+        q, k: integers, k defaults to q. `mask >> shift(8)` makes room for 8 tokens before a mask,
+            `mask >> shift(-8)` drops its first 8 tokens, `mask >> shift(0, 8)` puts 8 keys before.
+    """
+    q = integer("q", q, least=-MOST, most=MOST)
+    k = q if k is None else integer("k", k, least=-MOST, most=MOST)
+    return Shift(call_text("shift", *((q,) if k == q else (q, k))), q, k)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Shift(Transform):
+    key: str
+    q: int
+    k: int
+
+    def __call__(self, mask: Mask) -> Mask:
+        return Shifted(mask, self)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Shifted(Transformed):
+    transform: Shift
+
+    def __init__(self, part: Mask, transform: Shift):
+        super().__init__(part, transform)
+        inherit(self, (part,))
+
+    def place(self, grid: Grid) -> Placed:
+        q, k = _piece(self.transform.q, grid.n_q), _piece(self.transform.k, grid.n_k)
+        return place_own(self, grid, lambda own: Pieces(self.part, own, q, k).place())
+
+
+def _piece(start: int, stop: int) -> Cuts:
+    """The tokens from `start` to the end."""
+    return Cuts(np.array([start]), np.array([stop]), np.array([stop]))

@@ -1,0 +1,155 @@
+"""A mask rounded to whole blocks of tokens."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Mask, Placed, Transform
+from masks.build import alike, mixed_blocks
+from masks.checks import choice, integer
+from masks.patterns.rectangles import rectangle_runs
+from masks.runs import Bools, Grid, Ints, Runs
+from masks.spec import call_text, transform
+from masks.tiles import PAIRS_AT_ONCE
+from masks.transforms.base import Transformed
+from masks.transforms.slices import place_own
+
+SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
+
+
+@transform()
+def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
+    """Round a mask to whole token blocks (q // block, k // block), as kernels without tiles do.
+
+    `mask >> snap(b, "inward")` is a subset of the mask, and the mask one of `mask >> snap(b)`.
+
+    Args:
+        block: tokens of a token block, one size or (queries, keys), each >= 1.
+        how: "outward" allows all of a token block in which any pair of tokens is; "inward" only the
+            token blocks of which every pair is. Only tokens that exist count.
+    """
+    sizes = block if isinstance(block, tuple | list) else (block, block)
+    if len(sizes) != 2:
+        raise ValueError(f"block is {block!r}: give one size or (queries, keys)")
+    q, k = (integer("block", size, least=1) for size in sizes)
+    how = choice("how", how, ("outward", "inward"))
+    return Snap(call_text("snap", q if q == k else (q, k), how=(how, "outward")), q, k, how)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Snap(Transform):
+    key: str
+    q: int
+    k: int
+    how: str
+
+    def __call__(self, mask: Mask) -> Mask:
+        return Snapped(mask, self)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Snapped(Transformed):
+    transform: Snap
+
+    def place(self, grid: Grid) -> Placed:
+        return place_own(self, grid, self._place)
+
+    def _place(self, grid: Grid) -> Placed:
+        q, k = min(self.transform.q, grid.n_q), min(self.transform.k, grid.n_k)
+        origin = {
+            "q_origin": max(grid.q_origin, 0) // q * q,
+            "k_origin": max(grid.k_origin, 0) // k * k,
+        }
+        cells = replace(grid, block_q=q, block_k=k, **origin)
+        runs = decided(self.part.place(cells), cells, self.transform.how)
+        return Cells(grid, cells, runs).placed()
+
+
+class Cells:
+    """Blocks of one grid, full or empty, as a mask on another."""
+
+    def __init__(self, grid: Grid, cells: Grid, codes: Runs):
+        self.grid, self.cells, self.codes = grid, cells, codes
+
+    def placed(self) -> Placed:
+        runs = self.codes if self.cells == self.grid else self._runs()
+        return Placed(runs, self.allowed, self.signature)
+
+    def _runs(self) -> Runs:
+        cells = self.cells
+        lines = np.arange(cells.slices * cells.rows) * cells.cols
+        start = np.union1d(self.codes.starts, lines)
+        full = self.codes.at(start) == rl.FULL
+        length = np.diff(start, append=cells.size)[full]
+        s, row, col = cells.split(start[full])
+        q, k = cells.q_token(row), cells.k_token(col)
+        return rectangle_runs(self.grid, s, q, q + cells.block_q, k, cells.k_token(col + length))
+
+    def _cell(self, q: Ints, k: Ints) -> tuple[Ints, Ints]:
+        """Row and column of the cell of tokens; that of the nearest for tokens beyond."""
+        cells = self.cells
+        row, col = (q - cells.q_origin) // cells.block_q, (k - cells.k_origin) // cells.block_k
+        return np.clip(row, 0, cells.rows - 1), np.clip(col, 0, cells.cols - 1)
+
+    def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
+        row, col = self._cell(q, k)
+        row = s * self.cells.rows + row
+        lines, i = np.unique(row, return_inverse=True)  # a block meets few cells
+        cols, j = np.unique(col, return_inverse=True)
+        if lines.size * cols.size > np.broadcast(row, col).size:
+            return self.codes.at(row * self.cells.cols + col) == rl.FULL
+        full = self.codes.at(lines[:, None] * self.cells.cols + cols) == rl.FULL
+        return full[i.reshape(row.shape), j.reshape(col.shape)]
+
+    def signature(self, x: Ints) -> list[Ints]:
+        grid, cells = self.grid, self.cells
+        if min(cells.block_q, cells.block_k) < SMALL:
+            return [x]
+        # Which cells a block meets, from where on, and which of those are full.
+        s, row, col = grid.split(x)
+        q, k = grid.q_token(row), grid.k_token(col)
+        q_step = np.arange(2 + (grid.block_q - 2) // cells.block_q) * cells.block_q
+        k_step = np.arange(2 + (grid.block_k - 2) // cells.block_k) * cells.block_k
+        met_row, met_col = self._cell(q[:, None, None] + q_step[:, None], k[:, None, None] + k_step)
+        line = s[:, None, None] * cells.rows + met_row
+        full = self.codes.at(line * cells.cols + met_col) == rl.FULL
+        bits = np.packbits(full.reshape(len(x), -1), axis=1)
+        content = np.ascontiguousarray(bits).view(f"V{bits.shape[1]}").ravel()
+        number = np.unique(content, return_inverse=True)[1].astype(np.int64)
+        return [number, q % cells.block_q, k % cells.block_k]
+
+
+def decided(placed: Placed, grid: Grid, how: str) -> Runs:
+    """No MIXED codes: such blocks become FULL where any or, inward, every pair is allowed."""
+    starts, codes = placed.runs
+    known = codes != rl.MIXED
+    all_starts, all_codes = [starts[known]], [codes[known]]
+    for x in mixed_blocks(placed.runs, grid):
+        first, group = alike(placed, grid, x)
+        full = _full(placed, grid, x[first], how == "inward")[group]
+        all_starts.append(x)
+        all_codes.append(np.where(full, rl.FULL, rl.EMPTY).astype(np.uint8))
+    starts, codes = np.concatenate(all_starts), np.concatenate(all_codes)
+    order = np.argsort(starts, kind="stable")
+    return Runs(*rl.compact(starts[order], codes[order], grid.size))
+
+
+def _full(placed: Placed, grid: Grid, x: Ints, inward: bool) -> Bools:
+    """(T,) whether every, or any, pair of existing tokens is allowed in the blocks at `x`."""
+    height = max(1, min(grid.block_q, PAIRS_AT_ONCE // grid.block_k))
+    step = max(1, PAIRS_AT_ONCE // (height * grid.block_k))
+    full = np.full(len(x), inward)
+    for begin in range(0, len(x), step):
+        part = slice(begin, begin + step)
+        s, row, col = (i[:, None, None] for i in grid.split(x[part]))
+        # A token beyond the ends is taken for the nearest one, which is in the same block.
+        k = np.clip(grid.k_token(col) + np.arange(grid.block_k), 0, grid.n_k - 1)
+        for top in range(0, grid.block_q, height):
+            q = grid.q_token(row) + np.arange(top, min(top + height, grid.block_q))[:, None]
+            allowed = placed.allowed(s, np.clip(q, 0, grid.n_q - 1), k)
+            if inward:
+                full[part] &= allowed.all((1, 2))
+            else:
+                full[part] |= allowed.any((1, 2))
+    return full
