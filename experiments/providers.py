@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
-from experiments.cases import DENSE, FULL, Case, block_codes
+from experiments.cases import DENSE, Case
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -115,12 +114,16 @@ class Flex:
         return None
 
     def prepare(self, case: Case, device: torch.device) -> Attention:
-        from torch.nn.attention.flex_attention import flex_attention
+        from torch.nn.attention.flex_attention import flex_attention, noop_mask
 
         torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
         functorch_config.donated_buffer = False  # so that the backward can be timed on a kept graph
         compiled = torch.compile(flex_attention, dynamic=False)
-        block_mask = None if case.blocks is None else _flex_mask(case, device)
+        block_mask = None
+        if case.blocks is not None:
+            block_mask = case.blocks.to_flex(device)
+            if not block_mask.kv_num_blocks.any():  # whole blocks: nothing to look up
+                block_mask.mask_mod = noop_mask
         gqa = case.heads != case.kv_heads
         return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
 
@@ -147,39 +150,6 @@ def find(name: str) -> Provider:
     if name not in PROVIDERS:
         raise ValueError(f"no provider {name!r}; choose from {', '.join(PROVIDERS)}")
     return PROVIDERS[name]
-
-
-def _flex_mask(case: Case, device: torch.device):
-    """FlexAttention's BlockMask of a case, its lists padded to full width as it demands."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    blocks = case.blocks
-    assert blocks is not None
-    codes = block_codes(blocks)
-    lists = [t.to(device) for t in (*_padded(codes >= 0), *_padded(codes == FULL))]
-    size, lengths = (case.block_q, case.block_k), (case.n_q, case.n_k)
-    mask_mod = _tile_lookup(codes, blocks.bits, size, device) if (codes >= 0).any() else None
-    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=lengths)
-
-
-def _padded(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-    """int32 counts (..., rows) and columns (..., rows, cols), the chosen columns first."""
-    order = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
-    return torch.from_numpy(chosen.sum(-1, dtype=np.int32)), torch.from_numpy(order)
-
-
-def _tile_lookup(codes: np.ndarray, bits: np.ndarray, size: tuple[int, int], device: torch.device):
-    code = torch.tensor(codes, device=device)
-    words = torch.tensor(bits.view(np.int32), device=device)
-    (block_q, block_k), (batch, heads) = size, codes.shape[:2]
-
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        tile = code[b % batch, h % heads, q // block_q, k // block_k]
-        column = k % block_k
-        word = words[tile.clamp(min=0), q % block_q, column // 32]
-        return (tile == FULL) | ((tile >= 0) & ((word >> (column % 32)) & 1 == 1))
-
-    return mask_mod
 
 
 def _compilers() -> list[str]:

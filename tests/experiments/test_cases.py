@@ -77,5 +77,5 @@ def test_impossible_values_are_refused_with_the_remedy(given, message):
 @pytest.mark.parametrize("size", [20, 8, 512])
 def test_an_impossible_block_size_is_refused(size):
     case = make_grid("cpu", mask="local:32", seq_len=256, block_size=size).cases()[0]
-    with pytest.raises(ValueError, match=f"{size}.*multiple of 16"):
+    with pytest.raises(ValueError, match=f"{size}.*multiples of 16"):
         _ = case.blocks

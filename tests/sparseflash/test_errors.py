@@ -164,10 +164,10 @@ def test_bad_input_is_refused_with_value_and_remedy(changes, value, remedy, func
 
 
 BLOCK_SIZES = [
-    (20, "20", "multiple of 16 between 16 and 256"),
-    (8, "8", "multiple of 16 between 16 and 256"),
-    (512, "512", "multiple of 16 between 16 and 256"),
-    ((16, 20), "20", "multiple of 16 between 16 and 256"),
+    (20, "20", "multiples of 16 between 16 and 256"),
+    (8, "8", "multiples of 16 between 16 and 256"),
+    (512, "512", "multiples of 16 between 16 and 256"),
+    ((16, 20), "20", "multiples of 16 between 16 and 256"),
     (0, "0", "give an integer"),
     (-16, "-16", "give an integer"),
     (True, "True", "give an integer"),

@@ -1,0 +1,111 @@
+"""Writes docs/gallery.md and its pictures: every pattern, transform and preset of `masks`.
+
+    python -m experiments.gallery            # into docs/, from the root of the repository
+
+A picture shows 256 x 256 pairs of tokens, a pixel each, with the colours of `Mask.draw` for blocks
+of 16. The counts are compared with the masks on the way.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import masks
+from experiments.gallery_entries import SECTIONS, Entry
+from masks.draw import COLOURS, tokens
+
+TOKENS, BLOCK = 256, 16
+HEAD = f"""# Gallery
+
+Made by `python -m experiments.gallery`, which also compares every count with the mask.
+
+A picture has {TOKENS} queries (down) and {TOKENS} keys (across), a pixel for every pair, and
+blocks of {BLOCK} x {BLOCK}: blue is allowed in a full block, orange in a partial one, grey is not.
+*Pairs* counts the allowed pairs of N tokens, B to a token block and n = N / B blocks, L = log2 of
+N or n. *Blocks* is the share of non-empty blocks in the picture. Numbers of sources are arXiv's.
+"""
+
+
+def write(out: Path) -> list[Path]:
+    """Writes the page and the pictures into `out`; their paths."""
+    pictures = out / "figures" / "gallery"
+    pictures.mkdir(parents=True, exist_ok=True)
+    lines, written = [HEAD], []
+    for section, entries in SECTIONS.items():
+        lines += [
+            f"## {section}",
+            "",
+            "| | use | pairs | blocks | source |",
+            "|---|---|---|---|---|",
+        ]
+        for entry in filter(exists, entries):
+            path = pictures / f"{slug(entry.code)}.png"
+            blocks = build(entry)
+            verify(entry, blocks)
+            codes = tokens(blocks, (0, TOKENS - 1), (0, TOKENS - 1), batch=0, head=entry.head)
+            save(codes, path)
+            written.append(path)
+            lines.append(row(entry, path.relative_to(out), blocks))
+        lines.append("")
+    page = out / "gallery.md"
+    page.write_text("\n".join(lines))
+    return [page, *written]
+
+
+def exists(entry: Entry) -> bool:
+    """Whether `masks` has all the names of the entry."""
+    names = re.findall(r"\b([a-z_]\w*)\(", entry.code)
+    known = all(hasattr(masks, name) or name in ("tuple", "range", "layer") for name in names)
+    if not known:
+        print(f"skipped, not in masks: {entry.code}", file=sys.stderr)
+    return known
+
+
+def build(entry: Entry) -> masks.BlockMask:
+    """The block mask of an entry."""
+    mask = eval(entry.code, vars(masks).copy())  # the table beside this file, no input
+    return mask.build(TOKENS, block_size=BLOCK, heads=2 if mask.per_head else None)
+
+
+def verify(entry: Entry, blocks: masks.BlockMask) -> None:
+    """ValueError where the count of the table is not that of the mask."""
+    if not entry.count:
+        return
+    pairs = blocks.stats(head=entry.head).pairs
+    count = eval(entry.count, {"N": TOKENS, **entry.given})
+    if count != pairs:
+        raise ValueError(f"{entry.code} allows {pairs} pairs, and not {entry.count} = {count}")
+
+
+def row(entry: Entry, picture: Path, blocks: masks.BlockMask) -> str:
+    """A line of a table in Markdown."""
+    count = entry.count.replace("**2", "²").replace("*", "\N{MIDDLE DOT}")
+    found = blocks.stats(head=entry.head)
+    pairs = f"{count} = {found.pairs}" if count else str(found.pairs)
+    code = entry.code.replace("|", "\\|")
+    return (
+        f'| <img src="{picture.as_posix()}" width="128" alt=""> | `{code}`<br>{entry.what} | '
+        f"{pairs} | {found.block_density:.3g} | {entry.source} |"
+    )
+
+
+def slug(code: str) -> str:
+    """A file name for an entry."""
+    return re.sub(r"[^a-z0-9]+", "-", code.lower()).strip("-")[:60].strip("-")
+
+
+def save(codes: NDArray[np.uint8], path: Path) -> None:
+    """Write 0 empty, 1 partial, 2 full as a PNG of three colours."""
+    from PIL import Image
+
+    image = Image.fromarray(codes, "P")
+    image.putpalette([int(c[i : i + 2], 16) for c in COLOURS.values() for i in (1, 3, 5)])
+    image.save(path, optimize=True, bits=2)
+
+
+if __name__ == "__main__":
+    paths = write(Path("docs"))
+    print(f"{len(paths)} files, {sum(path.stat().st_size for path in paths) / 1024:.0f} KiB")

@@ -1,0 +1,192 @@
+"""What a query has seen after t layers: exactly by tokens, or between two bounds by blocks.
+
+A layer adds to every token what its query sees, and the residual stream keeps what the token had:
+after t layers, query q has seen key k when a path of at most t allowed pairs leads from q to k. A
+token has its own information from the start. All heads count together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from masks.analysis.segments import Segments
+from masks.analysis.walk import by_blocks, by_tokens, surely
+from masks.analysis.words import count_of, percent, spans
+from masks.checks import flag, integer
+from masks.runs import Ints
+
+if TYPE_CHECKING:
+    from masks.block_mask import BlockMask
+
+MOST_TOKENS = 1 << 15  # of the exact reach
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What `reach` finds. `print` shows it in words.
+
+    Attributes:
+        n, unit: tokens, and whether pairs of "tokens" or of "blocks" were counted.
+        causal: whether only the pairs with k <= q are wanted, and not all.
+        lower, upper: share of the wanted pairs that are seen after 1, 2, .. layers. Of blocks, a
+            pair counts in `upper` when some query there may see some key, and in `lower` when
+            every query surely sees every key. Equal for tokens.
+        at_least, at_most: layers until every query has seen every wanted key lie between these
+            two. `at_least` None: never, at any depth. `at_most` None: never as far as `lower` goes.
+        settled: whether more layers would change nothing.
+        seen_keys, wanted_keys: by query (block): how many key tokens (blocks) it has seen in the
+            end, by `upper`, and how many are wanted.
+        seen_by, wanted_by: by key (block): how many queries (blocks) have seen it, likewise.
+        worst, missing: the query tokens (first, last) that miss most, and which keys they miss.
+    """
+
+    n: int
+    unit: str
+    causal: bool
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    at_least: int | None
+    at_most: int | None
+    settled: bool
+    seen_keys: Ints = field(repr=False)
+    wanted_keys: Ints = field(repr=False)
+    seen_by: Ints = field(repr=False)
+    wanted_by: Ints = field(repr=False)
+    worst: tuple[int, int] | None
+    missing: tuple[tuple[int, int], ...]
+
+    @property
+    def exact(self) -> bool:
+        return self.unit == "tokens"
+
+    @property
+    def never(self) -> str:
+        """The pairs that are never seen, at any depth, in words; empty where there are none."""
+        if not self.settled or self.at_least is not None or self.worst is None:
+            return ""
+        before = " before it" if self.causal else ""
+        verb = "never sees" if self.worst[0] == self.worst[1] else "never see"
+        most = "" if self.exact else "at most "
+        lost = int(np.count_nonzero(self.seen_by < self.wanted_by))
+        unit = self.unit[:-1]
+        return (
+            f"At any depth, a query sees {most}{percent(self.upper[-1])} of the {self.unit}"
+            f"{before}. {_name(self.worst)} {verb} keys {spans(self.missing)}. "
+            f"{count_of(lost, f'key {unit}')} of {len(self.seen_by)} "
+            f"{'is' if lost == 1 else 'are'} out of sight for some query."
+        )
+
+    def __str__(self) -> str:
+        what = f"pairs of {self.unit}" + (" with k <= q" if self.causal else "")
+        lines = [f"{what} seen, {self.n} tokens"]
+        shown = [i for i in range(len(self.upper)) if i < 12 or i == len(self.upper) - 1]
+        for i in shown:
+            low, high = percent(self.lower[i]), percent(self.upper[i])
+            lines.append(f"  layer {i + 1:3}  {high if low == high else f'{low} to {high}'}")
+        lines.append(f"  everything: {self.depth}")
+        return "\n".join([*lines, self.never] if self.never else lines)
+
+    @property
+    def depth(self) -> str:
+        """After how many layers every query has seen every wanted key, in words."""
+        if self.at_least is None:
+            in_vain = count_of(len(self.upper), "layer")
+            return "never, at any depth" if self.settled else f"not in {in_vain}"
+        if self.at_most is None:
+            return f"after {count_of(self.at_least, 'layer')} at the earliest"
+        if self.at_least == self.at_most:
+            return f"after {count_of(self.at_least, 'layer')}"
+        return f"after {self.at_least} to {self.at_most} layers"
+
+
+def _name(tokens: tuple[int, int]) -> str:
+    first, last = tokens
+    return f"Query {first}" if first == last else f"Queries {first}-{last}"
+
+
+def reach(
+    blocks: "BlockMask | Sequence[BlockMask]",
+    layers: int | None = None,
+    *,
+    causal: bool = False,
+    exact: bool = False,
+    batch: int = 0,
+    head: int | None = None,
+) -> Reach:
+    """What is seen after 1, 2, .. layers of one mask, or of one mask a layer.
+
+    Args:
+        blocks: of self-attention, n_q == n_k. Several are taken in turn, the first one in layer 1.
+        layers: None goes on until nothing changes (256 layers at most), or to the end of several
+            masks.
+        causal: count the pairs with k <= q only.
+        exact: by tokens, up to 32768 of them. That takes some hundredths of a second at 4096 tokens
+            and seconds at 32768, more for masks of small pieces that need many layers.
+        batch, head: which entry, and which head alone; all heads together by default.
+
+    Raises:
+        ValueError: n_q != n_k, masks of different shapes, an argument out of range, or an exact
+            reach that would cost too much.
+    """
+    stack = list(blocks) if isinstance(blocks, Sequence) else [blocks]
+    layers = None if layers is None else integer("layers", layers, least=1)
+    flag("causal", causal)
+    flag("exact", exact)
+    if not stack:
+        raise ValueError("blocks is empty: give a block mask, or one for every layer")
+    first = stack[0]
+    shapes = {(b.n_q, b.n_k, b.block_size) for b in stack}
+    if len(shapes) > 1:
+        raise ValueError(f"masks of shapes {sorted(shapes)} do not stack: build them alike")
+    if first.n_q != first.n_k:
+        raise ValueError(
+            f"n_q is {first.n_q} and n_k {first.n_k}: only self-attention goes through layers, "
+            "so build with n_k = n_q"
+        )
+    if exact and first.n_q > MOST_TOKENS:
+        raise ValueError(
+            f"the exact reach of {first.n_q} tokens costs too much: take {MOST_TOKENS} at most, "
+            "or exact=False"
+        )
+    if layers is None and len(stack) > 1:
+        layers = len(stack)
+    segments = [Segments.of(b, batch, head) for b in stack]
+    if exact:
+        walk = by_tokens(segments, causal)
+        seen = least = walk.run(layers)
+    else:
+        walk = by_blocks(segments, causal)
+        seen, least = walk.run(layers), surely(segments, causal).run(layers)
+    total = int(walk.wanted.sum())
+    upper, lower = _alike(seen.counts, least.counts)
+    worst = int(np.argmax(walk.wanted - seen.keys))
+    complete = bool((seen.keys == walk.wanted).all())
+    return Reach(
+        n=first.n_q,
+        unit="tokens" if exact else "blocks",
+        causal=causal,
+        lower=tuple(count / total for count in lower),
+        upper=tuple(count / total for count in upper),
+        at_least=_when(upper, total),
+        at_most=_when(lower, total),
+        settled=seen.settled,
+        seen_keys=seen.keys,
+        wanted_keys=walk.wanted,
+        seen_by=seen.by,
+        wanted_by=walk.wanted_by(),
+        worst=None if complete else walk.tokens_of(worst),
+        missing=() if complete else walk.missing(worst, len(upper)),
+    )
+
+
+def _alike(a: list[int], b: list[int]) -> tuple[list[int], list[int]]:
+    """Both with as many layers: the last number holds from there on."""
+    length = max(len(a), len(b))
+    return a + a[-1:] * (length - len(a)), b + b[-1:] * (length - len(b))
+
+
+def _when(counts: list[int], total: int) -> int | None:
+    """The first layer with all of them."""
+    return next((i + 1 for i, count in enumerate(counts) if count == total), None)

@@ -1,0 +1,214 @@
+"""The numbers of a block mask: densities, loads, holes, symmetry and connection."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from masks.analysis import graph, loads
+from masks.analysis.loads import Load
+from masks.analysis.segments import Segments, ranges
+from masks.analysis.symmetry import is_symmetric
+from masks.analysis.words import number, percent, spans
+
+if TYPE_CHECKING:
+    from masks.block_mask import BlockMask
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `stats` finds. `print` shows it as a table.
+
+    Attributes:
+        text: the mask, in words.
+        n_q, n_k, block_size, slices: extents; the counts below are sums over all slices.
+        blocks, full, partial, empty: all blocks, and those of each kind.
+        tiles: different bit tiles among the partial blocks.
+        pairs: allowed pairs of tokens, exactly.
+        block_density: non-empty blocks / all blocks.
+        element_density: allowed pairs / all pairs.
+        flop_density: pairs of existing tokens in non-empty blocks / all pairs; what is computed.
+        row_load: non-empty blocks of a query block (forward and dQ).
+        column_load: non-empty blocks of a key block (dK and dV).
+        blind, blind_ranges: queries that see no key, and (first, last) of those in any slice.
+        unseen, unseen_ranges: keys that no query sees, likewise.
+        symmetric: q sees k exactly when k sees q, token by token.
+        back, ahead: the largest q - k and k - q of an allowed pair; None where nothing is allowed.
+        components: parts that exchange nothing, of the graph of non-empty blocks.
+        token_components: the same of tokens, exactly, or None where that costs too much (many
+            partial blocks); never fewer.
+        second_eigenvalue: of the normalised block graph, in modulus (see
+            `masks.analysis.graph.second_eigenvalue`), or None where that is not symmetric.
+    """
+
+    text: str
+    n_q: int
+    n_k: int
+    block_size: tuple[int, int]
+    slices: int
+    blocks: int
+    full: int
+    partial: int
+    tiles: int
+    pairs: int
+    element_density: float
+    flop_density: float
+    row_load: Load
+    column_load: Load
+    blind: int
+    blind_ranges: Ranges
+    unseen: int
+    unseen_ranges: Ranges
+    symmetric: bool
+    back: int | None
+    ahead: int | None
+    components: int
+    token_components: int | None
+    second_eigenvalue: float | None
+
+    @property
+    def empty(self) -> int:
+        return self.blocks - self.full - self.partial
+
+    @property
+    def block_density(self) -> float:
+        return (self.full + self.partial) / self.blocks
+
+    @property
+    def waste(self) -> float:
+        """Computed pairs / allowed pairs: 1 where no block is cut; infinite where all is empty."""
+        return self.flop_density / self.element_density if self.pairs else float("inf")
+
+    @property
+    def causal(self) -> bool:
+        """No query sees a key that comes after it."""
+        return self.ahead is None or self.ahead <= 0
+
+    @property
+    def regular(self) -> tuple[bool, bool]:
+        """Whether all query blocks have the same load, and all key blocks."""
+        rows, columns = self.row_load, self.column_load
+        return rows.least == rows.most, columns.least == columns.most
+
+    @property
+    def bandwidth(self) -> int | None:
+        """The largest |q - k| of an allowed pair."""
+        if self.back is None or self.ahead is None:
+            return None
+        return max(self.back, self.ahead)
+
+    @property
+    def spectral_gap(self) -> float | None:
+        """1 - second_eigenvalue: the larger, the fewer layers until information is everywhere."""
+        return None if self.second_eigenvalue is None else 1 - self.second_eigenvalue
+
+    def __str__(self) -> str:
+        block_q, block_k = self.block_size
+        shape = f"{self.n_q} x {self.n_k} tokens, blocks {block_q} x {block_k}"
+        if self.slices > 1:
+            shape += f", {self.slices} slices together"
+        of_tokens = "" if self.token_components is None else f", of tokens {self.token_components}"
+        both = [n for n, yes in zip(("rows", "columns"), self.regular, strict=True) if yes]
+        gap = self.spectral_gap
+        lines = [
+            ("density", f"blocks {percent(self.block_density)}, pairs "
+             f"{percent(self.element_density)}, computed {percent(self.flop_density)} "
+             f"(waste {number(self.waste)})"),
+            ("blocks", f"{self.full} full, {self.partial} partial of {self.tiles} kinds, "
+             f"{self.empty} empty"),
+            ("row load", _load(self.row_load)),
+            ("column load", _load(self.column_load)),
+            ("blind queries", _holes(self.blind, self.blind_ranges)),
+            ("unseen keys", _holes(self.unseen, self.unseen_ranges)),
+            ("symmetric", "yes" if self.symmetric else "no"),
+            ("causal", "yes" if self.causal else "no"),
+            ("regular", " and ".join(both) or "no"),
+            ("sees", "nothing" if self.back is None else
+             f"up to {self.back} back and {self.ahead} ahead"),
+            ("components", f"{self.components}{of_tokens}"),
+            ("spectral gap", "none: not symmetric" if gap is None else number(gap)),
+        ]  # fmt: skip
+        head = [self.text, shape] if self.text else [shape]
+        return "\n".join([*head, *(f"  {name:14} {value}" for name, value in lines)])
+
+
+def stats(blocks: "BlockMask", *, batch: int | None = None, head: int | None = None) -> Stats:
+    """The numbers of all slices together, or of one batch entry, one head, or both.
+
+    Exact, from the runs and the bit tiles: no N x N array, at a million tokens as well. What is
+    said of the graph (components, eigenvalue) is about the union of the slices, because a layer
+    passes on what any of its heads sees.
+
+    Raises:
+        ValueError: `batch` or `head` out of range.
+    """
+    segments = Segments.of(blocks, batch, head)
+    grid = segments.grid
+    pairs, all_pairs = loads.allowed_pairs(segments), grid.slices * grid.n_q * grid.n_k
+    rows, columns = loads.row_loads(segments), loads.column_loads(segments)
+    full = int(segments.length[segments.full].sum())
+    sees, seen = loads.seeing(segments), loads.seen(segments)
+    back, ahead = _extents(segments)
+    of_tokens = graph.token_components(segments)
+    return Stats(
+        text=blocks.text,
+        n_q=grid.n_q,
+        n_k=grid.n_k,
+        block_size=(grid.block_q, grid.block_k),
+        slices=grid.slices,
+        blocks=grid.size,
+        full=full,
+        partial=int(segments.length.sum()) - full,
+        tiles=len(np.unique(segments.tile[~segments.full])),
+        pairs=pairs,
+        element_density=pairs / all_pairs,
+        flop_density=loads.area(segments) / all_pairs,
+        row_load=Load.of(rows),
+        column_load=Load.of(columns),
+        blind=int(np.count_nonzero(~sees)),
+        blind_ranges=ranges(~np.logical_and.reduce(sees)),
+        unseen=int(np.count_nonzero(~seen)),
+        unseen_ranges=ranges(~np.logical_and.reduce(seen)),
+        symmetric=is_symmetric(segments),
+        back=back,
+        ahead=ahead,
+        components=_components(graph.block_components(segments), grid.rows, grid.n_q == grid.n_k),
+        token_components=None if of_tokens is None else len(np.unique(of_tokens)),
+        second_eigenvalue=graph.second_eigenvalue(segments),
+    )
+
+
+def _extents(segments: Segments) -> tuple[int | None, int | None]:
+    """Largest q - k and largest k - q of an allowed pair."""
+    if not len(segments.row):
+        return None, None
+    grid, full = segments.grid, segments.full
+    last = segments.stop - 1
+    back = grid.q_last[segments.row] - grid.k_first[segments.first]
+    ahead = grid.k_last[last] - grid.q_first[segments.row]
+    tile = segments.tile[~full]
+    for distance, col, inside, sign in (
+        (back, segments.first, segments.facts.back, 1),
+        (ahead, last, segments.facts.ahead, -1),
+    ):
+        origin = grid.q_first[segments.row] - grid.k_first[col]
+        distance[~full] = (sign * origin)[~full] + inside[tile]
+    return int(back.max()), int(ahead.max())
+
+
+def _components(label, rows: int, self_attention: bool) -> int:
+    # In self-attention every key block shares tokens with a query block.
+    return len(np.unique(label[:rows] if self_attention else label))
+
+
+def _load(load: Load) -> str:
+    return (
+        f"{load.least} to {load.most}, mean {number(load.mean)} "
+        f"(imbalance {number(load.imbalance)})"
+    )
+
+
+def _holes(count: int, where: Ranges) -> str:
+    return f"{count} ({spans(where)})" if count else "none"

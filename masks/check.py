@@ -1,0 +1,112 @@
+"""What is wrong with a mask, in words, before it is trained."""
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from masks.analysis import findings, sight
+from masks.analysis.expressions import built
+from masks.analysis.reach import Reach
+from masks.analysis.segments import Segments
+from masks.analysis.stats import Stats, stats
+from masks.analysis.words import count_of
+from masks.checks import flag, integer
+
+if TYPE_CHECKING:
+    from masks.algebra import Mask
+
+MOST_DIFFERENT = 4  # layers whose speed is looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What `check` found. `print` shows it.
+
+    Attributes:
+        text: what was checked, in words.
+        problems: sentences on what the model cannot see, or must not see and does. Each names a
+            remedy where one was found; a remedy that names a depth was built and tried.
+        notes: sentences on what costs speed, and on what is worth knowing.
+        stats: of every layer that differs.
+        reach: through the layers.
+    """
+
+    text: str
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    stats: tuple[Stats, ...]
+    reach: Reach
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems; notes do not count."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        verdict = count_of(len(self.problems), "problem") if self.problems else "no problem"
+        lines = textwrap.wrap(f"{self.text}: {verdict}", 100, break_long_words=False)
+        for mark, sentences in (("!", self.problems), ("-", self.notes)):
+            for sentence in sentences:
+                lines += textwrap.wrap(
+                    sentence, 100, initial_indent=f"  {mark} ", subsequent_indent="    "
+                )
+        return "\n".join(lines)
+
+
+def check(
+    mask: "Mask",
+    seq_len: int,
+    layers: int | None = None,
+    causal: bool | None = None,
+    *,
+    heads: int | None = None,
+    block_size: int | tuple[int, int] = 128,
+) -> Report:
+    """Look for what is wrong with a mask of self-attention.
+
+    Finds pairs that no depth can connect, and too few layers; queries that see nothing and keys
+    that nobody sees; tokens in groups that never meet; keys ahead of a causal query; computed
+    blocks that are mostly masked, and rows that have much more work than others. All heads count
+    together, because a layer passes on what any of them sees, and so does the residual stream (see
+    `masks.analysis.reach`). Up to 4096 tokens the reach is exact, beyond it is bounded by blocks,
+    and the sentences say so.
+
+    Args:
+        seq_len: tokens.
+        layers: of the model; None asks only what any depth can do.
+        causal: True: no query may see ahead, and only the keys before it are wanted. False: all
+            keys are. None: what the mask is.
+        heads, block_size: as in `Mask.build`.
+
+    Raises:
+        ValueError: as `Mask.build`; or a mask that differs from layer to layer without `layers`.
+    """
+    layers = None if layers is None else integer("layers", layers, least=1)
+    if causal is not None:
+        flag("causal", causal)
+    blocks = built(mask, seq_len, layers, block_size, heads)
+    different = list(dict.fromkeys(blocks))
+    numbers = tuple(stats(b) for b in different)
+    claim = all(s.causal for s in numbers) if causal is None else causal
+
+    problems: list[str] = []
+    notes: list[str] = []
+    for i, (one, found) in enumerate(zip(different, numbers, strict=True)):
+        where = f"Layer {blocks.index(one)}: " if len(different) > 1 else ""
+        segments = Segments.of(one)
+        wrong = findings.ahead(mask, segments, found, causal) + findings.holes(segments)
+        costs = findings.speed(mask, found, heads) if i < MOST_DIFFERENT else []
+        worth = findings.precedence(mask, found, causal) + findings.between_heads(segments)
+        problems += [where + sentence for sentence in wrong]
+        notes += [where + sentence for sentence in worth + costs]
+    allowed = mask
+    if claim and not all(s.causal for s in numbers):
+        from masks.patterns.band import causal as causal_mask
+
+        allowed = mask & causal_mask()  # what looks ahead is no help
+        blocks = built(allowed, seq_len, layers, block_size, heads)
+    case = sight.Case.of(allowed, blocks, layers, claim, heads, block_size)
+    unseen, worth = sight.findings(case)
+    depth = f", {count_of(layers, 'layer')}" if layers else ""
+    text = f"{mask} at {seq_len} tokens{depth}{', causal' if claim else ''}"
+    return Report(text, (*problems, *unseen), (*notes, *worth), numbers, case.reach)

@@ -1,0 +1,1 @@
+"""Block masks in the forms of other libraries, and back: one module a peer."""

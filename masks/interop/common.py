@@ -1,0 +1,129 @@
+"""What the conversions share."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.block_lists import FULL, row_segments
+from masks.block_mask import BlockMask, pack_bits
+from masks.checks import integer
+from masks.runs import Grid, Ints
+from masks.tiles import Tiles, expand
+
+GIB = 1 << 30
+
+
+def block_codes(blocks: BlockMask) -> NDArray[np.int32]:
+    """(batch, heads, rows, cols): EMPTY, FULL, or the number of the block's bit tile."""
+    lengths = np.diff(blocks.starts, append=blocks.grid.size)
+    shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
+    return np.repeat(blocks.tiles, lengths).reshape(shape)
+
+
+class SliceLists(NamedTuple):
+    """CSR of one slice, the key blocks of a row ascending whatever their kind."""
+
+    ptr: Ints  # (rows + 1,)
+    idx: NDArray[np.int32]  # (nnz,) key blocks
+    tile: NDArray[np.int32]  # (nnz,) number of the bit tile, -1 for full
+
+
+def slice_segments(blocks: BlockMask, batch: int, head: int):
+    """The non-empty runs of one slice: (row, first column, length, tile), ascending."""
+    batch = integer("batch", batch, least=0, most=blocks.batch - 1)
+    head = integer("head", head, least=0, most=blocks.heads - 1)
+    grid = Grid(blocks.n_q, blocks.n_k, *blocks.block_size)
+    begin = (batch * blocks.heads + head) * grid.size
+    low = np.searchsorted(blocks.starts, begin, "right") - 1
+    high = np.searchsorted(blocks.starts, begin + grid.size)
+    starts = np.maximum(blocks.starts[low:high] - begin, 0)
+    return row_segments(grid, starts, blocks.tiles[low:high])
+
+
+def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
+    """The non-empty key blocks of every query block of one slice."""
+    row, first, length, tile = slice_segments(blocks, batch, head)
+    counts = np.bincount(row, length, blocks.rows).astype(np.int64)
+    idx = expand(first, length).astype(np.int32)
+    return SliceLists(np.append(0, np.cumsum(counts)), idx, np.repeat(tile, length))
+
+
+def evaluate(mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any) -> NDArray[np.int32]:
+    """(T,) codes of the blocks at `x`, from FlexAttention's mask_mod(b, h, q, k) token by token."""
+    import torch
+    from torch.nn.attention.flex_attention import create_mask
+
+    grid = tiles.grid
+    s, row, col = grid.split(x)
+    b, h = np.divmod(s, grid.heads)
+    corner = [b, h, row * grid.block_q, col * grid.block_k]
+    codes = np.empty(len(x), np.int32)
+    for i in range(0, len(x), tiles.at_once):
+        part = slice(i, i + tiles.at_once)
+        batch, head, q, k = (torch.from_numpy(a[part]).to(device) for a in corner)
+
+        # Blocks take the place of batch entries. Tokens beyond the end stand for the last ones.
+        def of_block(i, _, dq, dk, batch=batch, head=head, q=q, k=k):
+            last_q, last_k = grid.n_q - 1, grid.n_k - 1
+            return mask_mod(
+                batch[i], head[i], (q[i] + dq).clamp(max=last_q), (k[i] + dk).clamp(max=last_k)
+            )
+
+        allowed = create_mask(of_block, len(q), 1, grid.block_q, grid.block_k, device=device)
+        allowed = allowed[:, 0].to(torch.bool).cpu().numpy()
+        codes[part] = tiles.codes(pack_bits(allowed), grid.cut(row[part], col[part]))
+    return codes
+
+
+def listed(grid: Grid, counts: Any, indices: Any) -> Ints:
+    """Positions of the blocks in padded lists: counts (.., rows), indices (.., rows, width)."""
+    counts, indices = to_numpy(counts), to_numpy(indices)
+    if counts.shape[-1] != grid.rows:
+        raise ValueError(
+            f"the lists have {counts.shape[-1]} query blocks, but {grid.n_q} queries need "
+            f"{grid.rows}: give the lengths that the lists were made for"
+        )
+    chosen = np.arange(indices.shape[-1]) < counts[..., None]
+    line = np.broadcast_to(np.arange(counts.size).reshape(*counts.shape, 1), indices.shape)
+    return positions(grid, line[chosen], indices[chosen])
+
+
+def with_full(x: Ints, codes: NDArray[np.int32], full: Ints) -> tuple[Ints, NDArray[np.int32]]:
+    """Positions and codes with those of full blocks added, in order."""
+    codes = np.append(codes, np.full(len(full), FULL, np.int32))
+    return in_order(np.append(x, full), codes)
+
+
+def positions(grid: Grid, line: Ints, col: NDArray) -> Ints:
+    """Flattened positions of listed blocks, checked to lie in the grid."""
+    if len(col) and not 0 <= col.min() <= col.max() < grid.cols:
+        raise ValueError(
+            f"blocks {col.min()} to {col.max()} are listed: give 0 to {grid.cols - 1}, "
+            f"for there are {grid.n_k} keys in blocks of {grid.block_k}"
+        )
+    return line.astype(np.int64) * grid.cols + col
+
+
+def in_order(x: Ints, codes: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
+    """Ascending positions with their codes, checked to be different."""
+    order = np.argsort(x, kind="stable")
+    x, codes = x[order], codes[order]
+    if (x[1:] == x[:-1]).any():
+        raise ValueError("a block is listed twice: give each non-empty block once")
+    return x, codes
+
+
+def to_numpy(array: Any) -> NDArray:
+    """A NumPy array of an array or of a tensor on any device."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def check_size(what: str, nbytes: int, limit_gib: float) -> None:
+    """Refuse what would take more memory than the user wants to give."""
+    if nbytes > limit_gib * GIB:
+        raise ValueError(
+            f"{what} would take {nbytes / GIB:.1f} GiB, more than limit_gib={limit_gib}: take a "
+            "larger block_size or fewer tokens or heads, or raise limit_gib"
+        )

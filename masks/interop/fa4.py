@@ -1,0 +1,149 @@
+"""FlashAttention-4 (flash_attn.cute of Dao-AILab/flash-attention).
+
+Its forward walks the key blocks of a query block, its backward the query blocks of a key block.
+Both have a list of partial blocks and one of full blocks; as here, a block at a ragged end is full
+when all of its existing tokens are allowed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from masks.block_lists import BlockLists
+from masks.block_mask import BlockMask, block_sizes
+from masks.checks import integer
+from masks.interop.common import block_codes, check_size, evaluate, listed, to_numpy, with_full
+from masks.runs import Grid
+from masks.tiles import Tiles, assemble
+
+
+class BlockSparseTensors(NamedTuple):
+    """The fields of `flash_attn.cute.block_sparsity.BlockSparseTensorsTorch`, in its order.
+
+    Counts are int32 (batch or 1, heads or 1, lines), lists int32 (..., lines, longest list), with 0
+    after the last entry. Lines are query blocks forward and key blocks backward.
+    """
+
+    mask_block_cnt: Any  # partial blocks
+    mask_block_idx: Any
+    full_block_cnt: Any = None
+    full_block_idx: Any = None
+    cu_total_m_blocks: Any = None
+    cu_block_idx_offsets: Any = None
+    block_size: tuple[int, int] | None = None
+    dq_write_order: Any = None
+    dq_write_order_full: Any = None
+    spt: bool | None = None
+
+
+class Fa4Mask(NamedTuple):
+    """What `flash_attn_func` takes for one mask.
+
+    `forward` is its block_sparse_tensors, `backward` its block_sparse_tensors_bwd. Partial blocks
+    also need a mask_mod, a CuTe function: `aux_tensors` has what it has to look up, and is None
+    where no block is partial.
+    """
+
+    forward: BlockSparseTensors
+    backward: BlockSparseTensors
+    aux_tensors: list[Any] | None  # [code int32 (B, H, rows, cols), bits int32 (T, block_q, words)]
+
+
+def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa4Mask:
+    """Block lists for FlashAttention-4, compact: as wide as the longest list.
+
+    FlashAttention-4 evaluates partial blocks by a mask_mod in CuTe, which has to be written for it:
+
+        tile = code[b, h, q // block_q, k // block_k]      (b, h: 0 where that extent is 1)
+        allowed = tile == -1 or tile >= 0 and
+                  bits[tile, q % block_q, k % block_k // 32] >> (k % block_k % 32) & 1
+
+    with code and bits the two `aux_tensors`. A formula of the pattern does as well. On an H100 it
+    takes blocks of 128 x 128 for head dimensions up to 128. Where its own type is wanted:
+    `BlockSparseTensorsTorch(*mask.forward)`.
+
+    Args:
+        device: of the tensors; the CPU by default.
+        limit_gib: refuse to take more memory than this.
+
+    Raises:
+        ValueError: more memory would be needed.
+    """
+    import torch
+
+    forward, backward = (
+        _padded(lists, lines, blocks, device, limit_gib)
+        for lists, lines in ((blocks.csr(), blocks.rows), (blocks.csc(), blocks.cols))
+    )
+    aux = None
+    if len(blocks.bits):
+        check_size("the table of tiles", 4 * blocks.grid.size, limit_gib)
+        arrays = block_codes(blocks), blocks.bits.view(np.int32).copy()
+        aux = [torch.from_numpy(array).to(device) for array in arrays]
+    return Fa4Mask(forward, backward, aux)
+
+
+def from_fa4(
+    forward: Any,
+    n_q: int,
+    n_k: int,
+    *,
+    aux_tensors: Any = None,
+    mask_mod: Callable[..., Any] | None = None,
+) -> BlockMask:
+    """The exact block mask of forward lists; a `BlockSparseTensorsTorch` will do.
+
+    Args:
+        forward: lists by query block, with `block_size`.
+        n_q, n_k: tokens.
+        aux_tensors: as `to_fa4` gives them, for partial blocks.
+        mask_mod: or the formula (b, h, q, k) -> bool in PyTorch; it is called for partial blocks.
+
+    Raises:
+        ValueError: partial blocks with neither, no block_size, or lists of another shape.
+    """
+    if forward.block_size is None:
+        raise ValueError("block_size is None: give forward._replace(block_size=(queries, keys))")
+    n_q, n_k = integer("n_q", n_q, least=1), integer("n_k", n_k, least=1)
+    extents = forward.mask_block_cnt.shape[:2]
+    grid = Grid(n_q, n_k, *block_sizes(forward.block_size), *extents)
+    tiles, x = Tiles(grid), listed(grid, forward.mask_block_cnt, forward.mask_block_idx)
+    if not len(x):
+        codes = np.zeros(0, np.int32)
+    elif aux_tensors is not None:
+        tile, bits = (to_numpy(tensor) for tensor in aux_tensors)
+        tile = tile.reshape(-1)[x]
+        if (tile < 0).any():
+            raise ValueError("a partial block has no tile: give the aux_tensors of these lists")
+        _, row, col = grid.split(x)
+        codes = tiles.codes_of(bits.view(np.uint32), tile, grid.cut(row, col))
+    elif mask_mod is not None:
+        codes = evaluate(mask_mod, tiles, x, forward.mask_block_idx.device)
+    else:
+        raise ValueError(f"{len(x)} blocks are partial: give aux_tensors, or the mask_mod")
+    full = np.zeros(0, np.int64)
+    if forward.full_block_cnt is not None:
+        full = listed(grid, forward.full_block_cnt, forward.full_block_idx)
+    return assemble(tiles, *with_full(x, codes, full))
+
+
+def _padded(
+    lists: BlockLists, lines: int, blocks: BlockMask, device: Any, limit_gib: float
+) -> BlockSparseTensors:
+    import torch
+
+    shape = (blocks.batch, blocks.heads, lines)
+    ends = lists.ptr[:-1], lists.mid, lists.ptr[1:]
+    tensors = []
+    for begin, end in (ends[:2], ends[1:]):
+        count = end - begin
+        width = max(1, int(count.max()))
+        check_size("the lists", 4 * len(count) * width, limit_gib)
+        padded = np.zeros((len(count), width), np.int32)
+        line = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(line)) - np.repeat(np.cumsum(count) - count, count)
+        padded[line, place] = lists.idx[np.repeat(begin, count) + place]
+        arrays = count.astype(np.int32).reshape(shape), padded.reshape(*shape, width)
+        tensors += [torch.from_numpy(array).to(device) for array in arrays]
+    return BlockSparseTensors(*tensors, block_size=blocks.block_size)

@@ -1,0 +1,116 @@
+"""FlexAttention of PyTorch (torch.nn.attention.flex_attention), for torch 2.6 and later.
+
+Its lists are square: for every query block the numbers of all key blocks, the listed ones first,
+and again for every key block. A block that the end of the sequence cuts is never full there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.block_lists import FULL
+from masks.block_mask import BlockMask, block_sizes
+from masks.interop.common import block_codes, check_size, evaluate, listed, with_full
+from masks.runs import Bools, Grid
+from masks.tiles import Tiles, assemble
+
+LINES_AT_ONCE = 1024
+
+
+def to_flex(
+    blocks: BlockMask,
+    device: Any = None,
+    mask_mod: Callable[..., Any] | None = None,
+    *,
+    limit_gib: float = 8,
+) -> Any:
+    """FlexAttention's BlockMask, with the lists that `create_block_mask` would make.
+
+    Args:
+        device: of its tensors; the CPU by default.
+        mask_mod: the formula (b, h, q, k) -> bool of the same mask, for partial blocks (and for all
+            when FlexAttention runs without torch.compile). By default the bit tiles are looked up,
+            which any mask can do; a formula may be faster.
+        limit_gib: refuse to take more memory than this. There are four lists of
+            batch * heads * rows * cols int32, and a table for the lookup: 1.3 GiB for a million
+            tokens in blocks of 128 without heads.
+
+    Raises:
+        ValueError: more memory would be needed.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask as FlexMask
+
+    arrays = 5 if mask_mod is None else 4
+    check_size("FlexAttention's square lists", 4 * arrays * blocks.grid.size, limit_gib)
+    layout = blocks.layout()
+    if blocks.n_q % blocks.block_size[0]:
+        np.minimum(layout[:, :, -1, :], 1, out=layout[:, :, -1, :])
+    if blocks.n_k % blocks.block_size[1]:
+        np.minimum(layout[..., -1], 1, out=layout[..., -1])
+    lists = {}
+    for name, chosen in (("", layout == 1), ("full_", layout == 2)):
+        for side, kind in (("kv", chosen), ("q", chosen.swapaxes(-1, -2))):
+            counts, order = _ordered(kind)
+            lists[f"{name}{side}_num_blocks"] = torch.from_numpy(counts).to(device)
+            lists[f"{name}{side}_indices"] = torch.from_numpy(order).to(device)
+    return FlexMask(
+        seq_lengths=(blocks.n_q, blocks.n_k),
+        BLOCK_SIZE=blocks.block_size,
+        mask_mod=tile_lookup(blocks, device) if mask_mod is None else mask_mod,
+        **lists,
+    )
+
+
+def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
+    """A mask_mod (b, h, q, k) -> bool of any block mask, which torch.compile can trace."""
+    import torch
+
+    code = torch.from_numpy(block_codes(blocks)).to(device)
+    # At least one tile, for the kernel reads one before it knows that it needs none.
+    bits = blocks.bits if len(blocks.bits) else np.zeros((1, *blocks.bits.shape[1:]), np.uint32)
+    words = torch.from_numpy(bits.view(np.int32).copy()).to(device)
+    (block_q, block_k), batch, heads = blocks.block_size, blocks.batch, blocks.heads
+
+    def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+        tile = code[b % batch, h % heads, q // block_q, k // block_k]
+        column = k % block_k
+        word = words[tile.clamp(min=0), q % block_q, column // 32]
+        return (tile == FULL) | ((tile >= 0) & ((word >> (column % 32)) & 1 == 1))
+
+    return mask_mod
+
+
+def from_flex(flex_mask: Any) -> BlockMask:
+    """The exact block mask of FlexAttention's: tokens are looked at in partial blocks alone.
+
+    Full lists are trusted. `mask_mod` is called for the partial blocks, some at a time, on the
+    device of the lists; those that turn out full or empty become so. In FlexAttention every block
+    at a ragged end is partial, here it is full when all of its existing tokens are allowed.
+
+    Raises:
+        ValueError: block sizes other than multiples of 16 up to 256, or lists that contradict each
+            other.
+    """
+    n_q, n_k = (int(n) for n in flex_mask.seq_lengths)
+    counts, indices = flex_mask.kv_num_blocks, flex_mask.kv_indices
+    batch, heads = (1, 1, *counts.shape)[-3:-1]  # a sliced mask may lack them
+    block_q, block_k = block_sizes(flex_mask.BLOCK_SIZE)
+    grid = Grid(n_q, n_k, block_q, block_k, batch, heads)
+    tiles, x = Tiles(grid), listed(grid, counts, indices)
+    codes = evaluate(flex_mask.mask_mod, tiles, x, indices.device)
+    full = np.zeros(0, np.int64)
+    if flex_mask.full_kv_num_blocks is not None:
+        full = listed(grid, flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices)
+    return assemble(tiles, *with_full(x, codes, full))
+
+
+def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Counts (..., rows), and columns (..., rows, cols): the chosen ones first, then the others."""
+    lines = np.ascontiguousarray(~chosen).reshape(-1, chosen.shape[-1])
+    order = np.empty(lines.shape, np.int32)
+    for i in range(0, len(lines), LINES_AT_ONCE):  # argsort gives int64
+        order[i : i + LINES_AT_ONCE] = np.argsort(lines[i : i + LINES_AT_ONCE], kind="stable")
+    return chosen.sum(-1, dtype=np.int32), order.reshape(chosen.shape)

@@ -1,0 +1,100 @@
+"""Sparse arrays of SciPy: CSR of tokens, and CSR of blocks."""
+
+from typing import Any
+
+import numpy as np
+
+from masks.block_lists import FULL
+from masks.block_mask import BlockMask, block_sizes, pack_bits
+from masks.interop.common import check_size, slice_lists, slice_segments
+from masks.runs import Grid
+from masks.tiles import Tiles, assemble, unpack_bits
+
+
+def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: float = 8) -> Any:
+    """scipy.sparse.csr_array (n_q, n_k), bool: the allowed pairs of one slice, keys ascending.
+
+    Time and memory grow with the allowed pairs and the area of the non-empty blocks.
+
+    Raises:
+        ValueError: a slice that does not exist, or more than `limit_gib` would be needed.
+    """
+    from scipy.sparse import csr_array
+
+    grid, block_k = blocks.grid, blocks.block_size[1]
+    index = np.int32 if blocks.n_k <= np.iinfo(np.int32).max else np.int64
+    pairs = _count(blocks, batch, head)
+    check_size("the allowed pairs", pairs * (1 + np.dtype(index).itemsize), limit_gib)
+    lists = slice_lists(blocks, batch, head)
+    counts, columns = np.zeros(blocks.n_q, np.int64), []
+    for row in range(blocks.rows):
+        part = slice(lists.ptr[row], lists.ptr[row + 1])
+        idx, tile = lists.idx[part], lists.tile[part]
+        queries = slice(grid.q_first[row], grid.q_last[row] + 1)
+        height = queries.stop - queries.start
+        key = idx[:, None] * np.int64(block_k) + np.arange(block_k)
+        allowed = np.broadcast_to((key < blocks.n_k)[:, None], (len(idx), height, block_k)).copy()
+        allowed[tile >= 0] = unpack_bits(blocks.bits[tile[tile >= 0], :height], block_k)
+        allowed = allowed.swapaxes(0, 1).reshape(height, key.size)
+        counts[queries] = allowed.sum(1)
+        columns.append(key.ravel().astype(index)[allowed.nonzero()[1]])
+    indices, ptr = np.concatenate(columns), np.append(0, np.cumsum(counts))
+    if index == np.int32 and pairs <= np.iinfo(np.int32).max:
+        ptr = ptr.astype(np.int32)
+    return csr_array((np.ones(pairs, bool), indices, ptr), (blocks.n_q, blocks.n_k))
+
+
+def _count(blocks: BlockMask, batch: int, head: int) -> int:
+    """Allowed pairs of one slice."""
+    grid = blocks.grid
+    row, first, length, tile = slice_segments(blocks, batch, head)
+    height = grid.q_last[row] - grid.q_first[row] + 1
+    width = grid.k_last[first + length - 1] - grid.k_first[first] + 1
+    in_tile = np.array([unpack_bits(tile, grid.block_k).sum() for tile in blocks.bits], np.int64)
+    full = tile == FULL
+    return int((height * width)[full].sum() + (in_tile[tile[~full]] * length[~full]).sum())
+
+
+def to_scipy_blocks(blocks: BlockMask, batch: int = 0, head: int = 0) -> Any:
+    """scipy.sparse.csr_array (rows, cols), uint8, of one slice: 1 partial, 2 full."""
+    from scipy.sparse import csr_array
+
+    lists = slice_lists(blocks, batch, head)
+    codes = np.where(lists.tile == FULL, 2, 1).astype(np.uint8)
+    return csr_array((codes, lists.idx, lists.ptr), (blocks.rows, blocks.cols))
+
+
+def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMask:
+    """The exact block mask of a SciPy sparse matrix or array (n_q, n_k): allowed where it is not 0.
+
+    Time and memory grow with its entries and the area of the non-empty blocks.
+
+    Raises:
+        ValueError: no sparse matrix of two dimensions, or none of its extents may be 0.
+    """
+    from scipy.sparse import issparse
+
+    if not issparse(matrix) or matrix.ndim != 2 or 0 in matrix.shape:
+        shape = getattr(matrix, "shape", None)
+        raise ValueError(
+            f"matrix is {type(matrix).__name__} of shape {shape}: give a sparse one (n_q, n_k)"
+        )
+    entries = matrix.tocoo()
+    allowed = entries.data != 0
+    q, k = entries.row[allowed].astype(np.int64), entries.col[allowed].astype(np.int64)
+    n_q, n_k = map(int, matrix.shape)
+    grid = Grid(n_q, n_k, *block_sizes(block_size))
+    x = q // grid.block_q * grid.cols + k // grid.block_k
+    order = np.argsort(x, kind="stable")
+    q, k = q[order] % grid.block_q, k[order] % grid.block_k
+    x, first, block = np.unique(x[order], return_index=True, return_inverse=True)
+    bounds, tiles = np.append(first, len(q)), Tiles(grid)
+    _, row, col = grid.split(x)
+    cut, codes = grid.cut(row, col), np.empty(len(x), np.int32)
+    for i in range(0, len(x), tiles.at_once):
+        part = slice(i, min(i + tiles.at_once, len(x)))
+        of = slice(bounds[part.start], bounds[part.stop])
+        bits = np.zeros((part.stop - part.start, grid.block_q, grid.block_k), bool)
+        bits[block[of] - i, q[of], k[of]] = True
+        codes[part] = tiles.codes(pack_bits(bits), cut[part])
+    return assemble(tiles, x, codes)

@@ -1,0 +1,220 @@
+"""The numbers of `stats` against counting in the dense mask, and closed forms."""
+
+import random
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import masks
+from masks import BlockMask
+from masks.analysis import graph, loads
+from masks.analysis.segments import Segments, ranges, union
+from masks.analysis.stats import stats
+from masks.analysis.symmetry import is_symmetric
+from tests.masks.brute import brute_layout
+
+SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
+
+
+def any_mask(rng: random.Random, n_q: int, n_k: int, slices: int = 1) -> np.ndarray:
+    """bool (1, slices, n_q, n_k): sparse, dense, symmetric, structured or empty."""
+    noise = np.random.default_rng(rng.randrange(1 << 30))
+    result = np.zeros((slices, n_q, n_k), bool)
+    q, k = np.arange(n_q)[:, None], np.arange(n_k)
+    for one in result:
+        match rng.randrange(7):
+            case 0:
+                one |= noise.random((n_q, n_k)) < rng.choice([0.002, 0.02, 0.5])
+            case 1:
+                one |= abs(q - k) <= rng.randrange(60)
+            case 2:
+                one |= (q - k) % rng.randrange(1, 40) == 0
+            case 3:
+                one |= q // 37 == k // 37
+            case 4:
+                one |= (q // 32 == rng.randrange(4)) | (k // 48 == rng.randrange(4))
+            case 5:
+                one |= (q >= k) & (q - k < rng.randrange(1, 200))
+        if rng.random() < 0.3 and n_q == n_k:
+            one |= one.T.copy()
+        if rng.random() < 0.3:
+            one[rng.randrange(n_q) :, rng.randrange(n_k) :] = rng.random() < 0.5
+    return result[None]
+
+
+def parts(edges: np.ndarray) -> int:
+    """Connected components of an undirected graph, by walking it."""
+    left, count = set(range(len(edges))), 0
+    while left:
+        count += 1
+        todo = [left.pop()]
+        while todo:
+            near = set(np.flatnonzero(edges[todo.pop()]).tolist()) & left
+            left -= near
+            todo += near
+    return count
+
+
+def joined(dense: np.ndarray) -> np.ndarray:
+    """Undirected edges between tokens: one set of them in self-attention, else queries and keys."""
+    n_q, n_k = dense.shape
+    if n_q == n_k:
+        return dense | dense.T
+    edges = np.zeros((n_q + n_k, n_q + n_k), bool)
+    edges[:n_q, n_q:] = dense
+    return edges | edges.T
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_by_counting(seed: int):
+    rng = random.Random(seed)
+    n_q = rng.choice([1, 16, 97, 128, 161])
+    n_k = n_q if rng.random() < 0.7 else rng.choice([1, 15, 130])
+    block = rng.choice([(16, 16), (32, 32), (48, 32), (16, 64), (64, 48)])
+    dense = any_mask(rng, n_q, n_k, rng.choice([1, 1, 3]))
+    blocks = BlockMask.from_dense(dense, block)
+    found, segments = stats(blocks), Segments.of(blocks)
+    layout, dense = brute_layout(dense, block)[0], dense[0]
+
+    assert found.pairs == dense.sum() and found.slices == len(dense)
+    assert found.element_density == pytest.approx(dense.mean())
+    assert found.block_density == pytest.approx((layout > 0).mean())
+    assert (found.full, found.partial) == ((layout == 2).sum(), (layout == 1).sum())
+    assert found.empty == (layout == 0).sum() and found.tiles == len(blocks.bits)
+    computed = (layout > 0).repeat(block[0], 1).repeat(block[1], 2)[:, :n_q, :n_k]
+    assert found.flop_density == pytest.approx(computed.mean())
+    if dense.any():
+        assert found.waste == pytest.approx(computed.sum() / dense.sum())
+    rows, columns = (layout > 0).sum(2), (layout > 0).sum(1)
+    assert np.array_equal(loads.row_loads(segments), rows)
+    assert np.array_equal(loads.column_loads(segments), columns)
+    for load, counts in ((found.row_load, rows), (found.column_load, columns)):
+        assert (load.least, load.most) == (counts.min(), counts.max())
+        assert load.mean == pytest.approx(counts.mean())
+    assert found.regular == (len(np.unique(rows)) == 1, len(np.unique(columns)) == 1)
+
+    blind, unseen = ~dense.any(2), ~dense.any(1)
+    assert (found.blind, found.unseen) == (blind.sum(), unseen.sum())
+    for spans, holes in ((found.blind_ranges, blind), (found.unseen_ranges, unseen)):
+        marked = np.zeros(holes.shape[1], bool)
+        for first, last in spans:
+            marked[first : last + 1] = True
+        assert np.array_equal(marked, holes.any(0))
+
+    _, q, k = np.nonzero(dense)
+    assert found.causal == bool((k <= q).all())
+    assert loads.pairs_ahead(segments) == (k > q).sum()
+    if len(q):
+        assert (found.back, found.ahead) == ((q - k).max(), (k - q).max())
+        assert found.bandwidth == abs(q - k).max()
+    assert found.symmetric == (n_q == n_k and np.array_equal(dense, dense.swapaxes(1, 2)))
+
+    assert found.token_components == parts(joined(dense.any(0)))
+    assert found.components <= found.token_components
+    if block[0] == block[1] and n_q == n_k:
+        graph_of_blocks = (layout > 0).any(0)
+        assert found.components == parts(joined(graph_of_blocks))
+        degree = np.maximum(graph_of_blocks.sum(1), 1)
+        if not np.array_equal(graph_of_blocks, graph_of_blocks.T):
+            assert found.second_eigenvalue is None
+        elif len(graph_of_blocks) > 1 and graph_of_blocks.any(1).all():
+            matrix = graph_of_blocks / np.sqrt(np.outer(degree, degree))
+            second = np.sort(np.abs(np.linalg.eigvalsh(matrix)))[-2]
+            assert found.second_eigenvalue == pytest.approx(second, abs=1e-9)
+
+
+@pytest.mark.parametrize("block", [(16, 16), (32, 48), (48, 16)])
+def test_symmetry_notices_one_pair(block: tuple[int, int]):
+    rng = np.random.default_rng(0)
+    dense = rng.random((150, 150)) < 0.1
+    dense |= dense.T
+    assert is_symmetric(Segments.of(BlockMask.from_dense(dense, block)))
+    for _ in range(50):
+        q, k = rng.integers(150, size=2)
+        dense[q, k] ^= True
+        assert is_symmetric(Segments.of(BlockMask.from_dense(dense, block))) == (q == k)
+        dense[q, k] ^= True
+
+
+def test_slices():
+    dense = np.random.default_rng(0).random((2, 3, 100, 100)) < 0.05
+    dense[1, 2] = True
+    blocks = BlockMask.from_dense(dense, 16)
+    assert stats(blocks, batch=1, head=2).element_density == 1
+    assert stats(blocks, batch=1).pairs == dense[1].sum()
+    assert stats(blocks, head=2).pairs == dense[:, 2].sum()
+    assert stats(blocks, batch=0, head=1).pairs == dense[0, 1].sum()
+    with pytest.raises(ValueError, match=r"head is 3: give an integer <= 2"):
+        stats(blocks, head=3)
+
+
+def test_butterfly_is_a_hypercube():
+    for log in (2, 5, 8, 10):
+        blocks = masks.butterfly(16).build(16 << log, block_size=16)
+        found = stats(blocks)
+        assert found.row_load == found.column_load == (log + 1, log + 1, log + 1)
+        assert found.second_eigenvalue == pytest.approx(1 - 2 / (log + 1))
+        assert found.symmetric and found.regular == (True, True) and found.waste == 1
+    truncated = stats(masks.butterfly(16, levels=3).build(4096, block_size=16))
+    assert truncated.components == truncated.token_components == 256 // 8
+    assert truncated.spectral_gap == 0
+
+
+def test_dilated_tokens_fall_apart_where_blocks_do_not():
+    d = np.subtract.outer(np.arange(256), np.arange(256))
+    found = stats(BlockMask.from_dense(d % 4 == 0, 64))
+    assert (found.components, found.token_components) == (1, 4)
+
+
+def test_many_different_tiles_give_up_on_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graph, "MOST_TILES", 3)
+    dense = np.random.default_rng(0).random((100, 100)) < 0.1
+    found = stats(BlockMask.from_dense(dense, 16))
+    assert found.token_components is None and found.components == 1
+
+
+def test_prints_a_table():
+    text = str(stats((SPARSE & masks.causal()).build(4096)))
+    for words in ("density", "waste", "row load", "blind queries  none", "causal         yes"):
+        assert words in text
+    assert "spectral gap   none: not symmetric" in text
+    nothing = stats((masks.local(0) - masks.local(0)).build(64, block_size=16))
+    assert "64 (0-63)" in str(nothing) and nothing.waste == float("inf")
+
+
+def test_intervals():
+    group, first, stop = (np.array(x) for x in ([1, 0, 1, 1, 0], [2, 0, 0, 5, 9], [4, 3, 2, 6, 10]))
+    assert [x.tolist() for x in union(group, first, stop, 10)] == [
+        [0, 0, 1, 1],
+        [0, 9, 0, 5],
+        [3, 10, 4, 6],
+    ]
+    none = np.zeros(0, np.int64)
+    assert [len(x) for x in union(none, none, none, 10)] == [0, 0, 0]
+    assert ranges(np.array([True, False, True, True])) == ((0, 0), (2, 3))
+
+
+def test_a_million_tokens():
+    """Seconds and megabytes; the target is two seconds, the limit five times that."""
+    blocks = SPARSE.build(1 << 20)
+    begin = time.perf_counter()
+    found = stats(blocks)
+    assert time.perf_counter() - begin < 10
+    assert (found.full, found.partial, found.tiles) == (122878, 24544, 4)
+    assert found.symmetric and found.token_components == 1 and found.bandwidth == (1 << 20) - 1
+    tracemalloc.start()
+    stats(masks.causal().build(1 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20
+
+
+def test_lanczos_finds_what_the_dense_matrix_has(monkeypatch: pytest.MonkeyPatch):
+    mask = masks.local(40) | masks.butterfly(16) | masks.global_tokens(16)
+    segments = Segments.of(mask.build(700 * 16, block_size=16))
+    iterated = graph.second_eigenvalue(segments)
+    monkeypatch.setattr(graph, "DENSE", 1000)
+    exact = graph.second_eigenvalue(segments)
+    assert exact is not None and iterated == pytest.approx(exact, abs=1e-3) and exact < 0.9

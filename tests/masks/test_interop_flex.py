@@ -1,0 +1,167 @@
+"""Round trips through FlexAttention's BlockMask, and what it does with the masks it is given."""
+
+import random
+
+import numpy as np
+import pytest
+
+import masks
+from masks import BlockMask
+from masks.interop.flex import tile_lookup
+from tests.masks.cases import BLOCKS, LENGTHS, composition
+
+torch = pytest.importorskip("torch")
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+LISTS = [
+    f"{full}{side}_{what}"
+    for full in ("", "full_")
+    for side in ("kv", "q")
+    for what in ("num_blocks", "indices")
+]
+
+
+def any_blocks(rng: random.Random) -> BlockMask:
+    """A composition, with heads and batch entries of its own where the seed is odd."""
+    n_q, n_k = rng.choice(LENGTHS), rng.choice(LENGTHS)
+    mask = composition(rng, n_q, n_k, rng.randrange(3))
+    if rng.random() < 0.5:
+        data = np.random.default_rng(rng.randrange(1 << 30))
+        shape = rng.choice([1, 2]), rng.choice([1, 3]), n_q, n_k
+        mask = mask & masks.mask_from(data.random(shape) < 0.9) | masks.local(20)
+    return mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_round_trip(seed: int):
+    blocks = any_blocks(random.Random(seed))
+    flex_mask = blocks.to_flex()
+    assert BlockMask.from_flex(flex_mask) == blocks
+    # The lookup alone is the whole mask, with no lists to help it.
+    shape = blocks.batch, blocks.heads, blocks.n_q, blocks.n_k
+    tokens = flex.create_mask(flex_mask.mask_mod, *shape, device="cpu")
+    assert np.array_equal(tokens.numpy(), blocks.to_dense())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_lists_that_flex_attention_makes(seed: int):
+    """Every tensor, unused entries included, is the one of create_block_mask."""
+    blocks = any_blocks(random.Random(1000 + seed))
+    dense = torch.from_numpy(blocks.to_dense())
+    theirs = flex.create_block_mask(
+        lambda b, h, q, k: dense[b, h, q, k],
+        *dense.shape,
+        device="cpu",
+        BLOCK_SIZE=blocks.block_size,
+    )
+    ours = blocks.to_flex()
+    for name in LISTS:
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+    assert ours.seq_lengths == theirs.seq_lengths and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    assert BlockMask.from_flex(theirs) == blocks
+
+
+def test_formula_instead_of_lookup():
+    blocks = masks.causal().build(200, block_size=32)
+
+    def formula(b, h, q, k):
+        return q >= k
+
+    flex_mask = blocks.to_flex(mask_mod=formula)
+    assert flex_mask.mask_mod is formula and BlockMask.from_flex(flex_mask) == blocks
+
+
+def test_a_mask_without_full_lists():
+    """Everything is looked at then, and full blocks are found."""
+    theirs = flex.create_block_mask(
+        lambda b, h, q, k: q >= k,
+        None,
+        None,
+        200,
+        150,
+        device="cpu",
+        BLOCK_SIZE=32,
+        separate_full_blocks=False,
+    )
+    assert theirs.full_kv_num_blocks is None
+    assert BlockMask.from_flex(theirs) == masks.causal().build(200, 150, 32)
+
+
+def test_only_partial_blocks_are_looked_at():
+    blocks = masks.causal().build(1 << 14)
+    seen = []
+
+    def formula(b, h, q, k):
+        seen.append(1)
+        return (q >= k) & (q // 128 == k // 128)  # wrong in full blocks, which are trusted
+
+    assert BlockMask.from_flex(blocks.to_flex(mask_mod=formula)) == blocks
+    assert len(seen) <= 4  # 128 diagonal blocks, some at a time
+
+
+def test_masks_that_index_what_they_capture():
+    """One index after the other, as a formula for scalars may do."""
+    documents = torch.tensor([[0] * 50 + [1] * 46, [0] * 20 + [1] * 76])
+
+    def formula(b, h, q, k):
+        return documents[b][q] == documents[b][k]
+
+    theirs = flex.create_block_mask(formula, 2, None, 96, 96, device="cpu", BLOCK_SIZE=16)
+    dense = (documents[:, :, None] == documents[:, None, :])[:, None].numpy()
+    assert np.array_equal(BlockMask.from_flex(theirs).to_dense(), dense)
+
+
+def test_a_slice_of_a_mask():
+    array = np.random.default_rng(0).random((2, 3, 64, 80)) < 0.3
+    blocks = BlockMask.from_dense(array, 16)
+    head = blocks.to_flex()[:, 1:2]
+    head.mask_mod = lambda b, h, q, k: torch.from_numpy(array[:, 1])[b, q, k]
+    assert BlockMask.from_flex(head) == BlockMask.from_dense(array[:, 1:2], 16)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_without_compilation_sees_the_mask():
+    blocks = (masks.local(20) | masks.global_tokens(3)).build(100, 90, (32, 16))
+    rng = np.random.default_rng(0)
+    q, k, v = (torch.from_numpy(rng.standard_normal((1, 1, n, 8))) for n in (100, 90, 90))
+    out = flex.flex_attention(q, k, v, block_mask=blocks.to_flex())
+    scores = (q @ k.mT / 8**0.5).masked_fill(~torch.from_numpy(blocks.to_dense()), -torch.inf)
+    torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
+
+
+def test_full_masks_have_a_lookup_too():
+    blocks = masks.dense().build(64, block_size=32)
+    assert len(blocks.bits) == 0
+    one = torch.tensor(1)
+    assert tile_lookup(blocks)(one, one, one * 63, one * 7).item() is True
+    assert BlockMask.from_flex(blocks.to_flex()) == blocks
+
+
+def test_too_large():
+    blocks = masks.local(64).build(1 << 22, block_size=64)
+    with pytest.raises(
+        ValueError, match=r"square lists would take 80\.0 GiB, more than limit_gib=8"
+    ):
+        blocks.to_flex()
+    with pytest.raises(ValueError, match=r"limit_gib=0\.001"):
+        masks.local(64).build(1 << 16).to_flex(limit_gib=0.001)
+
+
+def test_lists_that_contradict():
+    blocks = masks.causal().build(128, block_size=32)
+    flex_mask = blocks.to_flex()
+    flex_mask.full_kv_num_blocks = flex_mask.full_kv_num_blocks + 1
+    flex_mask.full_kv_indices = flex_mask.full_kv_indices.flip(-1)
+    with pytest.raises(ValueError, match="listed twice"):
+        BlockMask.from_flex(flex_mask)
+    flex_mask = blocks.to_flex()
+    flex_mask.seq_lengths = (500, 128)
+    with pytest.raises(ValueError, match="4 query blocks, but 500 queries need 16"):
+        BlockMask.from_flex(flex_mask)
+    flex_mask = blocks.to_flex()
+    flex_mask.kv_indices = flex_mask.kv_indices + 4
+    with pytest.raises(ValueError, match="blocks 4 to 7 are listed: give 0 to 3"):
+        BlockMask.from_flex(flex_mask)
+    flex_mask.BLOCK_SIZE = (1024, 1024)
+    with pytest.raises(ValueError, match="16 and 256"):
+        BlockMask.from_flex(flex_mask)

@@ -1,0 +1,194 @@
+"""What is seen through layers: against boolean matrix powers, and known tables."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+import masks
+from masks import BlockMask, Mask
+from masks.analysis import bitsets, relations, walk
+from masks.analysis.expressions import reach_of
+from masks.analysis.reach import reach
+from tests.masks.brute import brute_layout
+from tests.masks.test_analysis import any_mask
+
+BLOCK, N = 16, 4096  # 256 blocks
+
+
+def after(layers: list[np.ndarray]) -> list[np.ndarray]:
+    """Which keys each query has seen after every layer, the token itself from the start."""
+    seen, result = np.eye(len(layers[0]), dtype=bool), []
+    same = all(allowed is layers[0] for allowed in layers)
+    for allowed in layers:
+        before = seen
+        seen = seen | ((allowed.astype(np.float32) @ seen.astype(np.float32)) > 0)
+        result.append(seen)
+        if same and np.array_equal(seen, before):
+            break
+    return result + result[-1:] * (len(layers) - len(result))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_tokens_exactly(seed: int):
+    rng = random.Random(seed)
+    n, block = rng.choice([1, 64, 100, 161]), rng.choice([(16, 16), (32, 16), (48, 64)])
+    heads = rng.choice([1, 1, 2])
+    stack = [any_mask(rng, n, n, heads) for _ in range(rng.choice([1, 1, 3]))]
+    causal, layers = rng.random() < 0.5, rng.choice([None, 2, 5])
+    blocks = [BlockMask.from_dense(dense, block) for dense in stack]
+    found = reach(blocks if len(blocks) > 1 else blocks[0], layers, causal=causal, exact=True)
+
+    union = [dense[0].any(0) for dense in stack]
+    depth = layers or (len(stack) if len(stack) > 1 else n + 1)
+    states = after([union[i % len(union)] for i in range(depth)])
+    wanted = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
+    shares = [state[wanted].mean() for state in states]
+    for i, share in enumerate(shares):
+        assert found.upper[min(i, len(found.upper) - 1)] == pytest.approx(share)
+    assert found.upper == found.lower and found.at_least == found.at_most
+    complete = [i + 1 for i, share in enumerate(shares) if share == 1]
+    assert found.at_least == (complete[0] if complete else None)
+    end = states[-1] & wanted
+    assert np.array_equal(found.seen_keys, end.sum(1))
+    assert np.array_equal(found.seen_by, end.sum(0))
+    assert np.array_equal(found.wanted_keys, wanted.sum(1))
+    assert np.array_equal(found.wanted_by, wanted.sum(0))
+    assert bool(found.missing) == (not complete) and (found.worst is None) == bool(complete)
+    if found.worst:
+        query = found.worst[0]
+        missing = np.concatenate([np.arange(a, b + 1) for a, b in found.missing])
+        assert np.array_equal(missing, np.flatnonzero(wanted[query] & ~end[query]))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_blocks_are_bounds(seed: int):
+    rng = random.Random(1000 + seed)
+    n, block = rng.choice([64, 100, 161, 192]), rng.choice([(16, 16), (32, 16), (16, 48)])
+    dense = any_mask(rng, n, n, rng.choice([1, 2]))
+    causal, layers = rng.random() < 0.5, rng.randrange(1, 6)
+    found = reach(BlockMask.from_dense(dense, block), layers, causal=causal)
+    wanted = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
+    want = brute_layout(wanted[None, None], block)[0, 0] > 0
+    for i, state in enumerate(after([dense[0].any(0)] * layers)):
+        some = brute_layout((state & wanted)[None, None], block)[0, 0] > 0
+        every = brute_layout((state | ~wanted)[None, None], block)[0, 0] == 2
+        high, low = (s[min(i, len(s) - 1)] for s in (found.upper, found.lower))
+        assert low <= every[want].mean() + 1e-12 and some[want].mean() <= high + 1e-12
+        if every[want].all():
+            assert found.at_least is not None and found.at_least <= i + 1
+    if found.at_most:
+        assert (after([dense[0].any(0)] * found.at_most)[-1] | ~wanted).all()
+
+
+LOCAL = masks.local(BLOCK) | masks.butterfly(BLOCK)
+GOLDEN: list[tuple[Mask, bool, int | None, int, list[float]]] = [
+    # mask, causal, layers to everything, layers until nothing changes, share after each
+    (masks.butterfly(BLOCK), False, 8, 8, [0.035, 0.145, 0.363, 0.637, 0.855, 0.965, 0.996, 1]),
+    (masks.butterfly(BLOCK, 4), False, None, 4, [0.020, 0.043, 0.059, 0.0625]),
+    (masks.butterfly(BLOCK) & masks.causal(), True, None, 8, [0.039, 0.093]),
+    (LOCAL & masks.causal(), True, 13, 13, [0.043, 0.118, 0.230, 0.370, 0.536, 0.708]),
+    (masks.local(4 * BLOCK), False, 64, 64, [0.035, 0.065, 0.095]),
+    (masks.local(BLOCK) | masks.global_tokens(BLOCK), False, 2, 2, [0.019, 1]),
+    (LOCAL, False, 7, 7, [0.039, 0.175, 0.461, 0.787, 0.961, 0.998, 1]),
+]
+
+
+@pytest.mark.parametrize(("mask", "causal", "layers", "fixpoint", "shares"), GOLDEN, ids=str)
+def test_known_curves(
+    mask: Mask, causal: bool, layers: int | None, fixpoint: int, shares: list[float]
+):
+    found = reach(mask.build(N, block_size=BLOCK), causal=causal)
+    assert found.at_least == layers and found.settled
+    assert [round(share, 3) for share in found.upper[: len(shares)]] == pytest.approx(
+        shares, abs=6e-4
+    )
+    assert (
+        len([u for u, v in zip(found.upper, (0, *found.upper), strict=False) if u > v]) == fixpoint
+    )
+
+
+def test_causal_butterfly_clears_bits():
+    found = reach((masks.butterfly(BLOCK) & masks.causal()).build(N, block_size=BLOCK), causal=True)
+    assert round(found.upper[-1] * 256 * 257 / 2) == 3**8
+    assert "19.9 %" in found.never and "never" in found.depth
+    assert found.worst == (3840, 3855)  # 240 = 11110000b sees 16 blocks of 241
+
+
+def test_layers_in_turn():
+    near, far = masks.local(0), masks.dense()
+    stack = masks.layers(near, near, far)
+    assert [round(x, 3) for x in reach_of(stack, 64, 3, exact=True, block_size=16).upper] == [
+        0.016,
+        0.016,
+        1,
+    ]
+    with pytest.raises(ValueError, match="differs from layer to layer: give layers="):
+        reach_of(stack, 64)
+    one, other = masks.local(3).build(64), masks.local(3).build(128)
+    with pytest.raises(ValueError, match="do not stack"):
+        reach([one, other])
+
+
+def test_heads_together_and_alone():
+    blocks = masks.heads(masks.local(16), masks.butterfly(16)).build(1024, block_size=16)
+    together, local, butterfly = (reach(blocks, head=h) for h in (None, 0, 1))
+    assert butterfly.at_least == 6 and local.at_least == 63 and together.at_least == 5
+
+
+def test_says_no():
+    with pytest.raises(ValueError, match="only self-attention"):
+        reach(masks.causal().build(64, 128))
+    with pytest.raises(ValueError, match="32768 at most"):
+        reach(masks.causal().build(1 << 16), exact=True)
+    with pytest.raises(ValueError, match="layers is 0"):
+        reach(masks.causal().build(64), 0)
+    with pytest.raises(ValueError, match="blocks is empty"):
+        reach([])
+
+
+def test_too_many_intervals(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relations, "MOST_INTERVALS", 100)
+    with pytest.raises(ValueError, match="128 intervals of keys"):
+        reach(masks.local(3).build(128, block_size=128), exact=True)
+
+
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch):
+    blocks = (LOCAL & masks.causal()).build(1000, block_size=BLOCK)
+    whole = reach(blocks, causal=True, exact=True)
+    monkeypatch.setattr(walk, "CHUNK_BYTES", 1)
+    parts = reach(blocks, causal=True, exact=True)
+    assert str(parts) == str(whole) and parts.upper == whole.upper
+    assert np.array_equal(parts.seen_by, whole.seen_by)
+
+
+@pytest.mark.parametrize("rows", [5, 200])
+def test_ranges_of_rows(rows: int):
+    rng = np.random.default_rng(rows)
+    words = rng.integers(1 << 63, size=(300, 2), dtype=np.uint64) & rng.integers(
+        1 << 63, size=(300, 2), dtype=np.uint64
+    )
+    row = np.sort(np.append(rng.integers(rows, size=400), np.zeros(100, np.int64)))
+    first = rng.integers(300, size=500)
+    stop = np.minimum(first + rng.integers(1, 200, size=500), 300)
+    expected = np.zeros((rows, 2), np.uint64)
+    for r, a, b in zip(row, first, stop, strict=True):
+        expected[r] |= np.bitwise_or.reduce(words[a:b], axis=0)
+    assert np.array_equal(bitsets.Ranges(row, first, stop, rows).union(words), expected)
+
+
+def test_counting_ones_without_numpy_2(monkeypatch: pytest.MonkeyPatch):
+    words = np.random.default_rng(0).integers(1 << 63, size=(5, 3), dtype=np.uint64)
+    expected = [sum(int(w).bit_count() for w in row) for row in words]
+    assert bitsets.count_ones(words).tolist() == expected
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert bitsets.count_ones(words).tolist() == expected
+
+
+def test_8192_blocks():
+    """The target is one second, the limit five times that."""
+    blocks = masks.butterfly(128).build(1 << 20)
+    begin = time.perf_counter()
+    assert reach(blocks).at_most == 13
+    assert time.perf_counter() - begin < 5
