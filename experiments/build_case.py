@@ -84,7 +84,21 @@ def documents(n: int) -> list[int]:
 
 def own(case: dict[str, Any]):
     """masks: expression -> BlockMask, without the cache."""
-    mask, n, block = make(case["mask"], case["seq_len"]), case["seq_len"], case["block"]
+    return builder(case, make(case["mask"], case["seq_len"]))
+
+
+def where(case: dict[str, Any]):
+    """masks.where: the formula of the mask -> BlockMask, without the cache."""
+    import numpy as np
+
+    import masks
+
+    rule = formula(case["mask"], case["seq_len"], masks.table, np.clip)
+    return builder(case, masks.where(rule))
+
+
+def builder(case: dict[str, Any], mask: Any):
+    n, block = case["seq_len"], case["block"]
     cache = importlib.import_module("masks.build").cache
 
     def build():
@@ -121,11 +135,17 @@ def flex(case: dict[str, Any], *, compiled: bool = False):
     from torch.nn.attention.flex_attention import create_block_mask
 
     device, n = torch.device(case["device"]), case["seq_len"]
-    mask_mod = formula(case["mask"], n, device)
+
+    def table(data: Any) -> Any:
+        return torch.tensor(data, device=device)
+
+    rule = formula(case["mask"], n, table, torch.clamp)
     create = torch.compile(create_block_mask) if compiled else create_block_mask
 
     def build():
-        result = create(mask_mod, None, None, n, n, device=device, BLOCK_SIZE=case["block"])
+        result = create(
+            lambda b, h, q, k: rule(q, k), None, None, n, n, device=device, BLOCK_SIZE=case["block"]
+        )
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return result
@@ -151,6 +171,7 @@ def flex_compiled(case: dict[str, Any]):
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "masks": own,
+    "where": where,
     "flex": flex,
     "flex_compiled": flex_compiled,
     "schedule": schedule,
@@ -160,35 +181,41 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def structured(q: Any, k: Any) -> Any:
     """local:256+butterfly:128+global:64"""
     strides = (q // 128) ^ (k // 128)
-    return ((q - k).abs() <= 256) | (strides & (strides - 1) == 0) | (q < 64) | (k < 64)
+    return (abs(q - k) <= 256) | (strides & (strides - 1) == 0) | (q < 64) | (k < 64)
 
 
 FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
     "causal": lambda q, k: q >= k,
-    "local:256": lambda q, k: (q - k).abs() <= 256,
+    "local:256": lambda q, k: abs(q - k) <= 256,
+    "dilated:2048:4": lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0),
     "local:256+butterfly:128+global:64": structured,
     "(local:256+butterfly:128+global:64)*causal": lambda q, k: structured(q, k) & (q >= k),
 }
 
 
-def formula(name: str, n: int, device: Any) -> Any:
-    """FlexAttention's mask_mod of a mask. ValueError where nobody has written one."""
-    import torch
+def formula(
+    name: str, n: int, table: Callable[[Any], Any], clip: Callable[[Any, int, int], Any]
+) -> Callable[[Any, Any], Any]:
+    """Whether query q sees key k, in operators that arrays, tensors and `masks.where` all have.
+
+    `table` makes data that q and k can index. ValueError where nobody has written a formula.
+    """
+    import numpy as np
 
     if name in FORMULAS:
-        return lambda b, h, q, k: FORMULAS[name](q, k)
+        return FORMULAS[name]
     if name == "documents & causal":
-        lengths = torch.tensor(documents(n), device=device)
-        number = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        return lambda b, h, q, k: (number[q] == number[k]) & (q >= k)
+        lengths = documents(n)
+        number = table(np.repeat(np.arange(len(lengths)), lengths))
+        return lambda q, k: (number[q] == number[k]) & (q >= k)
     if name == "neighborhood":
         side = math.isqrt(n)
 
         def near(q: Any, k: Any) -> Any:
-            start = (q - KERNEL // 2).clamp(0, side - KERNEL)
+            start = clip(q - KERNEL // 2, 0, side - KERNEL)
             return (k >= start) & (k < start + KERNEL)
 
-        return lambda b, h, q, k: near(q // side, k // side) & near(q % side, k % side)
+        return lambda q, k: near(q // side, k // side) & near(q % side, k % side)
     raise ValueError(f"no formula for {name}: its blocks are drawn or given, not computed")
 
 

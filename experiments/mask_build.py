@@ -27,7 +27,7 @@ from experiments.records import OK, ROOT, device_name, now, versions
 
 GIB = 2**30
 EAGER_BYTES = 24  # a token pair, about: the mask and the int64 arrays that formulas make on the way
-OURS = ("masks", "schedule")
+OURS = ("masks", "where", "schedule")
 TOO_SLOW = "unsupported: more than"
 
 
@@ -172,8 +172,8 @@ def main(config: DictConfig, command: str) -> None:
         for seq_len in sorted(_list(options["seq_len"])):
             ours = None
             for builder in builders:
-                where = device_name("cpu" if builder == "masks" else str(device))
-                row = Row(mask, builder, seq_len, options["block_size"], "", device=where, **facts)
+                place = device_name("cpu" if builder in ("masks", "where") else str(device))
+                row = Row(mask, builder, seq_len, options["block_size"], "", device=place, **facts)
                 row = replace(row, date=now(), command=command)
                 if row.key in known:
                     row = known[row.key]

@@ -30,7 +30,7 @@ def test_a_measurement():
     assert 0 < row.import_mib <= row.peak_mib < 150
 
 
-@pytest.mark.parametrize("builder", ["flex", "schedule"])
+@pytest.mark.parametrize("builder", ["flex", "schedule", "where"])
 def test_peers_find_as_many_blocks(builder: str):
     row = measure(replace(ROW, builder=builder, seq_len=1024), CPU, OPTIONS)
     assert row.status == OK and row.nnz == masks.local(256).build(1024).nnz
@@ -74,13 +74,19 @@ def test_documents():
     assert build_case.documents(1) == [1]
 
 
-@pytest.mark.parametrize("name", list(build_case.FORMULAS))
+@pytest.mark.parametrize("name", [*build_case.FORMULAS, "documents & causal", "neighborhood"])
 def test_formulas(name: str):
-    flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    mask_mod = build_case.formula(name, 512, CPU)
-    tokens = flex.create_mask(mask_mod, None, None, 512, 512, device="cpu")
-    blocks = build_case.make(name, 512).build(512)
-    assert np.array_equal(blocks.to_dense(), tokens.numpy())
+    """The same of arrays, of tensors, and of masks.where."""
+    n = 400
+    q, k = np.arange(n)[:, None], np.arange(n)[None, :]
+    allowed = build_case.formula(name, n, np.asarray, np.clip)(q, k)
+    rule = build_case.formula(name, n, torch.tensor, torch.clamp)
+    assert np.array_equal(rule(torch.tensor(q), torch.tensor(k)).numpy(), allowed)
+    for mask in (
+        build_case.make(name, n),
+        masks.where(build_case.formula(name, n, masks.table, np.clip)),
+    ):
+        assert np.array_equal(mask.build(n).to_dense()[0, 0], allowed)
 
 
 def test_program(tmp_path):
