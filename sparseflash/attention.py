@@ -10,8 +10,10 @@ from torch import Tensor
 import sparseflash.ops  # noqa: F401  (registers the operators)
 from masks import BlockMask, Mask, mask_from
 from masks.registry import find
+from masks.select.selection import Selection
 from sparseflash.backends import NAMES, reasons
 from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
+from sparseflash.select_schedule import schedule_from_selection
 
 BoolArray = np.ndarray | Tensor
 
@@ -20,7 +22,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | BoolArray | None = None,
+    mask: Mask | BlockMask | Selection | BoolArray | None = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -34,9 +36,9 @@ def attention(
 
     q: (B, H_q, N_q, D); k, v: (B, H_kv, N_k, D), H_q a multiple of H_kv; bfloat16, float16,
         float32 or float64.
-    mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a bool array that broadcasts over
-        batch and heads ((N_q, N_k), (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None
-        for dense attention.
+    mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `masks.select.Selection` made from
+        q and k, a bool array that broadcasts over batch and heads ((N_q, N_k), (H_q, N_q, N_k) or
+        (B, H_q, N_q, N_k); True = attend), or None for dense attention.
     scale: of the scores; D ** -0.5 by default.
     return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
         float32, differentiable.
@@ -58,7 +60,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | BoolArray | None = None,
+    mask: Mask | BlockMask | Selection | BoolArray | None = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -161,12 +163,14 @@ def _mask_tensors(mask, q: Tensor, k: Tensor) -> tuple[list[Tensor], list[int]]:
         mask = mask.detach().cpu().numpy()
     if isinstance(mask, np.ndarray):
         mask = mask_from(mask)
-    if not isinstance(mask, Mask | BlockMask):
+    if not isinstance(mask, Mask | BlockMask | Selection):
         raise ValueError(
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-            " or None (masks.parse turns text into a Mask)"
+            " or None (masks.parse turns text into a Mask), or a selection of masks.select"
         )
     extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+    if isinstance(mask, Selection):
+        return as_tensors(schedule_from_selection(mask, *extents, q.device))
     if torch.compiler.is_compiling():
         # a graph belongs to one schedule: its key and these extents become guards
         n_q, n_k, batch, heads = (range(n).stop for n in extents)  # range() makes a length an int

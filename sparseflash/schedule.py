@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ _EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
 
 
 class BlockLists(NamedTuple):
-    """CSR over (mask slice, query block), or CSC over (mask slice, key block)."""
+    """CSR over (mask slice, query block), or CSC over (mask slice, key block).
+
+    nnz is ptr[-1]. From a selection, `idx` and `tile` may be longer; the rest means nothing.
+    """
 
     ptr: Tensor  # int64 (slices * rows + 1,)
     mid: Tensor  # int64 (slices * rows,)  entries ptr[r]..mid[r] are partial, mid[r]..ptr[r+1] full
@@ -45,7 +48,7 @@ class Schedule(NamedTuple):
     heads: int  # 1, or the heads of q
     n_q: int
     n_k: int
-    n_partial: int  # partial blocks; where there are none, a kernel leaves the masking out
+    n_partial: int  # no more partial blocks; where it is 0, a kernel leaves the masking out
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
@@ -90,14 +93,15 @@ def schedule_for(
     schedule = _cache.get(schedule_key)
     if schedule is None:
         blocks = build()
-        _check_extents(blocks, n_q, n_k, batch, heads)
+        check_extents(blocks, n_q, n_k, batch, heads)
         schedule = _to_device(blocks, device)
         _cache.put(schedule_key, schedule)
-    _check_extents(schedule, n_q, n_k, batch, heads)
+    check_extents(schedule, n_q, n_k, batch, heads)
     return schedule
 
 
-def _check_extents(mask: BlockMask | Schedule, n_q: int, n_k: int, batch: int, heads: int) -> None:
+def check_extents(mask: Any, n_q: int, n_k: int, batch: int, heads: int) -> None:
+    """ValueError where a BlockMask, a Selection or a Schedule is for other inputs."""
     if (mask.n_q, mask.n_k) != (n_q, n_k):
         raise ValueError(
             f"the mask is for {mask.n_q} queries and {mask.n_k} keys, q and k have {n_q} and {n_k};"

@@ -89,7 +89,7 @@ def dense_mask(schedule: Schedule) -> Tensor:
     n_cols = -(-schedule.n_k // schedule.block_k)
     grid = torch.full((len(lists.mid), n_cols), -2, dtype=torch.int64, device=lists.ptr.device)
     row = torch.repeat_interleave(lists.ptr.diff())
-    grid[row, lists.idx.long()] = lists.tile.long()
+    grid[row, lists.idx[: len(row)].long()] = lists.tile[: len(row)].long()
 
     # The codes -2 (empty) and -1 (full) count from the end of the tiles, as Python's indices do.
     tiles = unpack_bits(schedule.bits, schedule.block_k)

@@ -29,6 +29,7 @@ def test_rows_of_every_kind(tmp_path, capsys):
     kinds = {row.selector.split("(")[0] for row in rows}
     assert kinds == {"top_k", "mass", "antidiagonal", "gate", "moba", "nsa"}
     assert [row.step for row in rows[:5]] == list(select.STEPS)
+    assert all(row.ms_graph is None and row.graph_share is None for row in rows)
     assert all(row.ms_median > 0 and 0 < row.density <= 1 for row in rows)
     chosen = OmegaConf.create(CONFIG | {"csv": str(path), "selectors": ["moba(128, 1)"]})
     more = select.main(chosen, "command")

@@ -8,6 +8,7 @@ import pytest
 import masks
 from masks.build import Cache, resolve
 from masks.extend import extend
+from masks.runs import Grid
 from tests.masks.cases import BLOCKS, LENGTHS, composition
 from tests.masks.families import HEADS, LEAVES
 
@@ -74,3 +75,13 @@ def test_refuses_masks_that_look_at_the_length():
     with pytest.raises(ValueError, match="n_q is 50"):
         extend(masks.causal(), masks.causal().build(100), 50, 200)
     assert any(maker(random.Random(0), 90, 90).prefix_stable for maker in LEAVES)
+
+
+def test_longer_on_one_side_only():
+    mask = masks.local(30) | masks.global_tokens(5)
+    fresh = {}
+    for lengths in ((300, 100), (200, 200), (100, 300), (310, 310), (50, 50)):
+        grid = Grid(*lengths, 64, 64)
+        fresh[lengths] = resolve(mask.place(grid), grid)
+    for lengths in fresh:
+        assert mask.build(*lengths, 64) == fresh[lengths]

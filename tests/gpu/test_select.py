@@ -1,0 +1,154 @@
+"""Selectors on a GPU: no waiting, capture in a graph, the results of the CPU."""
+
+import sys
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from masks import select
+from sparseflash.schedule import as_tensors
+from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.testing import make_qkv, relative_error
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+CAUSAL = masks.causal()
+
+
+def selectors(heads: int, dim: int, kv_heads: int) -> dict[str, select.Selector]:
+    torch.manual_seed(0)
+    gate = select.Gate(heads, dim, kv_heads, block_size=64)
+    return {
+        "mean": select.top_k(4, block_size=64),
+        "max": select.top_k(0.2, "max", 64, within=CAUSAL),
+        "bound": select.top_k(4, "bound", (128, 64), within=CAUSAL, always=masks.local(0)),
+        "mass": select.mass(0.5, block_size=64, within=CAUSAL, most=8),
+        "antidiagonal": select.antidiagonal(16, 0.5, 64, within=CAUSAL),
+        "gate": select.gate(gate, threshold=0.1, within=CAUSAL),
+        "moba": select.moba(128, 3, 64, capacity=4096),
+        "union": select.moba(128, 3, 64, union=True),
+        "nsa": select.nsa(4, capacity=4096),
+    }
+
+
+NAMES = list(selectors(1, 16, 1))
+
+
+def on_gpu(name: str, selector: select.Selector) -> select.Selector:
+    if name == "gate":
+        selector.module.cuda()  # pyright: ignore[reportAttributeAccessIssue]
+    return selector
+
+
+def shared(a: select.Selection, b: select.Selection) -> float:
+    """Blocks in both, of those in either: rounding may swap near ties."""
+    a_taken, b_taken = a.codes.cpu() != -2, b.codes.cpu() != -2
+    return float((a_taken & b_taken).sum() / (a_taken | b_taken).sum())
+
+
+@pytest.mark.parametrize("n", [1024, 1000])
+@pytest.mark.parametrize("name", NAMES)
+def test_same_as_on_the_cpu(name, n):
+    q, k, _ = make_qkv(2, 4, n, n, 64, kv_heads=2)
+    selector = selectors(4, 64, 2)[name]
+    expected = selector(q, k)
+    found = on_gpu(name, selector)(q.cuda(), k.cuda())
+    assert found.codes.is_cuda and found.most == expected.most
+    assert shared(found, expected) > 0.999
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1024, 1000])
+def test_attention_without_waiting(name, n):
+    q, k, v = (
+        t.requires_grad_() for t in make_qkv(2, 4, n, n, 64, kv_heads=2, dtype=torch.bfloat16,
+                                             device="cuda")
+    )  # fmt: skip
+    selector, mask = on_gpu(name, selectors(4, 64, 2)[name]), masks.sliding(100) | masks.local(9)
+
+    def step():
+        picked = (selector(q, k) | mask) & CAUSAL
+        out = sparseflash.attention(q, k, v, picked)
+        assert isinstance(out, torch.Tensor)
+        return picked, out, torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    step()  # compiles, and copies the static masks
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        picked, out, grads = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    expected = sparseflash.attention(*inputs, picked.to_block_mask(), backend="reference")
+    assert isinstance(expected, torch.Tensor)
+    wanted = torch.autograd.grad(expected, inputs, torch.ones_like(expected))
+    for a, b in zip((out, *grads), (expected, *wanted), strict=True):
+        assert relative_error(a, b) < 2e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_a_graph(name):
+    """A captured selection follows q and k when they change in place."""
+    q, k, v = make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, dtype=torch.float16, device="cuda")
+    selector = on_gpu(name, selectors(4, 64, 2)[name])
+
+    def step():
+        picked = selector(q, k) | masks.local(3)
+        schedule = schedule_from_selection(picked, 1000, 1000, 1, 4, "cuda")
+        return picked.codes, as_tensors(schedule)[0][0], sparseflash.attention(q, k, v, picked)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        captured = step()
+    for seed in (1, 2):
+        for t, new in zip(
+            (q, k, v), make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, seed=seed), strict=True
+        ):
+            t.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        for a, b in zip(captured, step(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "selector, kv_heads", [(select.moba(64, 5, 64), 2), (select.nsa(8), 4), (select.nsa(8), 1)]
+)
+def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
+    """Many chunks, so that tiles of several widths take part."""
+    q, k, _ = make_qkv(1, 4, 20000, 20000, 64, kv_heads=kv_heads, dtype=dtype, device="cuda")
+    found, expected = selector._words(q, k), selector.words_torch(q, k, 20032)
+    assert found.shape == expected.shape
+    assert float((found != expected).float().mean()) < 1e-4  # rounding may swap near ties
+
+
+@pytest.mark.parametrize("within", [None, CAUSAL])
+@pytest.mark.parametrize("stride", [16, 64])
+def test_block_sums_as_in_torch(stride, within):
+    module = sys.modules["masks.select.antidiagonal"]
+    q, k, _ = make_qkv(1, 4, 5000, 5000, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda")
+    found = select.antidiagonal(stride, within=within).scores(q, k)
+    allowed = module._allowed(within, 5000, 5000, (128, 128), stride, 4, q.device)
+    expected = module.block_sums_torch(q.float(), k.float(), stride, (128, 128), allowed)
+    assert relative_error(found, expected) < 1e-3
+
+
+def test_one_million_tokens_of_codes():
+    """64-bit addresses: 2 x 8192 x 8192 codes, and lists of them."""
+    q = torch.randn(1, 2, 2**20, 16, device="cuda", dtype=torch.bfloat16)
+    picked = select.top_k(8, within=CAUSAL)(q, q)
+    schedule = schedule_from_selection(picked, 2**20, 2**20, 1, 2, "cuda")
+    taken = (picked.codes != -2).sum(-1)
+    assert torch.equal(taken.cpu(), torch.arange(1, 8193).clamp(max=8).expand(1, 2, -1))
+    assert torch.equal(schedule.rows.ptr[1:].cpu(), taken.flatten().cumsum(0).cpu())
+    assert schedule.cols.ptr[-1] == schedule.rows.ptr[-1] == picked.most
