@@ -29,16 +29,17 @@ def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockMask:
     # The end of the keys cuts the last column alone: it becomes a segment of its own.
     last = (first + length == grid.cols) & (length > 1) & (tile >= 0)
     length[last] -= 1
-    s, row, tile = (np.append(a, a[last]) for a in (s, row, tile))
+    s, row, tile = np.append(s, s[last]), np.append(row, row[last]), np.append(tile, tile[last])
     length = np.append(length, np.ones(last.sum(), np.int64))
     first = np.append(first, np.full(last.sum(), grid.cols - 1))
     x = (s * grid.rows + row) * grid.cols + first
     order = np.argsort(x, kind="stable")
-    x, length, tile, row, first = (a[order] for a in (x, length, tile, row, first))
+    x, length, row, first = (a[order] for a in (x, length, row, first))
 
-    tiles, codes, partial = Tiles(grid), tile.copy(), tile >= 0
+    tiles, codes = Tiles(grid), tile[order]
+    partial = codes >= 0
     cut = grid.cut(row[partial], first[partial])
-    codes[partial] = tiles.codes_of(blocks.bits, tile[partial], cut)
+    codes[partial] = tiles.codes_of(blocks.bits, codes[partial].astype(np.int64), cut)
     text = f"({blocks.text})[:{n_q}, :{n_k}]" if blocks.text else ""
     return assemble(tiles, x, codes, length, text=text)
 

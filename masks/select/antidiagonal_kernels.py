@@ -1,8 +1,5 @@
 """Triton kernels of the antidiagonal sums; their plain torch stands in antidiagonal.py."""
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import torch
 import triton
 import triton.language as tl

@@ -1,8 +1,5 @@
 """Triton kernels of the selectors; the plain torch of each stands in pool.py and choose.py."""
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING

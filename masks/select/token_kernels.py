@@ -1,8 +1,5 @@
 """Triton kernels of MoBA and NSA; their plain torch stands in tokens.py."""
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import torch
 import triton
 import triton.language as tl
