@@ -15,7 +15,7 @@ from masks.select.static import edge_tiles, to_device
 from sparseflash.schedule import BlockLists, Schedule, check_extents
 
 _EMPTY, _FULL = -2, -1
-_BY_ROW, _BY_COL = (4, 256), (8, 256)  # lists, and entries at a time, of a program
+_BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
 
 
 @torch.no_grad()
@@ -111,10 +111,13 @@ def both_lists(
         BlockLists(*places[:2], row_idx, row_tile),
         BlockLists(*places[2:], col_idx, col_tile),
     )
-    sizes = (*cut, *_BY_ROW, *_BY_COL)
+    partials = n_tiles > 0 or any(cut)
+    sizes = (*cut, partials, *_BY_ROW, *_BY_COL)
     grid = (row_programs + col_programs,)
     with torch.cuda.device(codes.device) if codes.is_cuda else nullcontext():
         count_blocks[grid](codes, total, partial, rows, cols, n_tiles, row_programs, n_rows, *sizes)
-        place_lists[(2,)](total, partial, *places, n_rows, n_cols, SIZE=4096, num_warps=8)
+        place_lists[(2,)](
+            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=4096, num_warps=8
+        )
         fill_lists[grid](codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
     return by_row, by_col

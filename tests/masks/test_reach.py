@@ -192,3 +192,18 @@ def test_8192_blocks():
     begin = time.perf_counter()
     assert reach(blocks).at_most == 13
     assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "shares"),
+    [
+        (masks.power_of_two(), False, [0.059, 0.310, 0.740, 0.971, 1]),
+        (masks.log_sparse(), True, [0.062, 0.226, 0.499, 0.772, 0.937, 0.992, 1]),
+        (masks.strided(16), True, [0.179, 1]),
+        (masks.fixed(16, 1), True, [0.125, 1]),
+    ],
+    ids=str,
+)
+def test_known_curves_of_tokens(mask: Mask, causal: bool, shares: list[float]):
+    found = reach(mask.build(256, block_size=16), causal=causal, exact=True)
+    assert list(found.upper[: len(shares)]) == pytest.approx(shares, abs=6e-4)

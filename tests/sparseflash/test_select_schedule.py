@@ -71,15 +71,16 @@ def test_whole_blocks_need_no_masking():
 
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 40, 70), (1, 1, 300)])
-def test_kernels_make_the_same_lists(shape, by_row):
+@pytest.mark.parametrize("n_tiles", [0, 4])
+def test_kernels_make_the_same_lists(n_tiles, shape, by_row):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(-2, 4, shape, generator=generator, dtype=torch.int32).to(device)
+    codes = torch.randint(-2, n_tiles, shape, generator=generator, dtype=torch.int32).to(device)
     for cut in ((False, False), (True, False), (True, True)):
         most = codes.numel()
-        expected = lists_torch(codes, 4, most, cut, by_row=by_row)
-        found = select_schedule.lists_triton(codes, 4, most, cut, by_row=by_row)
+        expected = lists_torch(codes, n_tiles, most, cut, by_row=by_row)
+        found = select_schedule.lists_triton(codes, n_tiles, most, cut, by_row=by_row)
         used = int(expected.ptr[-1])
         assert torch.equal(found.ptr, expected.ptr) and torch.equal(found.mid, expected.mid)
         assert torch.equal(found.idx[:used], expected.idx[:used])

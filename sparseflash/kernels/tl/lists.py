@@ -34,27 +34,30 @@ def block_codes(
 @triton.jit(do_not_specialize=("rows", "cols", "n_tiles", "row_programs", "n_row_lists"))
 def count_blocks(
     Codes, Total, Partial, rows, cols, n_tiles, row_programs, n_row_lists,
-    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, ROW_LINES: tl.constexpr, ROW_ENTRIES: tl.constexpr,
-    COL_LINES: tl.constexpr, COL_ENTRIES: tl.constexpr,
+    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, PARTIALS: tl.constexpr, ROW_LINES: tl.constexpr,
+    ROW_ENTRIES: tl.constexpr, COL_LINES: tl.constexpr, COL_ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Non-empty and partial blocks of every list: those by row first, then those by column."""
+    """Non-empty and partial blocks of every list: those by row first, then those by column.
+
+    PARTIALS: whether there may be partial blocks; without, half of the work is left out.
+    """
     pid = tl.program_id(0)
     if pid < row_programs:
         _count(
             Codes, Total, Partial, rows, cols, n_tiles, pid,
-            CUT_Q, CUT_K, True, ROW_LINES, ROW_ENTRIES,
+            CUT_Q, CUT_K, PARTIALS, True, ROW_LINES, ROW_ENTRIES,
         )  # fmt: skip
     else:
         _count(
             Codes, Total + n_row_lists, Partial + n_row_lists, rows, cols, n_tiles,
-            pid - row_programs, CUT_Q, CUT_K, False, COL_LINES, COL_ENTRIES,
+            pid - row_programs, CUT_Q, CUT_K, PARTIALS, False, COL_LINES, COL_ENTRIES,
         )  # fmt: skip
 
 
 @triton.jit
 def _count(
     Codes, Total, Partial, rows, cols, n_tiles, pid,
-    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, BY_ROW: tl.constexpr,
+    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, PARTIALS: tl.constexpr, BY_ROW: tl.constexpr,
     LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     n_lines = rows if BY_ROW else cols
@@ -70,33 +73,39 @@ def _count(
             Codes, s, line0, entry0, rows, cols, n_tiles, CUT_Q, CUT_K, BY_ROW, LINES, ENTRIES
         )
         total += tl.sum((code != -2).to(tl.int32), AXIS)
-        partial += tl.sum((code >= 0).to(tl.int32), AXIS)
+        if PARTIALS:
+            partial += tl.sum((code >= 0).to(tl.int32), AXIS)
     line = line0 + tl.arange(0, LINES)
     tl.store(Total + s * n_lines + line, total, mask=line < n_lines)
-    tl.store(Partial + s * n_lines + line, partial, mask=line < n_lines)
+    if PARTIALS:
+        tl.store(Partial + s * n_lines + line, partial, mask=line < n_lines)
 
 
 @triton.jit(do_not_specialize=("n_row_lists", "n_col_lists"))
 def place_lists(
-    Total, Partial, RowPtr, RowMid, ColPtr, ColMid, n_row_lists, n_col_lists, SIZE: tl.constexpr
-):
+    Total, Partial, RowPtr, RowMid, ColPtr, ColMid, n_row_lists, n_col_lists,
+    PARTIALS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """Where lists begin and their full blocks do: one program for either direction."""
     if tl.program_id(0) == 0:
-        _place(Total, Partial, RowPtr, RowMid, n_row_lists, SIZE)
+        _place(Total, Partial, RowPtr, RowMid, n_row_lists, PARTIALS, SIZE)
     else:
-        _place(Total + n_row_lists, Partial + n_row_lists, ColPtr, ColMid, n_col_lists, SIZE)
+        _place(
+            Total + n_row_lists, Partial + n_row_lists, ColPtr, ColMid, n_col_lists, PARTIALS, SIZE
+        )
 
 
 @triton.jit
-def _place(Total, Partial, Ptr, Mid, n, SIZE: tl.constexpr):
+def _place(Total, Partial, Ptr, Mid, n, PARTIALS: tl.constexpr, SIZE: tl.constexpr):
     before = tl.zeros([], tl.int64)
     for start in range(0, n, SIZE):
         i = start + tl.arange(0, SIZE)
         total = tl.load(Total + i, mask=i < n, other=0)
-        partial = tl.load(Partial + i, mask=i < n, other=0)
-        end = before + tl.cumsum(total, 0)
-        tl.store(Ptr + i, end - total, mask=i < n)
-        tl.store(Mid + i, end - total + partial, mask=i < n)
+        begin = before + tl.cumsum(total, 0) - total
+        tl.store(Ptr + i, begin, mask=i < n)
+        if PARTIALS:
+            begin += tl.load(Partial + i, mask=i < n, other=0)
+        tl.store(Mid + i, begin, mask=i < n)
         before += tl.sum(total, 0)
     tl.store(Ptr + n, before)
 
@@ -105,27 +114,27 @@ def _place(Total, Partial, Ptr, Mid, n, SIZE: tl.constexpr):
 def fill_lists(
     Codes, RowPtr, RowMid, RowIdx, RowTile, ColPtr, ColMid, ColIdx, ColTile,
     rows, cols, n_tiles, row_programs,
-    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, ROW_LINES: tl.constexpr, ROW_ENTRIES: tl.constexpr,
-    COL_LINES: tl.constexpr, COL_ENTRIES: tl.constexpr,
+    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, PARTIALS: tl.constexpr, ROW_LINES: tl.constexpr,
+    ROW_ENTRIES: tl.constexpr, COL_LINES: tl.constexpr, COL_ENTRIES: tl.constexpr,
 ):  # fmt: skip
     """Write the entries of all lists, partial blocks first."""
     pid = tl.program_id(0)
     if pid < row_programs:
         _fill(
             Codes, RowPtr, RowMid, RowIdx, RowTile, rows, cols, n_tiles, pid,
-            CUT_Q, CUT_K, True, ROW_LINES, ROW_ENTRIES,
+            CUT_Q, CUT_K, PARTIALS, True, ROW_LINES, ROW_ENTRIES,
         )  # fmt: skip
     else:
         _fill(
             Codes, ColPtr, ColMid, ColIdx, ColTile, rows, cols, n_tiles, pid - row_programs,
-            CUT_Q, CUT_K, False, COL_LINES, COL_ENTRIES,
+            CUT_Q, CUT_K, PARTIALS, False, COL_LINES, COL_ENTRIES,
         )  # fmt: skip
 
 
 @triton.jit
 def _fill(
     Codes, Ptr, Mid, Idx, Tile, rows, cols, n_tiles, pid,
-    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, BY_ROW: tl.constexpr,
+    CUT_Q: tl.constexpr, CUT_K: tl.constexpr, PARTIALS: tl.constexpr, BY_ROW: tl.constexpr,
     LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     n_lines = rows if BY_ROW else cols
@@ -136,19 +145,21 @@ def _fill(
     AXIS: tl.constexpr = 1 if BY_ROW else 0
     line = line0 + tl.arange(0, LINES)
     own = s * n_lines + line
-    partial_at = tl.load(Ptr + own, mask=line < n_lines, other=0)
     full_at = tl.load(Mid + own, mask=line < n_lines, other=0)
+    if PARTIALS:
+        partial_at = tl.load(Ptr + own, mask=line < n_lines, other=0)
     for entry0 in range(0, n_entries, ENTRIES):
         code, entry = block_codes(
             Codes, s, line0, entry0, rows, cols, n_tiles, CUT_Q, CUT_K, BY_ROW, LINES, ENTRIES
         )
-        partial = (code >= 0).to(tl.int32)
         full = (code == -1).to(tl.int32)
-        partial_to = tl.expand_dims(partial_at, AXIS) + tl.cumsum(partial, AXIS) - 1
-        full_to = tl.expand_dims(full_at, AXIS) + tl.cumsum(full, AXIS) - 1
-        to = tl.where(code >= 0, partial_to, full_to)
+        to = tl.expand_dims(full_at, AXIS) + tl.cumsum(full, AXIS) - 1
+        full_at += tl.sum(full, AXIS)
+        if PARTIALS:
+            partial = (code >= 0).to(tl.int32)
+            partial_to = tl.expand_dims(partial_at, AXIS) + tl.cumsum(partial, AXIS) - 1
+            to = tl.where(code >= 0, partial_to, to)
+            partial_at += tl.sum(partial, AXIS)
         entry = tl.broadcast_to(entry, code.shape)
         tl.store(Idx + to, entry, mask=code != -2)
         tl.store(Tile + to, code, mask=code != -2)
-        partial_at += tl.sum(partial, AXIS)
-        full_at += tl.sum(full, AXIS)
