@@ -133,8 +133,7 @@ class BlockMask(Conversions):
     def to_dense(self) -> Bools:
         """(batch, heads, n_q, n_k), True where allowed. N x N memory: for small lengths."""
         block_q, block_k = self.block_size
-        words = self.bits.astype("<u4", copy=False)
-        tiles = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")[..., :block_k] != 0
+        tiles = unpack_bits(self.bits, block_k)
         shape = (1, block_q, block_k)
         tiles = np.concatenate([tiles, np.zeros(shape, bool), np.ones(shape, bool)])  # -2, -1
         blocks = tiles[np.repeat(self.tiles, self._lengths())]
@@ -262,3 +261,9 @@ def pack_bits(allowed: Bools) -> NDArray[np.uint32]:
     padding = -packed.shape[-1] % 4
     packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
     return packed.view("<u4").astype(np.uint32, copy=False)
+
+
+def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
+    """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
+    bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
+    return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)

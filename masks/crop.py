@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.block_mask import BlockMask, block_sizes, pack_bits
+from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
 from masks.checks import integer
-from masks.runs import Grid, Ints
-from masks.tiles import Tiles, assemble, expand, unpack_bits
+from masks.runs import Grid, Ints, ranges
+from masks.tiles import Tiles, assemble
 
 BLOCKS_AT_ONCE = 1 << 15
 
@@ -56,7 +56,7 @@ def coarsen(blocks: BlockMask, block_size: int | tuple[int, int]) -> BlockMask:
     starts, codes = _coarse_runs(blocks, grid)
     length = np.diff(starts, append=grid.size)
     full, mixed = codes == rl.FULL, codes == rl.MIXED
-    tiles, x = Tiles(grid), expand(starts[mixed], length[mixed])
+    tiles, x = Tiles(grid), ranges(starts[mixed], length[mixed])
     new = [
         _merged(blocks, tiles, x[i : i + BLOCKS_AT_ONCE]) for i in range(0, len(x), BLOCKS_AT_ONCE)
     ]

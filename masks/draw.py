@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.analysis.segments import unpack_bits
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.block_mask import BlockMask
+from masks.block_mask import BlockMask, unpack_bits
 from masks.checks import integer
 
 if TYPE_CHECKING:

@@ -224,3 +224,15 @@ def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
         starts.append(inside + (i - source) * area)
         codes.append(runs.codes[low:high])
     return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(slices) * area))
+
+
+def ranges(first: Ints, count: Ints) -> Ints:
+    """first[i], first[i] + 1, .., count[i] of them, for all i in turn."""
+    before = np.cumsum(count) - count
+    return np.repeat(first - before, count) + np.arange(count.sum())
+
+
+def expand(first: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """(i, value): every value from first[i] to stop[i] - 1, for all i in turn."""
+    count = np.maximum(stop - first, 0)
+    return np.repeat(np.arange(len(first)), count), ranges(first, count)

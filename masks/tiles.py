@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask, pack_bits
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Grid, Ints
 
 Words = NDArray[np.uint32]
 
@@ -108,13 +108,15 @@ def assemble(
     )
 
 
-def unpack_bits(bits: Words, block_k: int) -> Bools:
-    """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
-    bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
-    return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)
-
-
-def expand(first: Ints, length: Ints) -> Ints:
-    """first[i], first[i] + 1, .. (length[i] of them), for all i in turn."""
-    before = np.cumsum(length) - length
-    return np.repeat(first - before, length) + np.arange(length.sum())
+def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:
+    """uint32 (4, block_q, words): all pairs that exist in an inner block, in one at the last key,
+    at the last query, and at both.
+    """
+    block_q, block_k = block_size
+    words = -(-block_k // 32)
+    tiles = np.zeros((4, block_q, words), np.uint32)
+    tail_q, tail_k = ((n - 1) % block + 1 for n, block in zip((n_q, n_k), block_size, strict=True))
+    for i, tile in enumerate(tiles):
+        keys = np.clip((tail_k if i & 1 else block_k) - 32 * np.arange(words), 0, 32)
+        tile[: tail_q if i & 2 else block_q] = (1 << keys.astype(np.uint64)) - np.uint64(1)
+    return tiles

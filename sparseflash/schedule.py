@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
+from masks.tiles import edge_tiles
 
 _EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
 
@@ -119,7 +120,7 @@ def _to_device(blocks: BlockMask, device: torch.device) -> Schedule:
     block_q, block_k = blocks.block_size
     cells = blocks.batch * blocks.heads * blocks.rows * blocks.cols
     ends = np.append(blocks.starts[1:], cells)
-    edges = _edge_tiles(blocks)
+    edges = edge_tiles(blocks.n_q, blocks.n_k, blocks.block_size)[1:]
     bits = np.concatenate([blocks.bits, edges]).view(np.int32)
     with torch.inference_mode(False), torch.no_grad():
         start, end, code, bits = (
@@ -151,21 +152,6 @@ def _expand(start: Tensor, end: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
     return cell, torch.repeat_interleave(code, length)
 
 
-def _edge_tiles(blocks: BlockMask) -> np.ndarray:
-    """uint32 (3, block_q, words): all of a block cut by the last query, the last key, and both."""
-    block_q, block_k = blocks.block_size
-    words = blocks.bits.shape[2]
-    tail_q = blocks.n_q - (blocks.rows - 1) * block_q
-    tail_k = blocks.n_k - (blocks.cols - 1) * block_k
-    tiles = np.zeros((3, block_q, words), dtype=np.uint32)
-    for tile, n_q, n_k in zip(
-        tiles, (tail_q, block_q, tail_q), (block_k, tail_k, tail_k), strict=True
-    ):
-        inside = np.clip(n_k - 32 * np.arange(words), 0, 32).astype(np.uint64)
-        tile[:n_q] = ((np.uint64(1) << inside) - np.uint64(1)).astype(np.uint32)
-    return tiles
-
-
 def _cut_tails(
     tile: Tensor, row: Tensor, col: Tensor, blocks: BlockMask, *, first_edge: int
 ) -> Tensor:
@@ -175,9 +161,9 @@ def _cut_tails(
         return tile
     cut = torch.zeros_like(tile)
     if blocks.n_q % block_q:
-        cut += (row == blocks.rows - 1).int()
+        cut += 2 * (row == blocks.rows - 1).int()
     if blocks.n_k % block_k:
-        cut += 2 * (col == blocks.cols - 1).int()
+        cut += (col == blocks.cols - 1).int()
     return torch.where((tile == _FULL) & (cut > 0), first_edge - 1 + cut, tile)
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from masks.select.selection import Selection
-from masks.select.static import edge_tiles, to_device
+from masks.select.static import to_device
+from masks.tiles import edge_tiles
 from sparseflash.schedule import BlockLists, Schedule, check_extents
 
 _EMPTY, _FULL = -2, -1
@@ -81,13 +82,6 @@ def lists_torch(
     idx.scatter_(0, place, entry.expand_as(codes).flatten())
     tile.scatter_(0, place, codes.flatten())
     return BlockLists(ptr, mid, idx[:most], tile[:most])
-
-
-def lists_triton(
-    codes: Tensor, n_tiles: int, most: int, cut: tuple[bool, bool], *, by_row: bool
-) -> BlockLists:
-    """`lists_torch` by the kernels."""
-    return both_lists(codes, n_tiles, most, cut)[0 if by_row else 1]
 
 
 def both_lists(

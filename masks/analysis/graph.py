@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.analysis.loads import cover
-from masks.analysis.segments import Segments, expand, union, unpack_bits
+from masks.analysis.segments import Segments, union
 from masks.analysis.symmetry import is_symmetric
 from masks.block_lists import FULL
-from masks.runs import Bools, Ints
+from masks.block_mask import unpack_bits
+from masks.runs import Bools, Ints, expand
 
 MOST_EDGES = 1 << 24  # of the token graph
 MOST_TILES = 1 << 12

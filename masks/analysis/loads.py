@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.analysis.segments import Segments, expand, union, unpack_bits
-from masks.runs import Bools, Grid, Ints
+from masks.analysis.segments import Segments, union
+from masks.block_mask import unpack_bits
+from masks.runs import Bools, Grid, Ints, expand
 
 
 class Load(NamedTuple):

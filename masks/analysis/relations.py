@@ -8,8 +8,9 @@ import numpy as np
 from masks.analysis.bitsets import Ranges, Words
 from masks.analysis.graph import fold
 from masks.analysis.loads import cover
-from masks.analysis.segments import Segments, expand, union, unpack_bits
-from masks.runs import Bools, Grid, Ints
+from masks.analysis.segments import Segments, union
+from masks.block_mask import unpack_bits
+from masks.runs import Bools, Grid, Ints, expand
 
 MOST_INTERVALS = 1 << 24  # of keys that a query sees, over all queries
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import FULL, row_segments
-from masks.block_mask import BlockMask
+from masks.block_mask import BlockMask, unpack_bits
 from masks.checks import integer
 from masks.runs import Bools, Grid, Ints
 
@@ -118,12 +118,6 @@ def tile_facts(bits: NDArray[np.uint32], block_k: int) -> TileFacts:
     return facts
 
 
-def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
-    """uint32 (T, block_q, words) -> bool (T, block_q, block_k)."""
-    words = bits.astype("<u4", copy=False)
-    return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")[..., :block_k] != 0
-
-
 def union(group: Ints, first: Ints, stop: Ints, width: int) -> tuple[Ints, Ints, Ints]:
     """Intervals [first, stop) within [0, width) of each group, joined where they meet.
 
@@ -137,13 +131,6 @@ def union(group: Ints, first: Ints, stop: Ints, width: int) -> tuple[Ints, Ints,
     tails = np.append(heads[1:], len(begin))[: len(heads)] - 1
     group, first = np.divmod(begin[heads], width + 1)
     return group, first, end[tails] - group * (width + 1)
-
-
-def expand(first: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """(of, value): first[i], .., stop[i] - 1 for all i in turn, and which i it is."""
-    length = stop - first
-    of = np.repeat(np.arange(len(first)), length)
-    return of, np.arange(len(of)) - np.repeat(np.cumsum(length) - length - first, length)
 
 
 def ranges(marked: Bools) -> tuple[tuple[int, int], ...]:

@@ -15,8 +15,8 @@ from masks.analysis.relations import (
     complete_crossings,
     covering_blocks,
 )
-from masks.analysis.segments import Segments, expand, ranges
-from masks.runs import Grid, Ints
+from masks.analysis.segments import Segments, ranges
+from masks.runs import Grid, Ints, expand
 
 CHUNK_BYTES = 2 << 20  # of bits that are looked at together: they stay in the cache
 MOST_LAYERS = 256  # where nobody says how many

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from masks.block_lists import FULL, row_segments
 from masks.block_mask import BlockMask, pack_bits
 from masks.checks import integer
-from masks.runs import Grid, Ints
-from masks.tiles import Tiles, expand
+from masks.runs import Grid, Ints, ranges
+from masks.tiles import Tiles
 
 GIB = 1 << 30
 
@@ -46,7 +46,7 @@ def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
     """The non-empty key blocks of every query block of one slice."""
     row, first, length, tile = slice_segments(blocks, batch, head)
     counts = np.bincount(row, length, blocks.rows).astype(np.int64)
-    idx = expand(first, length).astype(np.int32)
+    idx = ranges(first, length).astype(np.int32)
     return SliceLists(np.append(0, np.cumsum(counts)), idx, np.repeat(tile, length))
 
 

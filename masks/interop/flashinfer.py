@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from masks.block_lists import FULL
-from masks.block_mask import BlockMask, block_sizes, pack_bits
+from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
 from masks.checks import integer
 from masks.interop.common import check_size, in_order, positions, slice_lists, to_numpy
 from masks.runs import Grid
-from masks.tiles import Tiles, assemble, unpack_bits
+from masks.tiles import Tiles, assemble
 
 
 class Bsr(NamedTuple):

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from masks.block_lists import FULL
-from masks.block_mask import BlockMask, block_sizes, pack_bits
+from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
 from masks.interop.common import check_size, slice_lists, slice_segments
 from masks.runs import Grid
-from masks.tiles import Tiles, assemble, unpack_bits
+from masks.tiles import Tiles, assemble
 
 
 def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: float = 8) -> Any:

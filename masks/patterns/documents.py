@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from masks.algebra import Leaf, Mask
 from masks.checks import integer
 from masks.patterns.lengths import FAR, Cuts, Lengths, numbers_text, read_lengths, same_counts
-from masks.patterns.rectangles import expand, rectangle_runs
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.patterns.rectangles import rectangle_runs
+from masks.runs import Bools, Grid, Ints, Runs, expand
 from masks.spec import call_text, pattern
 
 MOST_PAIRS = 1 << 24  # of pieces of documents that see each other

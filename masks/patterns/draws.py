@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from masks.algebra import Mask
 from masks.checks import flag, integer
 from masks.patterns.token_blocks import TokenBlocks
-from masks.runs import Ints
+from masks.runs import Ints, ranges
 
 Words = NDArray[np.uint64]
 
@@ -120,12 +120,6 @@ def choose(keys: Words, count: Ints, n: Ints) -> tuple[Ints, Ints]:
 def permutation(key: Words, n: int) -> Ints:
     """(n,) 0..n-1 in the order of their hashes with `key`, of shape (1,)."""
     return np.argsort(mix(key ^ np.arange(n, dtype=np.uint64)), kind="stable")
-
-
-def ranges(start: Ints, count: Ints) -> Ints:
-    """The numbers start[i], start[i] + 1, .., count[i] of them, one i after another."""
-    offset = start - (np.cumsum(count) - count)
-    return np.arange(count.sum()) + np.repeat(offset, count)
 
 
 def _draw(keys: Words, count: int, n: Ints) -> Ints:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from masks.patterns.draws import Drawn, ranges
-from masks.runs import Ints
+from masks.patterns.draws import Drawn
+from masks.runs import Ints, ranges
 
 
 class Adjacency(NamedTuple):

@@ -9,8 +9,8 @@ from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import flag, integer
 from masks.patterns.block_diagonal import BlockDiagonal
-from masks.patterns.rectangles import expand, interval_runs
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.patterns.rectangles import interval_runs
+from masks.runs import Bools, Grid, Ints, Runs, expand
 from masks.spec import call_text, pattern
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.runs import Grid, Ints, Runs
+from masks.runs import Grid, Ints, Runs, expand
 
 
 def rectangle_runs(
@@ -59,10 +59,3 @@ def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray
     codes = np.where(depth >= full, rl.FULL, np.where(depth > 0, rl.MIXED, rl.EMPTY))
     codes = np.append(rl.EMPTY, codes).astype(np.uint8)
     return Runs(*rl.compact(np.append(0, x), codes, grid.size))
-
-
-def expand(first: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """(i, value) for every i in turn, and every value from first[i] to stop[i] - 1."""
-    count = np.maximum(stop - first, 0)
-    i = np.repeat(np.arange(len(first)), count)
-    return i, first[i] + np.arange(len(i)) - (np.cumsum(count) - count)[i]

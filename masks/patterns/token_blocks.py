@@ -4,13 +4,13 @@ The token block of a pattern need not be the block of the mask that is built: bl
 come out partial, exactly.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Leaf
+from masks.patterns.rectangles import rectangle_runs
 from masks.runs import Bools, Grid, Ints, Runs
 
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
@@ -52,15 +52,10 @@ class TokenBlocks(Leaf):
             col = np.concatenate([col for _, col in pairs])
             return rl.from_points(grid, np.concatenate(lines) * grid.cols + col, rl.FULL)
 
-        lines, firsts, stops, tokens = [], [], [], []
-        for s, (i, col) in enumerate(pairs):
-            pair, row, height = _cut(token_rows[i] * self.block, self.block, grid)
-            for of, first, stop, width in _pieces(col[pair] * self.block, self.block, grid):
-                lines.append(s * grid.rows + row[of])
-                firsts.append(first)
-                stops.append(stop)
-                tokens.append(height[of] * width)
-        return rl.from_cover(grid, *map(np.concatenate, (lines, firsts, stops, tokens)))
+        entry = np.repeat(np.arange(len(pairs)), [len(i) for i, _ in pairs])
+        row = token_rows[np.concatenate([i for i, _ in pairs])] * self.block
+        col = np.concatenate([col for _, col in pairs]) * self.block
+        return rectangle_runs(grid, entry, row, row + self.block, col, col + self.block)
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         row, col = q // self.block, k // self.block
@@ -108,40 +103,3 @@ class TokenBlocks(Leaf):
         content = np.concatenate([phases, np.packbits(met.reshape(len(met), -1), axis=1)], axis=1)
         content = np.ascontiguousarray(content).view(f"V{content.shape[1]}").ravel()
         return np.unique(content, return_inverse=True)[1].astype(np.int64)
-
-
-def _cut(start: Ints, size: int, grid: Grid) -> tuple[Ints, Ints, Ints]:
-    """Which block rows of the grid the query ranges [start, start + size) meet.
-
-    Returns:
-        (of, met, tokens): range of[i] has tokens[i] queries in block row met[i].
-    """
-    stop = np.minimum(start + size, grid.n_q)
-    first = np.maximum(start - grid.q_origin, 0) // grid.block_q
-    last = (stop - 1 - grid.q_origin) // grid.block_q  # below `first` for a range before the grid
-    count = np.maximum(last - first + 1, 0)
-    of = np.repeat(np.arange(len(start)), count)
-    met = first[of] + np.arange(len(of)) - (np.cumsum(count) - count)[of]
-    tokens = np.minimum(stop[of] - 1, grid.q_last[met]) - np.maximum(start[of], grid.q_first[met])
-    return of, met, tokens + 1
-
-
-def _pieces(start: Ints, size: int, grid: Grid) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
-    """Which block columns of the grid the key ranges [start, start + size) meet.
-
-    Yields:
-        The first column met, the last one, and those between, each time as (of, first, stop, keys):
-        range of[i] has keys[i] keys in each of the columns first[i]..stop[i]-1.
-    """
-    stop = np.minimum(start + size, grid.n_k)
-    inside = np.flatnonzero(stop > grid.k_origin)
-    start, stop = np.maximum(start[inside], grid.k_origin), stop[inside]
-    first, last = ((x - grid.k_origin) // grid.block_k for x in (start, stop - 1))
-    everyone, several = np.arange(len(start)), np.flatnonzero(last > first)
-    between = np.flatnonzero(last > first + 1)
-    head = np.minimum(stop, grid.k_last[first] + 1) - start
-    yield inside[everyone], first, first + 1, head
-    tail = stop[several] - grid.k_first[last[several]]
-    yield inside[several], last[several], last[several] + 1, tail
-    whole = np.full(len(between), grid.block_k)
-    yield inside[between], first[between] + 1, last[between], whole

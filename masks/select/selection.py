@@ -10,7 +10,8 @@ from masks import runs as rl
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
-from masks.select.static import edge_tiles, heads_of, static_codes
+from masks.select.static import heads_of, static_codes
+from masks.tiles import edge_tiles
 
 MAX_PRODUCTS = 1 << 14  # tiles that two tables may make together
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
+from masks.tiles import edge_tiles
 
 
 class Static(NamedTuple):
@@ -70,20 +71,6 @@ def grid_codes(blocks: BlockMask) -> np.ndarray:
     lengths = np.diff(blocks.starts, append=blocks.grid.size)
     shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
     return np.repeat(blocks.tiles, lengths).reshape(shape)
-
-
-def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:
-    """uint32 (4, block_q, words): all pairs that exist in an inner block, in one at the last key,
-    at the last query, and at both.
-    """
-    block_q, block_k = block_size
-    words = -(-block_k // 32)
-    tiles = np.zeros((4, block_q, words), np.uint32)
-    tail_q, tail_k = ((n - 1) % block + 1 for n, block in zip((n_q, n_k), block_size, strict=True))
-    for i, tile in enumerate(tiles):
-        keys = np.clip((tail_k if i & 1 else block_k) - 32 * np.arange(words), 0, 32)
-        tile[: tail_q if i & 2 else block_q] = (1 << keys.astype(np.uint64)) - np.uint64(1)
-    return tiles
 
 
 def _complement(codes: np.ndarray, blocks: BlockMask) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,9 @@ from masks.select.base import Selector, check_blocks, extent_text
 from masks.select.choose import Frame, Rule, choose
 from masks.select.pool import dot, pool
 from masks.select.selection import Selection
-from masks.select.static import edge_tiles, heads_of, static_codes, to_device
+from masks.select.static import heads_of, static_codes, to_device
 from masks.spec import call_text
+from masks.tiles import edge_tiles
 
 SCORES_AT_ONCE = 1 << 26  # bounds the memory of scores of tokens
 GROUP = 16  # queries in a word of those that take a chunk; it divides every block size
