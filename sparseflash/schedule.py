@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from masks import BlockMask, Mask
 from masks.tiles import edge_tiles
 
 _EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
+Value = TypeVar("Value")
 
 
 class BlockLists(NamedTuple):
@@ -50,6 +51,7 @@ class Schedule(NamedTuple):
     n_q: int
     n_k: int
     n_partial: int  # no more partial blocks; where it is 0, a kernel leaves the masking out
+    dynamic: bool = False  # made on the device for one call: reading its lists would wait for it
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
@@ -60,7 +62,9 @@ def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
 
 def from_tensors(tensors: Sequence[Tensor], ints: Sequence[int]) -> Schedule:
     """The inverse of `as_tensors`."""
-    return Schedule(BlockLists(*tensors[:4]), BlockLists(*tensors[4:8]), tensors[8], *ints)
+    *ints, dynamic = ints
+    lists = BlockLists(*tensors[:4]), BlockLists(*tensors[4:8])
+    return Schedule(*lists, tensors[8], *ints, dynamic=bool(dynamic))
 
 
 def unpack_bits(bits: Tensor, block_k: int) -> Tensor:
@@ -96,7 +100,7 @@ def schedule_for(
         blocks = build()
         check_extents(blocks, n_q, n_k, batch, heads)
         schedule = _to_device(blocks, device)
-        _cache.put(schedule_key, schedule)
+        _cache.put(schedule_key, schedule, size=sum(t.nbytes for t in as_tensors(schedule)[0]))
     check_extents(schedule, n_q, n_k, batch, heads)
     return schedule
 
@@ -177,32 +181,31 @@ def _lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
     return BlockLists(ptr, mid, idx[order].int(), tile[order])
 
 
-class _Cache:
-    """The schedules used last, at most `max_count` of them and about `max_bytes` in all."""
+class Cache(Generic[Value]):
+    """What was used last, at most `max_count` values and about `max_bytes` in all."""
 
     def __init__(self, max_count: int, max_bytes: int):
         self.max_count, self.max_bytes, self.bytes = max_count, max_bytes, 0
-        self._entries: OrderedDict[tuple, tuple[Schedule, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple, tuple[Value, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: tuple) -> Schedule | None:
+    def get(self, key: tuple) -> Value | None:
         with self._lock:
             if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
             return self._entries[key][0]
 
-    def put(self, key: tuple, schedule: Schedule) -> None:
-        size = sum(t.nbytes for t in as_tensors(schedule)[0])
+    def put(self, key: tuple, value: Value, size: int) -> None:
         with self._lock:
             self.bytes += size - self._entries.pop(key, (None, 0))[1]
-            self._entries[key] = (schedule, size)
+            self._entries[key] = (value, size)
             # The newest stays even where it alone is too large: it is in use.
             while len(self) > 1 and (len(self) > self.max_count or self.bytes > self.max_bytes):
                 self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
-_cache = _Cache(max_count=64, max_bytes=2**28)
+_cache: Cache[Schedule] = Cache(max_count=64, max_bytes=2**28)

@@ -49,7 +49,7 @@ def schedule_from_selection(
         by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
     n_partial = selection.most if len(selection.bits) or any(cut) else 0
     extents = (selection.batch, selection.heads, n_q, n_k)
-    return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
+    return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial, dynamic=True)
 
 
 @lru_cache(maxsize=32)

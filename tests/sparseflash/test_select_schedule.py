@@ -7,7 +7,13 @@ import masks
 import sparseflash
 from masks import select
 from sparseflash import select_schedule
-from sparseflash.schedule import Schedule, schedule_for, unpack_bits
+from sparseflash.schedule import (
+    Schedule,
+    as_tensors,
+    from_tensors,
+    schedule_for,
+    unpack_bits,
+)
 from sparseflash.select_schedule import lists_torch, schedule_from_selection
 from sparseflash.testing import assert_close, make_qkv
 
@@ -56,6 +62,7 @@ def test_lists_hold_the_selection(name, n):
     q, k, _ = make_qkv(2, 4, n, n, 16, kv_heads=2)
     for picked in (SELECTORS[name](q, k), SELECTORS[name](q, k) | masks.local(5)):
         schedule = schedule_from_selection(picked, n, n, 2, 4, "cpu")
+        assert from_tensors(*as_tensors(schedule)).dynamic is True
         expected = torch.from_numpy(picked.to_block_mask().to_dense()).flatten(0, 1)
         for by_row in (True, False):
             assert torch.equal(tokens(schedule, by_row=by_row), expected)

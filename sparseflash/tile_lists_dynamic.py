@@ -1,0 +1,102 @@
+"""Tile lists of a schedule that only the device knows, with extents that the host knows."""
+
+import torch
+from torch import Tensor
+
+from sparseflash.schedule import BlockLists, Schedule
+from sparseflash.tile_bits import cell_bytes, fragments
+from sparseflash.tile_make import FULL, SPARE, Make, TileLists
+from sparseflash.tile_order import unordered
+
+
+@torch.no_grad()
+def dynamic_lists(schedule: Schedule, make: Make) -> TileLists:
+    """Every block is cut into the tiles that it holds, empty ones included; nothing is ordered."""
+    block_major, block_minor = make.blocks(schedule)
+    n_major, n_minor = make.tokens
+    majors, minors = block_major // make.major, block_minor // make.minor
+    n_pieces, n_rows = -(-n_minor // make.minor), -(-n_major // block_major)
+    side = schedule.rows if make.by_rows else schedule.cols
+    device = side.ptr.device
+    live = torch.arange(len(side.idx), device=device) < side.ptr[-1]
+    head = side.idx  # not used without groups
+    if make.group > 1:
+        side, live, head = _grouped(side, live, schedule, make, n_rows)
+
+    # each of the major tiles of a block has entries of its own, for their bits
+    idx, bit = side.idx, torch.where(live, side.tile, FULL)
+    if majors * minors > 1:
+        step = torch.arange(minors, dtype=torch.int32, device=device)
+        major = torch.arange(majors, dtype=torch.int32, device=device)[:, None, None]
+        bit = torch.where(
+            (bit >= 0)[:, None], (bit[:, None] * majors + major) * minors + step, FULL
+        ).flatten()
+        idx = (idx[:, None] * minors + step).expand(majors, -1, -1).flatten()
+    if make.group > 1:  # a block may have tiles beyond the end, which would be those of a next head
+        idx = idx.view(majors, -1, minors).clamp(max=n_pieces - 1)
+        idx = (idx + head[:, None] * n_pieces).flatten()
+    idx = torch.where(live[:, None].expand(majors, -1, minors).flatten(), idx, 0)
+    partial = schedule.n_partial > 0
+    if partial:
+        bits = fragments(cell_bytes(schedule, make.by_rows, make.major, make.minor).flatten(0, 2))
+    else:
+        bits = torch.zeros(1, make.major, 4, dtype=torch.int32, device=device)
+    idx, bit = (
+        torch.cat([idx, idx.new_zeros(SPARE)]),
+        torch.cat([bit, bit.new_full((SPARE,), FULL)]),
+    )
+
+    begin, end, middle = (x.view(-1, n_rows) for x in (side.ptr[:-1], side.ptr[1:], side.mid))
+    n, n_partial = end - begin, middle - begin
+    if majors * minors > 1:
+        tile = torch.arange(make.n_tiles, device=device)
+        begin, n, n_partial = (x[:, tile // majors] * minors for x in (begin, n, n_partial))
+        begin = begin + tile % majors * (len(live) * minors)
+    heads = make.list_heads(schedule.heads)
+    work = unordered(begin, n, n_partial)
+    return make.lists(work, idx[:, None], bit, bits, schedule.batch, heads, partial=partial)
+
+
+def _grouped(
+    side: BlockLists, live: Tensor, schedule: Schedule, make: Make, n_rows: int
+) -> tuple[BlockLists, Tensor, Tensor]:
+    """The lists of a group of query heads joined, which entries mean something, and their heads."""
+    group, device = make.group, live.device
+    per_head = schedule.heads > 1
+    lists = torch.searchsorted(side.ptr, torch.arange(len(live), device=device), right=True) - 1
+    lists = lists.clamp(max=len(side.mid) - 1)
+    local = torch.arange(len(live), device=device) - side.ptr[lists]
+    partials, fulls = side.mid - side.ptr[:-1], side.ptr[1:] - side.mid
+    shape = (-1, group if per_head else 1, n_rows)  # (slices of the result, heads, key blocks)
+    partials, fulls = (
+        x.view(shape).expand(-1, group, -1).transpose(1, 2).contiguous() for x in (partials, fulls)
+    )
+    n = partials.sum(2) + fulls.sum(2)
+    ptr = torch.zeros(n.numel() + 1, dtype=torch.int64, device=device)
+    torch.cumsum(n.flatten(), 0, out=ptr[1:])
+    begin = ptr[:-1].view_as(n)[..., None]
+    mid = begin + partials.sum(2, keepdim=True)
+    partial_at = begin + partials.cumsum(2) - partials
+    full_at = mid + fulls.cumsum(2) - fulls
+
+    # where every entry goes: (heads that it serves, entries)
+    row, slice_ = lists % n_rows, lists // n_rows
+    if per_head:
+        head = (slice_ % group)[None]
+        slice_ = slice_ // group
+    else:
+        head = torch.arange(group, device=device)[:, None].expand(-1, len(live))
+    own = slice_, row, head
+    own_partials = partials[own]
+    place = torch.where(
+        local < own_partials, partial_at[own] + local, full_at[own] + local - own_partials
+    )
+    capacity = place.numel()
+    place = torch.where(live, place, capacity).flatten()  # what means nothing goes to the end
+    placed = torch.zeros(3, capacity + 1, dtype=torch.int32, device=device)
+    values = (side.idx.expand(head.shape), side.tile.expand(head.shape), head)
+    for line, value in zip(placed, values, strict=True):
+        line[place] = value.flatten().int()
+    idx, tile, head = placed[:, :capacity]
+    live = torch.arange(capacity, device=device) < ptr[-1]
+    return BlockLists(ptr, mid.flatten(), idx, tile), live, head

@@ -1,0 +1,387 @@
+"""Tile lists, walked as a kernel walks them, against the masks that they were made from."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import masks
+from masks.select import Selection
+from sparseflash import tile_lists as module
+from sparseflash.schedule import Cache, as_tensors, from_tensors, schedule_for
+from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.tile_bits import same_rows
+from sparseflash.tile_lists import TileLists, expressible, granularity, tile_lists
+
+SMS = 132
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch):
+    cache = Cache(max_count=8, max_bytes=2**24)
+    monkeypatch.setattr(module, "_cache", cache)
+    return cache
+
+
+def walk_order(lists: TileLists, batch: int, heads: int):
+    """(b, h, item number) in the order of the work counter."""
+    bhs = batch * heads
+    for w in range(bhs * lists.n_items):
+        if w < lists.n_long * bhs:
+            item, bh = divmod(w, bhs)
+        else:
+            bh, item = divmod(w - lists.n_long * bhs, lists.n_items - lists.n_long)
+            item += lists.n_long
+        yield *divmod(bh, heads), item
+
+
+def columns_of(word_bits: np.ndarray, minor: int) -> np.ndarray:
+    """Bool (..., minor) from words int32 (..., 4) in fragment order."""
+    column = np.arange(minor)
+    word, bit = column % 8 // 2, 2 * (column // 8) + column % 2
+    return (word_bits[..., word] >> bit & 1).astype(bool)
+
+
+def decode(lists: TileLists, batch: int, heads: int) -> np.ndarray:
+    """How often each pair is attended to, int8 (batch, query heads, n_q, n_k).
+
+    `heads` are those of the tensor on the major side. Checks all that a kernel relies on.
+    """
+    major, minor, gather, group = lists.major, lists.minor, lists.gather, lists.group
+    piece = minor // gather
+    n_blocks = -(-lists.n_minor // piece)
+    n_tiles = -(-lists.n_major // major)
+    items, idx, bit, bits, merge = (x.numpy() for x in lists[:5])
+    assert all(x.is_contiguous() and x.dtype == torch.int32 for x in lists[:5])
+    slices = lists.batch * lists.heads
+    assert lists.batch in (1, batch) and lists.heads in (1, heads)
+    assert items.shape == (slices, lists.n_items, 8) and merge.shape[::2] == (slices, 4)
+    assert idx.shape[1] == gather and len(idx) == len(bit) and bits.shape[1:] == (major, 4)
+    n_used = int((items[..., 1] + items[..., 2]).max())
+    assert len(idx) >= n_used + 2 and (bit < len(bits)).all() and (bit >= -1).all()
+    assert (bit[-2:] == -1).all() and (idx[-2:] == 0).all()
+    seen = np.zeros((batch, heads, group, n_tiles * major, lists.n_minor), dtype=np.int8)
+    for b, h, number in walk_order(lists, batch, heads):
+        slice_ = (b if lists.batch > 1 else 0) * lists.heads + (h if lists.heads > 1 else 0)
+        tile, begin, n, n_partial, slot = items[slice_, number, :5].tolist()
+        assert (items[slice_, number, 5:] == 0).all()
+        if tile == -1:
+            assert n == n_partial == 0 and slot == -1
+            continue
+        assert 0 <= n_partial <= n and -1 <= slot < lists.n_parts and 0 <= tile < n_tiles
+        assert lists.partial or n_partial == 0
+        for e in range(begin, begin + n):
+            allowed = np.ones((major, minor), dtype=bool)
+            if e - begin < n_partial:
+                assert bit[e] >= 0
+                allowed = columns_of(bits[bit[e]], minor)
+            else:
+                assert bit[e] == -1
+            for g in range(gather):
+                head, block = divmod(int(idx[e, g]), n_blocks) if group > 1 else (0, idx[e, g])
+                assert 0 <= head < group and 0 <= block <= n_blocks
+                first = block * piece
+                inside = max(0, min(piece, lists.n_minor - first))
+                cells = allowed[:, g * piece : (g + 1) * piece]
+                # rows beyond the end are clipped, columns must not count
+                own = lists.n_major - tile * major
+                assert not cells[:own, inside:].any()
+                seen[b, h, head, tile * major : (tile + 1) * major, first : first + inside] += (
+                    cells[:, :inside]
+                )
+    for slice_, row in enumerate(items):
+        check_tiles(row, merge[slice_], n_tiles, lists.n_parts)
+    seen = seen.reshape(batch, heads * group, -1, lists.n_minor)[:, :, : lists.n_major]
+    return seen
+
+
+def check_tiles(items: np.ndarray, merge: np.ndarray, n_tiles: int, n_parts: int) -> None:
+    """Every tile is there once, or in parts of consecutive slots that `merge` names."""
+    items = items[items[:, 0] >= 0]
+    assert set(items[:, 0].tolist()) == set(range(n_tiles))
+    whole = items[items[:, 4] < 0][:, 0].tolist()
+    split = {t: (first, n) for t, first, n, zero in merge.tolist() if t >= 0 and zero == 0}
+    assert sorted(whole + list(split)) == list(range(n_tiles))
+    slots = np.sort(items[items[:, 4] >= 0][:, 4])
+    assert np.array_equal(slots, np.arange(len(slots))) and len(slots) <= n_parts
+    for tile, (first, n) in split.items():
+        parts = items[items[:, 0] == tile]
+        parts = parts[np.argsort(parts[:, 4])]
+        assert n > 1 and parts[:, 4].tolist() == list(range(first, first + n))
+        assert (parts[:, 2] > 0).all() and np.ptp(parts[:, 2]) <= 1
+        assert (parts[1:, 1] == parts[:-1, 1] + parts[:-1, 2]).all()
+
+
+def build(schedule, by, major, minor, n_q, n_k, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
+    return tile_lists(
+        schedule, by=by, major=major, minor=minor, n_q=n_q, n_k=n_k, batch=batch, heads=heads,
+        kv_heads=kv_heads, sms=sms, device="cpu",
+    )  # fmt: skip
+
+
+def check(schedule, dense, by, major, minor, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
+    """Build the lists and compare with the dense mask, bool (1 or batch, 1 or heads, n_q, n_k)."""
+    n_q, n_k = dense.shape[-2:]
+    lists = build(schedule, by, major, minor, n_q, n_k, batch, heads, kv_heads, sms)
+    seen = decode(lists, batch, heads if by == "rows" else kv_heads)
+    if by == "cols":
+        seen = seen.swapaxes(2, 3)
+    assert np.array_equal(seen, np.broadcast_to(dense, (batch, heads, n_q, n_k)))
+    assert (lists.n_major, lists.n_minor) == ((n_q, n_k) if by == "rows" else (n_k, n_q))
+    assert lists.group == (1 if by == "rows" else heads // kv_heads)
+    assert (lists.major, lists.minor) == (major, minor)
+    return lists
+
+
+def random_mask(rng, outer, n_q, n_k, cell) -> np.ndarray:
+    """Empty, partial and full cells, and rows and columns of nothing and of everything."""
+    kinds = rng.integers(0, 4, (*outer, -(-n_q // cell[0]), -(-n_k // cell[1])))
+    kinds[..., rng.integers(kinds.shape[-2]), :] = rng.choice([0, 2])
+    kinds[..., :, rng.integers(kinds.shape[-1])] = rng.choice([0, 2])
+    kinds = kinds.repeat(cell[0], -2).repeat(cell[1], -1)[..., :n_q, :n_k]
+    return (kinds == 2) | ((kinds == 1) & (rng.random(kinds.shape) < 0.3))
+
+
+BLOCKS = [
+    (16, 16), (64, 64), (128, 128), (256, 256), (48, 96), (96, 48), (128, 32), (32, 128),
+    (256, 64), (64, 256), (80, 112), (16, 256), (256, 16), (192, 128), (144, 240),
+]  # fmt: skip
+LENGTHS = [(512, 512), (257, 300), (1, 700), (500, 1), (63, 100), (770, 257)]
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_lists_are_those_of_the_mask(block, by):
+    rng = np.random.default_rng(block)
+    for number, (n_q, n_k) in enumerate(LENGTHS):
+        major, minor = ((128, 128), (64, 128), (128, 64), (64, 64))[number % 4]
+        cell = [(16, 16), block, (64, 64)][number % 3]
+        dense = random_mask(rng, (1, 1), n_q, n_k, cell)
+        blocks = masks.BlockMask.from_dense(dense, block)
+        schedule = schedule_for(blocks, n_q, n_k, 1, 1, "cpu")
+        check(schedule, dense, by, major, minor)
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), (48, 256)], ids=str)
+@pytest.mark.parametrize("outer", [(1, 1), (1, 4), (2, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_batch_heads_and_groups(kv_heads, outer, block, by):
+    rng = np.random.default_rng(sum(outer))
+    for n_q, n_k in ((300, 290), (140, 400)):
+        dense = random_mask(rng, outer, n_q, n_k, (32, 32))
+        blocks = masks.BlockMask.from_dense(dense, block)
+        schedule = schedule_for(blocks, n_q, n_k, 2, 4, "cpu")
+        lists = check(schedule, dense, by, 128, 64, 2, 4, kv_heads)
+        wanted = outer[1] if by == "rows" or outer[1] == 1 else kv_heads
+        assert (lists.batch, lists.heads) == (outer[0], wanted)
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+@pytest.mark.parametrize("n_q, n_k", [(256, 256), (100, 300), (257, 1), (1, 129)])
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_dense(by, n_q, n_k, kv_heads):
+    dense = np.ones((1, 1, n_q, n_k), dtype=bool)
+    for major, minor in ((128, 128), (64, 128), (128, 64)):
+        lists = check(None, dense, by, major, minor, 2, 2, kv_heads)
+        ragged = lists.n_minor % minor > 0
+        assert lists.partial == ragged and len(lists.items) == 1 and lists.gather == 1
+        assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+def test_nothing_allowed(by):
+    dense = np.zeros((1, 1, 200, 300), dtype=bool)
+    for block in (64, 128, 256):
+        blocks = masks.BlockMask.from_dense(dense, block)
+        lists = check(schedule_for(blocks, 200, 300, 1, 1, "cpu"), dense, by, 128, 128)
+        assert not lists.partial and lists.n_long == lists.n_parts == 0
+
+
+def test_queries_beyond_the_end_make_no_block_partial():
+    lists = check(
+        schedule_for(masks.dense(), 200, 256, 1, 1, "cpu"),
+        np.ones((1, 1, 200, 256), dtype=bool), "rows", 128, 128,
+    )  # fmt: skip
+    assert not lists.partial
+    # the diagonal; by columns, where queries are gathered, also the ragged end of the queries
+    schedule = schedule_for(masks.causal(), 300, 300, 1, 1, "cpu", 128)
+    for by, n_partial in (("rows", [1, 1, 1]), ("cols", [2, 2, 1])):
+        lists = build(schedule, by, 128, 128, 300, 300)
+        assert lists.items[0, lists.items[0, :, 0].long(), 3].tolist() == n_partial
+
+
+def selection_of(dense: np.ndarray, block) -> Selection:
+    rows, cols = (-(-n // size) for n, size in zip(dense.shape[-2:], block, strict=True))
+    codes = torch.full((*dense.shape[:2], rows, cols), -1, dtype=torch.int32)
+    bits = torch.empty(0, block[0], -(-block[1] // 32), dtype=torch.int32)
+    n_q, n_k = dense.shape[-2:]
+    every = Selection(codes, bits, n_q, n_k, block, most=codes.numel())
+    return every & masks.BlockMask.from_dense(dense, block)
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("block", [(128, 128), (256, 128), (128, 256)], ids=str)
+@pytest.mark.parametrize("n_q, n_k", [(512, 512), (600, 500), (100, 1000)])
+def test_selections(block, n_q, n_k, kv_heads, by, cache):
+    rng = np.random.default_rng(n_q)
+    for outer in ((1, 1), (2, 1), (2, 4)):
+        extents = (n_q, n_k, 2, 4)
+        mask = random_mask(rng, outer, n_q, n_k, block)
+        selection = selection_of(mask, block)
+        schedule = schedule_from_selection(selection, *extents, "cpu")
+        assert schedule.dynamic and expressible(schedule, by, 128, 128) is None
+        lists = check(schedule, mask, by, 128, 128, 2, 4, kv_heads)
+        assert lists.n_long == lists.n_parts == 0
+        assert lists.n_items == -(-lists.n_major // 128)
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("outer", [(2, 1), (1, 4)])
+def test_lists_of_a_selection_do_not_read_the_device(outer, kv_heads, by):
+    """Fake tensors refuse whatever depends on values."""
+    dense = random_mask(np.random.default_rng(0), outer, 600, 500, (128, 128))
+    extents = (600, 500, 2, 4)
+    schedule = schedule_from_selection(selection_of(dense, (256, 128)), *extents, "cpu")
+    real = build(schedule, by, 128, 128, *extents, kv_heads)
+    with FakeTensorMode() as mode:
+        tensors, ints = as_tensors(schedule)
+        fake = from_tensors([mode.from_tensor(t) for t in tensors], ints)
+        lists = build(fake, by, 128, 128, *extents, kv_heads)
+    assert [x.shape for x in lists[:5]] == [x.shape for x in real[:5]]
+    assert lists[5:] == real[5:]
+
+
+def test_order_begins_at_the_heavier_end():
+    causal = schedule_for(masks.causal(), 1024, 1024, 1, 1, "cpu")
+    rows = build(causal, "rows", 128, 128, 1024, 1024)
+    assert rows.items[0, :, 0].tolist() == list(range(7, -1, -1))
+    assert rows.n_long == rows.n_parts == 0
+    cols = build(causal, "cols", 128, 128, 1024, 1024)
+    assert cols.items[0, :, 0].tolist() == list(range(8))
+
+
+def test_far_longer_tiles_run_first():
+    """Ten long rows among 64 of one block: they lead, the longest first, and nothing is split."""
+    n = 64 * 128
+    long = {5: 40, 6: 64, 20: 50, 63: 41}
+    dense = np.eye(64, dtype=bool)
+    for row, count in long.items():
+        dense[row, :count] = True
+    dense = dense.repeat(128, 0).repeat(128, 1)
+    schedule = schedule_for(masks.BlockMask.from_dense(dense, 128), n, n, 1, 8, "cpu")
+    lists = build(schedule, "rows", 128, 128, n, n, 1, 8, 8, sms=8)
+    assert lists.n_long == 4 and lists.n_parts == 0
+    rest = [t for t in range(64) if t not in long]
+    assert lists.items[0, :, 0].tolist() == [6, 20, 63, 5, *rest]
+    # too few processors for the long rows to matter: natural order, for the cache
+    lists = build(schedule, "rows", 128, 128, n, n, 1, 8, 8, sms=1)
+    assert lists.n_long == 0 and lists.items[0, :, 0].tolist() == list(range(64))
+    # one head: the long rows are split
+    lists = check(schedule, dense[None, None], "rows", 128, 128, sms=64)
+    assert lists.n_parts == 4 + 3 + 4 + 3 and lists.n_long == lists.n_parts
+    assert lists.merge[0].tolist() == [[5, 0, 3, 0], [6, 3, 4, 0], [20, 7, 4, 0], [63, 11, 3, 0]]
+    assert int(lists.items[..., 2].max()) == 16
+
+
+def test_slices_of_unlike_counts_are_padded():
+    """Head 0 has a row to split, head 1 has none."""
+    dense = np.zeros((1, 2, 1024, 8192), dtype=bool)
+    dense[:, :, 128:, :128] = True
+    dense[:, 0, :128] = True
+    blocks = masks.BlockMask.from_dense(dense, 128)
+    schedule = schedule_for(blocks, 1024, 8192, 1, 2, "cpu")
+    lists = check(schedule, dense, "rows", 128, 128, heads=2, kv_heads=2)
+    assert lists.n_parts == 4 and lists.n_items == 11
+    assert (lists.items[1, :, 0] == -1).sum() == 3
+    assert lists.merge.tolist() == [[[0, 0, 4, 0]], [[-1, 0, 0, 0]]]
+
+
+@pytest.mark.parametrize("mask", [None, masks.local(2**20)], ids=str)
+def test_few_long_rows_are_split(mask):
+    """Two query tiles against 64 key tiles."""
+    n_q, n_k = 200, 64 * 128
+    schedule = None if mask is None else schedule_for(mask, n_q, n_k, 1, 1, "cpu")
+    dense = np.ones((1, 1, n_q, n_k), dtype=bool)
+    lists = check(schedule, dense, "rows", 128, 128)
+    assert lists.n_parts == lists.n_items == 2 * 4 and (lists.items[..., 2] == 16).all()
+    lists = check(schedule, dense.swapaxes(2, 3), "cols", 128, 128) if mask is None else lists
+    assert lists.n_parts == 8
+
+
+def test_equal_tiles_have_their_bits_once():
+    n = 2**17
+    mask = masks.causal() & masks.local(1000)
+    for block, most in ((128, 3), (64, 6), (256, 6)):
+        schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
+        for by in ("rows", "cols"):
+            lists = build(schedule, by, 128, 128, n, n)
+            assert int(lists.items[..., 3].sum()) > 2000
+            assert len(lists.bits) <= most
+
+
+def test_same_rows_survives_equal_hashes(monkeypatch):
+    rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    unique, which = same_rows(rows)
+    assert torch.equal(unique[which], rows) and len(unique) == len(rows.unique(dim=0))
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.zeros(2, dtype=torch.int64))
+    unique, which = same_rows(rows)  # the hash is the sum now
+    assert torch.equal(unique[which], rows)
+
+
+def test_expressible():
+    def reason(block, by, major=128, minor=128, schedule=None):
+        schedule = schedule or schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", block)
+        return expressible(schedule, by, major, minor)
+
+    assert expressible(None, "rows", 128, 128) is None
+    assert granularity(None, "rows", 128, 64) == (64, 1)
+    for block in ((16, 16), (48, 256), (240, 80)):
+        assert reason(block, "rows") is reason(block, "cols") is None
+    schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (48, 256))
+    assert granularity(schedule, "rows", 128, 128) == (128, 1)
+    assert granularity(schedule, "cols", 128, 128) == (16, 8)
+    small = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (64, 128))._replace(dynamic=True)
+    assert "128 queries x 128 keys, they are 64 x 128" in str(reason(None, "rows", schedule=small))
+    assert reason(None, "rows", 64, 128, small) is None
+
+
+def test_cache_knows_schedules_by_their_tensors_and_keeps_them(cache):
+    schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
+    args = (128, 128, 500, 500)
+    first = build(schedule, "rows", *args)
+    again = from_tensors(*as_tensors(schedule))
+    assert build(again, "rows", *args) is first
+    assert build(schedule, "cols", *args) is not first
+    assert build(schedule, "rows", *args, heads=2) is not first
+    assert build(None, "rows", *args) is build(None, "rows", *args) is not first
+    key = next(iter(cache._entries))
+    assert cache.get(key)[1] is schedule
+    for n in range(20):
+        build(None, "rows", 128, 128, 500, 500 + n)
+        assert len(cache) <= 8
+    assert build(schedule, "rows", *args) is not first
+
+
+def test_made_in_inference_mode_they_serve_autograd():
+    with torch.inference_mode():
+        lists = build(None, "rows", 128, 128, 500, 500)
+    assert not any(x.is_inference() for x in lists[:5])
+
+
+@pytest.mark.parametrize("block", [128, 64, 256])
+def test_long_sequences_are_fast(block):
+    n = 2**18
+    mask = masks.local(512) | masks.dilated(64, 512) | masks.global_tokens(128)
+    schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
+    for by in ("rows", "cols"):
+        start = time.perf_counter()
+        lists = build(schedule, by, 128, 128, n, n)
+        elapsed = time.perf_counter() - start
+        assert elapsed < 1  # 0.01 s on a quiet machine
+        assert sum(x.nbytes for x in lists[:5]) < 2**24
