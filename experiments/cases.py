@@ -8,18 +8,23 @@ import numpy as np
 import torch
 
 import masks
+from sparseflash.cost import Shape
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 EMPTY, FULL = -2, -1  # codes of blocks in masks.BlockMask
 DENSE = "dense"
+CAUSAL = str(masks.causal())  # the one mask that peers without blocks have kernels for
+LAYOUTS = ("head_major", "token_major")
 
 
 @dataclass(frozen=True)
 class Case:
     """One mask at one shape.
 
-    q is (batch, heads, n_q, head_dim), k and v are (batch, kv_heads, n_k, head_dim). `mask` is the
-    text of a mask; "dense" means that no mask is passed at all, and has blocks of 0.
+    q is (batch, heads, n_q, head_dim), k is (batch, kv_heads, n_k, head_dim), and v has v_dim there
+    (None: head_dim). `mask` is the text of a mask; "dense" means that no mask is passed at all, and
+    has blocks of 0. `layout` is that of memory: head_major (B, H, N, D) or token_major
+    (B, N, H, D), which is passed as a transposed view.
     """
 
     mask: str
@@ -32,6 +37,24 @@ class Case:
     dtype: str
     block_q: int
     block_k: int
+    v_dim: int | None = None
+    layout: str = LAYOUTS[0]
+
+    @property
+    def value_dim(self) -> int:
+        """The head dim of v and out."""
+        return self.head_dim if self.v_dim is None else self.v_dim
+
+    @property
+    def shape(self) -> Shape:
+        """What `sparseflash.cost` takes."""
+        extents = self.batch, self.heads, self.kv_heads, self.n_q, self.n_k
+        return Shape(*extents, self.head_dim, self.value_dim, DTYPES[self.dtype].itemsize)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a peer's own causal kernel computes just this mask."""
+        return self.mask == CAUSAL and self.n_q == self.n_k
 
     @cached_property
     def blocks(self) -> masks.BlockMask | None:
@@ -66,8 +89,9 @@ class Case:
 
     def flops(self, direction: str) -> float:
         """Floating-point operations in the computed blocks: two products, backward five."""
-        forward = 4.0 * self.batch * self.heads * self.n_q * self.n_k * self.head_dim * self.density
-        return forward * (2.5 if direction == "backward" else 1.0)
+        pairs = self.batch * self.heads * self.n_q * self.n_k * self.density
+        d, v = self.head_dim, self.value_dim
+        return 2.0 * pairs * (3 * d + 2 * v if direction == "backward" else d + v)
 
     def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
         """bool (len(rows), n_k): the keys that these queries may attend to.
@@ -147,7 +171,7 @@ def make_grid(
 ) -> Grid:
     """The default grid with what is given put in its place; the sweep over lengths goes with it.
 
-    shape: batch, heads, kv_heads, head_dim, dtype; None leaves the default.
+    shape: batch, heads, kv_heads, head_dim, v_dim, dtype, layout; None leaves the default.
     Raises ValueError for values that no case can have.
     """
     grid = default_grid(device)
@@ -196,6 +220,10 @@ def _check(case: Case) -> None:
         value = getattr(case, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: give a whole number above 0")
+    if case.value_dim < 1:
+        raise ValueError(f"v_dim={case.v_dim!r}: give a whole number above 0")
+    if case.layout not in LAYOUTS:
+        raise ValueError(f"layout={case.layout!r}: choose from {', '.join(LAYOUTS)}")
     if case.dtype not in DTYPES:
         raise ValueError(f"dtype={case.dtype!r}: choose from {', '.join(DTYPES)}")
     if case.heads % case.kv_heads:

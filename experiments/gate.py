@@ -44,11 +44,11 @@ class Gate:
 
     @cached_property
     def dout(self) -> Tensor:
-        """Gradient like q, zero outside the sample."""
-        dout = torch.zeros_like(self.q)
+        """Gradient like out, zero outside the sample."""
+        dout = self.q.new_zeros(*self.q.shape[:3], self.case.value_dim)
         generator = torch.Generator().manual_seed(1)
         for b, heads, _ in self._samples():
-            shape = (heads.stop - heads.start, len(self.rows), self.case.head_dim)
+            shape = (heads.stop - heads.start, len(self.rows), self.case.value_dim)
             values = torch.randn(shape, generator=generator).to(dout)
             dout[b, heads, torch.from_numpy(self.rows).to(dout.device)] = values
         return dout

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from omegaconf import DictConfig
 
-from experiments.cases import DENSE, Case
+from experiments.cases import DENSE, LAYOUTS, Case
 from experiments.records import OK, Row, read
 from experiments.table import best_dense, is_own, newest, shape_of
 
@@ -64,13 +64,15 @@ STYLES = {
     "triton": Style("#0072B2", "o", "-"),
     "cpu": Style("#0072B2", "o", "-"),
     "hopper": Style("#D55E00", "s", "-"),
+    "hopper_deterministic": Style("#D55E00", "h", ":"),
+    "fa4": Style("#56B4E9", "P", (0, (3, 1, 1, 1))),
     "reference": Style("#000000", "x", ":"),
     "flex": Style("#009E73", "^", "--"),
     "sdpa": Style("#CC79A7", "D", "-."),
     "sdpa_cudnn": Style("#CC79A7", "D", "-."),
     "sdpa_flash": Style("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1))),
 }
-OTHER = Style("#56B4E9", "P", ":")
+OTHER = Style("#F0E442", "X", ":")
 
 T = TypeVar("T", bound=Hashable)
 
@@ -88,7 +90,7 @@ def draw_all(csv: str | Path, out: str | Path) -> list[Path]:
     figures: dict[str, Figure] = {}
     with matplotlib.rc_context(RC):
         for group in grouped(rows, lambda r: tuple(x for x in shape_of(r) if x != r.direction)):
-            if len({r.density for r in group if r.mask.startswith("random")}) > 1:
+            if len({r.density for r in group if _random(r)}) > 1:
                 figures[f"speedup-{_slug(group[0])}"] = draw_speedup(group)
         for group in grouped(rows, lambda r: _caption(r, length=False)):
             if any(len(line) > 1 for line in _by_length(group)):
@@ -122,6 +124,7 @@ def draw_speedup(rows: Sequence[Row]) -> Figure:
                 ls=(0, (6, 2)),
                 label=f"own dense ({own.provider})",
             )
+        _device_line(axes, group, dense)
         for provider in _providers(group):
             _speedup_line(axes, [r for r in group if r.provider == provider], dense)
         _sparsity_axis(axes, deepest)
@@ -134,27 +137,46 @@ def draw_speedup(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def _device_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
+    """What the rates of the device allow for random masks and dense."""
+    ideal = {r.density: r.ideal_ms for r in rows if r.mask.startswith(("random", DENSE))}
+    points = sorted((x, ms) for x, ms in ideal.items() if ms)
+    if points:
+        x, ms = np.array(points).T
+        axes.plot(np.log2(1 / x), dense.ms / ms, color="0.35", lw=1, ls="-.", label="device limit")
+
+
 def _speedup_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
     """A provider's random masks joined by a line, and its other masks as open markers."""
     masked = sorted((r for r in rows if r.mask != DENSE), key=lambda r: r.density)
+    random = grouped((r for r in masked if _random(r)), lambda r: (r.block_q, r.block_k))
+    random.sort(key=lambda group: -group[0].block_q)
+    size = "" if len(random) < 2 else " of {0.block_q} x {0.block_k}"
+    lines = [(group, "random blocks" + size.format(group[0])) for group in random]
+    lines.append(([r for r in masked if not _random(r)], "other masks"))
     style = _style(rows[0].provider)
-    for joined in (True, False):
-        chosen = [r for r in masked if r.mask.startswith("random") == joined]
+    for i, (chosen, what) in enumerate(lines):
         if not chosen:
             continue
         y = np.array([[r.ms_median, r.ms_p80, r.ms_p20] for r in chosen]).T
         y = dense.ms / y
+        joined = chosen is not lines[-1][0]
         axes.errorbar(
             [np.log2(1 / r.density) for r in chosen],
             y[0],
             yerr=np.maximum([y[0] - y[1], y[2] - y[0]], 0),
             color=style.color,
+            alpha=max(0.25, 1 - 0.25 * i) if joined else 1,  # smaller blocks are paler
             marker=style.marker,
             ls=style.line if joined else "none",
             mfc=style.color if joined else "white",
             elinewidth=0.8,
-            label=f"{rows[0].provider}, {'random blocks' if joined else 'other masks'}",
+            label=f"{rows[0].provider}, {what}",
         )
+
+
+def _random(row: Row) -> bool:
+    return row.mask.startswith("random")
 
 
 def draw_length(rows: Sequence[Row]) -> Figure:
@@ -303,7 +325,9 @@ def _wrapped(mask: str, width: int = 30) -> str:
 def _caption(row: Row, *, length: bool = True) -> str:
     heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
     tokens = f", N {row.n_q}" if length else ""
-    return f"{row.device}: B {row.batch}, {heads}{tokens}, D {row.head_dim}, {row.dtype}"
+    dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
+    layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
+    return f"{row.device}: B {row.batch}, {heads}{tokens}, {dims}, {row.dtype}{layout}"
 
 
 def _slug(row: Row, *, length: bool = True) -> str:

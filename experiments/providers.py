@@ -19,9 +19,11 @@ from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
+from experiments import fa4
 from experiments.cases import DENSE, Case
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+DIRECTIONS = ("forward", "backward")
 
 
 class Provider(Protocol):
@@ -32,7 +34,7 @@ class Provider(Protocol):
 
     @property
     def dense_only(self) -> bool:
-        """Whether it has no masks to skip blocks by, so that only dense cases concern it."""
+        """Whether it has no masks to skip blocks by: only dense and causal cases concern it."""
         ...
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None: ...
@@ -42,11 +44,19 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class SparseFlash:
-    """`sparseflash.attention` with one backend, which itself refuses what it cannot run."""
+    """`sparseflash.attention` with one backend, which itself refuses what it cannot run.
+
+    A deterministic one is measured backward only, its forward being the same.
+    """
 
     backend: str
+    deterministic: bool = False
     own = True
     dense_only = False
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return ("backward",) if self.deterministic else DIRECTIONS
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if self.backend != "reference":
@@ -59,10 +69,10 @@ class SparseFlash:
         return None
 
     def prepare(self, case: Case, device: torch.device) -> Attention:
-        blocks = case.blocks
+        blocks, same = case.blocks, self.deterministic
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = sparseflash.attention(q, k, v, blocks, backend=self.backend)
+            out = sparseflash.attention(q, k, v, blocks, deterministic=same, backend=self.backend)
             assert isinstance(out, Tensor)
             return out
 
@@ -78,8 +88,8 @@ class Sdpa:
     dense_only = True
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
-        if case.mask != DENSE:
-            return "computes every block: dense only"
+        if case.mask != DENSE and not case.causal:
+            return "computes every block: dense only, or causal"
         if self.kernel is not None and device.type != "cuda":
             return f"needs a CUDA device, not {device}"
         return None
@@ -89,7 +99,9 @@ class Sdpa:
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-                return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
+                return F.scaled_dot_product_attention(
+                    q, k, v, is_causal=case.causal, enable_gqa=gqa
+                )
 
         return run
 
@@ -98,7 +110,7 @@ class Sdpa:
 class Flex:
     """Compiled FlexAttention, given full blocks as full ones.
 
-    Partial blocks look up their bit tile. A formula of the same pattern could be faster there.
+    Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
     """
 
     own = False
@@ -124,6 +136,8 @@ class Flex:
             block_mask = case.blocks.to_flex(device)
             if not block_mask.kv_num_blocks.any():  # whole blocks: nothing to look up
                 block_mask.mask_mod = noop_mask
+            elif case.causal:
+                block_mask.mask_mod = lambda b, h, q, k: q >= k
         gqa = case.heads != case.kv_heads
         return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
 
@@ -132,17 +146,29 @@ PROVIDERS: dict[str, Provider] = {
     "reference": SparseFlash("reference"),
     "cpu": SparseFlash("cpu"),
     "triton": SparseFlash("triton"),
+    "hopper": SparseFlash("hopper"),
+    "hopper_deterministic": SparseFlash("hopper", deterministic=True),
     "sdpa": Sdpa(),
     "sdpa_flash": Sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
     "flex": Flex(),
+    "fa4": fa4.FlashAttention4(),
 }
 
 
 def default_providers(device: torch.device) -> list[str]:
     if device.type == "cuda":
-        return ["triton", "sdpa_flash", "sdpa_cudnn", "flex"]
+        hopper = ["hopper"] if torch.cuda.get_device_capability(device)[0] == 9 else []
+        peers = ["sdpa_flash", "sdpa_cudnn", "flex"] + ([] if fa4.missing() else ["fa4"])
+        return [*hopper, "triton", *peers]
     return ["cpu", "sdpa", "flex"]
+
+
+def concerns(provider: Provider, case: Case, direction: str) -> bool:
+    """Whether a provider is of interest for a case at all, able to run it or not."""
+    if provider.dense_only and case.mask != DENSE and not case.causal:
+        return False
+    return direction in getattr(provider, "directions", DIRECTIONS)
 
 
 def find(name: str) -> Provider:

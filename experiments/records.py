@@ -60,6 +60,14 @@ class Row:
     commit: str
     date: str
     command: str
+    v_dim: int  # head dim of v and out
+    layout: str  # of q, k and v in memory: head_major | token_major
+    ideal_ms: float | None  # the least time on this device (sparseflash.cost)
+
+    @property
+    def fraction(self) -> float | None:
+        """The ideal time as a share of the measured one."""
+        return self.ideal_ms / self.ms if self.ideal_ms and self.ms_median else None
 
     @property
     def ms(self) -> float:
@@ -70,10 +78,12 @@ class Row:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 TYPES = typing.get_type_hints(Row)
+# Columns that older files lack, and what their rows were: a text, or a column with the same value.
+ADDED = {"v_dim": "{head_dim}", "layout": "head_major", "ideal_ms": ""}
 # What a measurement is of. Peers do not change with our source: `source` counts for ours only.
 KEY = (
-    "mask provider direction batch heads kv_heads n_q n_k head_dim dtype block_q block_k "
-    "device torch triton source"
+    "mask provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
+    "block_q block_k device torch triton source"
 ).split()
 
 
@@ -83,9 +93,9 @@ def key_of(row: Row, *, own: bool) -> tuple[object, ...]:
 
 
 class Records:
-    """An append-only CSV file of `Row`.
+    """An append-only CSV file of `Row`; an older file is first given the columns that it lacks.
 
-    Raises ValueError if the file holds other columns than `Row` has.
+    Raises ValueError if the file holds other columns than `Row` has, or had.
     """
 
     def __init__(self, path: str | Path, *, fresh: bool = False):
@@ -96,16 +106,25 @@ class Records:
         else:
             heal(self.path)
         self.rows = read(self.path)
+        if columns(self.path) != FIELDS:
+            self._upgrade()
 
     def append(self, row: Row) -> None:
         """Adds one row to the file with a single write, so that a kill cannot mix two rows."""
-        self._write(_line(_text(getattr(row, name)) for name in FIELDS))
+        self._write(_row_line(row))
         self.rows.append(row)
 
     def find(self, row: Row, *, own: bool) -> Row | None:
         """The newest row that measures the same thing as `row` does, or None."""
         wanted = key_of(row, own=own)
         return next((r for r in reversed(self.rows) if key_of(r, own=own) == wanted), None)
+
+    def _upgrade(self) -> None:
+        """Writes all rows anew, beside the file first so that a kill loses none."""
+        lines = [_line(FIELDS), *(_row_line(row) for row in self.rows)]
+        new = self.path.with_name(self.path.name + ".new")
+        new.write_text("".join(lines), encoding="utf-8")
+        new.replace(self.path)
 
     def _write(self, line: str) -> None:
         with open(self.path, "ab", buffering=0) as file:
@@ -120,13 +139,24 @@ def read(path: str | Path) -> list[Row]:
         raise ValueError(f"no such file: {path}; measure first: python -m experiments.speed")
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != FIELDS:
+        found = tuple(reader.fieldnames or ())
+        if found != tuple(name for name in FIELDS if name in found or name not in ADDED):
             raise ValueError(
                 f"{path} has other columns than this version writes "
-                f"({', '.join(sorted(set(FIELDS) ^ set(reader.fieldnames or ()))) or 'order'}); "
+                f"({', '.join(sorted(set(FIELDS) ^ set(found))) or 'order'}); "
                 "move it away or name another file with csv=PATH"
             )
-        return [Row(**{name: _typed(name, text) for name, text in line.items()}) for line in reader]
+        old = {name: text for name, text in ADDED.items() if name not in found}
+        lines = (
+            {name: text.format(**line) for name, text in old.items()} | line for line in reader
+        )
+        return [Row(**{name: _typed(name, text) for name, text in line.items()}) for line in lines]
+
+
+def columns(path: Path) -> tuple[str, ...]:
+    """The columns that a file has."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return tuple(next(csv.reader(file), ()))
 
 
 def heal(path: Path) -> None:
@@ -142,6 +172,10 @@ def _line(values: Iterable[str]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(values)
     return out.getvalue()
+
+
+def _row_line(row: Row) -> str:
+    return _line(_text(getattr(row, name)) for name in FIELDS)
 
 
 def _text(value: object) -> str:

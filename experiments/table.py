@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from experiments.cases import DENSE
+from experiments.cases import DENSE, LAYOUTS
 from experiments.providers import PROVIDERS
 from experiments.records import OK, Row
 
-SHAPE = "device direction batch heads kv_heads n_q n_k head_dim dtype".split()
+SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
 
 
 def shape_of(row: Row) -> tuple[object, ...]:
@@ -39,8 +39,8 @@ def is_own(provider: str) -> bool:
 def tables(rows: Sequence[Row], known: Sequence[Row] = ()) -> str:
     """A table for each shape and direction of `rows`, and why cells are empty.
 
-    Each cell: milliseconds, and the speed-up over our own dense attention, which is looked up in
-    `rows` and `known`.
+    Each cell: milliseconds, the speed-up over our own dense attention, which is looked up in `rows`
+    and `known`, and the ideal time as a share of the measured one.
     """
     dense = best_dense([*known, *rows], own=True)
     parts = []
@@ -67,22 +67,36 @@ def _table(rows: list[Row], dense: Row | None) -> str:
         block = "" if mask == DENSE else f"{block_q}x{block_k}"
         found = [cells.get((mask, block_q, block_k, p), "") for p in providers]
         lines.append([mask, f"{-density:.4f}", block, *found])
+    title = f"{first.direction}, ms (speed-up over our own dense) share of the ideal: "
+    return f"{title}{shape_text(first)}\n{aligned(lines)}"
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Cells in columns, to the right but for those columns named in `left`."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
-    ]
-    heads = f"{first.heads}" + ("" if first.heads == first.kv_heads else f"/{first.kv_heads}")
-    title = (
-        f"{first.direction}, ms (speed-up over our own dense): batch {first.batch}, heads {heads}, "
-        f"{first.n_q} x {first.n_k} tokens, head_dim {first.head_dim}, {first.dtype}, "
-        f"{first.device}"
     )
-    return "\n".join([title, *text])
+
+
+def shape_text(row: Row) -> str:
+    """The shape and the device of a row, in words; what is as usual is not said."""
+    heads = f"{row.heads}" + ("" if row.heads == row.kv_heads else f"/{row.kv_heads}")
+    v_dim = "" if row.v_dim == row.head_dim else f", v_dim {row.v_dim}"
+    layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
+    return (
+        f"batch {row.batch}, heads {heads}, {row.n_q} x {row.n_k} tokens, "
+        f"head_dim {row.head_dim}{v_dim}, {row.dtype}{layout}, {row.device}"
+    )
 
 
 def _cell(row: Row, dense: Row | None) -> str:
     if row.status != OK:
         return "-"
     times = "" if dense is None else f"({dense.ms / row.ms:.2f}x)"
-    return f"{row.ms:.3f} {times:>8}".rstrip()
+    share = "" if row.fraction is None else f"{100 * row.fraction:.0f}%"
+    return f"{row.ms:.3f} {times:>8} {share:>4}".rstrip()

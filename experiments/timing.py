@@ -60,8 +60,8 @@ def expected_mib(case: Case, direction: str) -> float:
     """What a step must take at least: out and the float32 lse, and backward dq, dk, dv as well."""
     rows = case.batch * case.heads * case.n_q
     keys = case.batch * case.kv_heads * case.n_k
-    width = case.head_dim * DTYPES[case.dtype].itemsize
-    results = rows * (width + 4)
+    size = DTYPES[case.dtype].itemsize
+    results = rows * (case.value_dim * size + 4)
     if direction == "backward":
-        results += (rows + 2 * keys) * width
+        results += (rows * case.head_dim + keys * (case.head_dim + case.value_dim)) * size
     return results / MIB

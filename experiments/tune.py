@@ -23,6 +23,7 @@ from experiments import timing
 from sparseflash.backends import triton as backend
 from sparseflash.kernels import configs
 from sparseflash.kernels.configs import Tiles
+from sparseflash.kernels.launch import forget_plans
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
 
@@ -97,10 +98,15 @@ def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
     return MASKS[kernel.partition(" ")[2]]
 
 
+def set_tiles(kernel: str, head_dim: int, tiles: Tiles) -> None:
+    configs.HOPPER[kernel, head_dim] = tiles
+    forget_plans()  # they hold the tiles of before
+
+
 def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
     """Fill the compile cache with a candidate, and report why it cannot run."""
     try:
-        configs.HOPPER[kernel, head_dim] = tiles
+        set_tiles(kernel, head_dim, tiles)
         for mask in cases(kernel)[:2]:
             runner(kernel, inputs(head_dim, 1024), mask)()
         torch.cuda.synchronize()
@@ -111,7 +117,7 @@ def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
 
 def measure(kernel: str, head_dim: int, tiles: Tiles, mask: masks.Mask | None, tensors) -> dict:
     """One row: milliseconds and TFLOP/s over the non-empty blocks of the mask."""
-    configs.HOPPER[kernel, head_dim] = tiles
+    set_tiles(kernel, head_dim, tiles)
     times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
     batch, heads, n, _ = tensors[0].shape
     density = 1.0 if mask is None else mask.build(n).density
@@ -132,7 +138,7 @@ def measure(kernel: str, head_dim: int, tiles: Tiles, mask: masks.Mask | None, t
 
 def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
     """Largest relative error of a candidate against what the table held before."""
-    configs.HOPPER[kernel, head_dim] = tiles
+    set_tiles(kernel, head_dim, tiles)
     got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
     got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
     return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))

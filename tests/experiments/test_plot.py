@@ -21,6 +21,7 @@ def written(path, **grid):
                 ms = case.flops(direction) / (2e8 if provider == "sdpa" else 1e8)
                 fields = asdict(ROW) | asdict(case)
                 fields |= {"provider": provider, "direction": direction, "density": case.density}
+                fields |= {"v_dim": case.value_dim, "ideal_ms": case.flops(direction) / 1e9}
                 records.append(Row(**fields | {"ms_median": ms, "ms_p20": ms, "ms_p80": ms}))
     return path
 
@@ -39,7 +40,12 @@ def test_every_figure_is_drawn(tmp_path):
     paths = draw_all(csv, tmp_path / "plots")
     assert kinds(paths) == {"speedup", "length", "masks"}
     svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
-    for text in ("ideal: 1 / density", "fastest dense (sdpa)", "flex, random blocks", "local(32)"):
+    for text in (
+        "ideal: 1 / density",
+        "fastest dense (sdpa)",
+        "flex, random blocks",
+        "device limit",
+    ):
         assert text in svg
 
 

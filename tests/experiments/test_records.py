@@ -36,6 +36,9 @@ ROW = Row(
     commit="",
     date="2026-01-01T00:00:00+00:00",
     command="python -m experiments.speed 'mask=\"a, b\"'",
+    v_dim=16,
+    layout="head_major",
+    ideal_ms=1.0,
 )
 
 
@@ -118,3 +121,16 @@ def test_our_own_providers_are_measured_again_when_the_source_changes(tmp_path):
     changed = replace(ROW, source="def")
     assert records.find(changed, own=True) is None
     assert records.find(changed, own=False) == ROW
+
+
+def test_an_older_file_is_read_and_given_the_columns_that_it_lacks(tmp_path):
+    path = tmp_path / "speed.csv"
+    Records(path).append(ROW)
+    old = [line.rsplit(",", 3)[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(old) + "\n")
+    assert read(path) == [replace(ROW, ideal_ms=None)]  # v_dim is head_dim
+    records = Records(path)
+    records.append(replace(ROW, v_dim=8, ideal_ms=2.0))
+    assert path.read_text().splitlines()[0] == ",".join(FIELDS)
+    assert [(row.v_dim, row.ideal_ms) for row in read(path)] == [(16, None), (8, 2.0)]
+    assert records.find(replace(ROW, v_dim=8), own=True) == records.rows[1]

@@ -1,0 +1,82 @@
+"""The rates that devices reach in practice: known by name, or measured."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Ceilings(NamedTuple):
+    """Rates that a device reaches in practice."""
+
+    matmul_tflops: Mapping[str, float]  # of a large matrix product, by dtype
+    copy_tbs: float  # TB/s of a copy, bytes read and bytes written
+    exp2_tps: float  # 1e12 exponentials a second
+    source: str  # how and when this was found
+
+
+# Kept by the name that the driver gives the device.
+CEILINGS = {
+    "NVIDIA H200": Ceilings(
+        {"bfloat16": 790.0, "float16": 790.0},
+        copy_tbs=4.27,
+        exp2_tps=16 * 132 * 1.98e9 / 1e12,  # a clock and multiprocessor, of these, Hz
+        source="torch.matmul of 8192 x 8192 and copy_ of 2 GiB, 2026-11-20; exp2 by its clock",
+    )
+}
+
+
+def ceilings(name: str) -> Ceilings:
+    """The ceilings of a device by its name. ValueError, with the remedy, where nobody has them."""
+    if name not in CEILINGS:
+        raise ValueError(
+            f"no ceilings for {name!r}, only for {', '.join(CEILINGS)}; "
+            "measure_ceilings(device) finds them"
+        )
+    return CEILINGS[name]
+
+
+@lru_cache
+def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ceilings:
+    """Measure a device, once in a process; takes about a second.
+
+    The rate of exponentials is measured on a CPU; on a GPU it is that of the special-function
+    units: 16 a clock and multiprocessor.
+    """
+    where = torch.device(device)
+    size, copied = (8192, 2**30) if where.type == "cuda" else (1024, 2**26)
+    rates = {}
+    for dtype in dtypes:
+        a, b = (torch.randn(size, size, device=where).to(getattr(torch, dtype)) for _ in range(2))
+        rates[dtype] = 2 * size**3 / _seconds(lambda a=a, b=b: a @ b, where) / 1e12
+    x = torch.ones(copied, dtype=torch.uint8, device=where)
+    y = torch.empty_like(x)
+    copy = 2 * copied / _seconds(lambda: y.copy_(x), where) / 1e12
+    if where.type == "cuda":
+        units = torch.cuda.get_device_properties(where).multi_processor_count
+        clock = torch.cuda.clock_rate(where) * 1e6  # Hz, as the products above left it
+        exp2 = 16 * units * clock / 1e12
+    else:
+        z = torch.randn(2**16)
+        exp2 = z.numel() / _seconds(lambda: torch.exp2(z), where) / 1e12
+    return Ceilings(rates, copy, exp2, "measured in this process")
+
+
+def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+    """The median time of a call after a warm-up."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    call()
+    times = []
+    for _ in range(repeats):
+        start = now()
+        call()
+        times.append(now() - start)
+    return float(np.median(times))

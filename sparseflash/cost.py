@@ -1,0 +1,223 @@
+"""What attention must cost: work, least traffic and the ideal time of a shape, a mask and a device.
+
+A kernel can be compared with these numbers. They hold for any implementation that computes the
+non-empty blocks and nothing else; see docs/measuring.md.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from masks import BlockMask
+from sparseflash.ceilings import CEILINGS, Ceilings, ceilings, measure_ceilings
+
+__all__ = [
+    "CEILINGS",
+    "Ceilings",
+    "Cost",
+    "Ideal",
+    "Shape",
+    "ceilings",
+    "cost",
+    "ideal",
+    "measure_ceilings",
+]
+
+TILE = 128  # queries (or keys) whose keys and values (or queries) one workgroup loads once
+LSE_BYTES = 4
+DIRECTIONS = ("forward", "backward")
+
+
+class Shape(NamedTuple):
+    """q (batch, heads, n_q, head_dim), k (batch, kv_heads, n_k, head_dim), v and out: v_dim."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    head_dim: int
+    v_dim: int
+    itemsize: int  # bytes of an element
+
+
+class Cost(NamedTuple):
+    """Totals of one call over all batches and heads."""
+
+    pairs: int  # (query, key) pairs in the computed blocks
+    flops: float  # of the matrix products: two forward, five backward, seven deterministic
+    exp2: float  # exponentials
+    hbm_bytes: float  # every input that has work read once, every output written once
+    l2_bytes: float  # what tiles of 128 tokens load and, backward, add to dq; all of it by the L2
+
+
+class Ideal(NamedTuple):
+    """Milliseconds that each resource needs by itself."""
+
+    matmul_ms: float
+    exp2_ms: float
+    hbm_ms: float
+
+    @property
+    def ms(self) -> float:
+        """The ideal time: all three fully overlapped."""
+        return max(self)
+
+    @property
+    def bound(self) -> str:
+        """What binds: matmul, exp2 or hbm."""
+        return self._fields[self.index(self.ms)].removesuffix("_ms")
+
+
+def cost(
+    shape: Shape,
+    blocks: BlockMask | None = None,
+    direction: str = "forward",
+    *,
+    deterministic: bool = False,
+) -> Cost:
+    """Work and least traffic of one call; `blocks` None is dense attention.
+
+    A backward reads q, k, v, out, dout and the LSE, and writes dq, dk and dv. The fused one makes
+    five products; a deterministic one in two passes makes the scores and dp twice, seven in all.
+    Blocks at a ragged end count with the tokens that exist.
+
+    Raises ValueError for a direction that is none, or a mask of other lengths, batch or heads.
+    """
+    _check(shape, blocks, direction)
+    found = _counts(shape, blocks)
+    d, dv, size = shape.head_dim, shape.v_dim, shape.itemsize
+    rows, keys = shape.batch * shape.heads * shape.n_q, shape.batch * shape.kv_heads * shape.n_k
+    row_in, row_out = d * size, dv * size
+    if direction == "forward":
+        loads = found.row_loads * (d + dv) * size
+        return Cost(
+            pairs=found.pairs,
+            flops=2.0 * found.pairs * (d + dv),
+            exp2=float(found.pairs),
+            hbm_bytes=float(
+                found.live_q * row_in + found.live_k * (row_in + row_out)
+                + rows * (row_out + LSE_BYTES)
+            ),
+            l2_bytes=float(loads + found.live_q * row_in + rows * (row_out + LSE_BYTES)),
+        )  # fmt: skip
+    live = found.live_q * (row_in + 2 * row_out + LSE_BYTES) + found.live_k * (row_in + row_out)
+    written = rows * row_in + keys * (row_in + row_out)
+    # By columns: q and dout with lse and delta; then dq is added in float32, or made by rows.
+    loads = found.col_loads * (row_in + row_out + 2 * LSE_BYTES)
+    loads += found.row_loads * (row_in + row_out) if deterministic else found.col_loads * 4 * d
+    repeats = 2 if deterministic else 1
+    products = (3 * d + 2 * dv) + (repeats - 1) * (d + dv)
+    return Cost(
+        pairs=found.pairs,
+        flops=2.0 * found.pairs * products,
+        exp2=float(found.pairs * repeats),
+        hbm_bytes=float(live + written),
+        l2_bytes=float(loads + found.live_k * (row_in + row_out) + written),
+    )
+
+
+def ideal(cost: Cost, ceilings: Ceilings, dtype: str) -> Ideal:
+    """The least time of a cost on a device; `.ms` is the ideal.
+
+    Raises ValueError where the ceilings do not have the dtype ("bfloat16", ...).
+    """
+    if dtype not in ceilings.matmul_tflops:
+        raise ValueError(
+            f"no measured rate for {dtype}, only for {', '.join(ceilings.matmul_tflops)}; "
+            "measure_ceilings(device, [dtype]) finds it"
+        )
+    return Ideal(
+        matmul_ms=cost.flops / ceilings.matmul_tflops[dtype] / 1e9,
+        exp2_ms=cost.exp2 / ceilings.exp2_tps / 1e9,
+        hbm_ms=cost.hbm_bytes / ceilings.copy_tbs / 1e9,
+    )
+
+
+class _Counts(NamedTuple):
+    pairs: int
+    live_q: int  # (batch, head, query) rows that attend to anything
+    live_k: int  # (batch, kv head, key) rows that anything attends to
+    row_loads: int  # keys loaded, once for every tile of queries
+    col_loads: int  # queries loaded, once for every tile of keys
+
+
+def _check(shape: Shape, blocks: BlockMask | None, direction: str) -> None:
+    if direction not in DIRECTIONS:
+        raise ValueError(f"direction {direction!r}: choose from {', '.join(DIRECTIONS)}")
+    if blocks is None:
+        return
+    if (blocks.n_q, blocks.n_k) != (shape.n_q, shape.n_k):
+        raise ValueError(
+            f"the mask is {blocks.n_q} x {blocks.n_k} tokens, the shape {shape.n_q} x {shape.n_k}"
+        )
+    if blocks.batch not in (1, shape.batch) or blocks.heads not in (1, shape.heads):
+        raise ValueError(
+            f"the mask has batch {blocks.batch} and {blocks.heads} heads, the shape {shape.batch} "
+            f"and {shape.heads}: each must be 1 or equal"
+        )
+
+
+def _counts(shape: Shape, blocks: BlockMask | None) -> _Counts:
+    every_q, every_k = shape.batch * shape.heads, shape.batch * shape.kv_heads
+    if blocks is None:
+        q_tiles, k_tiles = (-(-n // TILE) for n in (shape.n_q, shape.n_k))
+        return _Counts(
+            pairs=every_q * shape.n_q * shape.n_k,
+            live_q=every_q * shape.n_q,
+            live_k=every_k * shape.n_k,
+            row_loads=every_q * q_tiles * shape.n_k,
+            col_loads=every_q * k_tiles * shape.n_q,
+        )
+    lists = blocks.csr()
+    line = np.repeat(np.arange(len(lists.ptr) - 1), np.diff(lists.ptr))
+    slices, row = np.divmod(line, blocks.rows)
+    col = lists.idx.astype(np.int64)
+    block_q, block_k = blocks.block_size
+    q_len = _lengths(blocks.rows, block_q, blocks.n_q)
+    k_len = _lengths(blocks.cols, block_k, blocks.n_k)
+    repeats = every_q // (blocks.batch * blocks.heads)  # slices that share a mask
+    lines = np.flatnonzero(np.diff(lists.ptr)) % blocks.rows
+    return _Counts(
+        pairs=int((q_len[row] * k_len[col]).sum()) * repeats,
+        live_q=int(q_len[lines].sum()) * repeats,
+        live_k=_live_keys(shape, blocks, slices, col, k_len),
+        row_loads=_loads(slices, row, col, block_q, k_len, blocks.n_q) * repeats,
+        col_loads=_loads(slices, col, row, block_k, q_len, blocks.n_k) * repeats,
+    )
+
+
+def _lengths(count: int, block: int, n: int) -> np.ndarray:
+    """Tokens of each block."""
+    return np.minimum(block, n - block * np.arange(count, dtype=np.int64))
+
+
+def _live_keys(
+    shape: Shape, blocks: BlockMask, slices: np.ndarray, col: np.ndarray, k_len: np.ndarray
+) -> int:
+    """Keys that any query head of their kv head attends to."""
+    batch, head = np.divmod(slices, blocks.heads)
+    group = shape.heads // shape.kv_heads if blocks.heads > 1 else 1
+    used = np.unique((batch * shape.heads + head // group) * blocks.cols + col) % blocks.cols
+    repeats = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
+    return int(k_len[used].sum()) * repeats
+
+
+def _loads(
+    slices: np.ndarray, major: np.ndarray, minor: np.ndarray, block: int, minor_len: np.ndarray,
+    n_major: int,
+) -> int:  # fmt: skip
+    """Minor tokens that tiles of TILE major tokens load, each block once for a tile."""
+    if block % TILE == 0:  # a block is whole tiles, but for the one at the end
+        tokens = np.minimum(block, n_major - block * major)
+        return int((-(-tokens // TILE) * minor_len[minor]).sum())
+    # A tile that spans several blocks, or touches them in part, loads what any of them needs.
+    first, last = major * block // TILE, (np.minimum((major + 1) * block, n_major) - 1) // TILE
+    shape = int(slices.max(initial=0)) + 1, -(-n_major // TILE), len(minor_len)
+    keys = []
+    for step in range(int((last - first).max(initial=0)) + 1):
+        touched = first + step <= last
+        cells = slices[touched], first[touched] + step, minor[touched]
+        keys.append(np.ravel_multi_index(cells, shape))
+    used = np.unique(np.concatenate(keys)) % len(minor_len)
+    return int(minor_len[used].sum())
