@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import sparseflash.ops  # noqa: F401  (registers the operators)
 from masks import BlockMask, Mask, mask_from
 from masks.registry import find
 from masks.select.selection import Selection
 from sparseflash.backends import NAMES, reasons
+from sparseflash.ops import attend
 from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
 from sparseflash.select_schedule import schedule_from_selection
 
@@ -31,11 +31,11 @@ def attention(
     deterministic: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D), with time and memory for the
-    allowed blocks only.
+    """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D_v), with time and memory for
+    the allowed blocks only.
 
-    q: (B, H_q, N_q, D); k, v: (B, H_kv, N_k, D), H_q a multiple of H_kv; bfloat16, float16,
-        float32 or float64.
+    q: (B, H_q, N_q, D); k: (B, H_kv, N_k, D); v: (B, H_kv, N_k, D_v), H_q a multiple of H_kv;
+        bfloat16, float16, float32 or float64. The head dim D_v of v may differ from D.
     mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `masks.select.Selection` made from
         q and k, a bool array that broadcasts over batch and heads ((N_q, N_k), (H_q, N_q, N_k) or
         (B, H_q, N_q, N_k); True = attend), or None for dense attention.
@@ -52,7 +52,7 @@ def attention(
     Raises ValueError for inputs that do not fit together or a backend that cannot run them.
     """
     call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
-    out, lse = torch.ops.sparseflash.forward(*call, bool(deterministic), backend)
+    out, lse = attend(*call, bool(deterministic), backend)
     return (out, lse) if return_lse else out
 
 
@@ -71,8 +71,7 @@ def explain(
 ) -> str:
     """Which backend `attention` takes for these arguments, and why not the others, line by line."""
     call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
-    q, k, v, tensors, extents = call[:5]
-    schedule = from_tensors(tensors, extents) if tensors else None
+    q, k, v, schedule = call[:4]
     why_not = reasons(q, k, v, schedule, dropout_p)
     wanted = why_not if backend == "auto" else [backend]
     chosen = next((name for name in wanted if why_not[name] is None), None)
@@ -83,9 +82,12 @@ def explain(
     return "\n".join(lines)
 
 
-def _prepare(q, k, v, mask, scale, dropout_p, seed, backend) -> tuple:
-    """Check everything, and bring the arguments into the form that the operator takes."""
-    q, k, v = (_autocast(t) for t in (q, k, v))
+def _prepare(
+    q, k, v, mask, scale, dropout_p, seed, backend
+) -> tuple[Tensor, Tensor, Tensor, Schedule | None, float, float, Tensor | None]:
+    """Check everything, and bring the arguments into the form that `attend` takes."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        q, k, v = (_autocast(t) for t in (q, k, v))
     _check_tensors(q, k, v)
     if backend != "auto" and backend not in NAMES:
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(('auto', *NAMES))}")
@@ -97,9 +99,9 @@ def _prepare(q, k, v, mask, scale, dropout_p, seed, backend) -> tuple:
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-    tensors, extents = _mask_tensors(mask, q, k)
+    schedule = _schedule(mask, q, k)
     seed = _seed_tensor(seed, q.device) if dropout_p > 0 else None
-    return q, k, v, tensors, extents, scale, float(dropout_p), seed
+    return q, k, v, schedule, scale, float(dropout_p), seed
 
 
 def _autocast(t: Any) -> Any:
@@ -135,11 +137,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
         )
-    if k.shape != v.shape:
-        raise ValueError(f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; they must be equal")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; all but the head dim must be equal"
+        )
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(
-            f"q has shape {tuple(q.shape)}, k and v {tuple(k.shape)};"
+            f"q has shape {tuple(q.shape)}, k {tuple(k.shape)};"
             " batch and head dim must be those of q"
         )
     if q.shape[1] % k.shape[1]:
@@ -149,10 +153,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _mask_tensors(mask, q: Tensor, k: Tensor) -> tuple[list[Tensor], list[int]]:
-    """The schedule of a mask as the operator takes it; no tensors for dense attention."""
+def _schedule(mask, q: Tensor, k: Tensor) -> Schedule | None:
+    """The schedule of a mask; None for dense attention."""
     if mask is None:
-        return [], []
+        return None
     if isinstance(mask, Tensor | np.ndarray) and torch.compiler.is_compiling():
         raise ValueError(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
@@ -170,13 +174,12 @@ def _mask_tensors(mask, q: Tensor, k: Tensor) -> tuple[list[Tensor], list[int]]:
         )
     extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
     if isinstance(mask, Selection):
-        return as_tensors(schedule_from_selection(mask, *extents, q.device))
+        return schedule_from_selection(mask, *extents, q.device)
     if torch.compiler.is_compiling():
         # a graph belongs to one schedule: its key and these extents become guards
         n_q, n_k, batch, heads = (range(n).stop for n in extents)  # range() makes a length an int
-        tensors, ints = _compiled_schedule(mask.key, n_q, n_k, batch, heads, str(q.device))
-        return list(tensors), list(ints)
-    return as_tensors(schedule_for(mask, *extents, q.device))
+        return from_tensors(*_compiled_schedule(mask.key, n_q, n_k, batch, heads, str(q.device)))
+    return schedule_for(mask, *extents, q.device)
 
 
 def _compiled_schedule(key: str, n_q: int, n_k: int, batch: int, heads: int, device: str):

@@ -16,6 +16,7 @@ def make_qkv(
     head_dim: int,
     *,
     kv_heads: int | None = None,
+    v_head_dim: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -23,18 +24,19 @@ def make_qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q (batch, heads, n_q, head_dim) and k, v (batch, kv_heads, n_k, head_dim).
 
+    kv_heads, v_head_dim: those of q and k where None.
     Drawn on the CPU in float64, so that the values are the same on every device and, up to
     rounding, in every dtype.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     kv_heads = heads if kv_heads is None else kv_heads
 
-    def draw(heads: int, length: int) -> Tensor:
+    def draw(heads: int, length: int, head_dim: int = head_dim) -> Tensor:
         shape = (batch, heads, length, head_dim)
         x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         return x.to(device=device, dtype=dtype).requires_grad_(requires_grad)
 
-    return draw(heads, n_q), draw(kv_heads, n_k), draw(kv_heads, n_k)
+    return draw(heads, n_q), draw(kv_heads, n_k), draw(kv_heads, n_k, v_head_dim or head_dim)
 
 
 def oracle(
@@ -50,7 +52,8 @@ def oracle(
 
     dense_mask: bool, broadcastable to (B, Hq, N_q, N_k), True where a query may attend to a key.
     keep: bool of that shape, the probabilities that dropout leaves, divided by 1 - dropout_p.
-    Returns out (B, Hq, N_q, D) and the natural-log lse (B, Hq, N_q) of the softmax before dropout.
+    Returns out (B, Hq, N_q, D_v) and the natural-log lse (B, Hq, N_q) of the softmax before
+    dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
     """
     q, k, v = q.double(), k.double(), v.double()

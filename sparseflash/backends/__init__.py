@@ -1,13 +1,15 @@
 """Backends: modules with `unsupported`, `forward` and `backward`, imported when they are chosen."""
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from sparseflash.schedule import Schedule
 
-NAMES = ("triton", "cpu", "reference")  # the fastest first: the order of backend="auto"
+NAMES = ("hopper", "triton", "cpu", "reference")  # the fastest first: the order of backend="auto"
 
 
 def reasons(
@@ -34,5 +36,17 @@ def choose(
     raise ValueError("; ".join(refused))
 
 
+def empty_out(q: Tensor, v: Tensor) -> Tensor:
+    """Uninitialised out (B, H_q, N_q, D_v), with heads and tokens in memory in the order of q."""
+    head_dim = v.shape[-1]
+    if head_dim == q.shape[-1]:
+        return torch.empty_like(q)
+    batch, heads, n_q, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty(batch, n_q, heads, head_dim).transpose(1, 2)
+    return q.new_empty(batch, heads, n_q, head_dim)
+
+
+@cache
 def _load(name: str) -> ModuleType:
     return import_module(f"sparseflash.backends.{name}")

@@ -15,6 +15,7 @@ from torch import Tensor
 import masks
 
 from ..schedule import Schedule, schedule_for
+from . import empty_out
 from .cpu_blocks import (
     ByHeads,
     Dropout,
@@ -48,7 +49,7 @@ def forward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, N_q, D) like q and lse (B, Hq, N_q)."""
+    """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q)."""
     with threads_by_head(k) as by_heads:
         return _forward(by_heads, q, k, v, schedule, scale, dropout_p, seed)
 
@@ -65,16 +66,17 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     schedule = schedule or _dense_schedule(q, k)
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    width = max(q.shape[3], v.shape[3])
     q_blocks = to_blocks(q, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
-    out_blocks = torch.zeros_like(q_blocks)
+    out_blocks = q_blocks.new_zeros((*q_blocks.shape[:2], v.shape[3]))
     lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
     tiles = Tiles(schedule, dtype)
     dropout = Dropout(schedule, q, dropout_p, seed, by_query=True)
 
     def attend(kv_heads: range) -> None:
         plan, work = Plan(schedule, q, k, kv_heads, by_query=True), Work(dtype)
-        for own, chunks in plan.groups(block_q * block_k + block_k * q.shape[3]):
+        for own, chunks in plan.groups(block_q * block_k + block_k * width):
             q_g = work.gather("q", q_blocks, own).mul_(scale * LOG2E)
             softmax = None
             for chunk in chunks:
@@ -99,7 +101,7 @@ def _forward(
 
     by_heads(attend)
     lse = lse_blocks.mul_(LN2).view(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
-    return from_blocks(out_blocks, q), lse
+    return from_blocks(out_blocks, empty_out(q, v)), lse
 
 
 def backward(
@@ -138,6 +140,7 @@ def _backward(
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
     schedule = schedule or _dense_schedule(q, k)
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
+    width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
@@ -149,7 +152,7 @@ def _backward(
 
     def differentiate(kv_heads: range) -> None:
         plan, work = Plan(schedule, q, k, kv_heads, by_query=False), Work(dtype)
-        for own, chunks in plan.groups(2 * block_q * block_k + 3 * block_q * q.shape[3]):
+        for own, chunks in plan.groups(2 * block_q * block_k + 3 * block_q * width):
             kv = plan.kv_blocks(own)
             k_g = work.gather("k", k_blocks, kv).mul_(scale * LOG2E)
             v_g = work.gather("v", v_blocks, kv)
@@ -178,7 +181,11 @@ def _backward(
     by_heads(differentiate)
     dq_blocks.mul_(LN2)  # k_g has the factor scale * log2(e)
     dk_blocks.mul_(scale)
-    return from_blocks(dq_blocks, q), from_blocks(dk_blocks, k), from_blocks(dv_blocks, v)
+    dq, dk, dv = (
+        from_blocks(blocks, torch.empty_like(x))
+        for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))
+    )
+    return dq, dk, dv
 
 
 class _Softmax(NamedTuple):
@@ -186,7 +193,7 @@ class _Softmax(NamedTuple):
 
     top: Tensor  # (lists, block_q, 1)  row maximum
     total: Tensor  # (lists, block_q, 1)  row sum of 2 ** (score - top)
-    acc: Tensor  # (lists, block_q, D)  those powers times v
+    acc: Tensor  # (lists, block_q, D_v)  those powers times v
 
 
 def _exponentiate(scores: Tensor, softmax: _Softmax | None) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,10 @@ def to_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).reshape(-1, block, dim)
 
 
-def from_blocks(blocks: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `to_blocks`, with the dtype and strides of `like`."""
-    batch, heads, length, dim = like.shape
+def from_blocks(blocks: Tensor, result: Tensor) -> Tensor:
+    """The inverse of `to_blocks`, with the dtype and strides of `result`, or in it."""
+    batch, heads, length, dim = result.shape
     x = blocks.view(batch, heads, -1, dim)[:, :, :length]
-    result = torch.empty_like(like)
     if x.dtype == result.dtype and x.stride() == result.stride():
         return x
     return result.copy_(x)

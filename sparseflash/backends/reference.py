@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..dropout import keep_mask
 from ..schedule import Schedule, unpack_bits
+from . import empty_out
 
 MAX_SCORES = 2**31  # entries of the score matrix: 8 GiB in float32
 
@@ -40,7 +41,7 @@ def forward(
     lse = scores.logsumexp(-1)
     p = _probabilities(scores, lse)
     p = p * _dropout_factor(p, dropout_p, seed)
-    return torch.empty_like(q).copy_(p @ v_wide), lse
+    return empty_out(q, v).copy_(p @ v_wide), lse
 
 
 def backward(

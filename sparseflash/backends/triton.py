@@ -4,9 +4,6 @@ It runs on any NVIDIA GPU since Ampere, or on a CPU under TRITON_INTERPRET=1. De
 same kernel without the lists. See docs/kernels.md.
 """
 
-# pyright: reportCallIssue=false
-# To pyright a launch kernel[grid](...) is a call of the Python function, by its argument list.
-
 import os
 from contextlib import nullcontext
 from functools import cache
@@ -15,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparseflash.backends import empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.configs import Tiles, tiles_for
+from sparseflash.kernels.launch import launch
 from sparseflash.schedule import BlockLists, Schedule
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -33,8 +32,8 @@ def unsupported(
         return f"triton cannot be imported ({error}); install it with pip install triton"
     if q.dtype not in _DTYPES:
         return f"its kernels take bfloat16, float16 and float32, not {q.dtype}"
-    if q.shape[-1] > 256:
-        return f"its kernels hold head dims up to 256, not {q.shape[-1]}"
+    if max(q.shape[-1], v.shape[-1]) > 256:
+        return f"its kernels hold head dims up to 256, not {max(q.shape[-1], v.shape[-1])}"
     if max(t.stride(2) for t in (q, k, v)) >= 2**23:
         return "its 32-bit offsets inside a tile hold token strides below 2**23; call contiguous()"
     if q.device.type == "cuda":
@@ -54,23 +53,28 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor,
     schedule: Schedule | None, scale: float, dropout_p: float, seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out (B, Hq, N_q, D) like q and lse (B, Hq, N_q) float32."""
+    """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
     from sparseflash.kernels.tl.forward import attention_forward
 
     batch, heads, n_q, _ = q.shape
-    out = torch.empty_like(q)
+    out = empty_out(q, v)
     lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
-    tiles, shape = _plan("forward", q, k, schedule)
-    block_n = tiles.block_n
-    k_desc, v_desc = _descriptors((k, v), block_n, shape["BLOCK_D"])
-    n_tiles = _cdiv(n_q, tiles.block_m)
-    with _on(q.device):
-        attention_forward[(n_tiles * batch * heads,)](
-            q, k, v, k_desc, v_desc, out, lse, *_lists(schedule and schedule.rows, schedule),
-            *_strides(q, k, v, out), scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=True), **shape,
-            TMA=k_desc is not None, DROPOUT=dropout_p > 0, **_options(tiles),
+    lists = _lists(schedule and schedule.rows, schedule)
+
+    def arguments():
+        tiles, shape = _plan("forward", q, k, v, schedule)
+        n_tiles = _cdiv(n_q, tiles.block_m)
+        k_desc, v_desc = _descriptors((k, v), tiles.block_n)
+        args = (
+            q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
+            scale * _LOG2E, *_dropout(dropout_p, seed),
+            *_counts(q, k, schedule, n_tiles, by_query=True),
         )  # fmt: skip
+        options = {**shape, "TMA": k_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
+        return (n_tiles * batch * heads,), args, options
+
+    key = _key(schedule, scale, dropout_p, q, k, v)
+    launch(attention_forward, key, (q, k, v, out, lse, *lists, seed), arguments)
     return out, lse
 
 
@@ -92,18 +96,24 @@ def backward_rows(
     """What both passes need of a query: delta = rowsum(out * dout) - dlse, and its LSE in base 2,
     inf for empty rows.
     """
-    from sparseflash.kernels.tl.backward import backward_prepare as kernel
+    from sparseflash.kernels.tl.backward import backward_prepare
 
     batch, heads, n_q, head_dim = out.shape
     delta, lse2 = torch.empty_like(lse), torch.empty_like(lse)
     dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
-    n_tiles = _cdiv(n_q, 64)
-    with _on(out.device):
-        kernel[(n_tiles * batch * heads,)](
+
+    def arguments():
+        n_tiles = _cdiv(n_q, 64)
+        args = (
             out, dout, lse, dlse, delta, lse2, *_strides(out, dout), *dlse_strides,
-            n_q, n_tiles, heads, HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim), BLOCK_M=64,
-            LSE_GRAD=dlse is not None,
+            n_q, n_tiles, heads,
         )  # fmt: skip
+        shape = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64}
+        return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
+
+    dlse_key = dlse is not None and (dlse_strides, dlse.dtype)
+    key = (out.shape, out.stride(), dout.stride(), out.dtype, dout.dtype, dlse_key)
+    launch(backward_prepare, key, (out, dout, lse, dlse, delta, lse2), arguments)
     return delta, lse2
 
 
@@ -111,40 +121,61 @@ def backward_kv(
     dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed
 ) -> tuple[Tensor, Tensor]:
     """dk and dv, by key tiles over the columns of the mask."""
-    from sparseflash.kernels.tl.backward import backward_kv as kernel
+    from sparseflash.kernels.tl import backward
 
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    tiles, shape = _plan("backward_kv", q, k, schedule)
-    q_desc, dout_desc = _descriptors((q, dout), tiles.block_m, shape["BLOCK_D"])
-    n_tiles = _cdiv(k.shape[2], tiles.block_n)
-    with _on(q.device):
-        kernel[(n_tiles * k.shape[0] * k.shape[1],)](
-            q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta,
-            *_lists(schedule and schedule.cols, schedule),
+    lists = _lists(schedule and schedule.cols, schedule)
+
+    def arguments():
+        tiles, shape = _plan("backward_kv", q, k, v, schedule)
+        n_tiles = _cdiv(k.shape[2], tiles.block_n)
+        q_desc, dout_desc = _descriptors((q, dout), tiles.block_m)
+        args = (
+            q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta, *lists,
             *_strides(q, k, v, dout, dk, dv), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=False), **shape,
-            TMA=q_desc is not None, DROPOUT=dropout_p > 0, **_options(tiles),
+            *_counts(q, k, schedule, n_tiles, by_query=False),
         )  # fmt: skip
+        options = {**shape, "TMA": q_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
+        return (n_tiles * k.shape[0] * k.shape[1],), args, options
+
+    key = _key(schedule, scale, dropout_p, q, k, v, dout)
+    tensors = (q, k, v, dout, dk, dv, lse2, delta, *lists, seed)
+    launch(backward.backward_kv, key, tensors, arguments)
     return dk, dv
 
 
 def backward_q(dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed) -> Tensor:
     """dq, by query tiles over the rows of the mask."""
-    from sparseflash.kernels.tl.backward import backward_q as kernel
+    from sparseflash.kernels.tl import backward
 
     dq = torch.empty_like(q)
-    tiles, shape = _plan("backward_q", q, k, schedule)
-    k_desc, v_desc = _descriptors((k, v), tiles.block_n, shape["BLOCK_D"])
-    n_tiles = _cdiv(q.shape[2], tiles.block_m)
-    with _on(q.device):
-        kernel[(n_tiles * q.shape[0] * q.shape[1],)](
-            q, k, v, dout, k_desc, v_desc, dq, lse2, delta,
-            *_lists(schedule and schedule.rows, schedule),
+    lists = _lists(schedule and schedule.rows, schedule)
+
+    def arguments():
+        tiles, shape = _plan("backward_q", q, k, v, schedule)
+        n_tiles = _cdiv(q.shape[2], tiles.block_m)
+        k_desc, v_desc = _descriptors((k, v), tiles.block_n)
+        args = (
+            q, k, v, dout, k_desc, v_desc, dq, lse2, delta, *lists,
             *_strides(q, k, v, dout, dq), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=True), **shape,
-            TMA=k_desc is not None, DROPOUT=dropout_p > 0, **_options(tiles),
+            *_counts(q, k, schedule, n_tiles, by_query=True),
         )  # fmt: skip
+        options = {**shape, "TMA": k_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
+        return (n_tiles * q.shape[0] * q.shape[1],), args, options
+
+    key = _key(schedule, scale, dropout_p, q, k, v, dout)
+    tensors = (q, k, v, dout, dq, lse2, delta, *lists, seed)
+    launch(backward.backward_q, key, tensors, arguments)
     return dq
+
+
+def _key(schedule: Schedule | None, scale: float, dropout_p: float, q: Tensor, *others: Tensor):
+    """What the arguments of a launch follow from, but for addresses; see `launch`."""
+    blocks = None
+    if schedule is not None:
+        blocks = (*schedule[3:], schedule.rows.idx.shape)
+    layout = [part for t in others for part in (t.shape, t.stride())]
+    return (blocks, scale, dropout_p, q.dtype, q.shape, q.stride(), *layout)
 
 
 @cache
@@ -169,10 +200,10 @@ def _has_large_shared_memory(device: torch.device) -> bool:
 
 
 def _plan(
-    kernel: str, q: Tensor, k: Tensor, schedule: Schedule | None
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None
 ) -> tuple[Tiles, dict[str, Any]]:
     """The tiles of a kernel and its compile-time arguments."""
-    head_dim = q.shape[-1]
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     if schedule is None:
         block_q = block_k = 256
         partial, keys = False, k.shape[2]
@@ -184,8 +215,8 @@ def _plan(
     # of 16 bits there
     dtype = torch.float16 if interpreted() else q.dtype
     tiles = tiles_for(
-        kernel, head_dim, dtype, hopper=_has_tma(q.device), partial=partial, keys_per_query=keys,
-        block_q=block_q, block_k=block_k,
+        kernel, max(head_dim, head_dim_v), dtype, hopper=_has_large_shared_memory(q.device),
+        partial=partial, keys_per_query=keys, block_q=block_q, block_k=block_k,
     )  # fmt: skip
     if schedule is None:  # no lists: what sticks out of the last tile is all that is partial
         by_key = kernel == "backward_kv"
@@ -193,7 +224,9 @@ def _plan(
         partial = rest > 0
     shape = {
         "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
         "BLOCK_D": _padded(head_dim),
+        "BLOCK_DV": _padded(head_dim_v),
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "BLOCK_Q": block_q,
@@ -239,29 +272,31 @@ def _counts(
     return q.shape[2], k.shape[2], n_tiles, heads, heads // k.shape[1], stride_b, stride_h
 
 
-def _descriptors(tensors: tuple[Tensor, Tensor], rows: int, block_d: int) -> tuple[Any, Any]:
-    """Descriptors for the tensor memory accelerator over (rows, block_d) tiles of both tensors, or
-    None twice.
+def _descriptors(tensors: tuple[Tensor, Tensor], rows: int) -> tuple[Any, Any]:
+    """Descriptors for the tensor memory accelerator over (rows, D) tiles of both tensors, or None
+    twice.
 
     Each tensor (B, H, N, D) is seen as one matrix whose row length is its token stride s: element
     (b, h, n, 0) lies in row (b, h offset) // s + n at column (b, h offset) % s. The hardware wants
     16-byte strides and addresses.
     """
-    if not all(_has_tma(t.device) and _fits_tma(t, block_d) for t in tensors):
+    if not all(_has_tma(t.device) and _fits_tma(t) for t in tensors):
         return None, None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     first, second = (
-        TensorDescriptor(t, [_matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, block_d])
+        TensorDescriptor(t, [_matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
         for t in tensors
     )
     return first, second
 
 
-def _fits_tma(t: Tensor, block_d: int) -> bool:
+def _fits_tma(t: Tensor) -> bool:
     batch, heads, n, head_dim = t.shape
     stride_b, stride_h, stride_n, _ = t.stride()
-    if head_dim != block_d or n == 1 or t.data_ptr() % 16 or (t.element_size() * stride_n) % 16:
+    if head_dim != _padded(head_dim) or n == 1:
+        return False
+    if t.data_ptr() % 16 or (t.element_size() * stride_n) % 16:
         return False
     if t.dtype == torch.float32 and not interpreted():
         return False  # ieee products run on the vector units, from registers

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 import sparseflash
-from sparseflash import schedule
+from sparseflash import ops, schedule
 from sparseflash.attention import _prepare
 from sparseflash.dropout import keep_mask
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
@@ -62,9 +63,11 @@ def assert_same(actual, expected, tolerance=1e-6):
 # ---- opcheck
 
 
+WIDE_VALUES = "token major, another head dim of v"
 LAYOUTS = {
     "contiguous": lambda t: t,
     "token major": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    WIDE_VALUES: lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
     "cut from a wider tensor": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
     "every second token": lambda t: t.repeat_interleave(2, dim=2)[:, :, ::2],
     "one key head for all": lambda t: t[:, :1].expand(t.shape),
@@ -72,9 +75,11 @@ LAYOUTS = {
 
 
 def operator_arguments(backend, mask, dropout_p, layout="contiguous", dtype=torch.float32):
-    qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, dtype=dtype)]
+    qkv = small(requires_grad=False, dtype=dtype, v_head_dim=12 if layout == WIDE_VALUES else None)
+    qkv = [LAYOUTS[layout](t) for t in qkv]
     seed = 3 if dropout_p else None
-    return (*_prepare(*qkv, mask, None, dropout_p, seed, backend), False, backend)
+    q, k, v, blocks, *rest = _prepare(*qkv, mask, None, dropout_p, seed, backend)
+    return (q, k, v, *ops._flat(blocks), *rest, False, backend)
 
 
 CALLS = [
@@ -85,6 +90,7 @@ CALLS = [
     (MASK, 0.0, "cut from a wider tensor"),
     (MASK, 0.0, "every second token"),
     (MASK, 0.0, "one key head for all"),
+    (MASK, 0.3, WIDE_VALUES),
 ]
 
 
@@ -363,6 +369,90 @@ def test_second_derivatives_are_refused():
     )
     with pytest.raises(RuntimeError, match="sparseflash"):
         dq.sum().backward()
+
+
+# ---- the eager path and the operators
+
+
+@pytest.mark.parametrize("lse_gradient", [False, True])
+@pytest.mark.parametrize("mask, dropout_p", [(None, 0.0), (MASK, 0.3)])
+def test_operator_and_eager_path_are_the_same_bits(mask, dropout_p, lse_gradient, monkeypatch):
+    def results():
+        q, k, v = small()
+        out, lse = sparseflash.attention(
+            q, k, v, mask, dropout_p=dropout_p, seed=3, return_lse=True
+        )
+        loss = out.square().sum() + (lse.sum() if lse_gradient else 0)
+        return out, lse, *torch.autograd.grad(loss, (q, k, v))
+
+    eager = results()
+    monkeypatch.setattr(ops, "_only_autograd_looks_on", lambda *tensors: False)
+    for a, b in zip(eager, results(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_dispatch_mode_sees_the_operators():
+    seen = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Recorder():
+        sparseflash.attention(*small(), MASK).sum().backward()
+    assert {"sparseflash.forward.default", "sparseflash.backward.default"} <= set(seen)
+
+
+def test_tensor_subclass_meets_the_operator():
+    class Wrapped(torch.Tensor):
+        pass
+
+    q, k, v = small(requires_grad=False)
+    out = sparseflash.attention(q.as_subclass(Wrapped), k, v, MASK)
+    assert type(out) is Wrapped
+    assert torch.equal(out.as_subclass(torch.Tensor), sparseflash.attention(q, k, v, MASK))
+
+
+def test_checkpointed_attention_has_the_same_gradients():
+    def function(q, k, v):
+        return sparseflash.attention(q, k, v, MASK)
+
+    def checkpointed(q, k, v):
+        return torch.utils.checkpoint.checkpoint(function, q, k, v, use_reentrant=False)
+
+    assert_same(run(checkpointed, small()), run(function, small()), 0.0)
+
+
+# ---- v with a head dim of its own
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("v_head_dim", [1, 4, 20])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_head_dim_of_v_may_differ(backend, v_head_dim, token_major):
+    qkv = small(v_head_dim=v_head_dim)
+    if token_major:
+        qkv = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
+    dense = torch.from_numpy(MASK.build(40).to_dense())
+    actual = run(lambda *a: sparseflash.attention(*a, MASK, backend=backend), qkv)
+    assert actual[0].shape == (2, 2, 40, v_head_dim)
+    expected = run(lambda *a: oracle(*a, dense)[0], [t.double() for t in qkv])
+    for name, a, e in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
+        assert_close(a, e, name=name)
+
+
+def test_scale_follows_the_head_dim_of_q():
+    q, k, v = small(v_head_dim=20)
+    assert torch.equal(
+        sparseflash.attention(q, k, v), sparseflash.attention(q, k, v, scale=8**-0.5)
+    )
+
+
+def test_compiled_attention_with_another_head_dim_of_v_equals_eager(fresh_dynamo):
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+    qkv = small(v_head_dim=12)
+    assert_same(run(compiled, qkv, MASK), run(sparseflash.attention, qkv, MASK))
 
 
 # ---- the forms of a mask

@@ -9,11 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
 from masks.select import Selection
-from sparseflash import tile_lists as module
+from sparseflash.tiles import lists as module
 from sparseflash.schedule import Cache, as_tensors, from_tensors, schedule_for
 from sparseflash.select_schedule import schedule_from_selection
-from sparseflash.tile_bits import same_rows
-from sparseflash.tile_lists import TileLists, expressible, granularity, tile_lists
+from sparseflash.tiles.bits import same_rows
+from sparseflash.tiles.lists import TileLists, expressible, granularity, tile_lists
 
 SMS = 132
 

@@ -88,7 +88,8 @@ def backward_kv(
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -100,9 +101,9 @@ def backward_kv(
     k_base = K + b * stride_kb + h_kv * stride_kh
     k = load_tile(k_base, k_start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_base = V + b * stride_vb + h_kv * stride_vh
-    v = load_tile(v_base, k_start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v = load_tile(v_base, k_start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     query = tl.arange(0, BLOCK_M)
 
     for g in range(group):
@@ -138,7 +139,7 @@ def backward_kv(
                     )  # fmt: skip
                 q = load_tile(Q + q_offset, start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
                 dout = load_tile(
-                    DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True
+                    DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True
                 )
                 lse = tl.load(lse_row + start + query, mask=start + query < n_q, other=float("inf"))
                 delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
@@ -160,7 +161,7 @@ def backward_kv(
             )  # fmt: skip
             dout = load_full(
                 DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn,
-                BLOCK_M, HEAD_DIM, BLOCK_D, TMA,
+                BLOCK_M, HEAD_DIM_V, BLOCK_DV, TMA,
             )  # fmt: skip
             lse = tl.load(lse_row + start + query)
             delta = tl.load(delta_row + start + query)
@@ -180,7 +181,7 @@ def backward_kv(
     dk_base = DK + b * stride_dkb + h_kv * stride_dkh
     store_tile(dk_base, k_start, stride_dkn, n_k, dk, BLOCK_N, HEAD_DIM, BLOCK_D)
     dv_base = DV + b * stride_dvb + h_kv * stride_dvh
-    store_tile(dv_base, k_start, stride_dvn, n_k, dv, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, k_start, stride_dvn, n_k, dv, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 
 
 @triton.jit
@@ -208,7 +209,8 @@ def backward_q(
     stride_dqb, stride_dqh, stride_dqn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -223,7 +225,7 @@ def backward_q(
     q_base = Q + b * stride_qb + h * stride_qh
     q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     g_base = DOut + b * stride_gb + h * stride_gh
-    dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     rows = q_start + tl.arange(0, BLOCK_M)
     at = bh.to(tl.int64) * n_q + rows
     lse = tl.load(Lse2 + at, mask=rows < n_q, other=float("inf"))
@@ -252,7 +254,7 @@ def backward_q(
                     q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
                 )  # fmt: skip
             k = load_tile(K + k_offset, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-            v = load_tile(V + v_offset, start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            v = load_tile(V + v_offset, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
             keep = (
                 keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)
                 if DROPOUT
@@ -274,7 +276,7 @@ def backward_q(
             K + k_offset, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
         )
         v = load_full(
-            V + v_offset, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+            V + v_offset, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
         keep = (
             keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)

@@ -46,7 +46,8 @@ def attention_forward(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +76,7 @@ def attention_forward(
         key = head_key(seed_ptr, bh)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
     if PARTIAL:
         for t in tl.range(0, n_partial):
@@ -96,7 +97,7 @@ def attention_forward(
                 p = tl.where(
                     keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
                 )
-            v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+            v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
 
     for t in tl.range(0, n_full):
@@ -111,7 +112,7 @@ def attention_forward(
                 keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
             )
         v = load_full(
-            v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
+            v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
 
@@ -119,6 +120,6 @@ def attention_forward(
     total = tl.where(l > 0, l, 1.0)
     acc = acc * (keep_scale / total)[:, None] if DROPOUT else acc / total[:, None]
     o_base = Out + b * stride_ob + h * stride_oh
-    store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM, BLOCK_D)
+    store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     rows = q_start + tl.arange(0, BLOCK_M)
     tl.store(Lse + bh.to(tl.int64) * n_q + rows, (m + tl.log2(total)) * LN2, mask=rows < n_q)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparseflash.schedule import Cache, Schedule
-from sparseflash.tile_bits import cell_bytes, compose, fragments, same_rows
-from sparseflash.tile_make import EMPTY, FULL, SPARE, Make, TileLists
-from sparseflash.tile_order import ordered
+from sparseflash.tiles.bits import cell_bytes, compose, fragments, same_rows
+from sparseflash.tiles.make import EMPTY, FULL, SPARE, Make, TileLists
+from sparseflash.tiles.order import ordered
 
 Side = Literal["rows", "cols"]
 
@@ -63,7 +63,7 @@ def tile_lists(
     """
     make = Make(by == "rows", major, minor, n_q, n_k, batch, heads, kv_heads, sms)
     if schedule is not None and schedule.dynamic:
-        from sparseflash.tile_lists_dynamic import dynamic_lists
+        from sparseflash.tiles.dynamic import dynamic_lists
 
         return dynamic_lists(schedule, make)
     # the entry keeps the schedule, so that no other can take its addresses

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sparseflash.schedule import Schedule
-from sparseflash.tile_order import Work
+from sparseflash.tiles.order import Work
 
 EMPTY, FULL = -2, -1
 SPARE = 8  # entries that a kernel may read beyond the last one; they mean nothing

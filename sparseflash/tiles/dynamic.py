@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from sparseflash.schedule import BlockLists, Schedule
-from sparseflash.tile_bits import cell_bytes, fragments
-from sparseflash.tile_make import FULL, SPARE, Make, TileLists
-from sparseflash.tile_order import unordered
+from sparseflash.tiles.bits import cell_bytes, fragments
+from sparseflash.tiles.make import FULL, SPARE, Make, TileLists
+from sparseflash.tiles.order import unordered
 
 
 @torch.no_grad()

@@ -1,0 +1,60 @@
+"""How the Hopper kernels are cut: rules instead of a search, so that no call pays for tuning."""
+
+from functools import cache
+from typing import NamedTuple
+
+_SHARED = 228 * 1024  # bytes of a multiprocessor
+_SET_ASIDE = 2048  # of a program, for the system and the barriers
+
+
+class ForwardTiles(NamedTuple):
+    """Tiles of 64 * consumers queries x minor keys.
+
+    width, width_v: padded head dims. k_stages, v_stages: tiles of K and of V in shared memory.
+    drain: the pipeline ends with every tile. pairs: K of a block and V of the one before it share
+    their barriers.
+    programs: of one multiprocessor.
+    """
+
+    consumers: int
+    minor: int
+    width: int
+    width_v: int
+    k_stages: int
+    v_stages: int
+    drain: bool
+    pairs: bool
+    programs: int
+
+    @property
+    def major(self) -> int:
+        return 64 * self.consumers
+
+
+@cache
+def forward_tiles(head_dim: int, head_dim_v: int, block_q: int, n_q: int) -> ForwardTiles:
+    """For a mask with blocks of block_q queries."""
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    widest = max(width, width_v)
+    drain = widest > 128
+    small = not drain and (block_q % 128 != 0 or n_q <= 64)
+    consumers, programs = (1, 2) if small else (2, 1)
+    minor = 64 if drain or (small and widest > 64) else 128  # shared memory
+    if widest == 32:  # latencies count most: four consumers to a multiprocessor
+        minor, programs = 64, 2 * programs
+    # Q and O share a place, of which there are two unless the pipeline drains
+    shared = 2 * 64 * consumers * widest * (1 if drain else 2)
+    left = _SHARED // programs - _SET_ASIDE - shared
+    k_tile, v_tile = 2 * minor * width, 2 * minor * width_v
+    stages = min(4, left // (k_tile + v_tile))
+    # a tile of V is needed a block longer than one of K
+    more = stages < 4 and left - stages * (k_tile + v_tile) >= v_tile
+    pairs = stages > 2 and not more and not drain
+    return ForwardTiles(
+        consumers, minor, width, width_v, stages, stages + more, drain, pairs, programs
+    )  # fmt: skip
+
+
+def padded(head_dim: int) -> int:
+    """The extent that a head dim takes in a kernel."""
+    return max(32, 1 << (head_dim - 1).bit_length())

@@ -1,0 +1,172 @@
+"""The backends of a GPU, in every dtype they take, against the float64 oracle."""
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import (
+    DTYPES,
+    GPU_LENGTHS,
+    HEAD_DIMS,
+    LOW,
+    Case,
+    build,
+    check,
+    random_case,
+)
+
+import masks
+from sparseflash.tiles.lists import tile_lists
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+WIDE = (*HEAD_DIMS, 96, 192, 256)
+STRUCTURED = masks.local(150) | masks.butterfly(128) | masks.global_tokens(40)
+GLOBAL = masks.local(100) | masks.global_tokens(64)
+HALF = masks.mask_from(np.random.default_rng(0).random((100, 65500)) < 0.5)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_problem(seed, backend):
+    """For Hopper, problems that its kernels take: 16-bit, tokens of a multiple of 16 bytes."""
+    if backend == "hopper":
+        case = random_case(seed, GPU_LENGTHS, tuple(d for d in WIDE if d % 8 == 0), LOW)
+    else:
+        case = random_case(seed, GPU_LENGTHS, WIDE, DTYPES)
+    check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [4, 32, 64, 80, 128, 256])
+@pytest.mark.parametrize("length", [1, 100, 128, 1000, 4097])
+def test_dense(length, head_dim, dtype, backend):
+    check(Case(length, length, head_dim, dtype), backend, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_structured_masks_at_ragged_length(head_dim, dtype, backend):
+    for block in ((128, 128), (64, 64), (64, 128), (32, 16)):
+        case = Case(4097, 4097, head_dim, dtype, mask=STRUCTURED, block_size=block)
+        check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grouped_heads_and_dropout(dtype, backend):
+    mask = masks.random_blocks(0.3, block=64, per_head=True)
+    shape = {"n_q": 1000, "n_k": 700, "head_dim": 64, "batch": 2, "heads": 6, "kv_heads": 2}
+    case = Case(**shape, dtype=dtype, mask=mask, dropout_p=0.2, token_major=True)
+    check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "length",
+    [*range(1, 10), 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 255, 257, 1023, 2049, 4095],
+)
+def test_every_kind_of_length(length, deterministic, backend):
+    mask = masks.local(70) | masks.strided(64) | masks.global_tokens(3)
+    slack = 3 if length < 100 else 1
+    for n_q, n_k in ((length, length), (length, 130), (130, length)):
+        case = Case(n_q, n_k, 64, torch.bfloat16, mask=mask, deterministic=deterministic)
+        check(case, backend, "cuda", slack)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("block_k", [16, 32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("block_q", [16, 32, 48, 64, 96, 128, 256])
+def test_every_pair_of_block_sizes(block_q, block_k, deterministic, backend):
+    """Random blocks of the size itself: full, partial and empty ones, and rows without any."""
+    mask = masks.random_blocks(0.3, block=16, seed=block_q + block_k) | masks.local(20)
+    mask = mask & ~masks.documents([500, 90, 300]) | masks.butterfly(32)
+    case = Case(
+        890, 890, 64, torch.float16, mask=mask, block_size=(block_q, block_k),
+        deterministic=deterministic, seed=block_q * block_k,
+    )  # fmt: skip
+    check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(
+    "head_dim, v_head_dim",
+    [(64, 128), (128, 64), (192, 128), (96, 64), (32, 64), (64, 32), (40, 72), (128, 256)],
+)
+def test_values_of_another_head_dim(head_dim, v_head_dim, dtype, backend):
+    for mask, block in ((STRUCTURED, (128, 128)), (STRUCTURED, (64, 32)), (None, (128, 128))):
+        case = Case(
+            700, 1000, head_dim, dtype, heads=4, mask=mask, block_size=block,
+            v_head_dim=v_head_dim, token_major=mask is None,
+        )  # fmt: skip
+        check(case, backend, "cuda")
+
+
+LONG_ROWS = {
+    # name: mask, n_q, n_k, which sides have parts
+    "global tokens": (GLOBAL, 8192, 8192, "rows cols"),
+    "global tokens, ragged": (GLOBAL, 8100, 8111, "rows cols"),
+    "few queries": (masks.dense(), 128, 65536, "rows"),
+    "one query": (masks.local(3), 1, 65536, ""),
+    "few keys": (masks.dense(), 65536, 128, "cols"),
+    "few partial queries": (HALF, 100, 65500, "rows"),
+}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_rows_and_columns_that_are_cut_into_parts(name, head_dim, deterministic, backend):
+    mask, n_q, n_k, sides = LONG_ROWS[name]
+    heads = 1 if sides else 64  # the error of a single row is no statistic
+    case = Case(
+        n_q, n_k, head_dim, torch.bfloat16, heads=heads, kv_heads=heads, mask=mask,
+        deterministic=deterministic,
+    )  # fmt: skip
+    _, schedule, _ = build(case, "cuda")
+    for by in sides.split():
+        lists = tile_lists(
+            schedule, by=by, major=128, minor=128, n_q=n_q, n_k=n_k,  # pyright: ignore
+            batch=1, heads=1, kv_heads=1, sms=132, device="cuda",
+        )  # fmt: skip
+        assert lists.n_parts > 0, by  # the case is about them
+    check(case, backend, "cuda")
+
+
+def test_long_rows_in_some_heads_only(backend):
+    wide = masks.global_tokens(100) | masks.local(50)
+    mask = masks.heads(masks.local(50), wide, masks.butterfly(64), wide)
+    for kv_heads in (1, 2, 4):
+        shape = {"batch": 2, "heads": 4, "kv_heads": kv_heads, "mask": mask}
+        check(Case(4000, 4000, 64, torch.bfloat16, **shape), backend, "cuda")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (64, 16), (16, 64)])
+def test_masks_of_their_own_in_grouped_heads(block, kv_heads, deterministic, backend):
+    mask = masks.random_blocks(0.3, block=32, per_head=True)
+    for n_k in (1000, 333):
+        case = Case(
+            1000, n_k, 64, torch.bfloat16, batch=2, heads=8, kv_heads=kv_heads, mask=mask,
+            block_size=block, deterministic=deterministic,
+        )  # fmt: skip
+        check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_rows_and_columns_with_nothing(head_dim, token_major, backend):
+    """Whole tiles of queries that attend to nothing, of keys that nobody attends to, and a mask
+    that is empty for one head, or for all.
+    """
+    third = masks.documents([400, 400, 200]) & ~masks.local(0)
+    none = masks.causal() & ~masks.causal()
+    hole = third & ~masks.global_tokens(300)
+    for mask in (hole, none, masks.heads(hole, none)):
+        for block in ((128, 128), (64, 64), (16, 32)):
+            case = Case(
+                1000, 1000, head_dim, torch.float16, mask=mask, block_size=block,
+                token_major=token_major,
+            )  # fmt: skip
+            check(case, backend, "cuda")

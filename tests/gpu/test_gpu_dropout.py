@@ -1,0 +1,62 @@
+"""Dropout on a GPU: the bits of the reference, in every pass."""
+
+import pytest
+import torch
+from gpu_calls import MASK, inputs, run
+
+import masks
+import sparseflash
+from sparseflash.dropout import keep_mask
+from sparseflash.testing import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (128, 32), (16, 48)])
+def test_same_entries_are_dropped_as_in_the_reference(block, backend):
+    # with equal scores and v the identity, out holds the probabilities themselves
+    batch, heads, n_q, n_k, p = 2, 3, 500, 128, 0.3
+    mask = masks.dense().build(n_q, n_k, block_size=block)
+    dtype = torch.float16
+    q = torch.zeros(batch, heads, n_q, n_k, device="cuda", dtype=dtype)
+    k = torch.zeros(batch, heads, n_k, n_k, device="cuda", dtype=dtype)
+    v = torch.eye(n_k, device="cuda", dtype=dtype).expand(batch, heads, n_k, n_k).contiguous()
+    for seed in (0, 7, 2**40 + 9):
+        for m in (mask, None):
+            options = {"dropout_p": p, "seed": seed}
+            kept = sparseflash.attention(q, k, v, m, backend=backend, **options) > 0
+            expected = keep_mask(torch.tensor([seed], device="cuda"), batch, heads, n_q, n_k, p)
+            assert torch.equal(kept, expected)
+            # the columns see them too: dv = (kept probabilities)^T dout, with dout the identity
+            v_leaf = v.detach().requires_grad_()
+            out = sparseflash.attention(q, k, v_leaf, m, backend=backend, **options)
+            dout = torch.zeros_like(out)
+            rows = torch.arange(n_k, device="cuda")
+            dout[:, :, rows, rows] = 1
+            (dv,) = torch.autograd.grad(out, v_leaf, dout)
+            assert torch.equal(dv.mT > 0, expected[:, :, :n_k])
+
+
+def test_dropout_gradients_of_triton_are_those_of_the_reference():
+    qkv = inputs(500, torch.float32)
+    options = {"dropout_p": 0.3, "seed": 11}
+    actual, expected = (
+        run(sparseflash.attention, qkv, MASK, backend=backend, **options)
+        for backend in ("triton", "reference")
+    )
+    for name, a, e in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
+        assert relative_error(a, e) < 1e-5, name
+
+
+def test_seed_none_is_drawn_from_the_generator_of_torch():
+    def out():
+        return sparseflash.attention(*inputs(), dropout_p=0.5)
+
+    torch.manual_seed(4)
+    first, second = out(), out()
+    torch.manual_seed(4)
+    assert torch.equal(first, out()) and torch.equal(second, out())
+    assert not torch.equal(first, second)

@@ -1,0 +1,173 @@
+"""Memory on a GPU: how much is taken, and offsets beyond 32 bits."""
+
+import gc
+
+import pytest
+import torch
+from gpu_calls import MASK, MIB, SAME_BITS, inputs, need_memory, run
+
+import masks
+import sparseflash
+from sparseflash.schedule import as_tensors, schedule_for
+from sparseflash.testing import make_qkv, relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.fixture(autouse=True)
+def empty_gpu():
+    """Start and end with the memory of earlier tests given back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mask", [masks.local(256) | masks.butterfly(128), None])
+def test_peak_memory_is_that_of_results_and_vectors_of_the_rows(mask, deterministic, backend):
+    """Forward + backward allocate out, dq, dk, dv and five float32 vectors of the rows.
+
+    The vectors: lse, its gradient, delta, lse in base 2, and one to spare for a temporary. Each
+    allocation is rounded up to 512 bytes, and 4 MiB of slack are left: the scores would take 8 GiB
+    a head in bfloat16, one more tensor like q 16 MiB.
+    The gradients of the kernels for Hopper that need not be deterministic may sum dq in float32,
+    in a work space of twice the bytes of q.
+    """
+    length, heads, head_dim = 2**16, 2, 64
+    q, k, v = make_qkv(
+        1, heads, length, length, head_dim, dtype=torch.bfloat16, device="cuda", requires_grad=True
+    )
+    dout = torch.randn_like(q)
+    options = {"backend": backend, "deterministic": deterministic}
+    # load the kernels, and put the schedule and what a backend makes of it into the caches
+    run(sparseflash.attention, (q, k, v), mask, **options)
+    schedule_bytes = 0
+    if mask is not None:
+        schedule = schedule_for(mask, length, length, 1, heads, q.device)
+        schedule_bytes = sum(t.nbytes for t in as_tensors(schedule)[0])
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, lse = sparseflash.attention(q, k, v, mask, return_lse=True, **options)
+    torch.autograd.backward((out, lse), (dout, torch.ones_like(lse)))
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+
+    results = sum(t.nbytes for t in (out, q.grad, k.grad, v.grad))
+    work_space = 2 * q.nbytes if backend == "hopper" and not deterministic else 0
+    assert peak <= results + work_space + 5 * lse.nbytes + 4 * MIB
+    assert peak >= results  # the measurement sees what it should
+    assert schedule_bytes < 16 * MIB  # small beside the results
+
+
+@pytest.mark.parametrize("mask", [masks.local(256) | masks.global_tokens(64), None])
+def test_what_a_backend_keeps_of_a_mask_is_small(mask, backend):
+    """After a first call the memory holds results, the schedule and the work lists: no dense mask,
+    and no more than 1 KiB for each of the blocks.
+    """
+    length = 2**16 - 100  # no other test has this schedule in the cache
+    qkv = make_qkv(1, 1, length, length, 64, dtype=torch.bfloat16, device="cuda")
+    before = torch.cuda.memory_allocated()
+    run(sparseflash.attention, qkv, mask, backend=backend)
+    gc.collect()
+    kept = torch.cuda.memory_allocated() - before
+    blocks = mask.build(length).nnz if mask is not None else length // 128
+    assert kept <= 1024 * blocks + 8 * MIB
+
+
+def test_peak_memory_of_building_the_schedule_follows_its_blocks():
+    length = 2**16
+    mask = masks.local(257) | masks.butterfly(128)  # no other test has this schedule in the cache
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    schedule = schedule_for(mask, length, length, 1, 1, "cuda:0")
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    n_blocks = schedule.rows.idx.numel()
+    assert n_blocks < 0.1 * (length / schedule.block_q) * (length / schedule.block_k)
+    kept = sum(t.nbytes for t in as_tensors(schedule)[0])
+    # sorting holds a few int64 of every block (and its work space) for a moment
+    assert peak <= kept + 256 * n_blocks + 4 * MIB
+
+
+@pytest.mark.parametrize("options", [{}, SAME_BITS], ids=["default", "deterministic"])
+def test_memory_does_not_grow_from_call_to_call(options, backend):
+    qkv = inputs(2048)
+    options = options | {"backend": backend}
+    run(sparseflash.attention, qkv, MASK, **options)
+    gc.collect()  # what earlier tests left in cycles may be freed at any time
+    before = torch.cuda.memory_allocated()
+    for _ in range(5):
+        run(sparseflash.attention, qkv, MASK, **options)
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
+
+
+# ---- offsets beyond 32 bits
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "all"])
+@pytest.mark.parametrize("mask", [masks.local(100), None], ids=["sparse", "dense"])
+def test_offsets_past_32_bits_give_the_result_of_contiguous_tensors(mask, which, backend):
+    length, stride, dim = 70_000, 65_536, 64
+    need_memory(2 * length * stride + 4 * 2**30)
+    qkv = make_qkv(1, 1, length, length, dim, dtype=torch.bfloat16, device="cuda")
+    # element strides: the last token starts at 4.6e9, past 2**32; the three views share a buffer
+    buffer = torch.zeros(length, stride, dtype=torch.bfloat16, device="cuda")
+    strided = []
+    for i, t in enumerate(qkv):
+        if which in ("all", "qkv"[i]):
+            view = buffer[:, i * dim : (i + 1) * dim].view(1, 1, length, dim)
+            view.copy_(t)
+            assert view.stride(2) == stride and (length - 1) * stride > 2**32
+            t = view
+        strided.append(t)
+    with torch.no_grad():
+        actual = sparseflash.attention(*strided, mask, backend=backend, return_lse=True)
+        expected = sparseflash.attention(*qkv, mask, backend=backend, return_lse=True)
+    for name, a, e in zip(("out", "lse"), actual, expected, strict=True):
+        error = relative_error(a[:, :, -5000:], e[:, :, -5000:])
+        assert error < 1e-3, f"{name} of the last tokens: {error:.3g}"
+        assert relative_error(a, e) < 1e-3, name
+
+
+@pytest.mark.parametrize("options", [{}, SAME_BITS], ids=["default", "deterministic"])
+def test_gradients_past_32_bits_give_the_result_of_contiguous_tensors(options, backend):
+    length, stride, dim, mask = 70_000, 65_536, 64, masks.local(100)
+    # the buffer, and dense results; out and gradients of a view of it are not as wide as it
+    need_memory(2 * length * stride + 4 * 2**30)
+    qkv = make_qkv(1, 1, length, length, dim, dtype=torch.bfloat16, device="cuda")
+    buffer = torch.zeros(length, stride, dtype=torch.bfloat16, device="cuda")
+    strided = []
+    for i, t in enumerate(qkv):
+        view = buffer[:, i * dim : (i + 1) * dim].view(1, 1, length, dim)
+        view.copy_(t)
+        strided.append(view)
+    actual = run(sparseflash.attention, strided, mask, backend=backend, **options)
+    expected = run(sparseflash.attention, qkv, mask, backend=backend, **options)
+    for name, a, e in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
+        assert relative_error(a[:, :, -5000:], e[:, :, -5000:]) < 1e-2, name
+        assert relative_error(a, e) < 1e-2, name
+
+
+def test_heads_past_32_bits_of_elements(backend):
+    # a head stride past 2**31 elements: the second and third heads lie beyond 32 bits
+    length, heads, dim = 512, 3, 64
+    stride_h = 2**31 + 2**10
+    need_memory(2 * heads * stride_h)
+    buffer = torch.zeros(heads * stride_h, dtype=torch.bfloat16, device="cuda")
+    q, k, v = make_qkv(1, heads, length, length, dim, dtype=torch.bfloat16, device="cuda")
+    far = buffer.as_strided((1, heads, length, dim), (heads * stride_h, stride_h, dim, 1))
+    far.copy_(q)
+    actual = sparseflash.attention(far, k, v, MASK, backend=backend)
+    expected = sparseflash.attention(q, k, v, MASK, backend=backend)
+    assert relative_error(actual, expected) < 1e-3

@@ -1,0 +1,54 @@
+"""A short run of the stress program, in a process of its own: a hang must not end the tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT, env=environment | {"PYTHONPATH": path}, text=True, capture_output=True,
+        timeout=900,
+    )  # fmt: skip
+
+
+def stress(*options: str) -> subprocess.CompletedProcess:
+    return python("-m", "tests.gpu.stress", *options)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_random_launches_give_the_same_again_and_again(seed, backend):
+    options = ["--launches", "200", "--variants", "5", "--jobs", "5", "--seed", seed]
+    done = stress("--backend", backend, *options)
+    assert done.returncode == 0 and "OK: " in done.stdout, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+def test_the_program_runs_the_cpu_backend_too():
+    done = stress("--backend", "cpu", "--launches", "120", "--variants", "2", "--jobs", "0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "OK: " in done.stdout and "problem 4: Case(" in done.stdout
+
+
+def test_a_hang_ends_the_program_and_names_the_case():
+    program = """
+import time
+from tests.gpu.stress import Watch
+watch = Watch(patience=0.5)
+watch.now("problem 6")
+watch.now("problem 7")
+time.sleep(60)
+"""
+    done = python("-c", program)
+    assert done.returncode == -9 and "HANG" in done.stderr and "problem 7" in done.stderr

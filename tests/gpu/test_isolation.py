@@ -1,0 +1,117 @@
+"""NaN and inf in tokens that nobody may see: other heads, other batches, empty blocks, the memory
+around the inputs. None of it may reach a result.
+"""
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.testing import make_qkv, relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+BLOCKS = [(128, 128), (64, 64), (32, 16), (96, 48)]
+POISON = [float("nan"), float("inf"), float("-inf")]
+
+
+def run(qkv, mask, **options):
+    """out, lse, dq, dk, dv; the cotangent is the same whatever the inputs are."""
+    qkv = [t.detach().requires_grad_() for t in qkv]
+    out, lse = sparseflash.attention(*qkv, mask, return_lse=True, **options)
+    generator = torch.Generator("cuda").manual_seed(1)
+    dout = torch.randn(out.shape, generator=generator, device="cuda").to(out.dtype)
+    return out.detach(), lse.detach(), *torch.autograd.grad(out, qkv, dout)
+
+
+def assert_same(actual, expected):
+    for name, a, e in zip(("out", "lse", "dq", "dk", "dv"), actual, expected, strict=True):
+        assert torch.equal(a, e), f"{name} differs by {relative_error(a, e):.3g}"
+
+
+def problem(n=1000, **options):
+    options = {"kv_heads": 2, "dtype": torch.bfloat16, "device": "cuda"} | options
+    return make_qkv(2, 4, n, n, 64, **options)
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_other_heads_and_batches_do_not_leak(block, poison, backend):
+    mask = (masks.local(100) | masks.global_tokens(20)).build(1000, block_size=block)
+    qkv = problem()
+    clean = run(qkv, mask, backend=backend, deterministic=True)
+    q, k, v = (t.clone() for t in qkv)
+    q[1, 2:], k[1, 1], v[1, 1] = poison, poison, poison  # the second key head and its queries
+    found = run((q, k, v), mask, backend=backend, deterministic=True)
+    assert_same([t[0] for t in found], [t[0] for t in clean])
+    heads = (2, 2, 2, 1, 1)
+    assert_same(
+        [t[1, :n] for t, n in zip(found, heads, strict=True)],
+        [t[1, :n] for t, n in zip(clean, heads, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_that_nobody_sees_do_not_leak(block, poison, backend):
+    """Keys without a query and queries without a key, whole tiles of 128 of them: in a tile that
+    has others too, 0 * NaN is NaN.
+    """
+    n = 1300
+    keys, queries = slice(384, 768), slice(768, 1152)  # of whole blocks of every size here
+    allowed = torch.from_numpy(masks.local(150).build(n).to_dense()[0, 0]).clone()
+    allowed[queries], allowed[:, keys] = False, False
+    mask = masks.mask_from(allowed.numpy()).build(n, block_size=block)
+    qkv = problem(n)
+    clean = run(qkv, mask, backend=backend, deterministic=True)
+    q, k, v = (t.clone() for t in qkv)
+    q[:, :, queries], k[:, :, keys], v[:, :, keys] = poison, poison, poison
+    found = run((q, k, v), mask, backend=backend, deterministic=True)
+    assert_same(found, clean)
+    out, lse, dq, dk, dv = found
+    assert (out[:, :, queries] == 0).all() and (lse[:, :, queries] == float("-inf")).all()
+    assert (dq[:, :, queries] == 0).all()
+    assert (dk[:, :, keys] == 0).all() and (dv[:, :, keys] == 0).all()
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("n", [1, 63, 100, 129, 1000])
+@pytest.mark.parametrize("token_major", [False, True])
+def test_memory_around_the_inputs_does_not_leak(token_major, n, head_dim, backend):
+    """Inputs are the middle of larger tensors of NaN: tokens, heads and columns around them."""
+    mask = masks.local(100) | masks.global_tokens(20)
+    qkv = make_qkv(2, 2, n, n, head_dim, dtype=torch.float16, device="cuda")
+
+    def surrounded(t):
+        batch, heads, length, dim = t.shape
+        shape = (batch + 2, heads + 2, length + 300, dim + 16)
+        if token_major:
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        around = torch.full(shape, float("nan"), dtype=t.dtype, device="cuda")
+        around = around.transpose(1, 2) if token_major else around
+        middle = around[1:-1, 1:-1, 150:-150, 8:-8]
+        middle.copy_(t)
+        return middle
+
+    inside = [surrounded(t) for t in qkv]
+    for m in (mask, None):
+        for deterministic in (False, True):
+            options = {"backend": backend, "deterministic": deterministic}
+            for a, e in zip(run(inside, m, **options), run(qkv, m, **options), strict=True):
+                assert torch.allclose(a, e, rtol=2e-3, atol=2e-3)
+
+
+def test_results_do_not_write_around_themselves(backend):
+    """Gradients of the middle of larger tensors leave the rest of those at zero."""
+    whole = [
+        t.requires_grad_() for t in make_qkv(2, 3, 700, 700, 64, dtype=torch.float16, device="cuda")
+    ]
+    middle = [t[:, 1:2, 101:602] for t in whole]
+    out = sparseflash.attention(*middle, masks.local(60), backend=backend)
+    for t in torch.autograd.grad(out, whole, torch.ones_like(out)):
+        assert t.isfinite().all() and t[:, 1:2, 101:602].abs().sum() > 0
+        t[:, 1:2, 101:602] = 0
+        assert (t == 0).all()

@@ -1,0 +1,181 @@
+"""The hopper backend as far as it goes without a GPU: what it refuses, how it compiles."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import aot
+import pytest
+import torch
+
+import masks
+import sparseflash
+from masks import select
+from sparseflash.backends import NAMES, hopper, reasons
+from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.testing import make_qkv
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class OnHopper(torch.Tensor):
+    """A tensor in the memory of the CPU that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)  # pyright: ignore[reportAssignmentType]
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """The compute capability of the GPU that `OnHopper` is on; a test may change it."""
+    if missing := hopper._gluon_missing():
+        pytest.skip(missing)
+    found = [(9, 0)]
+    monkeypatch.setattr(hopper, "_capability", lambda device: found[0])
+    return found
+
+
+def inputs(*, head_dim=64, v_head_dim=None, n=256, dtype=torch.bfloat16, kv_heads=2):
+    qkv = make_qkv(
+        2, 4, n, n, head_dim, v_head_dim=v_head_dim, dtype=dtype, kv_heads=kv_heads
+    )  # fmt: skip
+    return [t.as_subclass(OnHopper) for t in qkv]
+
+
+def reason(q, k, v, *, schedule: Schedule | None = None, dropout_p=0.0) -> str | None:
+    return hopper.unsupported(q, k, v, schedule, dropout_p)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim, v_head_dim", [(64, None), (8, 256), (200, 72), (256, 8)])
+def test_takes_16_bit_inputs_on_a_hopper_gpu(head_dim, v_head_dim, dtype, capability):
+    qkv = inputs(head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype)
+    assert reason(*qkv) is None and reason(*qkv, dropout_p=0.5) is None
+
+
+@pytest.mark.parametrize("block_k", [16, 32, 48, 80, 96, 128, 240, 256])
+@pytest.mark.parametrize("block_q", [16, 48, 64, 96, 128, 144, 256])
+def test_takes_every_block_size(block_q, block_k, capability):
+    mask = masks.local(40).build(256, block_size=(block_q, block_k))
+    schedule = schedule_for(mask, 256, 256, 2, 4, "cpu")
+    for head_dim in (32, 128, 256):
+        assert reason(*inputs(head_dim=head_dim), schedule=schedule) is None
+
+
+def test_takes_the_layouts_that_models_have(capability):
+    def token_major(*shape):
+        return torch.zeros(*shape, dtype=torch.bfloat16).transpose(1, 2).as_subclass(OnHopper)
+
+    packed = torch.zeros(2, 100, 3, 4, 64, dtype=torch.bfloat16)  # one projection for q, k and v
+    q, k, v = (packed[:, :, i].transpose(1, 2).as_subclass(OnHopper) for i in range(3))
+    assert reason(q, k, v) is None
+    assert reason(*(token_major(2, 100, heads, 40) for heads in (4, 2, 2))) is None
+    assert reason(*(token_major(1, 1, heads, 40) for heads in (4, 2, 2))) is None
+    odd = torch.zeros(64 + 3, dtype=torch.bfloat16)  # an axis of one may have any stride
+    one = odd.as_strided((1, 1, 1, 64), (3, 5, 7, 1)).as_subclass(OnHopper)
+    assert reason(one, one, one) is None
+
+
+def misaligned(t):
+    longer = torch.zeros(t.numel() + 1, dtype=t.dtype)
+    return longer[1:].view(t.shape).as_subclass(OnHopper)
+
+
+REFUSED = {
+    "float32": (lambda: inputs(dtype=torch.float32), "float32"),
+    "float64": (lambda: inputs(dtype=torch.float64), "float64"),
+    "head dim 4": (lambda: inputs(head_dim=4), "multiple.*16 bytes"),
+    "head dim 12": (lambda: inputs(head_dim=12), "multiple.*16 bytes"),
+    "head dim 12 of v": (lambda: inputs(v_head_dim=12), "of v.*multiple.*16 bytes"),
+    "head dim 264": (lambda: inputs(head_dim=264), "up to 256, not 264"),
+    "head dim 264 of v": (lambda: inputs(v_head_dim=264), "up to 256, not 264"),
+    "address": (lambda: [inputs()[0], misaligned(inputs()[1]), inputs()[2]], "k .*address"),
+    "on the CPU": (lambda: [torch.Tensor(t) for t in inputs(dtype=torch.float32)], "CUDA.*cpu"),
+}
+
+
+@pytest.mark.parametrize("make, words", REFUSED.values(), ids=REFUSED)
+def test_refuses_what_its_kernels_cannot_take(make, words, capability):
+    found = reason(*make())
+    assert found and re.search(words, found), found
+
+
+@pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_refuses_every_other_gpu(other, capability):
+    capability[0] = other
+    found = reason(*inputs())
+    assert found and "9.0" in found and str(other) in found
+
+
+@pytest.mark.parametrize("version, fits", [("3.5.1", False), ("3.6.0", True), ("3.7.0", True)])
+def test_needs_the_gluon_that_it_is_written_in(version, fits, capability, monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", version)
+    hopper._gluon_missing.cache_clear()
+    try:
+        found = reason(*inputs())
+    finally:
+        hopper._gluon_missing.cache_clear()
+    assert (found is None) == fits and (fits or version in str(found))
+
+
+def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(capability):
+    q, k, _ = make_qkv(2, 4, 256, 256, 64, kv_heads=2)
+    answers = {}
+    for block in (128, 256, 48):
+        picked = select.top_k(2, block_size=block)(q, k)
+        schedule = schedule_from_selection(picked, 256, 256, 2, 4, "cpu")
+        answers[block] = reason(*inputs(), schedule=schedule)
+    assert answers[128] is None and answers[256] is None
+    assert "selection" in str(answers[48]) and "48 x 48" in str(answers[48])
+
+
+def test_is_first_and_the_others_follow():
+    assert NAMES == ("hopper", "triton", "cpu", "reference")
+    q, k, v = make_qkv(1, 1, 16, 16, 16)
+    assert list(reasons(q, k, v, None, 0.0)) == list(NAMES)
+    assert sparseflash.explain(q, k, v).startswith("hopper: its kernels run on CUDA tensors")
+
+
+def test_refusal_of_a_named_backend_says_why():
+    q, k, v = make_qkv(1, 1, 16, 16, 16)
+    with pytest.raises(ValueError, match=r"'hopper' cannot run this call: .*CUDA tensors.*cpu"):
+        sparseflash.attention(q, k, v, backend="hopper")
+
+
+# ---- compilation for sm_90a
+
+PROBLEMS = {
+    # name: keywords of aot.Problem, most bytes that the pass over columns may spill; others none
+    "causal, head dim 128": ({"head_dim": 128}, 512),
+    "dense, head dim 64": ({"head_dim": 64, "mask": None}, 256),
+    "blocks of 64": ({"head_dim": 64, "block_size": [64, 64], "deterministic": True}, 0),
+    "grouped, with dropout": ({"head_dim": 64, "kv_heads": 1, "dropout_p": 0.1}, 4096),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem, spills", PROBLEMS.values(), ids=PROBLEMS)
+def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(problem, spills):
+    if missing := hopper._gluon_missing():
+        pytest.skip(missing)
+    if aot.ptxas() is None:
+        pytest.skip("Triton came without ptxas")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "aot.py"), json.dumps(problem)],
+        env=environment | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "attention_forward" in {r["name"] for r in reports}
+    assert sum(r["wgmma"] > 0 for r in reports) >= 2  # forward, and a pass of the backward
+    for r in reports:
+        assert not r["serialized"], r
+        assert r["shared_bytes"] <= aot.SHARED, r
+        limit = spills if r["name"] == "backward_cols" else 0
+        assert r["spilled_bytes"] <= limit, r
