@@ -212,10 +212,12 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         "deterministic": case.deterministic,
     }
     actual = run(lambda q, k, v: sparseflash.attention(q, k, v, blocks, **options), qkv)
+    # at most one key for every query
+    lone = case.n_k == 1 or (dense is not None and bool((dense.sum(-1) <= 1).all()))
     for name, got, want, plain_result in zip(
         ("out", "lse", "dq", "dk", "dv"), actual, expected, same, strict=True
     ):
-        if name in ("dq", "dk") and case.n_k == 1:
+        if name in ("dq", "dk") and lone:
             # a lone key has p = 1: dS = dP - rowsum(out * dout) cancels to the rounding of its
             # terms, of size sqrt(D)
             terms = case.n_q * case.heads // case.kv_heads if name == "dk" else 1

@@ -13,6 +13,7 @@ from sparseflash.backends import empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.gluon.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import launch
+from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.lists import TileLists, expressible, granularity, tile_lists
 
@@ -127,8 +128,7 @@ def _counter(device: torch.device) -> Tensor:
 
 @cache
 def _counter_of_stream(device: torch.device, stream: int) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.zeros(2, dtype=torch.int32, device=device)
+    return make_lasting(lambda: torch.zeros(2, dtype=torch.int32, device=device), device)
 
 
 @cache

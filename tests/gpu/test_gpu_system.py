@@ -6,6 +6,7 @@ from gpu_calls import LOW, MASK, SAME_BITS, assert_equal, inputs, run
 
 import masks
 import sparseflash
+from sparseflash import ops
 from sparseflash.attention import _prepare
 from sparseflash.backends import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
@@ -140,7 +141,8 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
     if token_major:
         qkv = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
     seed = 3 if dropout_p else None
-    arguments = (*_prepare(*qkv, mask, None, dropout_p, seed, backend), False, backend)
+    *qkv, blocks, scale, p, seed = _prepare(*qkv, mask, None, dropout_p, seed, backend)
+    arguments = (*qkv, *ops._flat(blocks), scale, p, seed, False, backend)
     with_gradient = [t.detach().requires_grad_() for t in arguments[:3]]
     torch.library.opcheck(torch.ops.sparseflash.forward.default, (*with_gradient, *arguments[3:]))
     out, lse = torch.ops.sparseflash.forward(*arguments)
