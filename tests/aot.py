@@ -78,10 +78,10 @@ def compiled(problem: Problem) -> list:
     properties = SimpleNamespace(multi_processor_count=SMS)
     with (
         mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True),
         mock.patch("torch.cuda.device", lambda device: nullcontext()),
         mock.patch("torch.cuda.get_device_properties", lambda device: properties),
         mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
-        mock.patch("torch.cuda.current_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
     ):
         launch(problem)
     return kernels
