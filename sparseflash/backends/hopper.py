@@ -1,6 +1,6 @@
 """Block-sparse FlashAttention for Hopper: warp-specialised kernels in Gluon, with wgmma and TMA.
 
-Dense attention is the same kernel with one list for all rows. See docs/kernels.md.
+Dense attention is the same kernel with one list for all rows. See docs/hopper.md.
 """
 
 from functools import cache

@@ -1,5 +1,5 @@
 """The gradients of K and V on Hopper, by key tiles over the columns of a mask, and those of Q with
-them or not. See docs/kernels.md.
+them or not. See docs/hopper.md.
 
 All products are those of transposed scores, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T
 leave the accumulators as the left operands of dV += P^T dO and dK += dS^T Q. Only dQ = dS K takes

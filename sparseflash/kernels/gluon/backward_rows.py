@@ -1,5 +1,5 @@
 """The gradient of Q on Hopper by query tiles over the rows of a mask: no atomics. See
-docs/kernels.md.
+docs/hopper.md.
 
 The grid is persistent. Warps: two consumer warpgroups of 64 queries each (or one), a producer that
 copies tiles in, and a scheduler that claims work.

@@ -1,4 +1,4 @@
-"""Block-sparse attention forward for Hopper. See docs/kernels.md.
+"""Block-sparse attention forward for Hopper. See docs/hopper.md.
 
 Persistent: as many programs as run at a time. Warps: one or two consumer warpgroups of 64 query
 rows each, a producer that copies tiles in, a scheduler that claims work from a counter, and a

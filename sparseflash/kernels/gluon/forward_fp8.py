@@ -1,4 +1,4 @@
-"""Block-sparse attention with e4m3 inputs on Hopper, forward only. See docs/kernels.md.
+"""Block-sparse attention with e4m3 inputs on Hopper, forward only. See docs/hopper.md.
 
 Both products run as fp8 wgmma, whose operands must lie with the reduced dimension contiguous. So V
 comes transposed, (B, H_kv, D_v, tokens), and with its tokens in another order inside every group
