@@ -20,6 +20,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
 from masks.select.selection import Selection
+from sparseflash.backends.hopper import gluon_missing
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select_schedule import schedule_from_selection
 from sparseflash.tiles.lists import expressible, tile_lists
@@ -100,11 +101,7 @@ def unsupported(inputs: Quantized) -> str | None:
     dims = inputs.head_dim, inputs.head_dim_v
     if max(dims) > 128:
         return f"its kernel holds head dims up to 128, not {max(dims)}"
-    try:
-        import triton.experimental.gluon.nvidia.hopper  # noqa: F401
-    except ImportError as error:
-        return f"Gluon cannot be imported ({error}); install triton 3.6"
-    return None
+    return gluon_missing()
 
 
 @overload

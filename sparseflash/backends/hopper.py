@@ -31,7 +31,7 @@ def unsupported(
     capability = _capability(q.device)
     if capability != (9, 0):
         return f"it needs a Hopper GPU, compute capability 9.0; this one has {capability}"
-    if reason := _gluon_missing():
+    if reason := gluon_missing():
         return reason
     if max(q.shape[-1], v.shape[-1]) > 256:
         return f"its kernels hold head dims up to 256, not {max(q.shape[-1], v.shape[-1])}"
@@ -150,18 +150,17 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def _gluon_missing() -> str | None:
+def gluon_missing() -> str | None:
     """Why the kernels cannot be compiled here, or None."""
     try:
         import triton
         from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma  # noqa: F401
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401
     except ImportError as error:
-        return f"Triton's Gluon cannot be imported ({error}); install triton 3.6 or newer"
-    major, minor = (int(x) for x in triton.__version__.split(".")[:2])
-    if major == 3 and minor >= 6:
+        return f"Triton's Gluon cannot be imported ({error}); install triton 3.6"
+    if triton.__version__.startswith("3.6."):
         return None
-    return f"its kernels are written for Triton 3.6 and newer 3.x, this is {triton.__version__}"
+    return f"its kernels are written in the Gluon of Triton 3.6, this is {triton.__version__}"
 
 
 def _not_copied(name: str, t: Tensor) -> str | None:

@@ -31,9 +31,8 @@ class OnHopper(torch.Tensor):
 @pytest.fixture
 def capability(monkeypatch):
     """The compute capability of the GPU that `OnHopper` is on; a test may change it."""
-    if missing := hopper._gluon_missing():
-        pytest.skip(missing)
     found = [(9, 0)]
+    monkeypatch.setattr(hopper, "gluon_missing", lambda: None)
     monkeypatch.setattr(hopper, "_capability", lambda device: found[0])
     return found
 
@@ -110,16 +109,16 @@ def test_refuses_every_other_gpu(other, capability):
     assert found and "9.0" in found and str(other) in found
 
 
-@pytest.mark.parametrize("version, fits", [("3.5.1", False), ("3.6.0", True), ("3.7.0", True)])
-def test_needs_the_gluon_that_it_is_written_in(version, fits, capability, monkeypatch):
+@pytest.mark.parametrize("version, fits", [("3.5.1", False), ("3.6.0", True), ("3.9.0", False)])
+def test_needs_the_gluon_that_it_is_written_in(version, fits, monkeypatch):
     import triton
 
     monkeypatch.setattr(triton, "__version__", version)
-    hopper._gluon_missing.cache_clear()
+    hopper.gluon_missing.cache_clear()
     try:
-        found = reason(*inputs())
+        found = hopper.gluon_missing()
     finally:
-        hopper._gluon_missing.cache_clear()
+        hopper.gluon_missing.cache_clear()
     assert (found is None) == fits and (fits or version in str(found))
 
 
@@ -161,7 +160,7 @@ PROBLEMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("problem, spills", PROBLEMS.values(), ids=PROBLEMS)
 def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(problem, spills):
-    if missing := hopper._gluon_missing():
+    if missing := hopper.gluon_missing():
         pytest.skip(missing)
     if aot.ptxas() is None:
         pytest.skip("Triton came without ptxas")
