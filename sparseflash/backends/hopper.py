@@ -53,7 +53,7 @@ def forward(
     out = empty_out(q, v)
     lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
     tiles = _tiles(q, v, schedule)
-    programs = _multiprocessors(q.device) * tiles.programs
+    programs = multiprocessors(q.device) * tiles.programs
     lists = tile_lists(
         schedule, by="rows", major=tiles.major, minor=tiles.minor, n_q=n_q, n_k=n_k,
         batch=batch, heads=heads, kv_heads=kv_heads, sms=programs, device=q.device,
@@ -136,7 +136,7 @@ def _shared_layout(rows: int, width: int, dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
 
     kind = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], kind)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], kind)  # pyright: ignore[reportCallIssue]
 
 
 @cache
@@ -145,7 +145,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

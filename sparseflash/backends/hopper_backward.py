@@ -5,14 +5,15 @@ order changes from run to run. Two passes without atomics, over columns and rows
 products instead of five. See docs/hopper.md.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparseflash.backends import triton as fallback
+from sparseflash.backends.hopper import descriptor, multiprocessors
 from sparseflash.dropout import keep_threshold
+from sparseflash.kernels.gluon.configs import padded
 from sparseflash.kernels.launch import launch
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.lists import expressible, tile_lists
@@ -86,7 +87,7 @@ def backward(
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv like q, k, v; bit-equal from run to run if `deterministic`."""
-    width = max(_padded(q.shape[-1]), _padded(v.shape[-1]))
+    width = max(padded(q.shape[-1]), padded(v.shape[-1]))
     one_pass = not deterministic and _keys_per_query(k, schedule) > _FEW_KEYS
     if dropout_p > 0 and width > 64:  # not enough registers
         one_pass = False
@@ -103,7 +104,7 @@ def backward(
     if one_pass:
         # list entries that are not there add zeros beyond the last row
         rows = batch * heads * n_pad + _PAD
-        dq_sum = torch.empty(rows, _padded(head_dim), dtype=torch.float32, device=q.device)
+        dq_sum = torch.empty(rows, padded(head_dim), dtype=torch.float32, device=q.device)
     call = Call(q, k, v, dout, start, delta, schedule, scale, dropout_p, seed)
     _prepare(call, dlse, out, lse, dq_sum)
     dk, dv = backward_cols(call, dq_sum)
@@ -135,7 +136,7 @@ def _prepare(call: Call, dlse: Tensor | None, out: Tensor, lse: Tensor, dq_sum: 
     from sparseflash.kernels.gluon.backward_prepare import backward_prepare as kernel
 
     batch, heads, n_q, dim_v = out.shape
-    dq_d = _padded(call.q.shape[-1])
+    dq_d = padded(call.q.shape[-1])
     dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
     def arguments():
@@ -145,7 +146,7 @@ def _prepare(call: Call, dlse: Tensor | None, out: Tensor, lse: Tensor, dq_sum: 
             n_q, call.n_pad, heads, 1.0 / call.scale,
         )  # fmt: skip
         options = {
-            "HEAD_DIM": dim_v, "BLOCK_D": _padded(dim_v), "DQ_D": dq_d, "BLOCK_M": 64,
+            "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "DQ_D": dq_d, "BLOCK_M": 64,
             "LSE_GRAD": dlse is not None, "CLEAR": dq_sum is not None, "num_warps": 4,
         }  # fmt: skip
         return (batch * heads * call.n_pad // 64,), args, options
@@ -167,7 +168,7 @@ def _finish(call: Call, dq_sum: Tensor) -> Tensor:
     def arguments():
         args = (dq_sum, dq, *dq.stride()[:3], n_q, call.n_pad, heads, call.scale)
         options = {
-            "HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64, "num_warps": 4,
+            "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "BLOCK_M": 64, "num_warps": 4,
         }  # fmt: skip
         return (batch * heads * call.n_pad // 64,), args, options
 
@@ -183,7 +184,7 @@ def backward_cols(
 
     q, k, v, dout = call[:4]
     dk, dv = _like(k), _like(v)
-    head_dim, dim_v = _padded(q.shape[-1]), _padded(v.shape[-1])
+    head_dim, dim_v = padded(q.shape[-1]), padded(v.shape[-1])
     tiles = tiles or cols_tiles(
         max(head_dim, dim_v), _blocks(call.schedule)[1], with_dq=dq_sum is not None
     )
@@ -199,9 +200,9 @@ def backward_cols(
 
     def arguments():
         args = (
-            _tiles(q, piece, head_dim), _tiles(dout, piece, dim_v),
-            _tiles(k, major, head_dim), _tiles(v, major, dim_v),
-            _tiles(dk, major, head_dim), _tiles(dv, major, dim_v),
+            descriptor(q, piece, head_dim), descriptor(dout, piece, dim_v),
+            descriptor(k, major, head_dim), descriptor(v, major, dim_v),
+            descriptor(dk, major, head_dim), descriptor(dv, major, dim_v),
             _vector(call.start, piece), _vector(call.delta, piece), call.start, call.delta,
             lists.items, lists.idx, lists.bit, lists.bits, counter, dq_out, parts_out, seed,
             lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
@@ -234,7 +235,7 @@ def backward_rows(call: Call, tiles: Tiles | None = None) -> Tensor:
 
     q, k, v, dout = call[:4]
     dq = _like(q)
-    head_dim, dim_v = _padded(q.shape[-1]), _padded(v.shape[-1])
+    head_dim, dim_v = padded(q.shape[-1]), padded(v.shape[-1])
     tiles = tiles or rows_tiles(max(head_dim, dim_v), _blocks(call.schedule)[0])
     major = tiles.major
     lists = _lists(call, "rows", tiles)
@@ -246,8 +247,9 @@ def backward_rows(call: Call, tiles: Tiles | None = None) -> Tensor:
 
     def arguments():
         args = (
-            _tiles(q, major, head_dim), _tiles(dout, major, dim_v),
-            _tiles(k, piece, head_dim), _tiles(v, piece, dim_v), _tiles(dq, 64, head_dim),
+            descriptor(q, major, head_dim), descriptor(dout, major, dim_v),
+            descriptor(k, piece, head_dim), descriptor(v, piece, dim_v),
+            descriptor(dq, 64, head_dim),
             _vector(call.start, major), _vector(call.delta, major),
             lists.items, lists.idx, lists.bit, lists.bits, counter, parts_out, seed,
             lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
@@ -284,12 +286,12 @@ def _lists(call: Call, by: Any, tiles: Tiles) -> TileLists:
     return tile_lists(
         call.schedule, by=by, major=tiles.major, minor=tiles.minor,
         n_q=q.shape[2], n_k=k.shape[2], batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1],
-        sms=_processors(q.device) * tiles.programs, device=q.device,
+        sms=multiprocessors(q.device) * tiles.programs, device=q.device,
     )  # fmt: skip
 
 
 def _grid(call: Call, lists: TileLists, tiles: Tiles, n_bh: int) -> int:
-    return min(_processors(call.q.device) * tiles.programs, n_bh * lists.n_items)
+    return min(multiprocessors(call.q.device) * tiles.programs, n_bh * lists.n_items)
 
 
 def _registers(tiles: Tiles) -> dict[str, int]:
@@ -322,7 +324,7 @@ def _merge(parts: Tensor, lists: TileLists, out: Tensor, *, first: int) -> None:
         )  # fmt: skip
         options = {
             "WIDTH": parts.shape[2], "FIRST": first, "HEAD_DIM": head_dim,
-            "BLOCK_D": _padded(head_dim), "MAJOR": lists.major, "BLOCK_M": 16, "num_warps": 4,
+            "BLOCK_D": padded(head_dim), "MAJOR": lists.major, "BLOCK_M": 16, "num_warps": 4,
         }  # fmt: skip
         return (lists.major // 16 * n_merge * batch * heads,), args, options
 
@@ -331,32 +333,12 @@ def _merge(parts: Tensor, lists: TileLists, out: Tensor, *, first: int) -> None:
     launch(kernel, key, (parts, lists.merge, out), arguments)
 
 
-def _tiles(t: Tensor, rows: int, width: int) -> Any:
-    """Descriptor of (B, H, N, D) for tiles of rows x width: what lies outside is read as zeros, and
-    not written.
-    """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    # a dimension of one element may have any stride, the hardware wants a lawful one
-    strides = [s if n > 1 else 8 for n, s in zip(t.shape[:3], t.stride()[:3], strict=True)]
-    block = [1, 1, rows, width]
-    return TensorDescriptor(t, list(t.shape), [*strides, 1], block, _layout(*block, t.dtype))
-
-
 def _vector(t: Tensor, rows: int) -> Any:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     return TensorDescriptor(t, [t.numel()], [1], [rows], layout)
-
-
-@cache
-def _layout(batch: int, heads: int, rows: int, width: int, dtype: torch.dtype) -> Any:
-    from triton.experimental.gluon import language as gl
-
-    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([batch, heads, rows, width], element)
 
 
 def _fits_tma(t: Tensor) -> bool:
@@ -384,15 +366,6 @@ def _or(t: Tensor | None, stand_in: Tensor) -> Tensor:
 
 def _dropout(call: Call) -> tuple[int, float]:
     return keep_threshold(call.dropout_p), 1.0 / (1.0 - call.dropout_p)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _padded(head_dim: int) -> int:
-    return max(32, 1 << (head_dim - 1).bit_length())
 
 
 def _cdiv(a: int, b: int) -> int:
