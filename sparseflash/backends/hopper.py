@@ -15,7 +15,7 @@ from sparseflash.kernels.gluon.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import launch
 from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Schedule
-from sparseflash.tiles.lists import TileLists, expressible, granularity, tile_lists
+from sparseflash.tiles.lists import TileLists, expressible, tile_lists
 
 _LOG2E = 1.4426950408889634
 
@@ -38,7 +38,8 @@ def unsupported(
     for name, t in (("q", q), ("k", k), ("v", v)):
         if reason := _not_copied(name, t):
             return reason
-    return _inexpressible(schedule, _tiles(q, v, schedule))
+    tiles = _tiles(q, v, schedule)
+    return expressible(schedule, "rows", tiles.major, tiles.minor)
 
 
 def forward(
@@ -80,7 +81,7 @@ def forward(
         return (min(programs, batch * heads * lists.n_items),), args, options
 
     layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype)
-    key = (scale, dropout_p, *layout, tiles, *lists[lists._fields.index("n_items") :])
+    key = (scale, dropout_p, *layout, tiles, *lists.numbers)
     tensors = (
         q, k, v, out, lse, counter, *parts, lists.items, lists.idx, lists.bit, lists.bits, seed,
     )  # fmt: skip
@@ -182,16 +183,6 @@ def _not_copied(name: str, t: Tensor) -> str | None:
 def _tiles(q: Tensor, v: Tensor, schedule: Schedule | None) -> ForwardTiles:
     block_q = 128 if schedule is None else schedule.block_q
     return forward_tiles(q.shape[-1], v.shape[-1], block_q, q.shape[2])
-
-
-def _inexpressible(schedule: Schedule | None, tiles: ForwardTiles) -> str | None:
-    if reason := expressible(schedule, "rows", tiles.major, tiles.minor):
-        return reason
-    piece, _ = granularity(schedule, "rows", tiles.major, tiles.minor)
-    if piece >= 16:
-        return None
-    assert schedule is not None
-    return f"blocks of {schedule.block_k} keys do not divide into pieces of at least 16"
 
 
 def _panel(width: int, lists: TileLists) -> int:

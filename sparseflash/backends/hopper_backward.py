@@ -277,8 +277,7 @@ def _key(call: Call, lists: TileLists, tiles: Tiles) -> tuple[Any, ...]:
     """What the arguments of a pass follow from, but for addresses; see `launch`."""
     q, k, v, dout = call[:4]
     layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), dout.stride(), q.dtype)
-    numbers = lists[lists._fields.index("n_items") :]
-    return (*layout, call.scale, call.dropout_p, tiles, numbers)
+    return (*layout, call.scale, call.dropout_p, tiles, lists.numbers)
 
 
 def _lists(call: Call, by: Any, tiles: Tiles) -> TileLists:
@@ -328,8 +327,7 @@ def _merge(parts: Tensor, lists: TileLists, out: Tensor, *, first: int) -> None:
         }  # fmt: skip
         return (lists.major // 16 * n_merge * batch * heads,), args, options
 
-    numbers = lists[lists._fields.index("n_items") :]
-    key = (out.shape, out.stride(), out.dtype, parts.shape, first, n_merge, numbers)
+    key = (out.shape, out.stride(), out.dtype, parts.shape, first, n_merge, lists.numbers)
     launch(kernel, key, (parts, lists.merge, out), arguments)
 
 

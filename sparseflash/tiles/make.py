@@ -49,6 +49,11 @@ class TileLists(NamedTuple):
     n_minor: int
     group: int  # query heads in one list
 
+    @property
+    def numbers(self) -> tuple[object, ...]:
+        """All that is no tensor: what a launch depends on beside addresses."""
+        return self[self._fields.index("n_items") :]
+
 
 class Make(NamedTuple):
     """What lists are to be made."""
