@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Cache, Schedule
 from sparseflash.tiles.bits import cell_bytes, compose, fragments, same_rows
 from sparseflash.tiles.make import EMPTY, FULL, SPARE, Make, TileLists
@@ -75,12 +76,11 @@ def tile_lists(
     key = (*names, *make)
     found = _cache.get(key)
     if found is None:
-        with torch.inference_mode(False), torch.no_grad():
-            lists = (
-                _dense(make, device)
-                if schedule is None
-                else _refined(schedule, make, *granularity(schedule, by, major, minor))
-            )
+        pieces = granularity(schedule, by, major, minor)
+        lists = make_lasting(
+            lambda: _dense(make, device) if schedule is None else _refined(schedule, make, *pieces),
+            device,
+        )
         found = lists, schedule
         tensors = [x for x in lists if isinstance(x, Tensor)]
         if schedule is not None:
