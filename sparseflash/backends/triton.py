@@ -5,7 +5,6 @@ same kernel without the lists. See docs/kernels.md.
 """
 
 import os
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -64,7 +63,7 @@ def forward(
     def arguments():
         tiles, shape = _plan("forward", q, k, v, schedule)
         n_tiles = _cdiv(n_q, tiles.block_m)
-        k_desc, v_desc = _descriptors((k, v), tiles.block_n)
+        k_desc, v_desc = _descriptors((k, v), tiles.block_n, shape)
         args = (
             q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
             scale * _LOG2E, *_dropout(dropout_p, seed),
@@ -129,7 +128,7 @@ def backward_kv(
     def arguments():
         tiles, shape = _plan("backward_kv", q, k, v, schedule)
         n_tiles = _cdiv(k.shape[2], tiles.block_n)
-        q_desc, dout_desc = _descriptors((q, dout), tiles.block_m)
+        q_desc, dout_desc = _descriptors((q, dout), tiles.block_m, shape)
         args = (
             q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta, *lists,
             *_strides(q, k, v, dout, dk, dv), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
@@ -154,7 +153,7 @@ def backward_q(dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed) -> 
     def arguments():
         tiles, shape = _plan("backward_q", q, k, v, schedule)
         n_tiles = _cdiv(q.shape[2], tiles.block_m)
-        k_desc, v_desc = _descriptors((k, v), tiles.block_n)
+        k_desc, v_desc = _descriptors((k, v), tiles.block_n, shape)
         args = (
             q, k, v, dout, k_desc, v_desc, dq, lse2, delta, *lists,
             *_strides(q, k, v, dout, dq), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
@@ -226,7 +225,7 @@ def _plan(
         "HEAD_DIM": head_dim,
         "HEAD_DIM_V": head_dim_v,
         "BLOCK_D": _padded(head_dim),
-        "BLOCK_DV": _padded(head_dim_v),
+        "BLOCK_DV": _padded_v(head_dim, head_dim_v),
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "BLOCK_Q": block_q,
@@ -272,15 +271,18 @@ def _counts(
     return q.shape[2], k.shape[2], n_tiles, heads, heads // k.shape[1], stride_b, stride_h
 
 
-def _descriptors(tensors: tuple[Tensor, Tensor], rows: int) -> tuple[Any, Any]:
-    """Descriptors for the tensor memory accelerator over (rows, D) tiles of both tensors, or None
-    twice.
+def _descriptors(
+    tensors: tuple[Tensor, Tensor], rows: int, shape: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Descriptors for the tensor memory accelerator over (rows, D) tiles of the first tensor and
+    (rows, D_v) tiles of the second, or None twice; shape: as `_plan` has it.
 
     Each tensor (B, H, N, D) is seen as one matrix whose row length is its token stride s: element
     (b, h, n, 0) lies in row (b, h offset) // s + n at column (b, h offset) % s. The hardware wants
     16-byte strides and addresses.
     """
-    if not all(_has_tma(t.device) and _fits_tma(t) for t in tensors):
+    tiles = zip(tensors, (shape["BLOCK_D"], shape["BLOCK_DV"]), strict=True)
+    if not all(_has_tma(t.device) and _fits_tma(t, width) for t, width in tiles):
         return None, None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -291,10 +293,10 @@ def _descriptors(tensors: tuple[Tensor, Tensor], rows: int) -> tuple[Any, Any]:
     return first, second
 
 
-def _fits_tma(t: Tensor) -> bool:
+def _fits_tma(t: Tensor, width: int) -> bool:
     batch, heads, n, head_dim = t.shape
     stride_b, stride_h, stride_n, _ = t.stride()
-    if head_dim != _padded(head_dim) or n == 1:
+    if head_dim != width or n == 1:
         return False
     if t.data_ptr() % 16 or (t.element_size() * stride_n) % 16:
         return False
@@ -318,8 +320,14 @@ def _padded(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def _on(device: torch.device):
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def _padded_v(head_dim: int, head_dim_v: int) -> int:
+    """The extent of v in the kernels.
+
+    Under wider keys a tile of 32 columns can be the last in shared memory, and there Triton 3.6's
+    wgmma reads beyond its end (an illegal access for D = 64, D_v = 32): it gets 64 columns.
+    """
+    width = _padded(head_dim_v)
+    return 64 if width == 32 < head_dim else width
 
 
 def _cdiv(a: int, b: int) -> int:
