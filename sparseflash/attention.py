@@ -10,8 +10,9 @@ from torch import Tensor
 from masks import BlockMask, Mask, mask_from
 from masks.registry import find
 from masks.select.selection import Selection
+from sparseflash import calls
 from sparseflash.backends import NAMES, reasons
-from sparseflash.ops import attend
+from sparseflash.ops import attend, prepare, run
 from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
 from sparseflash.select_schedule import schedule_from_selection
 
@@ -51,8 +52,20 @@ def attention(
     A query with nothing to attend to gives output 0, LSE -inf and gradients 0.
     Raises ValueError for inputs that do not fit together or a backend that cannot run them.
     """
-    call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
-    out, lse = attend(*call, bool(deterministic), backend)
+    q, k, v = _autocast(q, k, v)
+    deterministic = bool(deterministic)
+    key = calls.key_of(q, k, v, mask, scale, dropout_p, deterministic, backend)
+    call = None if key is None else calls.known.get(key)
+    if call is None:
+        q, k, v, schedule, scale, dropout_p, seed = _prepare(
+            q, k, v, mask, scale, dropout_p, seed, backend
+        )
+        if key is None:
+            out, lse = attend(q, k, v, schedule, scale, dropout_p, seed, deterministic, backend)
+            return (out, lse) if return_lse else out
+        call = prepare(q, k, v, schedule, scale, dropout_p, deterministic, backend)
+        calls.remember(key, call)
+    out, lse = run(call, q, k, v, None)
     return (out, lse) if return_lse else out
 
 
@@ -70,8 +83,8 @@ def explain(
     backend: str = "auto",
 ) -> str:
     """Which backend `attention` takes for these arguments, and why not the others, line by line."""
-    call = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
-    q, k, v, schedule = call[:4]
+    q, k, v = _autocast(q, k, v)
+    q, k, v, schedule, *_ = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
     why_not = reasons(q, k, v, schedule, dropout_p)
     wanted = why_not if backend == "auto" else [backend]
     chosen = next((name for name in wanted if why_not[name] is None), None)
@@ -86,8 +99,6 @@ def _prepare(
     q, k, v, mask, scale, dropout_p, seed, backend
 ) -> tuple[Tensor, Tensor, Tensor, Schedule | None, float, float, Tensor | None]:
     """Check everything, and bring the arguments into the form that `attend` takes."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        q, k, v = (_autocast(t) for t in (q, k, v))
     _check_tensors(q, k, v)
     if backend != "auto" and backend not in NAMES:
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(('auto', *NAMES))}")
@@ -104,8 +115,14 @@ def _prepare(
     return q, k, v, schedule, scale, float(dropout_p), seed
 
 
-def _autocast(t: Any) -> Any:
-    """What autocast does to an input of a matrix product: all but float64 takes its dtype."""
+def _autocast(*tensors: Any) -> Any:
+    """What autocast does to the inputs of a matrix product: all but float64 take its dtype."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return [_cast(t) for t in tensors]
+    return tensors
+
+
+def _cast(t: Any) -> Any:
     if not isinstance(t, Tensor) or t.device.type not in ("cpu", "cuda"):
         return t
     if t.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -5,12 +5,15 @@ A schedule crosses an operator as its tensors and ints (none of either: dense at
 backend is chosen inside, where the tensors are real.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparseflash.backends import choose, empty_out
+from sparseflash.backends import choose, empty_out, prepared
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
 torch.library.define(
@@ -26,6 +29,18 @@ torch.library.define(
 )
 
 
+class Call(NamedTuple):
+    """What eager calls share whose tensors have the same device, dtype, shapes and strides."""
+
+    module: ModuleType  # the backend
+    forward: Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # and seed
+    schedule: Schedule | None
+    scale: float
+    dropout_p: float
+    deterministic: bool
+    backend: str
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
     dropout_p: float, seed: Tensor | None, deterministic: bool, backend: str,
@@ -34,23 +49,42 @@ def attend(
 
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
-    options = scale, dropout_p, seed, deterministic, backend
-    if not _only_autograd_looks_on(q, k, v):
+    if not only_autograd_looks_on(q, k, v):
+        options = scale, dropout_p, seed, deterministic, backend
         return torch.ops.sparseflash.forward(q, k, v, *_flat(schedule), *options)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(q, k, v, schedule, *options)
+    call = prepare(q, k, v, schedule, scale, dropout_p, deterministic, backend)
+    return run(call, q, k, v, seed)
+
+
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
+    dropout_p: float, deterministic: bool, backend: str,
+) -> Call:  # fmt: skip
+    """ValueError where the backend, or none, can run it."""
     module = choose(backend, q, k, v, schedule, dropout_p)
-    return _run_forward(module, q, k, v, schedule, scale, dropout_p, seed)
+    forward = prepared(module, q, k, v, schedule, scale, dropout_p)
+    return Call(module, forward, schedule, scale, dropout_p, deterministic, backend)
 
 
-def _only_autograd_looks_on(*tensors: Tensor) -> bool:
+def run(call: Call, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The eager call itself, where only autograd looks on."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _Attention.apply(q, k, v, seed, call)
+    with _no_autocast(q):
+        return call.forward(q, k, v, seed)
+
+
+def only_autograd_looks_on(*tensors: Any) -> bool:
     """Whether no compiler, tracer, transform, dispatch mode or subclass has to see an operator."""
+    for t in tensors:
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
-    ) and all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
+    )
 
 
 def _run_forward(module, q, k, v, schedule, scale, dropout_p, seed):
@@ -82,29 +116,30 @@ class _Attention(torch.autograd.Function):
     """The two operators under autograd alone."""
 
     @staticmethod
-    def forward(ctx, q, k, v, schedule, scale, dropout_p, seed, deterministic, backend):  # type: ignore[override]
-        module = choose(backend, q, k, v, schedule, dropout_p)
-        out, lse = _run_forward(module, q, k, v, schedule, scale, dropout_p, seed)
+    def forward(ctx, q, k, v, seed, call):  # type: ignore[override]
+        with _no_autocast(q):
+            out, lse = call.forward(q, k, v, seed)
         ctx.save_for_backward(q, k, v, out, lse, seed)
         ctx.set_materialize_grads(False)
-        ctx.call = module, schedule, scale, dropout_p, deterministic, backend
+        ctx.call = call
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):  # type: ignore[override]
         q, k, v, out, lse, seed = ctx.saved_tensors
-        module, schedule, scale, dropout_p, deterministic, backend = ctx.call
-        options = scale, dropout_p, seed, deterministic
+        call: Call = ctx.call
+        options = call.scale, call.dropout_p, seed, call.deterministic
         if dout is None:
             dout = torch.zeros_like(out)
-        if torch.is_grad_enabled() or not _only_autograd_looks_on(dout, q, k, v):
+        saved = q, k, v, out, lse
+        if torch.is_grad_enabled() or not only_autograd_looks_on(dout, q, k, v):
             # create_graph=True: the operator refuses a second derivative when one is taken
             gradients = torch.ops.sparseflash.backward(
-                dout, dlse, q, k, v, out, lse, *_flat(schedule), *options, backend
+                dout, dlse, *saved, *_flat(call.schedule), *options, call.backend
             )
         else:
-            gradients = _run_backward(module, dout, dlse, q, k, v, out, lse, schedule, *options)
-        return *gradients, None, None, None, None, None, None
+            gradients = _run_backward(call.module, dout, dlse, *saved, call.schedule, *options)
+        return *gradients, None, None
 
 
 def _flat(schedule: Schedule | None) -> tuple[list[Tensor], list[int]]:

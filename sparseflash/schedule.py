@@ -4,9 +4,10 @@
 there, in time and memory proportional to the non-empty blocks, and remembers the result.
 """
 
+import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -186,26 +187,44 @@ class Cache(Generic[Value]):
 
     def __init__(self, max_count: int, max_bytes: int):
         self.max_count, self.max_bytes, self.bytes = max_count, max_bytes, 0
-        self._entries: OrderedDict[tuple, tuple[Value, int]] = OrderedDict()
+        self._entries: dict[Any, _Entry[Value]] = {}
         self._lock = threading.Lock()
+        self._clock = itertools.count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: tuple) -> Value | None:
-        with self._lock:
-            if key not in self._entries:
-                return None
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
+    def get(self, key: Any) -> Value | None:
+        entry = self._entries.get(key)  # one step for other threads: it needs no lock
+        if entry is None:
+            return None
+        entry.used = next(self._clock)
+        return entry.value
 
-    def put(self, key: tuple, value: Value, size: int) -> None:
+    def put(self, key: Any, value: Value, size: int) -> None:
         with self._lock:
-            self.bytes += size - self._entries.pop(key, (None, 0))[1]
-            self._entries[key] = (value, size)
+            self._drop(key)
+            self._entries[key] = _Entry(value, size, next(self._clock))
+            self.bytes += size
             # The newest stays even where it alone is too large: it is in use.
             while len(self) > 1 and (len(self) > self.max_count or self.bytes > self.max_bytes):
-                self.bytes -= self._entries.popitem(last=False)[1][1]
+                self._drop(min(self._entries, key=lambda key: self._entries[key].used))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self.bytes = 0
+
+    def _drop(self, key: Any) -> None:
+        entry = self._entries.pop(key, None)
+        self.bytes -= entry.size if entry else 0
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Value]):
+    value: Value
+    size: int
+    used: int  # when: the largest is the latest
 
 
 _cache: Cache[Schedule] = Cache(max_count=64, max_bytes=2**28)

@@ -1,5 +1,9 @@
-"""Backends: modules with `unsupported`, `forward` and `backward`, imported when they are chosen."""
+"""Backends: modules with `unsupported`, `forward` and `backward`, imported when they are chosen.
 
+What `forward` finds out from the layout of its inputs alone, a `Forward` keeps for other calls.
+"""
+
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -34,6 +38,16 @@ def choose(
             return module
         refused.append(f"backend {name!r} cannot run this call: {reason}")
     raise ValueError("; ".join(refused))
+
+
+def prepared(
+    module: ModuleType, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
+    dropout_p: float,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:  # fmt: skip
+    """`forward` of a backend, as a function of q, k, v and seed, for inputs laid out like these."""
+    if hasattr(module, "Forward"):
+        return module.Forward(q, k, v, schedule, scale, dropout_p)
+    return lambda q, k, v, seed: module.forward(q, k, v, schedule, scale, dropout_p, seed)
 
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparseflash.backends import empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.gluon.configs import ForwardTiles, forward_tiles
-from sparseflash.kernels.launch import launch
+from sparseflash.kernels.launch import Launch, launch
 from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.lists import TileLists, expressible, tile_lists
@@ -47,30 +47,55 @@ def forward(
     schedule: Schedule | None, scale: float, dropout_p: float, seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
-    from sparseflash.kernels.gluon.forward import attention_forward
+    return Forward(q, k, v, schedule, scale, dropout_p)(q, k, v, seed)
 
-    batch, heads, n_q, _ = q.shape
-    kv_heads, n_k, head_dim_v = v.shape[1:]
-    out = empty_out(q, v)
-    lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
-    tiles = _tiles(q, v, schedule)
-    programs = multiprocessors(q.device) * tiles.programs
-    lists = tile_lists(
-        schedule, by="rows", major=tiles.major, minor=tiles.minor, n_q=n_q, n_k=n_k,
-        batch=batch, heads=heads, kv_heads=kv_heads, sms=programs, device=q.device,
-    )  # fmt: skip
-    parts = _parts(lists, batch * heads, tiles, out, lse)
-    counter = _counter(q.device)
 
-    def arguments():
-        piece = tiles.minor // lists.gather
+class Forward:
+    """`forward` for inputs with the device, dtype, shapes and strides of q, k and v."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
+        dropout_p: float,
+    ):  # fmt: skip
+        from sparseflash.kernels.gluon.forward import attention_forward
+
+        batch, heads, n_q, _ = q.shape
+        kv_heads, n_k, _ = v.shape[1:]
+        self.scale, self.dropout_p, self.tiles = scale, dropout_p, _tiles(q, v, schedule)
+        self.programs = multiprocessors(q.device) * self.tiles.programs
+        self.lists = lists = tile_lists(
+            schedule, by="rows", major=self.tiles.major, minor=self.tiles.minor, n_q=n_q, n_k=n_k,
+            batch=batch, heads=heads, kv_heads=kv_heads, sms=self.programs, device=q.device,
+        )  # fmt: skip
+        layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype)
+        key = (scale, dropout_p, *layout, self.tiles, *lists.numbers)
+        fixed = lists.items, lists.idx, lists.bit, lists.bits
+        self._launch = Launch(attention_forward, key, fixed)
+        self._lse = {"size": q.shape[:3], "dtype": torch.float32, "device": q.device}
+        self._device = q.device
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = empty_out(q, v), torch.empty(**self._lse)
+        parts, counter = self._parts(out, lse), _counter(self._device)
+        tensors = (q, k, v, out, lse, counter, *parts, seed)
+        self._launch(tensors, lambda: self._arguments(*tensors))
+        if self.lists.n_parts:
+            _merge(self.lists, *parts, out, lse)
+        return out, lse
+
+    def _arguments(self, q, k, v, out, lse, counter, part_out, part_lse, seed):
+        tiles, lists, dropout_p = self.tiles, self.lists, self.dropout_p
+        batch, heads, n_q, _ = q.shape
+        n_bh, piece = batch * heads, tiles.minor // lists.gather
         args = (
             descriptor(q, 64, tiles.width), descriptor(k, piece, _panel(tiles.width, lists)),
             descriptor(v, piece, _panel(tiles.width_v, lists)), descriptor(out, 64, tiles.width_v),
-            out, lse, counter, *parts, lists.items, lists.idx, lists.bit, lists.bits,
+            out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
-            n_q, head_dim_v, heads, heads // kv_heads, batch * heads, *out.stride()[:3],
-            scale * _LOG2E, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
+            n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
+            self.scale * _LOG2E, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
         )  # fmt: skip
         options = {
             "MINOR": tiles.minor, "CONSUMERS": tiles.consumers, "KS": tiles.k_stages,
@@ -78,17 +103,15 @@ def forward(
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
             "PAIRS": tiles.pairs, **_registers(tiles),
         }  # fmt: skip
-        return (min(programs, batch * heads * lists.n_items),), args, options
+        return (min(self.programs, n_bh * lists.n_items),), args, options
 
-    layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype)
-    key = (scale, dropout_p, *layout, tiles, *lists.numbers)
-    tensors = (
-        q, k, v, out, lse, counter, *parts, lists.items, lists.idx, lists.bit, lists.bits, seed,
-    )  # fmt: skip
-    launch(attention_forward, key, tensors, arguments)
-    if lists.n_parts:
-        _merge(lists, *parts, out, lse)
-    return out, lse
+    def _parts(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Out and LSE of the parts of split tiles, float32; where nothing is split, any tensor."""
+        if not self.lists.n_parts:
+            return lse, lse
+        rows = out.shape[0] * out.shape[1] * self.lists.n_parts * self.tiles.major
+        part_out = torch.empty(rows, self.tiles.width_v, dtype=torch.float32, device=out.device)
+        return part_out, torch.empty(rows, dtype=torch.float32, device=out.device)
 
 
 def backward(
@@ -188,17 +211,6 @@ def _tiles(q: Tensor, v: Tensor, schedule: Schedule | None) -> ForwardTiles:
 def _panel(width: int, lists: TileLists) -> int:
     """Columns of one copy: where an entry is gathered, those that lie together for all its rows."""
     return width if lists.gather == 1 else min(width, 64)
-
-
-def _parts(
-    lists: TileLists, n_bh: int, tiles: ForwardTiles, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Out and LSE of the parts of split tiles, in float32; where nothing is split, any tensor."""
-    if not lists.n_parts:
-        return lse, lse
-    rows = n_bh * lists.n_parts * tiles.major
-    part_out = torch.empty(rows, tiles.width_v, dtype=torch.float32, device=out.device)
-    return part_out, torch.empty(rows, dtype=torch.float32, device=out.device)
 
 
 def _registers(tiles: ForwardTiles) -> dict[str, int]:

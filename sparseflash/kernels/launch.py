@@ -4,9 +4,10 @@
 hooks: tens of microseconds for kernels with forty arguments. Of all that, only the addresses
 change from call to call while shapes, strides and dtypes stay. `launch` therefore keeps, under a
 key of its caller, the compiled kernel and its arguments as Triton's C launcher takes them, and
-fills in the addresses: of tensors as ints, of descriptors as freshly encoded tensor maps (half a
-microsecond each; a map holds no more than its argument's address, shape and strides, so nothing
-is kept alive, and CUDA graphs capture it by value).
+fills in the addresses: of tensors as ints, of descriptors as tensor maps, which it keeps by address
+(a map holds no more than its argument's address, shape and strides, so nothing is kept alive, and
+CUDA graphs capture it by value). `Launch` also leaves out the key, and the addresses of tensors
+that stay.
 
 The C launcher is internal to Triton. `_make_plan` knows that of the versions in _KNOWN; with any
 other, and under a profiler's launch hooks, every launch is the ordinary one.
@@ -22,6 +23,7 @@ from torch import Tensor
 
 _KNOWN = ("3.6.",)
 _MAX_PLANS = 4096  # of some kilobytes each: shapes that never come back must not pile up
+_MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
 
 Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
 
@@ -42,7 +44,7 @@ def launch(kernel: Any, key: Any, tensors: Sequence[Tensor | None], arguments: A
         _places(args, tensors)
         kernel[grid](*args, **options)
         return
-    if device != torch.cuda.current_device():
+    if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             launch(kernel, key, tensors, arguments)
         return
@@ -52,7 +54,7 @@ def launch(kernel: Any, key: Any, tensors: Sequence[Tensor | None], arguments: A
     plan_key = (id(kernel), device, misaligned, key)
     plan = _plans.get(plan_key)
     if isinstance(plan, _Plan) and not plan.hooked():
-        plan.run(addresses, device)
+        plan.run(addresses)
         return
     grid, args, options = arguments()
     places = _places(args, tensors)
@@ -60,7 +62,7 @@ def launch(kernel: Any, key: Any, tensors: Sequence[Tensor | None], arguments: A
     if plan is None:
         if len(_plans) >= _MAX_PLANS:
             forget_plans()
-        _plans[plan_key] = _make_plan(kernel, compiled, grid, args, options, places)
+        _plans[plan_key] = _make_plan(kernel, device, compiled, grid, args, options, places)
 
 
 def forget_plans() -> None:
@@ -68,13 +70,49 @@ def forget_plans() -> None:
     _plans.clear()
 
 
+class Launch:
+    """`launch` for a caller that comes back with the same kernel and key, and the same `fixed`
+    tensors, which follow those of a call.
+    """
+
+    def __init__(self, kernel: Any, key: Any, fixed: tuple[Tensor, ...] = ()):
+        self.kernel, self.key, self.fixed = kernel, key, fixed
+        self._plan: _Plan | None = None
+        self._launched = False
+
+    def __call__(self, tensors: Sequence[Tensor | None], arguments: Arguments) -> None:
+        if self._launched and self._plan is None:
+            self._plan = self._bound(tensors)
+        plan = self._plan
+        if plan is not None and plan.device == torch._C._cuda_getDevice() and not plan.hooked():
+            addresses, union = [], 0
+            for t in tensors:
+                address = 0 if t is None else t.data_ptr()
+                addresses.append(address)
+                union |= address
+            if not union & 15:
+                plan.run(addresses)
+                return
+        launch(self.kernel, self.key, (*tensors, *self.fixed), arguments)
+        self._launched = True
+
+    def _bound(self, tensors: Sequence[Tensor | None]) -> "_Plan | None":
+        assert tensors[0] is not None
+        plan = _plans.get((id(self.kernel), tensors[0].get_device(), (), self.key))
+        fixed = [t.data_ptr() for t in self.fixed]
+        if not isinstance(plan, _Plan) or any(address & 15 for address in fixed):
+            return None
+        return plan.bind(len(tensors), fixed)
+
+
 class _Plan(NamedTuple):
     """A compiled kernel with its arguments."""
 
+    device: int
     launcher: Any  # Triton's C function
     arguments: list[Any]  # of it, without the stream and the addresses
     pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
-    maps: list[tuple[int, int, tuple[Any, ...]]]  # and what else a tensor map is encoded from
+    maps: list["_Map"]
     encode: Any
     runtime: Any  # Triton's knobs
     kernel: Any  # kept, so that its id in the key stays its own
@@ -82,14 +120,40 @@ class _Plan(NamedTuple):
     def hooked(self) -> bool:
         return bool(self.runtime.launch_enter_hook.calls or self.runtime.launch_exit_hook.calls)
 
-    def run(self, addresses: Sequence[int], device: int) -> None:
+    def run(self, addresses: Sequence[int]) -> None:
         values = self.arguments.copy()
-        values[_STREAM] = torch._C._cuda_getCurrentRawStream(device)
+        values[_STREAM] = torch._C._cuda_getCurrentRawStream(self.device)
         for place, number in self.pointers:
             values[place] = addresses[number]
-        for place, number, layout in self.maps:
-            values[place] = self.encode(addresses[number], *layout)
+        for place, number, layout, encoded in self.maps:
+            address = addresses[number]
+            tensor_map = encoded.get(address)
+            if tensor_map is None:
+                if len(encoded) >= _MAX_MAPS:
+                    encoded.clear()
+                tensor_map = encoded[address] = self.encode(address, *layout)
+            values[place] = tensor_map
         self.launcher(*values)
+
+    def bind(self, n: int, fixed: Sequence[int]) -> "_Plan":
+        """The plan for the first `n` tensors, with the addresses of the `fixed` ones filled in."""
+        values = self.arguments.copy()
+        for place, number in self.pointers:
+            values[place] = None if number < n else fixed[number - n]
+        for place, number, layout, _ in self.maps:
+            values[place] = None if number < n else self.encode(fixed[number - n], *layout)
+        pointers = [pointer for pointer in self.pointers if pointer[1] < n]
+        maps = [map_ for map_ in self.maps if map_.number < n]
+        return self._replace(arguments=values, pointers=pointers, maps=maps)
+
+
+class _Map(NamedTuple):
+    """A tensor map among the arguments."""
+
+    place: int
+    number: int  # of its tensor
+    layout: tuple[Any, ...]  # what it is encoded from beside the address
+    encoded: dict[int, Any]  # by address
 
 
 _STREAM = 3  # after the three extents of the grid
@@ -110,8 +174,8 @@ def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, 
 
 
 def _make_plan(
-    kernel: Any, compiled: Any, grid: Sequence[int], args: Sequence[Any], options: dict[str, Any],
-    places: dict[int, int],
+    kernel: Any, device: int, compiled: Any, grid: Sequence[int], args: Sequence[Any],
+    options: dict[str, Any], places: dict[int, int],
 ) -> "_Plan | bool":  # fmt: skip
     """What repeats this launch, or False where this Triton, or this kernel, has it otherwise."""
     import triton
@@ -149,9 +213,10 @@ def _make_plan(
                 meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
                 meta["block_size"], list(arg.shape), list(arg.strides), int(arg.padding == "nan"),
             )  # fmt: skip
-            maps.append((len(values), places[i], layout))
+            maps.append(_Map(len(values), places[i], layout, {}))
             values += [None, *arg.shape, *arg.strides]
         else:
             values.append(arg)
     encode = triton.runtime.driver.active.utils.fill_tma_descriptor
-    return _Plan(launcher, values, pointers, maps, encode, triton.knobs.runtime, kernel)
+    runtime = triton.knobs.runtime
+    return _Plan(device, launcher, values, pointers, maps, encode, runtime, kernel)

@@ -32,9 +32,9 @@ def dynamic_lists(schedule: Schedule, make: Make) -> TileLists:
             (bit >= 0)[:, None], (bit[:, None] * majors + major) * minors + step, FULL
         ).flatten()
         idx = (idx[:, None] * minors + step).expand(majors, -1, -1).flatten()
-    if make.group > 1:  # a block may have tiles beyond the end, which would be those of a next head
-        idx = idx.view(majors, -1, minors).clamp(max=n_pieces - 1)
-        idx = (idx + head[:, None] * n_pieces).flatten()
+    idx = idx.clamp(max=n_pieces)  # a block may have tiles beyond the end
+    if make.group > 1:
+        idx = (idx.view(majors, -1, minors) + head[:, None] * (n_pieces + 1)).flatten()
     idx = torch.where(live[:, None].expand(majors, -1, minors).flatten(), idx, 0)
     partial = schedule.n_partial > 0
     if partial:

@@ -95,6 +95,7 @@ def _dense(make: Make, device: torch.device | str) -> TileLists:
     n_blocks, rest = -(-n_minor // make.minor), n_minor % make.minor
     block = torch.arange(make.group * n_blocks, device=device)
     ragged = (block % n_blocks == n_blocks - 1) & (rest > 0)
+    block += block // n_blocks
     order = torch.sort(~ragged, stable=True).indices
     idx = torch.zeros(len(block) + SPARE, 1, dtype=torch.int32, device=device)
     idx[: len(block), 0] = block[order].int()
@@ -121,7 +122,7 @@ def _refined(schedule: Schedule, make: Make, piece: int, gather: int) -> TileLis
 
     # pieces in order: by tile, partial before full, ascending
     full = (signature == FULL).all(1)
-    width = make.group * n_pieces
+    width = make.group * (n_pieces + 1)
     order = torch.argsort((tile * 2 + full) * width + minor)
     tile, minor, signature, full = (x[order] for x in (tile, minor, signature, full))
     count = torch.bincount(tile, minlength=n_lists)
@@ -135,7 +136,7 @@ def _refined(schedule: Schedule, make: Make, piece: int, gather: int) -> TileLis
     place = torch.arange(len(tile), device=device) - (count.cumsum(0) - count)[tile]
     place += torch.where(full, missing[tile], 0) + begin[tile] * gather
     idx = torch.zeros((n_entries + SPARE) * gather, dtype=torch.int32, device=device)
-    idx[: n_entries * gather] = n_pieces if make.group == 1 else 0
+    idx[: n_entries * gather] = n_pieces
     idx[place] = minor.int()
 
     bit = torch.full((n_entries + SPARE,), FULL, dtype=torch.int32, device=device)
@@ -188,15 +189,15 @@ def _pieces(schedule: Schedule, make: Make, piece: int) -> tuple[Tensor, Tensor,
     major, minor, slice_ = (x.expand_as(code)[taken] for x in (major, minor, slice_[:, None, None]))
     code = code[taken]
 
-    n_pieces = -(-n_minor // piece)
+    places = -(-n_minor // piece) + 1  # of a head, one of them beyond the end
     mask_batch = slice_ // schedule.heads
     if schedule.heads > 1:
         head = slice_ % schedule.heads
         list_slice = mask_batch * (schedule.heads // make.group) + head // make.group
-        minor = minor + head % make.group * n_pieces
+        minor = minor + head % make.group * places
     else:
         list_slice = mask_batch
-        copy = torch.arange(make.group, device=device)[:, None] * n_pieces
+        copy = torch.arange(make.group, device=device)[:, None] * places
         minor = (minor + copy).flatten()
         major, code, list_slice = (x.repeat(make.group) for x in (major, code, list_slice))
 
@@ -205,7 +206,7 @@ def _pieces(schedule: Schedule, make: Make, piece: int) -> tuple[Tensor, Tensor,
     cells = tables.flatten(0, 2)
     if stacked == 1:
         return cells, tile, minor, code[:, None]
-    width = make.group * n_pieces
+    width = make.group * places
     key, which = torch.unique(tile * width + minor, return_inverse=True)
     tile, minor = key // width, key % width
     # what lies beyond the end may count as allowed

@@ -23,7 +23,8 @@ class TileLists(NamedTuple):
     The columns of an entry come in `gather` pieces of minor // gather tokens. Piece g lies at the
     tokens idx[e, g] * (minor // gather) and following. A missing piece begins beyond the end and
     has no bits. By columns with `group` query heads to a key head, all of them are in one list, and
-    idx is head_in_group * ceil(n_minor / piece) + piece number; a missing piece names any then.
+    idx is head_in_group * (ceil(n_minor / piece) + 1) + piece number: the last number of a head is
+    for what is missing.
 
     Item w of batch * heads * n_items: the first n_long items of every slice go over all (b, h)
     first, (b, h) fastest; then the others, (b, h) slowest. The slice of (b, h) is

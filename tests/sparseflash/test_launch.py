@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparseflash.kernels import launch as module
-from sparseflash.kernels.launch import forget_plans, launch
+from sparseflash.kernels.launch import Launch, forget_plans, launch
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -50,10 +50,11 @@ class Kernel:
                 launch_cooperative_grid=False, launch_pdl=False,
             ),
         )  # fmt: skip
-        encode = lambda *a: ("map", *a)  # noqa: E731
+        self.encoded = []
+        encode = lambda *a: self.encoded.append(a[0]) or ("map", *a)  # noqa: E731
         active = SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=encode))
         monkeypatch.setattr(triton.runtime.driver, "_active", active, raising=False)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
 
     def __getitem__(self, grid):
@@ -75,14 +76,15 @@ def kernel(monkeypatch):
     forget_plans()
 
 
-def call(kernel, a, b, key=0, n=3):
+def arguments_of(a, b, n=3):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    def arguments():
-        descriptor = TensorDescriptor(b, list(b.shape), list(b.stride()), [16, 8])
-        return (6, 2), (a, descriptor, n, b), {"BLOCK": 32}
+    descriptor = TensorDescriptor(b, list(b.shape), list(b.stride()), [16, 8])
+    return (6, 2), (a, descriptor, n, b), {"BLOCK": 32}
 
-    launch(kernel, key, (a, b), arguments)
+
+def call(kernel, a, b, key=0, n=3):
+    launch(kernel, key, (a, b), lambda: arguments_of(a, b, n))
 
 
 def tensors():
@@ -149,3 +151,83 @@ def test_argument_that_is_not_announced_is_refused(kernel):
     a, b = tensors()
     with pytest.raises(ValueError, match="argument 1 of the kernel"):
         launch(kernel, 0, (a,), lambda: ((1,), (a, b, 1), {}))
+
+
+def test_tensor_maps_are_kept_by_address_and_not_without_end(kernel, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_MAPS", 3)
+    pairs = [tuple(tensors()) for _ in range(5)]
+    call(kernel, *pairs[0])
+    for _ in range(3):
+        call(kernel, *pairs[1])
+    assert len(kernel.encoded) == 2  # by the ordinary launch, and once again
+    for pair in pairs:
+        call(kernel, *pair)
+    (plan,) = module._plans.values()
+    assert len(plan.maps[0].encoded) <= 3
+    assert kernel.calls[-1][14][1] == pairs[-1][1].data_ptr()
+
+
+# ---- a caller that comes back
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_launch_that_comes_back_hands_over_what_an_ordinary_one_does(second, kernel):
+    fixed, *others = (next(tensors()) for _ in range(5))
+    again = Launch(kernel, 0, (fixed,))
+    pairs = [(fixed, t) if second else (t, fixed) for t in others]
+    for t, pair in zip(others, pairs, strict=True):
+        again((t,), lambda pair=pair: arguments_of(*pair))
+    assert kernel.ordinary == 1
+    forget_plans()
+    for pair, repeated in zip(pairs, list(kernel.calls), strict=True):
+        call(kernel, *pair)
+        assert by_address(repeated) == by_address(kernel.calls[-1])
+        forget_plans()
+
+
+def test_launch_that_comes_back_misaligned_has_a_plan_of_its_own(kernel):
+    a, b = tensors()
+    again = Launch(kernel, 0, (b,))
+    odd = torch.zeros(257).as_subclass(OnDevice)[1:].view(32, 8).as_subclass(OnDevice)
+    for t in (a, a, odd, odd, a):
+        again((t,), lambda t=t: arguments_of(t, b))
+    assert kernel.ordinary == 2
+    assert by_address(kernel.calls[3]) == by_address(kernel.calls[2])
+    assert by_address(kernel.calls[4]) == by_address(kernel.calls[1])
+
+
+def test_launch_that_comes_back_under_hooks_is_an_ordinary_one(kernel):
+    a, b = tensors()
+    again = Launch(kernel, 0, (a,))
+    for _ in range(2):
+        again((b,), lambda: arguments_of(a, b))
+    hook = lambda metadata: None  # noqa: E731
+    triton.knobs.runtime.launch_exit_hook.add(hook)
+    try:
+        again((b,), lambda: arguments_of(a, b))
+    finally:
+        triton.knobs.runtime.launch_exit_hook.remove(hook)
+    assert kernel.ordinary == 2
+
+
+def test_launch_that_comes_back_on_another_device_goes_there(kernel, monkeypatch):
+    a, b = tensors()
+    again = Launch(kernel, 0, (a,))
+    current, entered = [0], []
+
+    class Device:
+        def __init__(self, device):
+            entered.append(device)
+
+        def __enter__(self):
+            current[0] = 0
+
+        def __exit__(self, *error):
+            current[0] = 1
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    for device in (0, 0, 1):
+        current[0] = device
+        again((b,), lambda: arguments_of(a, b))
+    assert entered == [0] and kernel.ordinary == 1 and len(kernel.calls) == 3

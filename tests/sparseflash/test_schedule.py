@@ -134,7 +134,7 @@ def test_cache_is_bounded_in_bytes(cache):
         schedule = schedule_for(blocks, 2048, 2048, 1, 1, "cpu")
     assert cache.bytes <= 2**20 and 1 <= len(cache) < 3
     assert schedule_for(blocks, 2048, 2048, 1, 1, "cpu") is schedule
-    assert cache.bytes == sum(size for _, size in cache._entries.values())
+    assert cache.bytes == sum(entry.size for entry in cache._entries.values())
 
 
 def test_schedule_made_in_inference_mode_serves_autograd():

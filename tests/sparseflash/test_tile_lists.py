@@ -80,7 +80,7 @@ def decode(lists: TileLists, batch: int, heads: int) -> np.ndarray:
             else:
                 assert bit[e] == -1
             for g in range(gather):
-                head, block = divmod(int(idx[e, g]), n_blocks) if group > 1 else (0, idx[e, g])
+                head, block = divmod(int(idx[e, g]), n_blocks + 1) if group > 1 else (0, idx[e, g])
                 assert 0 <= head < group and 0 <= block <= n_blocks
                 first = block * piece
                 inside = max(0, min(piece, lists.n_minor - first))

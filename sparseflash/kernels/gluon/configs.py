@@ -55,6 +55,46 @@ def forward_tiles(head_dim: int, head_dim_v: int, block_q: int, n_q: int) -> For
     )  # fmt: skip
 
 
+class BackwardTiles(NamedTuple):
+    """Of a pass of the backward: tiles of 64 * consumers (major) x minor tokens, stages of what
+    streams by, and of what stays for a tile.
+    """
+
+    consumers: int
+    minor: int
+    stages: int
+    ring: int
+
+    @property
+    def major(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def programs(self) -> int:
+        """Of one multiprocessor."""
+        return 3 - self.consumers
+
+
+def cols_tiles(width: int, block_k: int, *, with_dq: bool) -> BackwardTiles:
+    """Of the pass over columns, for head dims up to `width` and a mask with blocks of block_k."""
+    if width > 64:
+        return BackwardTiles(2, 64, stages=2, ring=2)
+    if block_k % 128:
+        return BackwardTiles(1, 64, stages=2, ring=2)
+    if with_dq:
+        return BackwardTiles(2, 64, stages=3, ring=2)
+    return BackwardTiles(2, 128, stages=2, ring=2)
+
+
+def rows_tiles(width: int, block_q: int) -> BackwardTiles:
+    """Of the pass over rows, likewise."""
+    if width > 64:
+        return BackwardTiles(2, 128, stages=2, ring=1)
+    if block_q % 128:
+        return BackwardTiles(1, 128, stages=2, ring=2)
+    return BackwardTiles(2, 128, stages=2, ring=2)
+
+
 def padded(head_dim: int) -> int:
     """The extent that a head dim takes in a kernel."""
     return max(32, 1 << (head_dim - 1).bit_length())
