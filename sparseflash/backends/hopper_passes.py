@@ -41,11 +41,11 @@ def _launch(
     call: Call, kernel: Any, key: Callable[[], Any], tensors: Sequence[Tensor | None],
     arguments: Arguments, tiles: BackwardTiles | None = None,
 ) -> None:  # fmt: skip
-    """`launch`, with its key made once for a layout."""
+    """`launch`, with its key made once for a layout; masks of one layout may differ in n_pad."""
     name = id(kernel), tiles
     again = call.memo.get(name)
     if again is None:
-        again = call.memo[name] = Launch(kernel, key())
+        again = call.memo[name] = Launch(kernel, (call.n_pad, key()))
     again(tensors, arguments)
 
 
