@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 
 from experiments.cases import CAUSAL, DENSE
 from experiments.records import OK, Row, read
-from experiments.table import aligned, newest, shape_of, shape_text
+from experiments.speed_table import newest, shape_of, shape_text
+from experiments.text_table import aligned
 
 PEERS = ("fa4", "sdpa_cudnn", "flex", "triton")
 WHOLE = 128  # the block size that smaller ones are compared with

@@ -22,7 +22,7 @@ from experiments.bench import Bench, Task
 from experiments.cases import Case, make_grid
 from experiments.providers import DIRECTIONS
 from experiments.records import ROOT, device_name
-from experiments.table import aligned
+from experiments.text_table import aligned
 from sparseflash.cost import CEILINGS, cost, ideal
 
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 import matplotlib
@@ -21,43 +21,9 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from omegaconf import DictConfig
 
 from experiments.cases import DENSE, LAYOUTS, Case
+from experiments.figures import OTHER, PAGE, RC, Style, legend, save, token_text
 from experiments.records import OK, Row, read
-from experiments.table import best_dense, is_own, newest, shape_of
-
-PAGE = 6.9  # inches: the width of a page's text; half of it is a column
-RC: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.handlelength": 2.8,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 300,
-    "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.02,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "sparseflash",  # the same picture is the same file
-}
-
-
-class Style(NamedTuple):
-    """Colour, marker and line of a provider: any one of the three tells them apart."""
-
-    color: str
-    marker: str
-    line: str | tuple[float, tuple[float, ...]]
-
+from experiments.speed_table import best_dense, is_own, newest, shape_of
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 STYLES = {
@@ -72,7 +38,6 @@ STYLES = {
     "sdpa_cudnn": Style("#CC79A7", "D", "-."),
     "sdpa_flash": Style("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1))),
 }
-OTHER = Style("#F0E442", "X", ":")
 
 T = TypeVar("T", bound=Hashable)
 
@@ -97,7 +62,7 @@ def draw_all(csv: str | Path, out: str | Path) -> list[Path]:
                 figures[f"length-{_slug(group[0], length=False)}"] = draw_length(group)
         if any(row.mask != DENSE for row in rows):
             figures["masks"] = draw_masks(rows)
-        return [path for name, figure in figures.items() for path in _save(figure, out / name)]
+        return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 
 def draw_speedup(rows: Sequence[Row]) -> Figure:
@@ -132,7 +97,7 @@ def draw_speedup(rows: Sequence[Row]) -> Figure:
     panels[0][0].set_ylabel("speed-up over the fastest dense")
     others = sorted({r.mask for r in rows if not r.mask.startswith((DENSE, "random"))})
     note = "other masks: " + ", ".join(others) if 0 < len(others) <= 3 else None
-    _legend(figure, [axes for axes, _ in panels], title=note)
+    legend(figure, [axes for axes, _ in panels], title=note)
     figure.suptitle(_caption(rows[0]), fontsize=8)
     return figure
 
@@ -199,12 +164,12 @@ def draw_length(rows: Sequence[Row]) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=group[0].direction)
         lengths = sorted({r.n_q for r in group})
         axes.xaxis.set_major_locator(FixedLocator(lengths))
-        axes.xaxis.set_major_formatter(lambda n, _: _tokens(int(n)))
+        axes.xaxis.set_major_formatter(lambda n, _: token_text(int(n)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
     panels[0][0].set_ylabel("time (ms)")
-    _legend(figure, [axes for axes, _ in panels], columns=2)
+    legend(figure, [axes for axes, _ in panels], columns=2)
     figure.suptitle(_caption(rows[0], length=False), fontsize=8)
     return figure
 
@@ -238,9 +203,9 @@ def draw_masks(rows: Sequence[Row], columns: int = 4, most: int = 12) -> Figure:
         axes.set_title(f"{_wrapped(row.mask)}\n{row.n_q} tokens, density {row.density:.3f}")
         for spine in axes.spines.values():
             spine.set(visible=True, color="0.7", lw=0.6)
-        if legend := axes.get_legend():
-            handles = legend.legend_handles
-            legend.remove()
+        if found := axes.get_legend():
+            handles = found.legend_handles
+            found.remove()
     labels = [str(handle.get_label()) for handle in handles]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -281,23 +246,6 @@ def _sparsity_axis(axes: Axes, deepest: float) -> None:
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
 
 
-def _legend(
-    figure: Figure, axes: Sequence[Axes], columns: int = 3, title: str | None = None
-) -> None:
-    """One legend below all panels, each label once."""
-    found = [pair for a in axes for pair in zip(*a.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(found)}
-    labels = list(dict.fromkeys(label for _, label in found))
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=columns,
-        title=title,
-        title_fontsize=RC["legend.fontsize"],
-    )
-
-
 def _providers(rows: Sequence[Row]) -> list[str]:
     """Providers that have masked rows, ours first."""
     names = dict.fromkeys(r.provider for r in rows if r.mask != DENSE)
@@ -306,10 +254,6 @@ def _providers(rows: Sequence[Row]) -> list[str]:
 
 def _style(provider: str) -> Style:
     return STYLES.get(provider, OTHER)
-
-
-def _tokens(n: int) -> str:
-    return f"{n // 1024}k" if n % 1024 == 0 else str(n)
 
 
 def _wrapped(mask: str, width: int = 30) -> str:
@@ -332,14 +276,6 @@ def _caption(row: Row, *, length: bool = True) -> str:
 
 def _slug(row: Row, *, length: bool = True) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", _caption(row, length=length)).strip("-").lower()
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
-    return paths
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="plot")

@@ -5,23 +5,18 @@ it left half-written is cut off when the file is opened again.
 """
 
 import csv
-import dataclasses
 import hashlib
-import io
-import os
 import platform
 import subprocess
-import types
-import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from experiments import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 OK = "ok"
@@ -76,8 +71,7 @@ class Row:
         return self.ms_median
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-TYPES = typing.get_type_hints(Row)
+FIELDS = rows.fields_of(Row)
 # Columns that older files lack, and what their rows were: a text, or a column with the same value.
 ADDED = {"v_dim": "{head_dim}", "layout": "head_major", "ideal_ms": ""}
 # What a measurement is of. Peers do not change with our source: `source` counts for ours only.
@@ -102,16 +96,16 @@ class Records:
         self.path = _free_name(Path(path)) if fresh else Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
-            self._write(_line(FIELDS))
+            rows.append(self.path, rows.line(FIELDS))
         else:
-            heal(self.path)
+            rows.heal(self.path, FIELDS)
         self.rows = read(self.path)
         if columns(self.path) != FIELDS:
             self._upgrade()
 
     def append(self, row: Row) -> None:
-        """Adds one row to the file with a single write, so that a kill cannot mix two rows."""
-        self._write(_row_line(row))
+        """Adds one row to the file."""
+        rows.append(self.path, rows.row_line(row))
         self.rows.append(row)
 
     def find(self, row: Row, *, own: bool) -> Row | None:
@@ -121,15 +115,10 @@ class Records:
 
     def _upgrade(self) -> None:
         """Writes all rows anew, beside the file first so that a kill loses none."""
-        lines = [_line(FIELDS), *(_row_line(row) for row in self.rows)]
+        lines = [rows.line(FIELDS), *(rows.row_line(row) for row in self.rows)]
         new = self.path.with_name(self.path.name + ".new")
         new.write_text("".join(lines), encoding="utf-8")
         new.replace(self.path)
-
-    def _write(self, line: str) -> None:
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(line.encode())
-            os.fsync(file.fileno())
 
 
 def read(path: str | Path) -> list[Row]:
@@ -150,49 +139,13 @@ def read(path: str | Path) -> list[Row]:
         lines = (
             {name: text.format(**line) for name, text in old.items()} | line for line in reader
         )
-        return [Row(**{name: _typed(name, text) for name, text in line.items()}) for line in lines]
+        return [rows.from_texts(Row, line) for line in lines]
 
 
 def columns(path: Path) -> tuple[str, ...]:
     """The columns that a file has."""
     with open(path, newline="", encoding="utf-8") as file:
         return tuple(next(csv.reader(file), ()))
-
-
-def heal(path: Path) -> None:
-    """Cuts off a last line that has no end, as a killed run or a full disk leaves it."""
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
-    if not path.stat().st_size:
-        path.write_text(_line(FIELDS))
-
-
-def _line(values: Iterable[str]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(values)
-    return out.getvalue()
-
-
-def _row_line(row: Row) -> str:
-    return _line(_text(getattr(row, name)) for name in FIELDS)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return " ".join(str(value).split())  # one row is one line
-
-
-def _typed(name: str, text: str) -> Any:
-    kind = TYPES[name]
-    if isinstance(kind, types.UnionType):
-        if text == "":
-            return None
-        kind = typing.get_args(kind)[0]
-    return kind(text)
 
 
 def _free_name(path: Path) -> Path:
@@ -236,15 +189,17 @@ def versions() -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "triton": triton,
-        "source": _source_digest(),
+        "source": source_digest("masks", "sparseflash"),
         "commit": _commit(),
     }
 
 
-def _source_digest() -> str:
+@cache
+def source_digest(*folders: str) -> str:
+    """Twelve hex digits of the Python files of these folders of the project."""
     digest = hashlib.sha256()
-    for package in ("masks", "sparseflash"):
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -22,7 +22,7 @@ from experiments.cases import Case, make_grid
 from experiments.grids import GRIDS
 from experiments.providers import DIRECTIONS, concerns, default_providers, find
 from experiments.records import OK, Records, Row, device_name, now, versions
-from experiments.table import newest, tables
+from experiments.speed_table import newest, tables
 from experiments.warm import breaks_context, warm
 
 

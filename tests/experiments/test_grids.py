@@ -9,7 +9,7 @@ import torch
 from experiments import bars, bench, fa4, grids, speed, warm
 from experiments.cases import CAUSAL, DENSE, Case, make_grid
 from experiments.records import OK
-from experiments.table import tables
+from experiments.speed_table import tables
 from masks.interop.fa4 import BlockSparseTensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

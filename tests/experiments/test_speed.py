@@ -12,7 +12,7 @@ from experiments import providers, speed
 from experiments.cases import Case
 from experiments.gate import Gate
 from experiments.records import OK, Records, read
-from experiments.table import tables
+from experiments.speed_table import tables
 from sparseflash.testing import make_qkv, oracle
 
 ROOT = Path(__file__).resolve().parents[2]

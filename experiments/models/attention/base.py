@@ -1,0 +1,79 @@
+"""What the attentions of the encoder share."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(D)) v or what stands for it, the same shape out as q.
+
+    heads, head_dim: of q, k and v.
+    length: tokens of the padded sequences, the same at every call.
+    dropout: of the attention probabilities, for kinds that have them.
+    layer: number of the layer, for kinds that differ from layer to layer.
+    causal: a query sees keys up to its own, for kinds that can.
+    """
+
+    shared_qk = False  # the projection makes one tensor for q and k
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        length: int,
+        dropout: float = 0.0,
+        layer: int = 0,
+        causal: bool = False,
+    ):
+        super().__init__()
+        self.heads, self.head_dim, self.length, self.layer = heads, head_dim, length, layer
+        self.dropout, self.causal = dropout, causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(B, H, N, D) from q, k, v of this shape, any strides (k is q where `shared_qk`).
+
+        lengths: int32 (B,) on the device, how many tokens count; None: all of them. Other keys are
+        not attended to, and the output of other queries is finite and means nothing.
+
+        Under autocast q, k and v take its dtype, and the precision of each step is explicit.
+        """
+        device = q.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            q, k, v = (t.to(dtype) for t in (q, k, v))
+        with torch.autocast(device, enabled=False):
+            return self.attend(q, k, v, lengths)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def refuse_causal(attention: Attention) -> None:
+    """ValueError for a causal one of a kind that has no causal form here."""
+    if attention.causal:
+        kind = type(attention).__name__.lower()
+        raise ValueError(
+            f"causal is True, and {kind} attention has no causal form here;"
+            " take standard, flash, sparse or local"
+        )
+
+
+def real_tokens(lengths: Tensor, n: int) -> Tensor:
+    """Bool (B, n): True for the tokens that count."""
+    return torch.arange(n, device=lengths.device) < lengths[:, None]
+
+
+def budget(length: int, share: int, most: int) -> int:
+    """length / share rounded to a power of two, in [16, most].
+
+    The published sizes of the small attentions go by length: a sixteenth (Linformer, Local) or a
+    32nd (the others) of 1024, 2048 and 4096 tokens.
+    """
+    power = max(length // share, 1).bit_length() - 1
+    nearest = power + (length / share > 1.5 * 2**power)
+    return min(max(2**nearest, 16), most)

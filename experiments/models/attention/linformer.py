@@ -1,0 +1,37 @@
+"""Linformer (Wang et al., arXiv 2006.04768)."""
+
+import torch
+from torch import Tensor, nn
+
+from experiments.models.attention.base import Attention, budget, real_tokens, refuse_causal
+from experiments.models.attention.standard import softmax_attention
+
+
+class Linformer(Attention):
+    """softmax(q (E^T k)^T / sqrt(D)) F^T v with learned projections E and F of the tokens.
+
+    A layer has its own two, which its heads share.
+
+    rank: columns of E and F; None: a sixteenth of the length, at most 256.
+    """
+
+    def __init__(self, *, rank: int | None = None, **sizes):
+        super().__init__(**sizes)
+        refuse_causal(self)
+        self.rank = rank or budget(self.length, share=16, most=256)
+        shape, std = (self.length, self.rank), self.rank**-0.5
+        self.project_k = nn.Parameter(std * torch.randn(shape))
+        self.project_v = nn.Parameter(std * torch.randn(shape))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        k = self._project(k, self.project_k, lengths)
+        v = self._project(v, self.project_v, lengths)
+        return softmax_attention(q, k, v, None, self.dropout_p)
+
+    def _project(self, x: Tensor, projection: Tensor, lengths: Tensor | None) -> Tensor:
+        """(B, H, rank, D); padding tokens count as zeros."""
+        tokens = x.transpose(1, 2).flatten(2)
+        if lengths is not None:
+            tokens = torch.where(real_tokens(lengths, x.shape[2])[:, :, None], tokens, 0)
+        short = projection.to(x.dtype).mT @ tokens
+        return short.unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)

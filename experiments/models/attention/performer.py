@@ -1,0 +1,56 @@
+"""Performer: positive orthogonal random features (Choromanski et al., arXiv 2009.14794)."""
+
+import torch
+from torch import Tensor
+
+from experiments.models.attention.base import Attention, budget, real_tokens, refuse_causal
+from experiments.models.attention.linear import linear_attention
+
+
+class Performer(Attention):
+    """Linear attention with random features whose products estimate exp(q k / sqrt(D)).
+
+    The features are computed in float32: their exponentials do not bear bfloat16. They are drawn
+    once, from torch's generator, and kept with the weights. It has no probabilities to drop.
+
+    features: how many; None: a 32nd of the length, at most 128.
+    eps: added to every feature.
+    """
+
+    projection: Tensor
+
+    def __init__(self, *, features: int | None = None, eps: float = 1e-4, **sizes):
+        super().__init__(**sizes)
+        refuse_causal(self)
+        features = features or budget(self.length, share=32, most=128)
+        self.eps = eps
+        self.register_buffer("projection", orthogonal_features(features, self.head_dim))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        eq, ek = self._exponents(q), self._exponents(k)
+        top = ek.detach().amax(-1, keepdim=True)
+        if lengths is not None:  # what exceeds the top of the real tokens might overflow
+            padding = ~real_tokens(lengths, k.shape[2])[:, None, :, None]
+            top = torch.where(padding, top, top.masked_fill(padding, -torch.inf).amax(2, True))
+        else:
+            top = top.amax(2, keepdim=True)
+        fq = self._features(eq, q, eq.detach().amax(-1, keepdim=True))
+        return linear_attention(fq, self._features(ek, k, top), v, lengths)
+
+    def _exponents(self, x: Tensor) -> Tensor:
+        """w x / D^(1/4) for every random w: (B, H, N, features)."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
+        return x @ self.projection.to(x.dtype).T
+
+    def _features(self, exponents: Tensor, x: Tensor, top: Tensor) -> Tensor:
+        """exp(exponents - |x|^2 / (2 sqrt(D)) - top) + eps; constant factors cancel."""
+        square = x.to(exponents.dtype).square().sum(-1, keepdim=True)
+        exponents.sub_(square * (0.5 * x.shape[-1] ** -0.5) + top)
+        return exponents.exp().add(self.eps).to(x.dtype)
+
+
+def orthogonal_features(count: int, dim: int) -> Tensor:
+    """float32 (count, dim): Gaussian rows, orthogonal to each other in groups of dim."""
+    groups = -(-count // dim)
+    directions = torch.linalg.qr(torch.randn(groups, dim, dim)).Q.mT.reshape(-1, dim)[:count]
+    return directions * torch.randn(count, dim).norm(dim=1, keepdim=True)

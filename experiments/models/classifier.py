@@ -1,0 +1,122 @@
+"""The encoder of the Long Range Arena with its classification head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.models.attention import make_attention
+from experiments.models.attention.base import real_tokens
+from experiments.models.blocks import Block, Head, initialise, norm_eps
+from experiments.models.config import ModelConfig, model_config
+from experiments.models.positions import sinusoids
+
+__all__ = ["Classifier", "ModelConfig", "model_config"]
+
+
+class Classifier(nn.Module):
+    """Logits of the classes of a token sequence, or of a pair of them.
+
+    vocab: rows of the embedding table; length: tokens of a padded sequence; grid: (rows, columns)
+    of an image, for which the position table is upsampled with `upsample_positions`.
+    attention: the name and the options of `make_attention`, as {"name": "local", "window": 64}.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        length: int,
+        classes: int,
+        pair: bool = False,
+        grid: tuple[int, int] | None = None,
+        model: ModelConfig | None = None,
+        attention: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        if grid is not None and grid[0] * grid[1] != length:
+            raise ValueError(f"a grid of {grid[0]} x {grid[1]} does not hold {length} tokens")
+        config = model or ModelConfig()
+        self.config, self.length, self.pair, self.grid = config, length, pair, grid
+        cls = config.pool == "cls"
+        self.states = length + cls  # what the attention sees
+        self.embedding = nn.Embedding(vocab, config.dim)
+        nn.init.normal_(self.embedding.weight, std=1.0 if config.setting == "google" else 0.02)
+        self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
+        if config.positions == "learned":
+            self.positions = nn.Parameter(0.02 * torch.randn(self.states, config.dim))
+        else:
+            self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+        options = dict(attention or {"name": "standard"})
+        name = options.pop("name")
+        self.blocks = nn.ModuleList(
+            Block(
+                config,
+                make_attention(
+                    name,
+                    heads=config.heads,
+                    head_dim=config.head_dim,
+                    length=self.states,
+                    dropout=config.attention_dropout,
+                    layer=layer,
+                    **options,
+                ),
+            )
+            for layer in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(config.dim, norm_eps(config))
+        self.head = Head(config, classes, pair)
+        if config.lm_head:
+            self.hidden_token = nn.Parameter(0.02 * torch.randn(config.dim))
+            self.lm_head = nn.Linear(config.dim, vocab)
+        initialise(self, config)
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor | None = None, hidden: Tensor | None = None
+    ) -> Tensor:
+        """float32 logits (B, classes); with `hidden`, (B, M, vocab) of the hidden tokens.
+
+        tokens: ids (B, length), any integer dtype; of pairs (B, 2, length).
+        lengths: (B,), of pairs (B, 2): how many tokens count; None: all of them.
+        hidden: int64 (B, M), the places whose tokens are hidden from the model, for a model with
+            `lm_head` (no pairs). It is trained to predict them: masked-pixel pre-training.
+        """
+        if tokens.shape[-1] != self.length:
+            raise ValueError(f"a sequence has {tokens.shape[-1]} tokens, the model {self.length}")
+        if hidden is not None and not self.config.lm_head:
+            raise ValueError("hidden tokens are predicted by a model with lm_head=True")
+        pairs = tokens.flatten(0, 1) if self.pair else tokens
+        lengths = None if lengths is None else lengths.flatten()
+        x, lengths = self.encode(pairs, lengths, hidden)
+        if hidden is not None:
+            places = (hidden + self.states - self.length)[:, :, None].expand(-1, -1, x.shape[2])
+            return self.lm_head(self.norm(x.gather(1, places))).float()
+        pooled = self._pool(x, lengths)
+        return self.head(pooled.unflatten(0, (-1, 2)) if self.pair else pooled).float()
+
+    def encode(
+        self, tokens: Tensor, lengths: Tensor | None, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The states (B, states, dim) before the last LayerNorm, and how many of them count."""
+        x = self.embedding(tokens.int())
+        if hidden is not None:
+            mark = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+            mark = mark.scatter(1, hidden, True)
+            x = torch.where(mark[:, :, None], self.hidden_token.to(x.dtype), x)
+        if self.cls is not None:
+            x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
+            lengths = None if lengths is None else lengths + 1
+        x = self.dropout(x + self.positions)
+        for block in self.blocks:
+            x = block(x, lengths)
+        return x, lengths
+
+    def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """(B, dim): the CLS state, or the mean over the padded length with padding as zeros."""
+        if self.cls is not None:
+            return self.norm(x[:, 0])
+        x = self.norm(x)
+        if lengths is None:
+            return x.mean(1)
+        return torch.where(real_tokens(lengths, x.shape[1])[:, :, None], x, 0).mean(1)

@@ -1,0 +1,65 @@
+"""Position tables: sinusoids, and learned ones that move to a finer grid."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """float32 (length, dim): sines in the first half of the features, cosines in the second.
+
+    The wavelengths go from 2 pi to 20 000 pi, as in the Long Range Arena's encoder.
+    """
+    half = dim // 2
+    frequency = torch.exp(-math.log(10_000.0) / max(half - 1, 1) * torch.arange(half))
+    angle = torch.arange(length)[:, None] * frequency
+    table = torch.zeros(length, dim)
+    table[:, :half], table[:, half : 2 * half] = angle.sin(), angle.cos()
+    return table
+
+
+def upsample_positions(
+    table: Tensor,
+    from_grid: tuple[int, int],
+    to_grid: tuple[int, int],
+    *,
+    from_order: Sequence[int] | np.ndarray | None = None,
+    to_order: Sequence[int] | np.ndarray | None = None,
+) -> Tensor:
+    """The position table of a finer grid: each position is duplicated onto the pixels inside it.
+
+    table: (rows * columns, dim), or one row more, which comes first and is kept (a CLS token).
+    from_grid, to_grid: (rows, columns); each side of the second is a multiple of the first's.
+    from_order, to_order: the row-major pixel of each token; row-major order where None.
+
+    Raises ValueError where these do not fit together.
+    """
+    (rows, cols), (to_rows, to_cols) = from_grid, to_grid
+    extra = table.shape[0] - rows * cols
+    if extra not in (0, 1):
+        raise ValueError(
+            f"the table has {table.shape[0]} positions, a grid of {rows} x {cols} has {rows * cols}"
+        )
+    if to_rows % rows or to_cols % cols:
+        raise ValueError(
+            f"a grid of {to_rows} x {to_cols} is no multiple of {rows} x {cols}, side by side"
+        )
+    token_of = np.arange(rows * cols)
+    token_of[_order(from_order, rows * cols)] = np.arange(rows * cols)
+    token_of = token_of.reshape(rows, cols)
+    finer = token_of.repeat(to_rows // rows, axis=0).repeat(to_cols // cols, axis=1).reshape(-1)
+    finer = finer[_order(to_order, to_rows * to_cols)]
+    index = torch.from_numpy(finer).to(table.device)
+    return torch.cat([table[:extra], table[extra:][index]])
+
+
+def _order(order: Sequence[int] | np.ndarray | None, pixels: int) -> np.ndarray:
+    if order is None:
+        return np.arange(pixels)
+    order = np.asarray(order)
+    if order.shape != (pixels,) or not np.array_equal(np.sort(order), np.arange(pixels)):
+        raise ValueError(f"an order of {pixels} pixels must name each of them once")
+    return order

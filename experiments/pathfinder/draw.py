@@ -1,0 +1,65 @@
+"""A sheet of images of both labels, as they are and with their two long snakes in colour."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image
+
+from experiments.pathfinder.generate import Images, make
+from experiments.pathfinder.parameters import Spec
+from experiments.pathfinder.render import LABEL, MARGIN, MARKERS
+from experiments.pathfinder.tables import tables
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("tab:orange", "tab:cyan")
+
+
+def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
+    """Writes a picture: for each label the first `columns` images of a seed, bare and traced."""
+    images = make(spec, seed, 0, 16 * columns)
+    figure, axes = plt.subplots(4, columns, figsize=(2.2 * columns, 9.2), layout="constrained")
+    for label in (0, 1):
+        chosen = np.flatnonzero(images.info[:, LABEL] == label)[:columns]
+        for column, image in enumerate(chosen):
+            for row in (2 * label, 2 * label + 1):
+                axis = axes[row, column]
+                axis.imshow(
+                    images.pixels[image], cmap="gray", vmin=0, vmax=255, interpolation="nearest"
+                )
+                axis.set(xticks=[], yticks=[])
+                if column == 0:
+                    axis.set_ylabel(f"label {label}" + (", traced" if row % 2 else ""))
+            _trace(axes[2 * label + 1, column], images, int(image), spec)
+    figure.suptitle(f"Pathfinder-{spec.size}, contour {spec.contour}, seed {seed}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    Image.open(path).convert("RGB").quantize(48).save(path, optimize=True)  # a third of the bytes
+
+
+def ends(images: Images, image: int, spec: Spec) -> np.ndarray:
+    """(paddles, 2, 2): row and column of both ends of every paddle, the start of the patch first,
+    unrounded at the other end."""
+    t = tables(spec, spec.margins[images.info[image, MARGIN]])
+    placed = images.placed[image, : images.counts[image]]
+    direction = placed[:, 1]
+    ring = t.ring[np.minimum(direction, len(t.ring) - 1)]
+    degrees = (direction - len(t.ring) - 180) * (np.pi / 180)
+    # A grown paddle points back from its head.
+    angle = np.where(direction < len(t.ring), np.arctan2(-ring[:, 0], -ring[:, 1]), degrees)
+    start = placed[:, 2:].astype(float)
+    end = start + spec.length * np.stack([np.sin(angle), np.cos(angle)], -1)
+    return np.stack([start, end], 1)
+
+
+def _trace(axis, images: Images, image: int, spec: Spec) -> None:
+    placed = images.placed[image, : images.counts[image]]
+    both = ends(images, image, spec)
+    for snake, colour in enumerate(COLOURS):
+        for start, end in both[placed[:, 0] == snake]:
+            axis.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
+    markers = images.info[image, MARKERS : MARKERS + 4].reshape(2, 2)
+    axis.plot(markers[:, 1], markers[:, 0], "o", color="red", fillstyle="none", markersize=9)

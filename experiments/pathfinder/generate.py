@@ -1,0 +1,73 @@
+"""Images by (seed, index), alone or in runs, and as arrays on disk."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.pathfinder.parameters import Spec
+from experiments.pathfinder.render import INFO, make_images
+from experiments.pathfinder.store import filled
+from experiments.pathfinder.tables import tables
+from experiments.tasks.task import digest
+
+VERSION = 1  # of the images: to be raised with every change of what (seed, index) gives
+
+
+@dataclass(frozen=True)
+class Images:
+    """A run of images and what the generator knows of them."""
+
+    pixels: np.ndarray  # uint8 (n, N, N)
+    info: np.ndarray  # int64 (n, INFO), columns as named in render
+    placed: np.ndarray  # int64 (n, paddles, 4): snake, direction, row, column of the paddle's start
+    counts: np.ndarray  # int64 (n,): paddles of every image
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.info[:, 0].astype(np.uint8)
+
+
+def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = None) -> Images:
+    """Images first .. first + n - 1 of a seed (into `pixels`, if given). Same ones whatever runs
+    they are made in, and however many threads."""
+    check_seed(seed)
+    paddles = 2 * spec.contour + spec.distractors * spec.distractor_length
+    images = Images(
+        np.empty((n, spec.size, spec.size), np.uint8) if pixels is None else pixels,
+        np.zeros((n, INFO), np.int64),
+        np.zeros((n, paddles, 4), np.int64),
+        np.zeros(n, np.int64),
+    )
+    intensity = np.array([spec.target_intensity, spec.distractor_intensity], np.float32)
+    for which, margin in enumerate(spec.margins):
+        make_images(
+            tables(spec, margin), which, len(spec.margins), seed, first, 2 * spec.seed_distance,
+            spec.contour, spec.distractor_length, spec.distractors, intensity,
+            images.pixels, images.info, images.placed, images.counts,
+        )  # fmt: skip
+    return images
+
+
+def check_seed(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed!r}: give a whole number from 0 to 2**63 - 1")
+
+
+def on_disk(
+    spec: Spec, seed: int, first: int, n: int, cache_dir: Path, workers: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images first .. first + n - 1 of a seed and their labels, made once and kept in cache_dir.
+
+    Returns uint8 (n, N, N), mapped from the disk, and uint8 (n,). Takes up where it was interrupted
+    (Ctrl-C, kill). workers: threads; None: as many as there are cores.
+    """
+    check_seed(seed)
+    key = {"version": VERSION, "spec": asdict(spec), "seed": seed, "first": first, "n": n}
+    path = cache_dir / f"pathfinder{spec.size}-{digest(key)}.npy"
+
+    def run(start: int, pixels: np.ndarray) -> np.ndarray:
+        return make(spec, seed, first + start, len(pixels), pixels).labels
+
+    what = f"Pathfinder-{spec.size}, contour {spec.contour}"
+    return filled(path, (n, spec.size, spec.size), run, workers=workers, what=what)

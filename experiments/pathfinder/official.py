@@ -1,0 +1,84 @@
+"""Generated images as the folders of the Long Range Arena's release:
+
+pathfinder128/curv_contour_length_14/imgs/0/sample_0.png, ...
+pathfinder128/curv_contour_length_14/metadata/0.npy, ...    (text, in spite of the name)
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from PIL import Image
+
+from experiments.pathfinder.generate import VERSION, make
+from experiments.pathfinder.parameters import Spec
+from experiments.pathfinder.render import MARGIN
+from experiments.pathfinder.store import cores
+from experiments.tasks.cache import progress
+
+FOLDER = 1000  # images
+SETTINGS = "generated.json"  # the release has no such file
+
+
+def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None = None) -> Path:
+    """Writes images 0 .. examples - 1 of a seed below `out`; folders that are whole stay.
+
+    Returns the folder of the level. Raises ValueError if it holds other images.
+    """
+    level = out / f"pathfinder{spec.size}" / spec.level
+    settings = {"version": VERSION, "seed": seed, **asdict(spec), "margins": list(spec.margins)}
+    known = level / SETTINGS
+    if known.exists():
+        if json.loads(known.read_text()) != settings:
+            raise ValueError(f"{level} holds images of other settings (see {known}): name another")
+    elif level.exists() and any(level.iterdir()):
+        raise ValueError(f"{level} holds something else: name another folder")
+    (level / "metadata").mkdir(parents=True, exist_ok=True)
+    known.write_text(json.dumps(settings, indent=1) + "\n")
+    folders = range(0, examples, FOLDER)
+    with ThreadPoolExecutor(workers or cores()) as pool:
+        try:
+            for first in progress(folders, len(folders), f"{level}, {FOLDER} images at a time"):
+                _write_folder(pool, level, spec, seed, first, min(FOLDER, examples - first))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return level
+
+
+def _write_folder(
+    pool: ThreadPoolExecutor, level: Path, spec: Spec, seed: int, first: int, n: int
+) -> None:
+    k = first // FOLDER
+    metadata, folder = level / "metadata" / f"{k}.npy", level / "imgs" / str(k)
+    if metadata.exists() and len(metadata.read_text().splitlines()) == n:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(begin: int) -> list[str]:
+        images = make(spec, seed, first + begin, min(50, n - begin))
+        lines = []
+        for i, (pixels, info) in enumerate(zip(images.pixels, images.info, strict=True), begin):
+            Image.fromarray(pixels).save(folder / f"sample_{i}.png")
+            margin = spec.margins[info[MARGIN]]
+            values = [f"imgs/{k}", f"sample_{i}.png", i, info[0], *_geometry(spec, margin), 1]
+            lines.append(" ".join(map(str, values)) + "\n")
+        return lines
+
+    runs = pool.map(run, range(0, n, 50))
+    new = metadata.with_suffix(".new")
+    new.write_text("".join(line for lines in runs for line in lines))
+    os.replace(new, metadata)
+
+
+def _geometry(spec: Spec, margin: int) -> Iterable[object]:
+    return (
+        spec.continuity,
+        spec.contour,
+        spec.distractor_length,
+        spec.length,
+        spec.thickness,
+        margin,
+    )

@@ -1,0 +1,83 @@
+"""What the Long Range Arena's four Pathfinder releases are made with.
+
+The documented values stand in google-research/long-range-arena, lra_benchmarks/data/pathfinder.py.
+Images of the release differ from them in two things, the number of distractors and the grey level
+of paddles; `spec` takes what was measured on the images unless documented=True.
+"""
+
+from dataclasses import dataclass
+
+LEVELS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
+ANTIALIAS = 2  # lines and disks are drawn this much larger and scaled down by Lanczos
+DRAWS = 3  # of a seed's place, or of a paddle's direction, before a snake is given up
+COLLISION = 1.8  # the sum of two masks, which are about 1 inside, that a new paddle must not reach
+TAKEN = 0.3  # the mask of a cell that a seed must not lie on
+DEAD_END = 1e-4  # the sum of the weights of all turns
+SNAKE_DRAWS = 5  # of a distractor before it is left out
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Lengths in pixels, intensities in units of the markers' one."""
+
+    size: int
+    contour: int  # paddles of each of the two long snakes
+    length: int  # of a paddle
+    thickness: float  # of a paddle
+    margins: tuple[int, ...]  # room left around paddles; drawn per image
+    marker_radius: float
+    seed_distance: int  # between the first paddles of the two snakes
+    continuity: float  # how straight snakes are
+    padding: int  # of the image, kept free
+    distractors: int  # asked for: those that find no room are left out
+    target_intensity: float
+    distractor_intensity: float
+
+    @property
+    def distractor_length(self) -> int:
+        return self.contour // 3
+
+    @property
+    def level(self) -> str:
+        return LEVELS[self.contour]
+
+
+#                   length thickness margins radius seeds continuity padding
+_GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int]] = {
+    32: (2, 0.5, (1,), 1.5, 7, 1.0, 1),
+    64: (5, 1.0, (1,), 2.5, 12, 1.8, 1),
+    128: (5, 1.5, (2, 3), 3.0, 20, 1.8, 1),
+    256: (5, 2.0, (3,), 5.0, 27, 1.8, 22),
+}
+#          paddles of all distractors, intensity of the two snakes and of distractors
+_DOCUMENTED = {32: (20, 1.5, 2.0), 64: (22, 0.8, 0.8), 128: (35, 0.9, 0.9), 256: (30, 1.0, 1.0)}
+# How many distractors at each contour length, and the intensities. At 32 fitted to the mean and
+# deviation of the released levels; at 64 and 128 seen on images of contour 14, and the same number
+# taken for the other levels, as 32 has it; nothing but the documented numbers is known of 256.
+_MEASURED = {
+    32: ({6: 6, 9: 6, 14: 7}, 1.365, 1.82),
+    64: ({6: 11, 9: 11, 14: 11}, 0.927, 0.927),
+    128: ({6: 17, 9: 17, 14: 17}, 0.819, 0.819),
+    256: ({6: 15, 9: 10, 14: 7}, 1.0, 1.0),
+}
+SIZES = tuple(_GEOMETRY)
+
+
+def spec(size: int, contour: int = 14, *, documented: bool = False) -> Spec:
+    """The parameters of one release (32, 64, 128, 256) and level (contour 6, 9, 14).
+
+    Raises ValueError for others.
+    """
+    if size not in _GEOMETRY:
+        raise ValueError(f"Pathfinder of size {size}: there are {', '.join(map(str, SIZES))}")
+    if contour not in LEVELS:
+        raise ValueError(
+            f"contour length {contour}: there are {', '.join(map(str, LEVELS))} (easy to hard)"
+        )
+    if documented:
+        paddles, target, distractor = _DOCUMENTED[size]
+        count = paddles // (contour // 3)
+    else:
+        counts, target, distractor = _MEASURED[size]
+        count = counts[contour]
+    return Spec(size, contour, *_GEOMETRY[size], count, target, distractor)

@@ -1,0 +1,110 @@
+"""Draws a grown image, and the kernel that makes a run of images."""
+
+import numpy as np
+from numba import njit
+
+from experiments.pathfinder.grow import Board, Paddles, grow_image
+from experiments.pathfinder.philox import STATE, below, start
+
+# columns of `info`
+LABEL, MARGIN, RESTARTS, DISTRACTORS, ORIGIN, MARKERS, INFO = 0, 1, 2, 3, 4, 5, 9
+
+
+@njit(cache=True, nogil=True)
+def make_images(
+    t, which, margins, seed, first, frame, contour, distractor, wanted, intensity,
+    images, info, placed, counts,
+):  # fmt: skip
+    """Makes those of the images first, first + 1, ... of a seed that draw margin number `which`.
+
+    Args:
+        t: Tables of that margin.
+        frame: kept clear by the first seed.
+        contour, distractor, wanted: paddles of a long snake and of a distractor, how many of these.
+        intensity: (2,) of the two long snakes and of distractors.
+        images: (n, N, N), out.
+        info: (n, INFO), out: label, which margin, restarts, distractors placed, the snake that the
+            first marker is on, then row and column of both markers.
+        placed, counts: (n, paddles, 4) and (n,), out: see Paddles.
+    """
+    size = images.shape[1]
+    board = _board(t, placed.shape[1])
+    canvas = np.empty((size, size), np.float32)
+    state = np.empty(STATE, np.uint64)
+    for n in range(len(images)):
+        start(state, seed, first + n, size * 256 + contour)
+        label, margin, origin = below(state, 2), below(state, margins), below(state, 2)
+        if margin != which:
+            continue
+        for i in range(len(t.border)):  # a slice would make numba compile its error messages
+            board.mask[i] = t.border[i]
+        board.pasted[-1, 0] = 0
+        paddles = Paddles(placed[n], counts[n : n + 1])
+        paddles.count[0] = 0
+        restarts, distractors = grow_image(
+            t, board, paddles, state, size, frame, contour, distractor, wanted
+        )
+        other = origin if label == 1 else 1 - origin
+        # The seeds come first, then the snakes' paddles in turn.
+        tail, head = paddles.placed[origin], paddles.placed[2 * (contour - 1) + other]
+        row = info[n]
+        row[0], row[1], row[2], row[3], row[4] = label, margin, restarts, distractors, origin
+        row[5], row[6], row[7], row[8] = tail[2], tail[3], head[2], head[3]
+        canvas[:] = 0
+        for i in range(paddles.count[0]):
+            snake, direction, y, x = paddles.placed[i]
+            _draw(canvas, t.stroke[direction], y, x, t.half, intensity[1 if snake > 1 else 0])
+        for i in range(2):
+            _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
+        _to_grey(canvas, images[n])
+
+
+@njit(cache=True, nogil=True)
+def _board(t, most):
+    return Board(
+        np.empty(len(t.border), np.float32),
+        np.zeros((most + 1, 2), np.int64),
+        np.empty((most, (2 * t.half + 1) ** 2), np.float32),
+        np.empty(len(t.ring), np.float64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _draw(canvas, patch, y, x, half, intensity):
+    size = canvas.shape[0]
+    for i in range(max(y - half, 0), min(y + half + 1, size)):
+        for j in range(max(x - half, 0), min(x + half + 1, size)):
+            value = patch[i - y + half, j - x + half] * intensity
+            canvas[i, j] = max(canvas[i, j], value)
+
+
+@njit(cache=True, nogil=True)
+def _place(centre, reach, size):
+    """Where a marker's window begins, and the marker's place in it."""
+    begin = min(max(centre - reach, 0), size - 2 * reach - 1)
+    return begin, centre - begin
+
+
+@njit(cache=True, nogil=True)
+def _mark(canvas, t, y, x):
+    size, width = canvas.shape[0], 2 * t.reach + 1
+    top, row = _place(y, t.reach, size)
+    left, column = _place(x, t.reach, size)
+    disk = t.marker[row, column]
+    for i in range(width):
+        for j in range(width):
+            canvas[top + i, left + j] = max(canvas[top + i, left + j], disk[i, j])
+
+
+@njit(cache=True, nogil=True)
+def _to_grey(canvas, image):
+    """Scaled to 0..255 and truncated; the background is 0 always."""
+    size = canvas.shape[0]
+    most = np.float32(0)
+    for i in range(size):
+        for j in range(size):
+            most = max(most, canvas[i, j])
+    scale = 255.0 / most
+    for i in range(size):
+        for j in range(size):
+            image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))

@@ -1,0 +1,154 @@
+"""Many images as one array on disk, filled by threads, that an interruption does not lose."""
+
+import fcntl
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from experiments.tasks.cache import progress
+
+RUN = 64  # images a thread makes at a time: under a second, so Ctrl-C is heard
+FLUSH = 32  # runs between two safe points
+
+Shape = tuple[int, int, int]
+MakeRun = Callable[[int, np.ndarray], np.ndarray]
+
+
+def filled(
+    path: Path, shape: Shape, make: MakeRun, *, workers: int | None = None, what: str = "images"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The array in `path` and its labels, made if they are not there.
+
+    Args:
+        shape: (images, rows, columns).
+        make: (first, pixels) fills `pixels`, images from number `first` on, and returns their
+            labels. Called from several threads.
+
+    Returns:
+        uint8 `shape`, mapped from the disk, read-only; and uint8 (images,).
+
+    They are made in files named .part, which the next call goes on with, and renamed when whole.
+    Of several processes one makes them and the others wait.
+    """
+    labels_path = path.with_suffix(".labels.npy")
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(path.with_suffix(".lock"), what):
+                if not path.exists():
+                    _fill(path, labels_path, shape, make, workers or cores(), what)
+        except OSError as error:
+            gib = np.prod(shape, dtype=np.int64) / 2**30
+            raise ValueError(
+                f"cannot write {path}, {gib:.2f} GiB ({error}): free some space or name another "
+                "folder with cache_dir"
+            ) from error
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        labels = np.load(labels_path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): delete it and {labels_path}") from error
+    if (pixels.shape, labels.shape) != (shape, shape[:1]):
+        raise ValueError(f"{path} holds {pixels.shape}, not {shape}: delete it and {labels_path}")
+    return pixels, labels
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fill(
+    path: Path, labels_path: Path, shape: Shape, make: MakeRun, workers: int, what: str
+) -> None:
+    part, labels_part = path.with_suffix(".part"), path.with_suffix(".labels.part")
+    pixels, marks = _opened(part, shape), _opened(labels_part, shape[:1])
+    if pixels is None or marks is None:  # not begun yet, or cut off in its first moments
+        labels_part.unlink(missing_ok=True)
+        pixels, marks = _created(part, shape), _created(labels_part, shape[:1])
+    starts = [i for i in range(0, shape[0], RUN) if not marks[i : i + RUN].all()]
+    done: list[tuple[int, np.ndarray]] = []
+
+    def one(first: int) -> tuple[int, np.ndarray]:
+        return first, make(first, pixels[first : first + RUN])
+
+    def keep() -> None:
+        pixels.flush()  # a mark says that the image is on disk
+        for first, labels in done:
+            marks[first : first + len(labels)] = labels + 1
+        marks.flush()
+        done.clear()
+
+    runs = _in_threads(one, starts, workers)
+    try:
+        for run in progress(runs, len(starts), f"{what}, {RUN} at a time"):
+            done.append(run)
+            if len(done) >= FLUSH:
+                keep()
+    finally:
+        runs.close()
+        keep()
+    new = path.with_suffix(".labels.new")
+    with open(new, "wb") as file:
+        np.save(file, marks - np.uint8(1))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, labels_path)
+    os.replace(part, path)  # last: it says that all is there
+    labels_part.unlink()
+
+
+def _in_threads(
+    make: Callable[[int], tuple[int, np.ndarray]], starts: list[int], workers: int
+) -> Generator[tuple[int, np.ndarray], None, None]:
+    """make(start) of all starts, in order; a few runs ahead of the reader."""
+    with ThreadPoolExecutor(workers) as pool:
+        ahead: deque[Future[tuple[int, np.ndarray]]] = deque()
+        try:
+            for start in starts:
+                ahead.append(pool.submit(make, start))
+                if len(ahead) > 2 * workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _created(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """Zeros, with their room on the disk."""
+    try:
+        array = open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # else a full disk is a signal when it is written to
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return array
+
+
+def _opened(path: Path, shape: tuple[int, ...]) -> np.memmap | None:
+    try:
+        array = open_memmap(path, mode="r+")
+    except (OSError, ValueError, EOFError):
+        return None
+    return array if array.shape == shape and array.dtype == np.uint8 else None
+
+
+@contextmanager
+def _locked(path: Path, what: str) -> Iterator[None]:
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{what}: waiting for another process that makes them", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

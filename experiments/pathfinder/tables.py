@@ -1,0 +1,220 @@
+"""Everything of the algorithm that depends on shapes only, computed once per size and margin.
+
+Pathfinder is translation invariant: a paddle looks the same wherever its first end lies, and it can
+point in few ways only: K cells of a ring around the pivot (growth), 360 whole degrees (seeds). So
+each of these K + 360 directions has a drawn patch and all its offsets here, and growing a snake is
+looking up. Rows go down, columns to the right; direction a goes (sin a, cos a). Places are rounded
+as the original does: up for whatever is translated, down for the ring.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from experiments.pathfinder.parameters import ANTIALIAS, COLLISION, Spec
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Cells = NDArray[np.uint32]
+Ends = NDArray[np.uint64]
+T = TypeVar("T", bound=np.generic)
+DEGREES = np.arange(-180, 180) * (np.pi / 180)
+INSIDE = 1024  # an arbitrary place inside the image: offsets are rounded where they are used
+
+
+class Tables(NamedTuple):
+    """E = K + 360 directions, ring first. Patches are centred on the end that a paddle starts from:
+    the tail of a seed, the head (the new end) of a grown one.
+
+    Lists of cells are offsets in an image with `half` more pixels on every side, flat, from the
+    first corner of what they belong to; unsigned, which spares numba a test per index. Those of
+    direction e are start[e] to start[e + 1].
+    """
+
+    half: int  # patches are 2 half + 1 wide
+    stroke: Floats  # (E, P, P) the paddle as drawn, 1 inside
+    mask_start: Ends  # (E + 1,) the paddle with its margin: cells above 0,
+    mask_solid: Ends  # (E,) and where those end that are so much that they may collide
+    mask_cell: Cells  # (cells,) from the corner of the patch
+    mask_value: Floats  # (cells,)
+    disk: Cells  # (cells,) of the margin as a radius, from the corner of its square
+    margin: int
+    step: Ints  # (E, 2) from a pivot to the next
+    ring: Ints  # (K, 2) from the pivot to the new head, in the order of rows and columns
+    turn_start: Ends  # (E + 1,) ring cells a snake going in direction e may turn to:
+    turn: Ints  # (turns,)
+    turn_weight: NDArray[np.float64]  # (turns,)
+    usable: NDArray[np.bool_]  # (360,) seed directions that OpenCV's dilation leaves
+    head: Ints  # (360, 2) from the tail of a seed to its head
+    pivot: Ints  # (360, 2) and to its pivot
+    foot_start: Ends  # (361,) cells that must be free around the tail of a seed:
+    foot: Cells  # (cells,) from the corner of the patch
+    foot_box: Ints  # (360, 4) their first and last row, first and last column, from the tail
+    second: Ints  # (360, 2) from the first seed's tail to the second's, by the direction between
+    border: Floats  # (W * W,) mask of an empty image with `half` more pixels around
+    reach: int  # pixels a marker covers, on each side of its centre
+    marker: Floats  # (R, R, R, R), R = 2 reach + 1: rows and columns of the centre in a window
+
+
+@lru_cache(maxsize=16)
+def tables(spec: Spec, margin: int) -> Tables:
+    """Depends on the geometry of `spec` only."""
+    length, full = spec.length, spec.length + margin
+    half = length + int(np.ceil(spec.thickness)) + margin
+    width = spec.size + 2 * half
+    ring = _ring(full)
+    angles = np.concatenate([np.arctan2(ring[:, 0], ring[:, 1]), DEGREES])
+    drawn = np.concatenate([_flip(angles[: len(ring)]), DEGREES])
+    stroke, mask = _patches(spec, margin, half, drawn)
+
+    # A cell of two masks with less than COLLISION - max in one of them cannot collide.
+    least = COLLISION - mask.max()
+    cells, values, solid = [], [], []
+    for patch in mask:
+        at = np.argwhere(patch > 0)
+        value = patch[tuple(at.T)]
+        order = np.argsort(value < least, kind="stable")
+        cells.append(at[order] @ (width, 1))
+        values.append(value[order])
+        solid.append(np.count_nonzero(value >= least))
+    mask_start = _starts(cells)
+    turns = [_turns(angle, angles[: len(ring)], spec.continuity) for angle in angles]
+    head = _ceil(length, DEGREES)
+    feet = [_footprint(patch, half, full) for patch in mask[len(ring) :]]
+    border = np.zeros((width, width), np.float32)
+    image = border[half:-half, half:-half]
+    image[:] = 1
+    image[spec.padding : -spec.padding, spec.padding : -spec.padding] = 0
+    reach, marker = _marker(spec.marker_radius)
+    return Tables(
+        half=half,
+        stroke=stroke,
+        mask_start=mask_start,
+        mask_solid=mask_start[:-1] + np.array(solid, np.uint64),
+        mask_cell=_join(cells, np.uint32),
+        mask_value=_join(values, np.float32),
+        disk=(np.argwhere(_disk(margin)) @ (width, 1)).astype(np.uint32),
+        margin=margin,
+        step=_ceil(full + margin, angles),
+        ring=ring,
+        turn_start=_starts([turn for turn, _ in turns]),
+        turn=_join([turn for turn, _ in turns], np.int64),
+        turn_weight=_join([weight for _, weight in turns], np.float64),
+        usable=np.array([_in_all_quadrants(foot) for foot in feet]),
+        head=head,
+        pivot=head + _ceil(full, _flip(DEGREES)),
+        foot_start=_starts(feet),
+        foot=_join([(foot + half) @ (width, 1) for foot in feet], np.uint32),
+        foot_box=np.array(
+            [np.stack([foot.min(0), foot.max(0)], 1).ravel() for foot in feet], np.int64
+        ),
+        second=np.round(_vector(spec.seed_distance, np.arange(360) * (np.pi / 180))).astype(
+            np.int64
+        ),
+        border=border.ravel(),
+        reach=reach,
+        marker=marker,
+    )
+
+
+def _vector(distance: float, angles: np.ndarray) -> np.ndarray:
+    return distance * np.stack([np.sin(angles), np.cos(angles)], -1)
+
+
+def _ceil(distance: float, angles: np.ndarray) -> Ints:
+    return np.ceil(INSIDE + _vector(distance, angles)).astype(np.int64) - INSIDE
+
+
+def _flip(angles: np.ndarray) -> np.ndarray:
+    return np.where(angles < 0, angles + np.pi, angles - np.pi)
+
+
+def _ring(radius: int) -> Ints:
+    """Cells of a circle, one an arc of a pixel."""
+    angles = np.arange(0, 360, 360 / (2 * np.pi * radius)) * (np.pi / 180)
+    cells = np.floor(INSIDE + _vector(radius, angles)).astype(np.int64) - INSIDE
+    return np.unique(cells, axis=0)
+
+
+def _turns(angle: float, ring: np.ndarray, continuity: float) -> tuple[np.ndarray, np.ndarray]:
+    apart = np.abs(ring - angle)
+    apart = np.minimum(np.minimum(apart, 2 * np.pi - apart) * continuity, np.pi / 2)
+    weights = np.maximum(np.cos(apart), 0) ** 2
+    turn = np.nonzero(weights > 1e-30)[0]
+    return turn, weights[turn]
+
+
+def _patches(spec: Spec, margin: int, half: int, angles: np.ndarray) -> tuple[Floats, Floats]:
+    """Paddles drawn from the centre, and their masks. The overshoot of the Lanczos filter stays;
+    what it leaves below 0 is lost when an image takes the maximum."""
+    scale, centre = ANTIALIAS, half * ANTIALIAS
+    canvas = []
+    for angle in angles:
+        image = Image.new("F", (2 * centre + 1, 2 * centre + 1))
+        y, x = np.ceil(centre + _vector(spec.length * scale, angle)).astype(int).tolist()
+        line = [(centre, centre), (x, y)]
+        ImageDraw.Draw(image).line(line, fill=255, width=round(spec.thickness * scale))
+        canvas.append(np.asarray(image))
+    lines = np.stack(canvas)
+    wide = _dilate(lines, margin * scale)
+    stroke, mask = (np.stack([_lanczos(i, 2 * half + 1) for i in each]) for each in (lines, wide))
+    return stroke.clip(0), mask.clip(0)
+
+
+def _lanczos(image: np.ndarray, width: int) -> Floats:
+    small = Image.fromarray(image).resize((width, width), Image.Resampling.LANCZOS)
+    return np.asarray(small, np.float32) / np.float32(255)
+
+
+def _disk(radius: int) -> np.ndarray:
+    y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
+    return y * y + x * x <= radius * radius
+
+
+def _dilate(images: np.ndarray, radius: int) -> np.ndarray:
+    """The maximum over a disk."""
+    rows, columns = images.shape[1:]
+    padded = np.pad(images, ((0, 0), (radius, radius), (radius, radius)))
+    out = np.zeros_like(images)
+    for y, x in np.argwhere(_disk(radius)):
+        np.maximum(out, padded[:, y : y + rows, x : x + columns], out=out)
+    return out
+
+
+def _footprint(mask: np.ndarray, half: int, full: int) -> np.ndarray:
+    """Cells of a seed's mask in a box of 2 full + 1 that has the tail beside its centre."""
+    cells = np.argwhere(mask >= 1) - half
+    return cells[(np.abs(cells + 1) <= full).all(1)] + 1
+
+
+def _in_all_quadrants(cells: np.ndarray) -> bool:
+    """OpenCV's dilation is -inf where a footprint has no cell in the image, and the original gives
+    a direction up if that happens anywhere, as it does in a corner for most directions if L is
+    small."""
+    signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    return all(((cells * sign) >= 0).all(1).any() for sign in signs)
+
+
+def _marker(radius: float) -> tuple[int, Floats]:
+    """Disks at every place of a window, the places before the middle one near the image's edge:
+    there the filter has less to average. Further inside all are as the middle one."""
+    reach = int(np.ceil(radius)) + 3  # Lanczos reaches three pixels
+    width = 2 * reach + 1
+    y, x = np.ogrid[: width * ANTIALIAS, : width * ANTIALIAS]
+    disks = np.empty((width, width, width, width), np.float32)
+    for i, j in np.ndindex(width, width):
+        inside = (y - i * ANTIALIAS) ** 2 + (x - j * ANTIALIAS) ** 2 <= (radius * ANTIALIAS) ** 2
+        disks[i, j] = _lanczos(np.where(inside, np.float32(255), np.float32(0)), width)
+    return reach, np.maximum(disks, 0)
+
+
+def _starts(parts: Sequence[np.ndarray]) -> Ends:
+    return np.cumsum([0, *map(len, parts)]).astype(np.uint64)
+
+
+def _join(parts: Sequence[np.ndarray], dtype: type[T]) -> NDArray[T]:
+    return np.concatenate(parts).astype(dtype)

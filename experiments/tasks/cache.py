@@ -1,0 +1,101 @@
+"""Arrays kept on disk from run to run, whole or not at all; and progress of what takes long."""
+
+import os
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from experiments.tasks.task import digest
+
+Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
+
+
+def cached(
+    cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[], Arrays]
+) -> Arrays:
+    """The arrays of `make`, from cache_dir/NAME-DIGEST.npz if they were made for `key` before.
+
+    The file is written beside its place and renamed, so a kill leaves none that is cut short; one
+    that cannot be read is made anew.
+    """
+    path = cache_dir / f"{name}-{digest(key)}.npz"
+    if path.exists():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            print(f"{path} cannot be read ({error}): making it anew", file=sys.stderr)
+    arrays = make()
+    save(path, arrays)
+    return arrays
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """Writes an npz file in one step, as any other process sees it."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(new, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path} ({error}): free some space or name another folder with cache_dir"
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """A digest of the names, sizes and times of files: what a cache of their content depends on."""
+    stats = ((path, path.stat()) for path in sorted(paths))
+    return digest({str(path): [s.st_size, s.st_mtime_ns] for path, s in stats})
+
+
+def progress(items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
+    """The items; from the third second on, stderr tells how many went by and the time left."""
+    start = last = time.monotonic()
+    live = sys.stderr.isatty()
+    period, end = (0.5, "\r") if live else (10.0, "\n")
+    told, count = False, 0
+    for count, item in enumerate(items):
+        now = time.monotonic()
+        if count and now - start > 2 and (not told or now - last > period):
+            left = (now - start) / count * ((total or 0) - count)
+            text = f"{count} of {total}, {left:.0f} s left" if total else f"{count}"
+            print(f"{what}: {text:<60}", end=end, file=sys.stderr, flush=True)
+            last, told = now, True
+        yield item
+    if told:
+        text = f"{total or count + 1} in {time.monotonic() - start:.0f} s"
+        print(f"{what}: {text:<60}", file=sys.stderr, flush=True)
+
+
+# ---- sequences of any length, end to end
+
+
+def pad(
+    flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = False
+) -> np.ndarray:
+    """(n, width): row i is sequence i, cut to `most` tokens and padded with 0 on the right.
+
+    Args:
+        as_bytes: byte b becomes b + 1, in uint8 unless there is a byte 255, which UTF-8 has not.
+    """
+    wide = as_bytes and len(flat) > 0 and flat.max() == 255
+    out = np.zeros((len(lengths), width), np.int16 if wide else flat.dtype)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    for row, end, length in zip(out, ends.tolist(), lengths.tolist(), strict=True):
+        keep = min(length, most)
+        row[:keep] = flat[end - length : end - length + keep]
+        if as_bytes:
+            row[:keep] += 1
+    return out

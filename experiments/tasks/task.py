@@ -1,0 +1,236 @@
+"""What a task is, and `load_task`, which finds its data, or makes them where that is asked for."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import masks
+
+SPLITS = ("train", "val", "test")
+PATHFINDER = {f"pathfinder{size}": size for size in (32, 64, 128, 256)}
+NAMES = ("listops", "text", "retrieval", "imdb_same_movie", "image", *PATHFINDER)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples as padded token ids."""
+
+    tokens: np.ndarray  # uint8 or int16 (n, length); pairs: (n, 2, length). 0 pads after `lengths`
+    labels: np.ndarray  # int64 (n,)
+    lengths: np.ndarray | None = None  # int32 (n,) or (n, 2), >= 1; None: every token counts
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def first(self, n: int | None) -> "Split":
+        """The first `n` examples, as views; None: all of them."""
+        return self if n is None or n >= len(self) else self.take(slice(n))
+
+    def take(self, rows: slice | np.ndarray) -> "Split":
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Split(self.tokens[rows], self.labels[rows], lengths)
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    source: str  # what the data are, for tables: "official", "generated", "IMDB same movie" ...
+    classes: int
+    vocab: int  # rows of the embedding table
+    length: int  # tokens of an example as padded
+    pair: bool
+    grid: tuple[int, int] | None  # (rows, columns) of images
+    splits: dict[str, Split]  # of SPLITS
+    baselines: dict[str, float]  # test accuracy of shortcuts that look at next to nothing
+
+    def __post_init__(self) -> None:
+        for name in SPLITS:
+            self._check(name, self.splits[name])
+
+    def _check(self, name: str, split: Split) -> None:
+        """ValueError where a split does not fit the task."""
+        n = len(split)
+        shape = (n, 2, self.length) if self.pair else (n, self.length)
+        if not n:
+            raise ValueError(f"{self.name}: the {name} split is empty")
+        if split.tokens.shape != shape or split.tokens.dtype not in (np.uint8, np.int16):
+            raise ValueError(
+                f"{self.name}: {name} tokens are {split.tokens.dtype} {split.tokens.shape}, "
+                f"not uint8 or int16 {shape}"
+            )
+        checks = [("labels", split.labels, 0, self.classes - 1)]
+        checks.append(("tokens", split.tokens, 0, self.vocab - 1))
+        if split.lengths is not None:
+            checks.append(("lengths", split.lengths, 1, self.length))
+        for what, values, least, most in checks:
+            if values.min() < least or values.max() > most:
+                raise ValueError(
+                    f"{self.name}: {name} {what} reach from {values.min()} to {values.max()}, "
+                    f"not within {least} to {most}"
+                )
+
+
+def load_task(
+    name: str, data_dir: str | Path, *, cache_dir: str | Path, seed: int = 0, **options: Any
+) -> Task:
+    """A task of NAMES: read from its official files under `data_dir`, or generated.
+
+    Args:
+        data_dir: holds the official folders (listops-1000, aclImdb, tsv_data, cifar-10-batches-bin
+            or cifar10_gray.npz[.xz], pathfinder32 ...) side by side, or is or holds lra_release.
+        cache_dir: where tokenised and generated data are kept from run to run.
+        seed: of generated data, and of splits that are drawn.
+        options: by task; None leaves an option at its default. `limit`: the first n examples of
+            every split. `generate` (ListOps, Pathfinder): make the data, `examples` (train, val,
+            test) of them. `max_length`, `order`, ... : see the task's own `load`.
+
+    Raises:
+        ValueError: no such task or option, or data that are missing or broken: it names the file,
+            the place in it and the remedy.
+    """
+    load = _loader(name)
+    options = {key: value for key, value in options.items() if value is not None}
+    parameters = inspect.signature(load).parameters.values()
+    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"cache_dir", "seed"}
+    unknown = options.keys() - known
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise ValueError(
+            f"{name} has no option {', '.join(sorted(unknown))}: "
+            f"choose from {', '.join(sorted(known))}"
+        )
+    limit = options.get("limit")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"limit={limit!r}: give a number of examples, at least 1")
+    return load(Path(data_dir).expanduser(), cache_dir=Path(cache_dir), seed=seed, **options)
+
+
+def _loader(name: str) -> Callable[..., Task]:
+    # Imported here: the tasks import this file.
+    match name:
+        case "listops":
+            from experiments.tasks.listops import load
+        case "text":
+            from experiments.tasks.text import load
+        case "retrieval":
+            from experiments.tasks.retrieval import load
+        case "imdb_same_movie":
+            from experiments.tasks.retrieval import load_same_movie as load
+        case "image":
+            from experiments.tasks.image import load
+        case _ if name in PATHFINDER:
+            from experiments.tasks.pathfinder import load as load_size
+
+            load = partial(load_size, PATHFINDER[name])
+        case _:
+            raise ValueError(f"no task {name!r}: choose from {', '.join(NAMES)}")
+    return load
+
+
+# ---- what the tasks share
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Twelve hex digits of the values (JSON-able), in whatever order they come."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def find(data_dir: Path, name: str) -> Path | None:
+    """The file or folder `name` of `data_dir`, also below lra_release; None if there is none.
+
+    The official archive holds some folders twice, in lra_release and in lra_release/lra_release;
+    everybody uses the inner ones.
+    """
+    inner = data_dir / "lra_release"
+    places = [data_dir, inner / "lra_release", inner]
+    if data_dir.name == "lra_release":
+        places = [inner / "lra_release", inner, data_dir]
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Path:
+    """As `find`, but a ValueError that says what to fetch, where to, and what could stand in."""
+    path = find(data_dir, name)
+    if path is None:
+        raise missing(data_dir, name, fetch=fetch, stand_in=stand_in)
+    return path
+
+
+def missing(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> ValueError:
+    """The error that `require` raises."""
+    where = f"{data_dir}" if data_dir.is_dir() else f"{data_dir}, which is not a folder"
+    if data_dir.name == name:
+        return ValueError(f"no {name} in {where}: data_dir is the folder that holds {name}")
+    hint = f", or use {stand_in}" if stand_in else ""
+    return ValueError(f"no {name} in {where}: fetch {fetch} and put it there as {name}{hint}")
+
+
+def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
+    """(train, val, test) of the `examples` option."""
+    sizes = tuple(examples) if isinstance(examples, Iterable) else ()
+    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+    if len(sizes) != 3 or not whole or min(sizes) < 1:
+        raise ValueError(f"examples={examples!r}: give three sizes, [train, val, test], each >= 1")
+    return sizes
+
+
+def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) -> str:
+    """`name`, with the number of examples where they are not as many as a full data set has."""
+    found = tuple(len(splits[split]) for split in SPLITS)
+    if found == sizes:
+        return name
+    return f"{name}, {found[0]:,} + {found[1]:,} + {found[2]:,} examples"
+
+
+def padded_length(max_length: int) -> int:
+    """The least power of two that is at least the `max_length` option."""
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        raise ValueError(f"max_length={max_length!r}: give a number of tokens, at least 1")
+    return 1 << (max_length - 1).bit_length()
+
+
+def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
+    """int64 (rows * columns,): the pixel, in raster order, at every place of the sequence.
+
+    Args:
+        order: "row"; "hilbert", "morton" or "tiles:8" as the reorderings of `masks` have them.
+    """
+    n = grid[0] * grid[1]
+    kind, _, tile = order.partition(":")
+    match kind:
+        case "row" if not tile:
+            return np.arange(n)
+        case "hilbert" if not tile:
+            return masks.hilbert(grid).order(n)
+        case "morton" if not tile:
+            return masks.morton(grid).order(n)
+        case "tiles" if tile.isdecimal():
+            return masks.tiled(grid, int(tile)).order(n)
+    raise ValueError(f"order={order!r}: choose from row, hilbert, morton, tiles:SIZE")
+
+
+def best_constant(
+    train: Split, test: Split, keys: tuple[np.ndarray, np.ndarray] | None = None
+) -> float:
+    """Test accuracy of the label that is most frequent in train, among examples of the same key.
+
+    Args:
+        keys: what a shortcut looks at, (n,) of train and of test. None: nothing, which leaves the
+            majority class.
+    """
+    seen, asked = keys or (np.zeros(len(train), np.int64), np.zeros(len(test), np.int64))
+    guess = np.full(len(test), _most_frequent(train.labels))
+    for value in np.unique(seen):
+        guess[asked == value] = _most_frequent(train.labels[seen == value])
+    return float((guess == test.labels).mean())
+
+
+def _most_frequent(labels: np.ndarray) -> int:
+    return int(np.bincount(labels).argmax())

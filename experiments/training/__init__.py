@@ -1,0 +1,1 @@
+"""How `experiments.train` trains: settings, data on the device, the step, its records."""

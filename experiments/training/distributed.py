@@ -1,0 +1,94 @@
+"""The processes that torchrun starts: each takes its part of every batch."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PATIENCE = timedelta(hours=6)  # for data that rank 0 makes while the others wait
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among those of the run; one alone needs no torch.distributed."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def mean_(self, tensor: Tensor) -> None:
+        """The mean over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+            tensor.div_(self.world)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds in one process at least."""
+        if self.world == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
+
+    def gather(self, value: object) -> list[object]:
+        """The value of every process, in rank 0; elsewhere an empty list."""
+        if self.world == 1:
+            return [value]
+        found: list[object] = [None] * self.world if self.leads else []
+        dist.gather_object(value, found if self.leads else None)
+        return found
+
+    def wait(self) -> None:
+        """Returns once every process has come here."""
+        if self.world > 1:
+            self.sum(torch.zeros(1, device=self.device)).item()
+
+    def part(self, batch: int) -> slice:
+        """The examples of a batch that are this process's."""
+        size = batch // self.world
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+
+def join(device: str) -> Group:
+    """The group that torchrun's environment describes; one process without it."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Group(0, 1, torch.device(device))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        if torch.cuda.device_count() <= local:
+            raise ValueError(
+                f"process {local} of torchrun has no GPU: {torch.cuda.device_count()} are here, so "
+                f"start that many with --nproc-per-node"
+            )
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
+    if not dist.is_initialized():
+        # imported later, by an optimizer, it keeps the group and its threads beyond `leave`, and a
+        # thread that is at work while Python ends aborts the process
+        from torch import _dynamo  # noqa: F401
+
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        own = chosen if chosen.type == "cuda" else None
+        dist.init_process_group(backend, timeout=PATIENCE, device_id=own)
+    return Group(dist.get_rank(), world, chosen)
+
+
+def leave() -> None:
+    """Ends what `join` began."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

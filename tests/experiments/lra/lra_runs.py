@@ -1,0 +1,83 @@
+"""Folders of training runs with made-up journals and results."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+
+def write_run(
+    root: Path,
+    task: str,
+    attention: str,
+    seed: int = 0,
+    *,
+    accuracy: float | None = 0.4,
+    ms: float = 10.0,
+    mask: str = "",
+    name: str | None = None,
+    source: str = "generated",
+    steps: int = 1000,
+    planned: int = 1000,
+    device: str = "GPU A",
+    memory: float = 100.0,
+    result: bool = True,
+    folder: str = "",
+    length: int = 2048,
+    date: str = "2026-01-01T00:00:00+00:00",
+    settings: dict | None = None,
+) -> Path:
+    """A run whose accuracy climbs to `accuracy` on both splits; without `result` it was killed."""
+    path = root / task / (folder or name or attention + mask.replace("/", "-")) / f"seed{seed}"
+    path.mkdir(parents=True)
+    baselines = {"majority": 0.175} | ({"root operator": 0.373} if task == "listops" else {})
+    config = {"attention": attention, "mask": mask or None, "seed": seed, "steps": planned}
+    start = {
+        "kind": "start",
+        "step": 0,
+        "seconds": 0.0,
+        "config": config | {"name": name} | (settings or {}),
+        "device": device,
+        "versions": {"torch": "2.13.0"},
+        "params": 1000,
+        "task": {"name": task, "source": source, "length": length, "classes": 10}
+        | {"baselines": baselines},
+        "date": date,
+    }
+    lines = [start]
+    noise = np.random.default_rng(seed)
+    for step in range(0, steps + 1, max(1, steps // 100)):
+        share = (accuracy or 0.4) * (1 - np.exp(-4 * step / planned))
+        seconds = step * ms / 1000
+        jitter = 0.02 * noise.standard_normal()
+        common = {"step": step, "seconds": seconds, "memory_mib": memory}
+        lines.append(
+            {"kind": "train", "loss": 2.3 * (1 - share) + 3 * jitter, "accuracy": share + jitter}
+            | common
+        )
+        if step % max(1, steps // 10) == 0:
+            lines.append({"kind": "val", "loss": 2.3 * (1 - share), "accuracy": share} | common)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (path / "journal.jsonl").write_text(text)
+    if result:
+        found = {
+            "task": task,
+            "source": source,
+            "attention": attention,
+            "mask": mask or None,
+            "seed": seed,
+            "steps": steps,
+            "planned_steps": planned,
+            "complete": steps == planned,
+            "accuracy": accuracy,
+            "val_accuracy": accuracy,
+            "seconds": steps * ms / 1000,
+            "ms_per_step": ms,
+            "memory_mib": memory,
+            "device": device,
+            "versions": {"torch": "2.13.0"},
+            "date": date,
+            "baselines": baselines,
+        }
+        (path / "result.json").write_text(json.dumps(found))
+    return path

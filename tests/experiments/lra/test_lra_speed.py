@@ -1,0 +1,183 @@
+"""Measuring training steps: the plan, random data as the tasks have them, the program resumed."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import lra, lra_speed
+from experiments.lra_speed import plan, run_case, run_cases
+from experiments.lra_speed_case import (
+    IMDB,
+    SHAPES,
+    StepCase,
+    random_lengths,
+    random_task,
+    step_times,
+    warm_up,
+)
+from experiments.lra_speed_rows import SWEEP, StepRecords, read
+from experiments.records import OK
+from experiments.tasks.task import _loader
+
+ROOT = Path(__file__).resolve().parents[3]
+OPTIONS = {
+    "tasks": None,
+    "attentions": ["standard", "sparse"],
+    "masks": [None, "local:64"],
+    "lengths": None,
+    "tokens": None,
+    "options": [],
+}
+SMALL = ("device=cpu", "batch=2", "task.max_length=64")
+
+
+def case(attention="linear", *more, mask=None):
+    return StepCase("listops", attention, mask, None, (*SMALL, *more))
+
+
+def test_every_mask_is_a_case_of_block_sparse_attention_alone():
+    cases = plan(OPTIONS, "cpu")
+    assert [(c.attention, c.mask) for c in cases[:3]] == [
+        ("standard", None),
+        ("sparse", None),
+        ("sparse", "local:64"),
+    ]
+    assert {c.task for c in cases} == {*lra.AVERAGED, SWEEP}
+    assert {c.length for c in cases} == {None, 256, 512, 1024}
+
+
+def test_on_a_gpu_the_sweep_keeps_its_tokens_and_the_images_grow():
+    cases = plan(OPTIONS, "cuda")
+    assert "pathfinder256" in {c.task for c in cases}
+    sweep = [c for c in cases if c.task == SWEEP]
+    assert {c.length for c in sweep} == {1024 * 2**i for i in range(7)}
+    assert "batch=2" in next(c for c in sweep if c.length == 65536).overrides
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ["lists"]}, "tasks=.*lists.*choose from.*listops"),
+        ({"attentions": ["fast"]}, "attentions=.*fast.*choose from standard"),
+        ({"lengths": [300], "tokens": 1024}, "300 does not divide tokens=1024"),
+    ],
+)
+def test_what_does_not_exist_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        plan(OPTIONS | change, "cpu")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_default_lengths_are_the_tasks_own(name):
+    try:
+        load = _loader(name)
+    except ImportError:
+        pytest.skip("no such task here")
+    known = inspect.signature(load).parameters
+    if "max_length" in known:
+        assert known["max_length"].default == SHAPES[name].max_length
+
+
+def test_lengths_follow_the_quantiles_of_the_task():
+    draw = np.random.default_rng(1)
+    found = random_lengths(SHAPES["text"], (20000,), 4096, draw)
+    assert abs(np.median(found) - IMDB[8]) < 20
+    assert abs((found == 4096).mean() - 0.029) < 0.01  # longer ones are cut
+    pairs = random_lengths(SHAPES["imdb_same_movie"], (2000, 2), 4000, draw)
+    assert pairs.shape == (2000, 2) and pairs.min() >= 3 * IMDB[0]
+    assert pairs.mean() > 2500
+
+
+def test_random_examples_are_padded_behind_their_length():
+    settings = case().settings()
+    task = random_task(case(), settings)
+    split = task.splits["train"]
+    assert split.lengths is not None and (task.length, settings.batch) == (64, 2)
+    assert (split.tokens[np.arange(64) >= split.lengths[:, None]] == 0).all()
+    assert (split.tokens[np.arange(64) < split.lengths[:, None]] > 0).all()
+
+
+def test_the_step_that_is_timed_is_the_one_of_training(tmp_path, monkeypatch):
+    calls = []
+    from experiments.training.step import Trainer
+
+    advance = Trainer.advance
+    monkeypatch.setattr(Trainer, "advance", lambda self: (calls.append(self), advance(self))[1])
+    records = StepRecords(tmp_path / "s.csv")
+    run_cases([case()], records, 0.01, "command")
+    (row,) = records.rows
+    assert row.status == OK and calls
+    assert (row.length, row.batch, row.mode, row.ran) == (64, 2, "eager", "eager")
+    assert row.tokens_per_s == pytest.approx(1000 * 2 * 64 / row.ms, rel=1e-4)
+    assert row.attention_ms and row.attention_ms > 0
+
+
+def test_what_was_measured_is_not_measured_again_but_failures_are(tmp_path, capsys):
+    records = StepRecords(tmp_path / "s.csv")
+    wrong = case("linformer", "attention.rank=-3")
+    run_cases([case(), wrong], records, 0.01, "command")
+    assert [row.status == OK for row in records.rows] == [True, False]
+    first = records.path.read_bytes()
+    records = StepRecords(tmp_path / "s.csv")
+    run_cases([case(), wrong], records, 0.01, "command")
+    assert records.path.read_bytes() == first
+    assert "measured 20" in capsys.readouterr().out.splitlines()[-2]
+    run_cases([replace(case(), overrides=(*SMALL, "batch=3"))], records, 0.01, "command")
+    assert [row.batch for row in read(records.path)] == [2, 2, 3]
+
+
+def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of "
+            "139.80 GiB of which 20 GiB is free. Including"
+        )
+
+    monkeypatch.setattr(lra_speed, "measure", fails)
+    settings = case().settings()
+    task = random_task(case(), settings)
+    row = run_case(settings, task, lra_speed.empty_row(case(), settings, task, ""), 0.01)
+    assert row.status.startswith("out of memory: Tried to allocate 64.00 GiB. GPU 0 has a total")
+    assert row.ms_median is None
+
+
+def test_compiling_beforehand_takes_every_case_and_says_what_failed():
+    assert warm_up(case()) is None
+    assert "rank is -3" in (warm_up(case("linformer", "attention.rank=-3")) or "")
+
+
+def test_only_what_is_missing_or_failed_is_compiled(tmp_path):
+    records = StepRecords(tmp_path / "s.csv")
+    wrong = case("linformer", "attention.rank=-3")
+    run_cases([case(), wrong], records, 0.01, "command")
+    assert lra_speed.unmeasured([case(), wrong, case("local")], records) == [wrong, case("local")]
+
+
+def test_slow_steps_are_not_repeated_five_times():
+    clock = iter(np.arange(0, 1000.0))
+    taken = []
+
+    def slow():
+        taken.append(next(clock))
+        torch.zeros(1)
+
+    times = step_times(slow, torch.device("cpu"), 0.0)
+    assert len(taken) == 2 and times.median > 0
+
+
+def test_the_program_writes_rows_table_and_plots(tmp_path):
+    command = [sys.executable, "-m", "experiments.lra_speed", "tasks=[listops]", "lengths=[]"]
+    command += ["attentions=[standard,linear]", "seconds=0.01", f"csv={tmp_path / 's.csv'}"]
+    command += [f"plots={tmp_path / 'plots'}", "options=['batch=2','task.max_length=64']"]
+    done = subprocess.run(
+        [*command, "device=cpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "linear attention" in done.stdout
+    assert len(read(tmp_path / "s.csv")) == 2
+    assert (tmp_path / "s.md").exists() and len(list((tmp_path / "plots").iterdir())) == 2

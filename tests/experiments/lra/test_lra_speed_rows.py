@@ -1,0 +1,140 @@
+"""Rows of the step measurements: CSV round trip, healing, tables by hand, figures."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments import lra
+from experiments.lra_speed_plot import draw_all
+from experiments.lra_speed_rows import SWEEP, StepRecords, newest, read
+from experiments.lra_speed_table import (
+    as_markdown,
+    by_length,
+    by_task,
+    fastest,
+    gain,
+    mean_gain,
+    step_ms,
+    tables,
+)
+from tests.experiments.lra.lra_step_rows import ROW, step_rows
+
+
+def test_rows_come_back_typed_and_a_half_written_one_is_cut_off(tmp_path):
+    records = StepRecords(tmp_path / "new" / "s.csv")
+    rows = [
+        ROW,
+        replace(ROW, attention="flash", ms_median=None, peak_mib=None, status="failed: a\nb"),
+    ]
+    for row in rows:
+        records.append(row)
+    with open(records.path, "a") as file:
+        file.write("listops,linear,")
+    found = StepRecords(records.path).rows
+    assert found[0] == ROW
+    assert (found[1].ms_median, found[1].status) == (None, "failed: a b")
+    assert read(records.path) == found
+
+
+def test_the_same_measurement_is_found_whatever_came_out_of_it(tmp_path):
+    records = StepRecords(tmp_path / "s.csv")
+    records.append(ROW)
+    same = replace(ROW, status="", ran="", ms_median=None, commit="x", date="2027", command="y")
+    assert records.find(same) == ROW
+    for change in (
+        {"source": "def"},
+        {"attention": "flash"},
+        {"batch": 16},
+        {"mode": "eager"},
+        {"device": "GPU B"},
+        {"torch": "3.0"},
+    ):
+        assert records.find(replace(ROW, **change)) is None
+
+
+def test_other_columns_are_refused(tmp_path):
+    (tmp_path / "s.csv").write_text("task,ms\n")
+    with pytest.raises(ValueError, match=r"s\.csv has other columns.*csv=PATH"):
+        StepRecords(tmp_path / "s.csv")
+    with pytest.raises(ValueError, match=r"no such file.*experiments\.lra_speed"):
+        read(tmp_path / "none.csv")
+
+
+def test_the_newest_of_several_versions_counts():
+    rows = [ROW, replace(ROW, source="def", ms_median=4.0)]
+    assert [row.ms_median for row in newest(rows)] == [4.0]
+
+
+def test_the_mean_speed_up_is_geometric_over_the_five_tasks_alone():
+    base = [replace(ROW, task=task, ms_median=8.0) for task in (*lra.AVERAGED, "pathfinder128")]
+    times = (4.0, 4.0, 1.0, 1.0, 8.0, 0.01)  # 2x 2x 8x 8x 1x, and one that does not count
+    flash = [
+        replace(row, attention="flash", ms_median=ms) for row, ms in zip(base, times, strict=True)
+    ]
+    rows = [*base, *flash]
+    assert gain(flash[2], rows) == pytest.approx(8.0)
+    assert mean_gain(flash, rows) == (pytest.approx(256**0.2), 5)
+    lines = by_task(rows, step_ms, memory=True)
+    assert lines[2][0] == "FlashAttention"
+    assert lines[2][1] == "4 (2.00x) 1000"
+    assert lines[2][-1] == "3.03x"
+
+
+def test_speed_ups_are_of_the_same_batch_and_device():
+    flash = replace(ROW, attention="flash", ms_median=2.0)
+    assert gain(flash, [replace(ROW, batch=16)]) is None
+    assert gain(flash, [replace(ROW, device="GPU B")]) is None
+    assert gain(flash, [ROW]) == pytest.approx(4.0)
+
+
+def test_a_missing_task_is_counted_in_the_mean_and_shown_as_missing():
+    rows = [ROW, replace(ROW, task="text"), replace(ROW, attention="flash", ms_median=4.0)]
+    lines = by_task(rows, step_ms, memory=False)
+    assert lines[2] == ["FlashAttention", "4 (2.00x)", "–", "2.00x (1 of 5)"]
+
+
+def test_lengths_that_do_not_fit_say_so():
+    sweep = [row for row in step_rows() if row.task == SWEEP]
+    lines = by_length(sweep, step_ms, memory=True)
+    assert lines[0] == ["", "1k", "2k", "4k", "8k", "16k", "32k", "64k"]
+    assert lines[1][-3:] == ["128 (1.00x) 14400", "out of memory", "out of memory"]
+    assert "Transformer, sweep, 64k: out of memory: Tried to allocate 64 GiB" in tables(sweep)
+
+
+def test_the_fastest_other_at_each_length_from_4k_on():
+    sparse = replace(ROW, task=SWEEP, attention="sparse", length=4096, ms_median=2.0)
+    rows = [
+        replace(sparse, length=1024),
+        sparse,
+        replace(sparse, mask="butterfly", ms_median=1.6),
+        replace(sparse, attention="linear", ms_median=2.4),
+        replace(sparse, attention="flash", ms_median=4.0),
+    ]
+    assert fastest(rows) == [
+        "4k: block-sparse 1.6 ms, the fastest other linear attention 2.4 ms, 1.50x"
+    ]
+
+
+def test_markdown_has_a_table_for_steps_and_layers_by_task_and_by_length():
+    text = as_markdown(step_rows())
+    assert text.count("### GPU A, bf16: ") == 4
+    assert "| FlashAttention |" in text
+
+
+def test_figures_are_drawn_from_the_rows(tmp_path):
+    paths = draw_all(step_rows(), tmp_path)
+    assert all(path.stat().st_size > 1000 for path in paths)
+    assert [path.name for path in paths] == [
+        "lra-speedup-gpu-a-bf16.png",
+        "lra-speedup-gpu-a-bf16.svg",
+        "lra-length-gpu-a-bf16.png",
+        "lra-length-gpu-a-bf16.svg",
+    ]
+    svg = paths[3].read_text()
+    assert "128k tokens a batch" in svg and "Transformer, where it fits" in svg
+
+
+def test_without_memory_or_a_base_there_is_less_to_draw(tmp_path):
+    rows = [replace(row, peak_mib=None) for row in step_rows() if row.attention != "standard"]
+    names = {path.stem for path in draw_all(rows, tmp_path)}
+    assert names == {"lra-length-gpu-a-bf16"}

@@ -1,0 +1,385 @@
+"""Every attention against a dense float64 oracle of its definition, and what all must keep."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import masks
+from experiments.models.attention import NAMES, Attention, make_attention, options_of
+from experiments.models.attention.base import budget
+from experiments.models.attention.flash import default_mask
+from experiments.models.attention.reformer import Reformer
+from experiments.models.attention.smyrf import Smyrf
+
+B, H, N, D = 2, 3, 75, 12  # 75 divides by no window, bucket or cluster below
+OPTIONS = {  # the interpreter of Triton would be slow
+    "flash": {"backend": "cpu"},
+    "sparse": {"mask": "local:20+global:5", "backend": "cpu"},
+    "linformer": {"rank": 9},
+    "performer": {"features": 14},
+    "local": {"window": 16},
+    "reformer": {"bucket": 16},
+    "smyrf": {"cluster": 16},
+}
+LENGTHS = torch.tensor([75, 41], dtype=torch.int32)
+
+
+def make(name: str, n: int = N, dtype: torch.dtype = torch.float64, **options) -> Attention:
+    torch.manual_seed(1)
+    options = {**OPTIONS.get(name, {}), **options}
+    attention = make_attention(name, heads=H, head_dim=D, length=n, **options)
+    return attention.eval().to(dtype)
+
+
+def inputs(name: str, n: int = N, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q, k and v as the encoder lays them out: views of one buffer with the tokens outermost."""
+    torch.manual_seed(2)
+    buffer = torch.randn(B, n, 3, H, D, dtype=dtype)
+    q, k, v = (t.transpose(1, 2) for t in buffer.unbind(2))
+    return [q, q if make(name).shared_qk else k, v]
+
+
+def softmax_oracle(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = (q @ k.mT * D**-0.5).masked_fill(~allowed, -torch.inf)
+    return scores.softmax(-1).nan_to_num(0) @ v
+
+
+def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, ends: Tensor):
+    """The definition, sequence by sequence, of the real tokens alone."""
+    outs = []
+    for b, end in enumerate(ends.tolist()):
+        qb, kb, vb = (t[b, :, :end] for t in (q, k, v))
+        i, j = torch.arange(end)[:, None], torch.arange(end)
+        if name in ("standard", "flash"):
+            out = softmax_oracle(qb, kb, vb, torch.ones(end, end, dtype=torch.bool))
+        elif name == "sparse":
+            out = softmax_oracle(qb, kb, vb, ((i - j).abs() <= 20) | (i < 5) | (j < 5))
+        elif name == "local":
+            out = softmax_oracle(qb, kb, vb, i // 16 == j // 16)
+        elif name == "linformer":
+            kb, vb = attention.project_k[:end].T @ kb, attention.project_v[:end].T @ vb
+            out = softmax_oracle(qb, kb, vb, torch.ones(1, 9, dtype=torch.bool))
+        elif name == "linear":
+            weights = (torch.nn.functional.elu(qb) + 1) @ (torch.nn.functional.elu(kb) + 1).mT
+            out = weights @ vb / (weights.sum(-1, keepdim=True) + 1e-6)
+        elif name == "performer":
+            out = performer_oracle(attention, qb, kb, vb)
+        elif name == "reformer":
+            out = torch.stack([reformer_oracle(attention, *x) for x in zip(qb, vb, strict=True)])
+        else:
+            heads = zip(qb, kb, vb, strict=True)
+            out = torch.stack([smyrf_oracle(attention, *x) for x in heads])
+        outs.append(out)
+    return outs
+
+
+def performer_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def features(x, axes):
+        x = x * D**-0.25
+        exponents = x @ attention.projection.T
+        top = exponents.detach().amax(axes, keepdim=True)
+        return (exponents - x.square().sum(-1, keepdim=True) / 2 - top).exp() + attention.eps
+
+    weights = features(q, (-1,)) @ features(k, (-1, -2)).mT
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def reformer_oracle(attention, q: Tensor, v: Tensor) -> Tensor:
+    """One head. Chunk 0 of a round looks back at the last chunk of the round before, padded."""
+    n, size = len(q), attention.bucket
+    chunks = -(-N // size)
+    rotated = (q @ attention.rotations).view(n, attention.hashes, attention.halves)
+    hashed = torch.cat([rotated, -rotated], -1).argmax(-1)
+    in_chunks = []  # over all rounds
+    for round_ in range(attention.hashes):
+        order = sorted(range(n), key=lambda t: (hashed[t, round_].item(), t))
+        in_chunks += [order[c * size : (c + 1) * size] for c in range(chunks)]
+    k = torch.nn.functional.normalize(q, dim=-1)
+    numerator, total = torch.zeros_like(v), torch.zeros(n, 1, dtype=v.dtype)
+    for c, chunk in enumerate(in_chunks):
+        keys = chunk + in_chunks[c - 1]
+        if not chunk:
+            continue
+        scores = q[chunk] @ k[keys].mT * D**-0.5
+        scores[torch.tensor(chunk)[:, None] == torch.tensor(keys)] = -5e4
+        p = scores.exp()
+        numerator = numerator.index_add(0, torch.tensor(chunk), p @ v[keys])
+        total = total.index_add(0, torch.tensor(chunk), p.sum(-1, keepdim=True))
+    return numerator / total
+
+
+def smyrf_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    n, size = len(q), attention.cluster
+    most = q.square().sum(-1).max() + k.square().sum(-1).max()
+    zeros = torch.zeros(n, 1, dtype=q.dtype)
+    fq = torch.cat([q, zeros, (most - q.square().sum(-1, keepdim=True)).sqrt()], 1)
+    gk = torch.cat([k, (most - k.square().sum(-1, keepdim=True)).sqrt(), zeros], 1)
+    assert torch.allclose(torch.cdist(fq, gk) ** 2, 2 * most - 2 * q @ k.T)
+    numerator, total = torch.zeros_like(v), torch.zeros(n, 1, dtype=v.dtype)
+    for a in attention.projections.T:
+        rows, cols = (fq @ a).argsort(), (gk @ a).argsort()
+        for at in range(0, n, size):
+            queries, keys = rows[at : at + size], cols[at : at + size]
+            p = (q[queries] @ k[keys].T * D**-0.5).exp()
+            numerator = numerator.index_add(0, queries, p @ v[keys])
+            total = total.index_add(0, queries, p.sum(-1, keepdim=True))
+    return numerator / total
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_it_is_its_definition_forward_and_backward(name, padded):
+    attention, lengths = make(name), LENGTHS if padded else None
+    ends = LENGTHS if padded else torch.full((B,), N)
+    leaves = [t.clone().requires_grad_() for t in inputs(name)]
+    q, v = leaves[0], leaves[2]
+    k = q if attention.shared_qk else leaves[1]
+    out = attention(q, k, v, lengths)
+    expected = oracle(attention, name, q, k, v, ends)
+    assert out.shape == (B, H, N, D) and out.isfinite().all()
+    torch.manual_seed(3)
+    weight = [torch.randn_like(x) for x in expected]
+    got = sum((out[b, :, :end] * weight[b]).sum() for b, end in enumerate(ends.tolist()))
+    wanted = sum((x * w).sum() for x, w in zip(expected, weight, strict=True))
+    for b, end in enumerate(ends.tolist()):
+        torch.testing.assert_close(out[b, :, :end], expected[b], rtol=1e-9, atol=1e-10)
+    wrt = [q, v] if attention.shared_qk else [q, k, v]
+    wrt += list(attention.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(got, wrt), torch.autograd.grad(wanted, wrt), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_gradients_are_finite_differences(name):
+    attention = make(name, **({"eps": 0.0} if name == "performer" else {}))  # top cancels then
+    leaves = [t.clone().requires_grad_() for t in inputs(name)]
+    q, v = leaves[0], leaves[2]
+    k = q if attention.shared_qk else leaves[1]
+    wrt = [q, v] if attention.shared_qk else [q, k, v]
+    weight = torch.randn(H, 41, D, dtype=torch.float64)
+
+    def value():
+        return (attention(q, k, v, LENGTHS)[1, :, :41] * weight).sum()
+
+    gradients = torch.autograd.grad(value(), wrt)
+    for leaf, gradient in zip(wrt, gradients, strict=True):
+        step = 1e-6 * torch.randn_like(leaf)
+        with torch.no_grad():
+            leaf += step
+            high = value()
+            leaf -= 2 * step
+            low = value()
+            leaf += step
+        torch.testing.assert_close(high - low, 2 * (gradient * step).sum(), rtol=1e-4, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_nothing(name):
+    attention = make(name, dtype=torch.float32)
+    tensors = inputs(name, dtype=torch.float32)
+    padding = torch.arange(N) >= LENGTHS[:, None]
+    others = [t + 30 * torch.randn_like(t) * padding[:, None, :, None] for t in tensors]
+    if attention.shared_qk:
+        others[1] = others[0]
+    grads, outs = [], []
+    for q, k, v in (tensors, others):
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        out = attention(q, k, v, LENGTHS).masked_fill(padding[:, None, :, None], 0)
+        grads.append(torch.autograd.grad(out.square().sum(), [q, k, v], allow_unused=True))
+        outs.append(out)
+    assert torch.equal(*outs)
+    for a, b in zip(*grads, strict=True):
+        if a is not None:
+            assert torch.equal(a, b)
+            assert not a.masked_select(padding[:, None, :, None]).any()
+
+
+def test_a_query_that_sees_padding_alone_gives_0():
+    attention = make("sparse", mask=masks.diagonals((-30,)))  # query i sees key i + 30
+    q, k, v = inputs("sparse")
+    out = attention(q, k, v, torch.tensor([75, 40], dtype=torch.int32))
+    torch.testing.assert_close(out[1, :, :10], v[1, :, 30:40])
+    assert not out[1, :, 10:40].any() and not out[0, :, 45:].any()
+    for backend in ("cpu", "auto"):
+        attention = make("sparse", mask=masks.diagonals((-30,)), backend=backend)
+        leaves = [t.detach().float().requires_grad_() for t in (q, k, v)]
+        out = attention(*leaves, torch.tensor([75, 40], dtype=torch.int32))
+        torch.testing.assert_close(out[1, :, :10], leaves[2][1, :, 30:40])
+        for gradient in torch.autograd.grad(out[1, :, 10:40].sum(), leaves):
+            assert not gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("flash", {}),
+        ("flash", {"causal": True}),
+        ("sparse", {"mask": "local:20+global:5"}),
+        ("sparse", {"mask": masks.heads(masks.local(9), masks.dense(), masks.local(70))}),
+        ("sparse", {"mask": masks.diagonals((-30,))}),
+    ],
+)
+def test_skipped_padding_is_hidden_padding(name, options):
+    lengths = torch.tensor([256, 128, 129, 1, 70], dtype=torch.int32)
+    torch.manual_seed(2)
+    q, k, v, weight = (torch.randn(5, H, 256, D).double().requires_grad_() for _ in range(4))
+    padding = (torch.arange(256) >= lengths[:, None])[:, None, :, None]
+    found = []
+    for how in ("hide", "skip"):
+        attention = make(name, 256, padding=how, **options)
+        out = attention(q, k, v, lengths).masked_fill(padding, 0)
+        found.append([out, *torch.autograd.grad((out * weight).sum(), [q, k, v])])
+    for hidden, skipped in zip(*found, strict=True):
+        torch.testing.assert_close(skipped, hidden, rtol=1e-9, atol=1e-10)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(t) for t in (q, k, v)]
+        attention(*fakes, mode.from_tensor(lengths)).sum().backward()
+
+
+@pytest.mark.parametrize("name", ["standard", "flash", "sparse", "local"])
+def test_causal(name):
+    attention = make(name, causal=True)
+    q, k, v = inputs(name)
+    i, j = torch.arange(N)[:, None], torch.arange(N)
+    allowed = j <= i
+    if name == "sparse":
+        allowed = allowed & (((i - j).abs() <= 20) | (i < 5) | (j < 5))
+    if name == "local":
+        allowed = allowed & (i // 16 == j // 16)
+    torch.testing.assert_close(attention(q, k, v), softmax_oracle(q, k, v, allowed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1, 64])
+def test_any_length(name, n):
+    attention = make(name, n)
+    q, k, v = inputs(name, n)
+    ones = torch.ones(B, dtype=torch.int32)
+    out = attention(q, k, v, None if n > 1 else ones)
+    assert out.shape == q.shape and out.isfinite().all()
+    if n == 1 and name != "linformer":
+        torch.testing.assert_close(out, v, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_autocast_is_finite_and_close(name):
+    attention = make(name, dtype=torch.float32)
+    q, k, v = (t.requires_grad_() for t in inputs(name, dtype=torch.float32))
+    with torch.no_grad():
+        expected = attention(*(t.bfloat16().float() for t in (q, k, v)), LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, LENGTHS)
+    assert out.dtype == torch.bfloat16
+    for gradient in torch.autograd.grad(out.float().square().sum(), [q, v]):
+        assert gradient.isfinite().all()
+    if name not in ("reformer", "smyrf"):  # the hashes of rounded tokens are others
+        real = torch.arange(N) < LENGTHS[:, None]
+        error = ((out - expected) * real[:, None, :, None]).square().mean().sqrt()
+        assert error < 0.01 * expected.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_reads_nothing_back_from_the_device(name):
+    """Fake tensors have no values: an .item() or a shape that depends on data would raise."""
+    attention = make(name, dtype=torch.float32, dropout=0.1).train()
+    q, k, v = inputs(name, dtype=torch.float32)
+    attention(q, k, v, LENGTHS)  # the block lists of a mask are made at the first call
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(t).requires_grad_() for t in (q, k, v)]
+        out = attention(*fakes, mode.from_tensor(LENGTHS))
+        out.sum().backward()
+    assert out.shape == q.shape and fakes[0].grad.shape == q.shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_compiles_into_one_graph(name):
+    torch.compiler.reset()  # a few graphs of one function are all that it takes
+    attention = make(name, dtype=torch.float32)
+    q, k, v = inputs(name, dtype=torch.float32)
+    with torch.no_grad():
+        expected = attention(q, k, v, LENGTHS)
+        out = torch.compile(attention, fullgraph=True, backend="eager")(q, k, v, LENGTHS)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", ["standard", "flash", "sparse", "linformer", "reformer", "smyrf"])
+def test_dropout_drops_in_training_alone_and_follows_torchs_generator(name):
+    attention = make(name, dropout=0.5)
+    q, k, v = inputs(name)
+    assert torch.equal(attention(q, k, v), attention(q, k, v))
+    attention.train()
+    torch.manual_seed(5)
+    first, second = attention(q, k, v), attention(q, k, v)
+    torch.manual_seed(5)
+    assert torch.equal(first, attention(q, k, v)) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("cls", [Reformer, Smyrf])
+def test_training_draws_new_hashes_and_evaluation_keeps_one(cls):
+    attention = cls(heads=H, head_dim=D, length=N)
+    q, k, v = inputs(cls.__name__.lower(), dtype=torch.float32)
+    assert torch.equal(attention.eval()(q, k, v), attention(q, k, v))
+    assert not torch.equal(attention.train()(q, k, v), attention(q, k, v))
+
+
+def test_performer_estimates_softmax_attention():
+    torch.manual_seed(0)
+    features = 4096
+    attention = make_attention(
+        "performer", heads=H, head_dim=D, length=N, features=features, eps=0.0
+    ).double()
+    q, k, v = inputs("performer")
+    exact = softmax_oracle(q / 2, k / 2, v, torch.ones(N, N, dtype=torch.bool))
+    error = (attention(q / 2, k / 2, v) - exact).square().mean().sqrt()
+    assert error < 0.1 * exact.square().mean().sqrt()
+    rows = attention.projection[:D]
+    products = rows @ rows.T
+    assert (products - products.diag().diag()).abs().max() < 1e-4  # orthogonal
+
+
+def test_smyrf_with_one_cluster_is_dense():
+    q, k, v = inputs("smyrf")
+    dense = softmax_oracle(q, k, v, torch.ones(N, N, dtype=torch.bool))
+    torch.testing.assert_close(make("smyrf", cluster=N)(q, k, v), dense)
+
+
+def test_sizes_go_by_the_length():
+    lengths = [1000, 1024, 2000, 2048, 4000, 4096, 4097, 16384, 16]
+    assert [budget(n, 16, 256) for n in lengths] == [64, 64, 128, 128, 256, 256, 256, 256, 16]
+    assert [budget(n, 32, 128) for n in lengths] == [32, 32, 64, 64, 128, 128, 128, 128, 16]
+    layer = make_attention("reformer", heads=H, head_dim=D, length=2048, bucket=None, hashes=4)
+    assert isinstance(layer, Reformer) and (layer.bucket, layer.halves) == (64, 16)
+    assert str(default_mask(1024)).startswith("butterfly(64)")
+    assert default_mask(4096).build(4096).stats().partial == 0
+
+
+def test_masks_of_a_layer_and_as_objects():
+    mask = masks.layers(masks.local(8), masks.dense())
+    sizes = {"heads": H, "head_dim": D, "length": N}
+    per_layer = [make_attention("sparse", **sizes, layer=i, mask=mask).mask for i in (0, 1)]
+    assert per_layer == [masks.local(8), masks.dense()]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("flashy", {}, "no attention 'flashy'"),
+        ("local", {"windows": 3}, "no option windows; it has window"),
+        ("local", {"window": 0}, "window is 0"),
+        ("reformer", {"causal": True}, "no causal form"),
+        ("sparse", {"mask": "locale:3"}, "locale"),
+        ("flash", {"padding": "drop"}, "padding is 'drop'"),
+        ("flash", {"padding": "skip"}, "no multiple of 128"),
+    ],
+)
+def test_errors(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_attention(name, heads=H, head_dim=D, length=N, **options)
+
+
+def test_options_are_those_of_the_class():
+    assert options_of("reformer") == {"bucket": None, "hashes": 2}
+    assert options_of("standard") == {}

@@ -1,0 +1,174 @@
+"""The encoder: sizes of the published settings, padding, pooling, pairs, hidden tokens."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from experiments.models.attention import NAMES
+from experiments.models.classifier import Classifier, ModelConfig, model_config
+
+LENGTHS = torch.tensor([40, 23], dtype=torch.int32)
+CPU = {"flash": {"backend": "cpu"}, "sparse": {"backend": "cpu"}}
+
+
+def make(attention: str = "standard", pair: bool = False, grid=None, **config) -> Classifier:
+    torch.manual_seed(0)
+    model = model_config(**{"dropout": 0.0, "attention_dropout": 0.0, **config})
+    options = {"name": attention, **CPU.get(attention, {})}
+    return Classifier(20, 40, 3, pair, grid, model, options)
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(1, 20, (*shape, 40), dtype=torch.int16)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "length", "classes", "pair", "parameters"),
+    [
+        (32, 2048, 10, False, 209_802),
+        (512, 4096, 2, False, 370_562),
+        (512, 4096, 2, True, 395_138),
+        (512, 1024, 10, False, 174_986),
+        (512, 1024, 2, False, 173_954),
+    ],
+)
+def test_the_nystrom_setting_has_the_published_number_of_parameters(
+    vocab, length, classes, pair, parameters
+):
+    model = Classifier(vocab, length, classes, pair)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_it_is_the_nystrom_port():
+    """The same layers in plain torch, from the same weights."""
+    model = make().double()
+    block = model.blocks[0]
+    attention = nn.MultiheadAttention(64, 2, batch_first=True).double()
+    layer = nn.TransformerEncoderLayer(
+        64, 2, 128, 0.0, "gelu", batch_first=True, norm_first=True
+    ).double()
+    with torch.no_grad():
+        x = model.embedding.weight[tokens(2).long()] + model.positions
+        hidden = torch.arange(40) >= LENGTHS[:, None]
+        for block in model.blocks:
+            layer.self_attn = attention
+            attention.in_proj_weight.copy_(block.attention.qkv.weight)
+            attention.in_proj_bias.copy_(block.attention.qkv.bias)
+            attention.out_proj.load_state_dict(block.attention.out.state_dict())
+            layer.linear1.load_state_dict(block.mlp[0].state_dict())
+            layer.linear2.load_state_dict(block.mlp[3].state_dict())
+            layer.norm1.load_state_dict(block.norm_attention.state_dict())
+            layer.norm2.load_state_dict(block.norm_mlp.state_dict())
+            layer.train()  # off the fused path, which zeroes padding
+            x = layer(x, src_key_padding_mask=hidden)
+        pooled = (model.norm(x) * ~hidden[:, :, None]).mean(1)
+        expected = model.head[2](model.head[0](pooled).relu()).float()
+    torch.testing.assert_close(model(tokens(2), LENGTHS), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("setting", ["nystrom", "google"])
+def test_padding_changes_nothing(name, setting):
+    model = make(name, setting=setting, task="pathfinder64", dim=32).eval()
+    first, second = tokens(2), tokens(2)
+    second[torch.arange(40) >= LENGTHS[:, None]] = 7
+    assert not torch.equal(first, second)
+    assert torch.equal(model(first, LENGTHS), model(second, LENGTHS))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_a_gradient(name):
+    model = make(name).train()
+    out = model(tokens(2), LENGTHS)
+    assert out.shape == (2, 3) and out.dtype == torch.float32
+    out.square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+        assert parameter.grad.any(), key
+
+
+def test_a_pair_is_two_sequences():
+    model = make("linear", pair=True).eval()
+    both, lengths = tokens(3, 2), torch.tensor([[40, 1], [9, 40], [40, 40]], dtype=torch.int32)
+    out = model(both, lengths)
+    assert out.shape == (3, 3)
+    torch.testing.assert_close(model(both[1:2], lengths[1:2]), out[1:2])
+    states = [model._pool(*model.encode(both[:, i], lengths[:, i])) for i in (0, 1)]
+    a, b = states
+    features = torch.cat([a, b, a * b, a - b], 1)
+    torch.testing.assert_close(model.head[2](model.head[0](features).relu()), out)
+
+
+@pytest.mark.parametrize("task", ["listops", "retrieval", "pathfinder32", "image"])
+def test_the_google_setting(task):
+    model = make(setting="google", task=task, pair=task == "retrieval")
+    config = model.config
+    cls = task != "pathfinder32"
+    assert model.positions.shape == (40 + cls, config.dim)
+    assert model.blocks[0].attention.qkv.bias is None
+    x = tokens(2, 2) if model.pair else tokens(2)
+    assert model(x).shape == (2, 3)
+    bound = (6 / (config.dim + config.heads * config.head_dim)) ** 0.5
+    weight = model.blocks[0].attention.qkv.weight.detach()
+    assert 0.95 * bound < weight.abs().max() <= bound
+    assert len(model.head) == (5 if model.pair else 3)
+
+
+def test_hidden_tokens_are_predicted_unseen():
+    model = make("local", lm_head=True, grid=(4, 10)).eval()
+    hidden = torch.tensor([[3, 39], [0, 7]])
+    first, second = tokens(2), tokens(2)
+    second.scatter_(1, hidden, 0)
+    out = model(first, hidden=hidden)
+    assert out.shape == (2, 2, 20)
+    assert torch.equal(out, model(second, hidden=hidden))
+    other = model(first, hidden=hidden.flip(1))
+    torch.testing.assert_close(other, out.flip(1))
+    assert not torch.equal(model(first), model(second))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_step_reads_nothing_back_from_the_device(name):
+    model = make(name, dropout=0.1, attention_dropout=0.1)
+    model(tokens(2), LENGTHS)  # the block lists of a mask are made at the first call
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(tokens(2)), mode.from_tensor(LENGTHS)
+        model(*fake).sum().backward()
+
+
+def test_it_compiles_into_one_graph():
+    model = make("sparse").eval()
+    with torch.no_grad():
+        expected = model(tokens(2), LENGTHS)
+        out = torch.compile(model, fullgraph=True, backend="eager")(tokens(2), LENGTHS)
+    torch.testing.assert_close(out, expected)
+
+
+def test_bfloat16_autocast():
+    model = make("sparse")
+    expected = model(tokens(2), LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(tokens(2), LENGTHS)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: model_config("googol"), "setting is 'googol'"),
+        (lambda: model_config("google", "imdb"), "no task 'imdb'"),
+        (lambda: model_config(depth=3), "no field depth"),
+        (lambda: ModelConfig(pool="max"), "pool is 'max'"),
+        (lambda: ModelConfig(dropout=1.0), "dropout is 1.0"),
+        (lambda: ModelConfig(layers=0), "layers is 0"),
+        (lambda: make(grid=(5, 9)), "5 x 9"),
+        (lambda: make()(tokens(2)[:, :39]), "has 39 tokens, the model 40"),
+        (lambda: make()(tokens(2), hidden=torch.zeros(2, 1).long()), "lm_head"),
+    ],
+)
+def test_errors(make_it, message):
+    with pytest.raises(ValueError, match=message):
+        make_it()

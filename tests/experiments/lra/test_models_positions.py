@@ -1,0 +1,57 @@
+"""Position tables."""
+
+import math
+
+import pytest
+import torch
+
+from experiments.models.positions import sinusoids, upsample_positions
+
+
+def test_each_position_is_duplicated_onto_the_pixels_inside_it():
+    table = torch.arange(6.0)[:, None] + torch.tensor([0.0, 100.0])
+    finer = upsample_positions(table, (2, 3), (4, 9)).view(4, 9, 2)
+    for y in range(4):
+        for x in range(9):
+            assert torch.equal(finer[y, x], table[(y // 2) * 3 + x // 3])
+    assert torch.equal(upsample_positions(table, (2, 3), (2, 3)), table)
+
+
+def test_the_row_of_a_cls_token_stays_first():
+    table = torch.randn(5, 3)
+    finer = upsample_positions(table, (2, 2), (4, 4))
+    assert finer.shape == (17, 3)
+    assert torch.equal(finer[0], table[0])
+    assert torch.equal(finer[1:], upsample_positions(table[1:], (2, 2), (4, 4)))
+
+
+def test_orders_of_the_pixels():
+    by_pixel = torch.arange(4.0)[:, None]
+    from_order, to_order = [2, 0, 3, 1], torch.randperm(16).numpy()
+    finer = upsample_positions(
+        by_pixel[from_order], (2, 2), (4, 4), from_order=from_order, to_order=to_order
+    )
+    assert torch.equal(finer, upsample_positions(by_pixel, (2, 2), (4, 4))[to_order])
+
+
+@pytest.mark.parametrize(
+    ("rows", "to_grid", "options", "message"),
+    [
+        (6, (4, 4), {}, "6 positions, a grid of 2 x 2 has 4"),
+        (4, (4, 5), {}, "no multiple"),
+        (4, (4, 4), {"to_order": [0] * 16}, "name each of them once"),
+    ],
+)
+def test_errors(rows, to_grid, options, message):
+    with pytest.raises(ValueError, match=message):
+        upsample_positions(torch.zeros(rows, 1), (2, 2), to_grid, **options)
+
+
+def test_sinusoids():
+    table = sinusoids(50, 8)
+    for p in (0, 1, 49):
+        for i in range(4):
+            angle = p * 10_000 ** (-i / 3)
+            assert table[p, i] == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[p, 4 + i] == pytest.approx(math.cos(angle), abs=1e-5)
+    assert sinusoids(3, 2).shape == (3, 2)

@@ -1,0 +1,206 @@
+"""The reader of the release's folders, the writer of the same, and the task."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from experiments.pathfinder.__main__ import main
+from experiments.pathfinder.generate import make
+from experiments.pathfinder.official import write
+from experiments.pathfinder.parameters import spec
+from experiments.tasks.pathfinder import STREAM, load, read_metadata
+from experiments.tasks.task import pixel_order
+
+ROOT = Path(__file__).parents[3]
+N = 40
+LINE = "imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    out = tmp_path_factory.mktemp("release")
+    write(out, spec(32), 0, N)
+    write(out, spec(32, 6), 0, N)
+    return out
+
+
+@pytest.fixture
+def release(written, tmp_path):
+    shutil.copytree(written, tmp_path / "lra")
+    return tmp_path / "lra"
+
+
+def level_of(release):
+    return release / "pathfinder32" / "curv_contour_length_14"
+
+
+def read(release, tmp_path, **options):
+    return load(32, release, cache_dir=tmp_path / "cache", **options)
+
+
+def test_what_was_written_is_read(release, tmp_path):
+    task, images = read(release, tmp_path), make(spec(32), 0, 0, N)
+    assert (task.name, task.source, task.grid) == ("pathfinder32", "official", (32, 32))
+    assert [len(split) for split in task.splits.values()] == [32, 4, 4]
+    tokens = np.concatenate([split.tokens for split in task.splits.values()])
+    labels = np.concatenate([split.labels for split in task.splits.values()])
+    np.testing.assert_array_equal(tokens, images.pixels.reshape(N, -1))
+    np.testing.assert_array_equal(labels, images.labels)
+    assert (labels.dtype, tokens.dtype) == (np.int64, np.uint8)
+    test = task.splits["test"].labels
+    assert task.baselines["majority"] in (test.mean(), 1 - test.mean())
+    line = (level_of(release) / "metadata" / "0.npy").read_text().splitlines()[3]
+    assert line == f"imgs/0 sample_3.png 3 {images.labels[3]} 1.0 14 4 2 0.5 1 1"
+    shutil.rmtree(level_of(release) / "imgs")  # the second time they come from the cache
+    np.testing.assert_array_equal(
+        read(release, tmp_path).splits["val"].tokens, task.splits["val"].tokens
+    )
+
+
+def test_found_inside_lra_release_and_limited(release, tmp_path):
+    inner = tmp_path / "x" / "lra_release" / "lra_release"
+    inner.mkdir(parents=True)
+    (release / "pathfinder32").rename(inner / "pathfinder32")
+    task = read(tmp_path / "x", tmp_path, limit=3)
+    assert [len(split) for split in task.splits.values()] == [3, 3, 3]
+
+
+def test_folders_come_in_the_order_of_their_numbers(release, tmp_path):
+    level = level_of(release)
+    for k in (2, 10):
+        shutil.copytree(level / "imgs" / "0", level / "imgs" / str(k))
+        lines = (level / "metadata" / "0.npy").read_text().splitlines()
+        table = np.array([line.replace("imgs/0", f"imgs/{k}").split() for line in lines])
+        np.save(level / "metadata" / f"{k}.npy", table)  # as the original generator writes it
+    Image.fromarray(np.full((32, 32), 7, np.uint8)).save(level / "imgs" / "10" / "sample_39.png")
+    task = read(release, tmp_path)
+    assert [len(split) for split in task.splits.values()] == [96, 12, 12]
+    assert (task.splits["test"].tokens[-1] == 7).all()
+    assert read_metadata(level / "metadata" / "10.npy")[5].image == "imgs/10/sample_5.png"
+
+
+def test_the_known_empty_image_is_left_out(release, tmp_path):
+    level = release / "pathfinder32" / "curv_baseline"
+    metadata = level / "metadata" / "0.npy"
+    metadata.write_text(metadata.read_text().replace("sample_7.png", "sample_172.png"))
+    (level / "imgs" / "0" / "sample_172.png").write_bytes(b"")
+    task = read(release, tmp_path, difficulty=6)
+    assert sum(len(split) for split in task.splits.values()) == N - 1
+
+
+def test_other_empty_and_cut_images_are_errors(release, tmp_path):
+    image = level_of(release) / "imgs" / "0" / "sample_5.png"
+    whole = image.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"not a picture"):
+        image.write_bytes(content)
+        with pytest.raises(ValueError, match=r"sample_5\.png cannot be read"):
+            read(release, tmp_path)
+    image.unlink()
+    with pytest.raises(ValueError, match=r"sample_5\.png cannot be read"):
+        read(release, tmp_path)
+    Image.fromarray(np.zeros((16, 32), np.uint8)).save(image)
+    with pytest.raises(ValueError, match=r"sample_5\.png is uint8 \(16, 32\), not a grey image"):
+        read(release, tmp_path)
+    image.write_bytes(whole)
+    assert read(release, tmp_path).source == "official"  # goes on with what it had
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LINE + LINE.replace(" 0 1 ", " 0 2 "), r"0\.npy, line 2: label '2', not 0 or 1"),
+        (LINE.replace(" 0 1 ", " 0 x "), r"line 1: label 'x'"),
+        ("imgs/0 sample_0.png\n", r"line 1: 2 fields"),
+        (LINE.replace("imgs/0", "../../etc"), r"line 1: .*is not imgs/<k> sample_<i>\.png"),
+        ("", r"0\.npy: empty"),
+        (LINE, "has 1 images: too few"),
+        ("\xff\xfe", "neither text nor"),
+    ],
+)
+def test_bad_metadata(release, tmp_path, text, message):
+    (level_of(release) / "metadata" / "0.npy").write_text(text, "latin-1")
+    with pytest.raises(ValueError, match=message):
+        read(release, tmp_path)
+
+
+def test_pickles_are_not_executed(release, tmp_path):
+    metadata = level_of(release) / "metadata" / "0.npy"
+    np.save(metadata, np.array([["imgs/0", 1]], object))
+    with pytest.raises(ValueError, match=r"0\.npy.*allow_pickle"):
+        read(release, tmp_path)
+    np.save(metadata, np.zeros((3, 4)))
+    with pytest.raises(ValueError, match="not a table of strings"):
+        read(release, tmp_path)
+
+
+def test_missing_data_say_what_to_fetch(release, tmp_path):
+    with pytest.raises(ValueError, match=r"lra_release\.gz.*task\.generate=true"):
+        load(64, release, cache_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"curv_contour_length_9.*metadata"):
+        read(release, tmp_path, difficulty=9)
+    (level_of(release) / "metadata" / "old.npy").write_text("")
+    with pytest.raises(ValueError, match=r"old\.npy: not a number"):
+        read(release, tmp_path)
+
+
+def test_generated_splits_do_not_depend_on_each_others_sizes(tmp_path):
+    def generated(**options):
+        return load(32, "nowhere", cache_dir=tmp_path, seed=4, generate=True, **options)
+
+    small, large = generated(examples=(20, 10, 10)), generated(examples=(80, 20, 10))
+    assert (small.source, len(large.splits["train"])) == ("generated", 80)
+    for name, n in {"train": 20, "val": 10, "test": 10}.items():
+        a, b = small.splits[name], large.splits[name]
+        np.testing.assert_array_equal(a.tokens[:n], b.tokens[:n])
+        np.testing.assert_array_equal(a.labels[:n], b.labels[:n])
+    val = make(spec(32), 4, STREAM, 10)
+    np.testing.assert_array_equal(small.splits["val"].labels, val.labels)
+    hilbert = generated(examples=(20, 10, 10), order="hilbert", limit=5).splits["val"]
+    expected = small.splits["val"].tokens[:5][:, pixel_order((32, 32), "hilbert")]
+    np.testing.assert_array_equal(hilbert.tokens, expected)
+    with pytest.raises(ValueError, match="examples="):
+        generated(examples=(1, 2))
+
+
+def test_writing_goes_on_and_never_mixes(written, tmp_path):
+    level = write(tmp_path, spec(32), 0, 1030)
+    assert len(list((level / "imgs" / "1").iterdir())) == 30
+    first = level / "metadata" / "0.npy"
+    times = first.stat().st_mtime_ns
+    (level / "metadata" / "1.npy").unlink()
+    write(tmp_path, spec(32), 0, 1030)
+    assert first.stat().st_mtime_ns == times and (level / "metadata" / "1.npy").exists()
+    with pytest.raises(ValueError, match="other settings"):
+        write(tmp_path, spec(32), 1, 1030)
+    (level / "generated.json").unlink()
+    with pytest.raises(ValueError, match="something else"):
+        write(tmp_path, spec(32), 0, 1030)
+
+
+def test_command(tmp_path, capsys):
+    config = OmegaConf.load(ROOT / "experiments" / "conf" / "pathfinder.yaml")
+    config.merge_with({"size": [32, 256], "examples": 20, "statistics": True})
+    config.merge_with({"pictures": str(tmp_path / "pictures")})
+    main(config)  # type: ignore[arg-type]
+    printed = capsys.readouterr().out
+    assert "curv_contour_length_14  generated" in printed and "official" in printed
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
+        "pathfinder-32.png",
+        "pathfinder-256.png",
+    }
+    config.merge_with({"statistics": False, "pictures": None})
+    with pytest.raises(ValueError, match="nothing to do"):
+        main(config)  # type: ignore[arg-type]
+
+
+def test_command_line_tells_errors_without_a_traceback():
+    command = [sys.executable, "-m", "experiments.pathfinder", "size=33", "statistics=true"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Pathfinder of size 33") and "Traceback" not in done.stderr

@@ -1,0 +1,152 @@
+"""Arrays of images on disk: threads, interruptions, a full disk."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.pathfinder import store
+from experiments.pathfinder.generate import make, on_disk
+from experiments.pathfinder.parameters import spec
+from experiments.pathfinder.store import filled
+
+ROOT = Path(__file__).parents[3]
+SHAPE = (200, 4, 5)
+
+
+def numbers(first, pixels):
+    labels = (np.arange(first, first + len(pixels)) % 3).astype(np.uint8)
+    pixels[:] = labels[:, None, None] + 10
+    return labels
+
+
+def assert_numbers(pixels, labels):
+    expected = np.arange(SHAPE[0]) % 3
+    np.testing.assert_array_equal(labels, expected)
+    np.testing.assert_array_equal(pixels, np.broadcast_to(expected[:, None, None] + 10, SHAPE))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_generated_images_are_those_of_their_numbers(tmp_path, workers):
+    pixels, labels = on_disk(spec(32), 3, 10, 150, tmp_path, workers)
+    expected = make(spec(32), 3, 10, 150)
+    np.testing.assert_array_equal(pixels, expected.pixels)
+    np.testing.assert_array_equal(labels, expected.labels)
+    names = sorted(path.suffixes[-1] for path in tmp_path.iterdir())
+    assert names == [".lock", ".npy", ".npy"]
+
+
+def test_made_once_and_read_only(tmp_path):
+    path = tmp_path / "images.npy"
+    assert_numbers(*filled(path, SHAPE, numbers))
+    pixels, labels = filled(path, SHAPE, lambda *_: pytest.fail("made again"))
+    assert_numbers(pixels, labels)
+    with pytest.raises(ValueError, match="read-only"):
+        pixels[0] = 1
+    with pytest.raises(ValueError, match="delete it"):
+        filled(path, (9, 4, 5), numbers)
+
+
+def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "FLUSH", 1)
+    path, made = tmp_path / "images.npy", []
+
+    def interrupted(first, pixels):
+        made.append(first)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return numbers(first, pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        filled(path, SHAPE, interrupted, workers=1)
+    assert not path.exists()
+    before = len(made)
+    made.clear()
+
+    def counted(first, pixels):
+        made.append(first)
+        return numbers(first, pixels)
+
+    assert_numbers(*filled(path, SHAPE, counted, workers=1))
+    assert before >= 3 and 128 in made and 0 not in made
+
+
+@pytest.mark.parametrize("cut", [b"", b"\x93NUMPY\x01", b"nonsense" * 30])
+@pytest.mark.parametrize("name", ["images.part", "images.labels.part"])
+def test_leftovers_cut_off_at_the_start_are_replaced(tmp_path, cut, name):
+    (tmp_path / name).write_bytes(cut)
+    assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
+
+
+def test_killed_between_the_last_two_renames(tmp_path, monkeypatch):
+    path, rename = tmp_path / "images.npy", os.replace
+
+    def killed(old, new):
+        if Path(new) == path:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    monkeypatch.setattr(store.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        filled(path, SHAPE, numbers)
+    monkeypatch.undo()
+    assert_numbers(*filled(path, SHAPE, lambda *_: pytest.fail("made again")))
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "posix_fallocate", full)
+    with pytest.raises(ValueError, match=r"No space left.*cache_dir"):
+        filled(tmp_path / "images.npy", SHAPE, numbers)
+    assert [path.name for path in tmp_path.iterdir()] == ["images.lock"]
+
+
+def test_of_two_at_once_one_makes_them(tmp_path):
+    made = []
+
+    def slow(first, pixels):
+        made.append(first)
+        time.sleep(0.05)
+        return numbers(first, pixels)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(filled, tmp_path / "images.npy", SHAPE, slow) for _ in range(2)]
+        for job in jobs:
+            assert_numbers(*job.result())
+    assert sorted(made) == [0, 64, 128, 192]
+
+
+def test_kill_9_and_go_on(tmp_path):
+    n = 6000
+    code = (
+        "from pathlib import Path; from experiments.pathfinder import generate, parameters, store\n"
+        "store.FLUSH = 1\n"
+        f"generate.on_disk(parameters.spec(32), 0, 0, {n}, Path({str(tmp_path)!r}), 1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        until = time.monotonic() + 90
+        while time.monotonic() < until and process.poll() is None:
+            marks = [
+                np.load(path) for path in tmp_path.glob("*.labels.part") if path.stat().st_size
+            ]
+            if any(m.any() for m in marks):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.wait()
+    assert process.returncode == -signal.SIGKILL and not list(tmp_path.glob("*[0-9a-f].npy"))
+    pixels, labels = on_disk(spec(32), 0, 0, n, tmp_path, 1)
+    for first in (0, 64, 3000, n - 64):
+        expected = make(spec(32), 0, first, 64)
+        np.testing.assert_array_equal(pixels[first : first + 64], expected.pixels)
+        np.testing.assert_array_equal(labels[first : first + 64], expected.labels)

@@ -1,0 +1,176 @@
+"""Image: the binary version of CIFAR-10, made small, and files of gray arrays."""
+
+import io
+import lzma
+import os
+
+import numpy as np
+import pytest
+
+import masks
+from experiments.tasks import image
+from experiments.tasks.task import load_task
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """cifar-10-batches-bin with twenty records a file, and what is in them."""
+    monkeypatch.setattr(image, "RECORDS", 20)
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    data = {}
+    for name in [name for names in image.BATCHES.values() for name in names]:
+        rows = rng.integers(0, 256, (20, 3073), dtype=np.uint8)
+        rows[:, 0] = np.arange(20) % 10
+        rows.tofile(folder / name)
+        data[name] = rows
+    return data
+
+
+def load(root, **options):
+    return load_task("image", root, cache_dir=root / "cache", **options)
+
+
+def test_binary_files_become_gray_and_the_last_tenth_validates(tmp_path, records):
+    task = load(tmp_path)
+    assert task.source == "CIFAR-10 (gray), 90 + 10 + 20 examples"
+    assert (task.vocab, task.length, task.grid) == (256, 1024, (32, 32))
+    train = np.concatenate([records[name] for name in image.BATCHES["train"]])
+    for name, rows in (
+        ("train", train[:90]),
+        ("val", train[90:]),
+        ("test", records["test_batch.bin"]),
+    ):
+        split = task.splits[name]
+        assert split.lengths is None and split.tokens.dtype == np.uint8
+        assert split.labels.tolist() == rows[:, 0].tolist()
+        planes = rows[:, 1:].reshape(-1, 3, 1024) / 255
+        levels = planes[:, 0] * 0.2989 + planes[:, 1] * 0.5870 + planes[:, 2] * 0.1140
+        assert (np.abs(split.tokens - np.floor(levels * 255.5)) <= 1).all()
+        assert (split.tokens == np.floor(levels * 255.5)).mean() > 0.999  # float32 rounds
+    assert task.baselines["majority"] == pytest.approx(0.1)
+
+
+def test_gray_of_pure_colours():
+    planes = np.zeros((5, 3, 32, 32), np.uint8)
+    for i in range(3):
+        planes[i, i] = 255
+    planes[3] = 255
+    assert image.gray(planes)[:, 0, 0].tolist() == [76, 149, 29, 255, 0]
+
+
+def test_pixels_come_in_the_order_that_is_asked_for(tmp_path, records):
+    row = load(tmp_path).splits["test"].tokens
+    for order, transform in (
+        ("hilbert", masks.hilbert((32, 32))),
+        ("tiles:8", masks.tiled((32, 32), 8)),
+    ):
+        tokens = load(tmp_path, order=order).splits["test"].tokens
+        np.testing.assert_array_equal(tokens, row[:, transform.order(1024)])
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("size", [0, 3073 * 19, 3073 * 20 - 1, 3073 * 21])
+def test_a_truncated_file_is_named_and_nothing_is_cached(tmp_path, records, size):
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    with open(path, "r+b") as file:
+        file.truncate(size)
+    with pytest.raises(ValueError, match=rf"data_batch_3\.bin has {size:,} bytes instead of 61,46"):
+        load(tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_wrong_label_or_a_missing_file_is_named(tmp_path, records):
+    folder = tmp_path / "cifar-10-batches-bin"
+    rows = records["test_batch.bin"]
+    rows[4, 0] = 10
+    rows.tofile(folder / "test_batch.bin")
+    with pytest.raises(ValueError, match=r"test_batch\.bin: the label of image 4 is 10, not 0 to"):
+        load(tmp_path)
+    (folder / "test_batch.bin").unlink()
+    with pytest.raises(ValueError, match=r"no test_batch\.bin in"):
+        load(tmp_path)
+
+
+# ---- arrays
+
+
+def arrays(**changes):
+    rng = np.random.default_rng(0)
+    values = {
+        "x_train": rng.integers(0, 256, (50, 32, 32), dtype=np.uint8),
+        "y_train": np.arange(50) % 10,
+        "x_test": rng.integers(0, 256, (10, 32, 32), dtype=np.uint8),
+        "y_test": np.arange(10, dtype=np.uint8),
+    }
+    return {key: value for key, value in (values | changes).items() if value is not None}
+
+
+def packed(values):
+    file = io.BytesIO()
+    np.savez(file, **values)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", image.ARRAYS)
+def test_arrays_are_read_packed_or_not(tmp_path, name):
+    data = packed(arrays())
+    (tmp_path / name).write_bytes(lzma.compress(data) if name.endswith("xz") else data)
+    task = load(tmp_path)
+    assert [len(task.splits[key]) for key in ("train", "val", "test")] == [45, 5, 10]
+    np.testing.assert_array_equal(
+        task.splits["val"].tokens, arrays()["x_train"][45:].reshape(5, 1024)
+    )
+    np.testing.assert_array_equal(load(tmp_path, limit=3).splits["train"].labels, [0, 1, 2])
+
+
+class Trap:
+    """Leaves a folder behind when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_pickled_is_executed(tmp_path):
+    trap = np.array([Trap(tmp_path / "trapped")], object)
+    path = tmp_path / "cifar10_gray.npz"
+    path.write_bytes(packed(arrays(x_train=trap)))
+    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is not an npz file of plain arrays"):
+        load(tmp_path)
+    path.write_bytes(trap.dumps())
+    with pytest.raises(ValueError, match=r"cifar10_gray\.npz is not an npz file of plain arrays"):
+        load(tmp_path)
+    assert not (tmp_path / "trapped").exists() and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "y_test.*it holds x_train, y_train"),
+        ({"x_test": np.zeros((10, 32, 31), np.uint8)}, r"x_test is uint8 \(10, 32, 31\)"),
+        ({"x_train": np.zeros((50, 32, 32))}, "x_train is float64"),
+        ({"x_test": np.zeros((0, 32, 32), np.uint8)}, r"x_test is uint8 \(0, 32, 32\)"),
+        ({"y_test": np.zeros(9, np.int64)}, r"y_test is int64 \(9,\), not whole numbers \(10,\)"),
+        ({"y_test": np.zeros(10)}, "y_test is float64"),
+        ({"y_test": np.full(10, -1)}, "the label of image 0 is -1, not 0 to 9"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(tmp_path, changes, message):
+    (tmp_path / "cifar10_gray.npz").write_bytes(packed(arrays(**changes)))
+    with pytest.raises(ValueError, match=rf"cifar10_gray\.npz: .*{message}"):
+        load(tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", image.ARRAYS)
+def test_a_file_that_is_cut_short_is_named(tmp_path, name):
+    data = packed(arrays())
+    data = lzma.compress(data) if name.endswith("xz") else data
+    for part in (data[: len(data) // 2], b"", b"nonsense", data[:-30]):
+        (tmp_path / name).write_bytes(part)
+        with pytest.raises(ValueError, match=f"{name} is not an npz file"):
+            load(tmp_path)

@@ -1,0 +1,211 @@
+"""Text and same movie, on a small folder in the form of aclImdb."""
+
+import numpy as np
+import pytest
+
+from experiments.tasks.imdb import reviews
+from experiments.tasks.same_movie import LEAST
+from experiments.tasks.task import load_task
+
+MOVIES = 20  # of a half, the last of which has too few reviews
+
+
+def write(root):
+    """Reviews that begin with their movie and sentiment, so that a test can read them off."""
+    rng = np.random.default_rng(0)
+    for half, first in (("train", 100), ("test", 500)):
+        for kind in ("pos", "neg"):
+            folder = root / "aclImdb" / half / kind
+            folder.mkdir(parents=True)
+            lines = []
+            for movie in range(MOVIES):
+                for _ in range(LEAST if movie < MOVIES - 1 else LEAST // 2 - 1):
+                    title = f"tt{first + movie:07}"
+                    text = f"{title} {kind} {len(lines)} " + "é" * int(rng.integers(1, 60))
+                    name = f"{len(lines)}_{9 if kind == 'pos' else 2}.txt"
+                    (folder / name).write_text(text, encoding="utf-8")
+                    lines.append(f"http://www.imdb.com/title/{title}/usercomments\n")
+            (folder.parent / f"urls_{kind}.txt").write_text("".join(lines))
+    return root
+
+
+@pytest.fixture
+def imdb(tmp_path):
+    return write(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("imdb"))
+
+
+def load(root, name="text", **options):
+    return load_task(name, root, cache_dir=root / "cache", **options)
+
+
+def read(tokens):
+    return (tokens[tokens > 0] - 1).astype(np.uint8).tobytes().decode("utf-8", "ignore")
+
+
+def test_bytes_and_labels_are_those_of_the_files(shared):
+    task = load(shared, max_length=400)
+    n = (MOVIES - 1) * 2 * LEAST + 2 * (LEAST // 2 - 1)
+    assert (task.length, task.vocab, task.classes) == (512, 257, 2)
+    assert task.source == f"official, {n} + {n} + {n} examples"
+    assert task.splits["val"] is task.splits["test"]
+    for half in ("train", "test"):
+        split = task.splits[half]
+        texts = [read(row) for row in split.tokens]
+        files = [
+            path.read_text("utf-8") for path in (shared / "aclImdb" / half).rglob("*_[0-9].txt")
+        ]
+        assert sorted(texts) == sorted(files)
+        assert [" pos " in text for text in texts] == (split.labels == 1).tolist()
+        assert split.lengths.tolist() == [len(text.encode()) for text in texts]
+        assert 0.3 < split.labels[:40].mean() < 0.7  # good and bad ones are mixed
+    assert task.baselines["majority"] == 0.5
+
+
+def test_long_reviews_are_cut(shared):
+    whole, cut = load(shared, max_length=400), load(shared, max_length=20)
+    assert cut.length == 32
+    np.testing.assert_array_equal(
+        cut.splits["test"].tokens[:, :20], whole.splits["test"].tokens[:, :20]
+    )
+    assert not cut.splits["test"].tokens[:, 20:].any()
+    assert cut.splits["test"].lengths.max() == 20
+
+
+def test_the_default_is_the_length_of_the_nystromformer_port(shared):
+    assert load(shared).length == 1024 and load(shared, max_length=4000).length == 4096
+
+
+def test_held_out_reviews_leave_train(shared):
+    task, whole = load(shared, held_out=0.25), load(shared)
+    train, val, test = (task.splits[name] for name in ("train", "val", "test"))
+    assert len(val) == round(len(whole.splits["train"]) / 4)
+    parts = [read(row) for split in (train, val) for row in split.tokens]
+    assert sorted(parts) == sorted(read(row) for row in whole.splits["train"].tokens)
+    np.testing.assert_array_equal(test.tokens, whole.splits["test"].tokens)
+    other = load(shared, held_out=0.25, seed=1)
+    assert not np.array_equal(other.splits["val"].tokens, val.tokens)
+
+
+def test_a_limit_takes_the_first_examples(shared):
+    few, whole = load(shared, limit=5), load(shared)
+    assert "5 + 5 + 5 examples" in few.source
+    for name in ("train", "val", "test"):
+        np.testing.assert_array_equal(few.splits[name].tokens, whole.splits[name].tokens[:5])
+
+
+def test_broken_folders_are_named(imdb):
+    folder = imdb / "aclImdb" / "train" / "pos"
+    (folder / "7_9.txt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train/pos/7_9\.txt is empty"):
+        load(imdb)
+    assert not (imdb / "cache").exists()
+    (folder / "7_9.txt").rename(folder / "seven.txt")
+    with pytest.raises(ValueError, match=r"seven\.txt: a review is named NUMBER_RATING\.txt"):
+        load(imdb)
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="train/pos has no reviews"):
+        load(imdb)
+    folder.rmdir()
+    with pytest.raises(ValueError, match=r"no folder .*train/pos"):
+        load(imdb)
+
+
+def test_text_does_not_need_the_lists_of_movies_but_pairs_do(imdb):
+    (imdb / "aclImdb" / "test" / "urls_neg.txt").unlink()
+    load(imdb)
+    with pytest.raises(ValueError, match=r"aclImdb/test lacks urls_neg\.txt"):
+        load(imdb, "imdb_same_movie")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[:50], r"urls_pos\.txt has 50 lines, but there is a review number 1"),
+        (lambda lines: ["tt1", *lines[1:]], r"urls_pos\.txt, line 1: 'tt1' is no address"),
+    ],
+)
+def test_broken_lists_of_movies_are_named(imdb, change, message):
+    path = imdb / "aclImdb" / "train" / "urls_pos.txt"
+    path.write_text("\n".join(change(path.read_text().splitlines())))
+    with pytest.raises(ValueError, match=message):
+        load(imdb, "imdb_same_movie")
+
+
+# ---- same movie
+
+SIZES = {"examples": [200, 40, 60], "max_length": 250}
+
+
+def movies(tokens):
+    return {word for word in read(tokens).split() if len(word) == 9 and word[:2] == "tt"}
+
+
+def test_pairs_are_of_one_movie_exactly_where_the_label_says_so(shared):
+    task = load(shared, "imdb_same_movie", **SIZES)
+    assert (task.pair, task.length, task.vocab) == (True, 256, 257)
+    assert task.source == "IMDB same movie, 200 + 40 + 60 examples"
+    seen = {}
+    for name, split in task.splits.items():
+        assert split.tokens.shape[1:] == (2, 256) and split.labels.mean() == 0.5
+        found = [[movies(text) for text in pair] for pair in split.tokens]
+        for (a, b), label in zip(found, split.labels, strict=True):
+            assert len(a) == len(b) == 1 and (a == b) == (label == 1)
+        seen[name] = set().union(*(side for pair in found for side in pair))
+        widths = (split.tokens > 0).sum(2)
+        assert (widths == split.lengths).all() and split.lengths.max() == 250
+    assert not seen["train"] & seen["val"] and not (seen["train"] | seen["val"]) & seen["test"]
+    assert len(seen["test"]) == MOVIES - 1  # the last has too few reviews
+    assert task.baselines == {"majority": 0.5, "same sentiment": 0.5}
+
+
+def test_the_texts_of_a_pair_share_no_review(shared):
+    split = load(shared, "imdb_same_movie", **(SIZES | {"max_length": 600})).splits["train"]
+    for a, b in split.tokens[split.labels == 1]:
+        one, other = (read(text).split("\n") for text in (a, b))
+        assert len(one) == len(other) == 4
+        assert len({*one, *other}) == len(one + other)
+
+
+def test_pairs_that_do_not_match_have_the_sentiments_of_those_that_do(shared):
+    split = load(shared, "imdb_same_movie", examples=[200, 2, 2], max_length=4000).splits["train"]
+    good = [[read(text).count(" pos ") for text in pair] for pair in split.tokens]
+    assert good[0::2] == good[1::2]
+    assert len({tuple(pair) for pair in good}) > 5
+
+
+def test_a_pair_depends_on_seed_and_index_alone(shared):
+    whole = load(shared, "imdb_same_movie", **SIZES)
+    for few in (
+        load(shared, "imdb_same_movie", **SIZES, limit=7),
+        load(shared, "imdb_same_movie", **(SIZES | {"examples": [7, 7, 7]})),
+    ):
+        for name in ("train", "val", "test"):
+            np.testing.assert_array_equal(few.splits[name].tokens, whole.splits[name].tokens[:7])
+    other = load(shared, "imdb_same_movie", **SIZES, seed=1).splits["test"]
+    assert not np.array_equal(other.tokens, whole.splits["test"].tokens)
+
+
+def test_too_few_movies_are_refused(imdb):
+    for half in ("train", "test"):
+        for kind in ("pos", "neg"):
+            for path in (imdb / "aclImdb" / half / kind).iterdir():
+                if int(path.stem.split("_")[0]) >= 10:
+                    path.unlink()
+    with pytest.raises(ValueError, match="aclImdb has 1 movies of train and 1 of test with 8"):
+        load(imdb, "imdb_same_movie", **SIZES)
+
+
+def test_reviews_are_cached_once_for_both_tasks(imdb):
+    load(imdb)
+    load(imdb, "imdb_same_movie", **SIZES)
+    names = sorted(path.name.rpartition("-")[0] for path in (imdb / "cache").iterdir())
+    assert names == ["imdb", "imdb-same-movie"]
+    path = imdb / "aclImdb" / "test" / "pos" / "0_9.txt"
+    path.write_text("changed")
+    assert b"changed" in reviews(imdb, imdb / "cache")["test"].tobytes()

@@ -1,0 +1,280 @@
+"""ListOps: the trees against a plain transcription of LRA's recursion, and the official files."""
+
+import hashlib
+import random
+from statistics import median
+
+import numpy as np
+import pytest
+
+from experiments.tasks import listops, listops_trees
+from experiments.tasks.listops_trees import TOKENS, BadTree, evaluate, generate, statistics
+from experiments.tasks.task import Split, best_constant, load_task
+
+# Of 100,000 trees of LRA's own recursion, with the error of that sample left out.
+LABELS = [17.2, 9.2, 7.6, 8.0, 9.0, 8.7, 7.7, 7.4, 8.4, 17.0]
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return generate(4096, seed=0, workers=1)
+
+
+def value(words):
+    """The value of a list of tokens, which it uses up from the front."""
+    word = words.pop(0)
+    if word.isdigit():
+        return int(word)
+    arguments = []
+    while words[0] != "]":
+        arguments.append(value(words))
+    words.pop(0)
+    rules = {
+        "[MIN": min,
+        "[MAX": max,
+        "[MED": lambda x: int(median(x)),
+        "[SM": lambda x: sum(x) % 10,
+    }
+    return rules[word](arguments)
+
+
+def recursion(rng, depth=1):
+    """Tokens of a tree, drawn as LRA does."""
+    if (rng.random() if depth < 10 else 1) > 0.25:
+        return [str(rng.randrange(10))]
+    children = [recursion(rng, depth + 1) for _ in range(rng.randint(2, 10))]
+    operator = rng.choice(("[MIN", "[MAX", "[MED", "[SM"))
+    return [operator, *(word for child in children for word in child), "]"]
+
+
+def text(words):
+    """The binary form of the official files, which uses up `words`."""
+    word = words.pop(0)
+    if word.isdigit():
+        return word
+    while words[0] != "]":
+        word = f"( {word} {text(words)} )"
+    return f"( {word} {words.pop(0)} )"
+
+
+def ids(words):
+    return np.array([1 + TOKENS.index(word) for word in words], np.uint8)
+
+
+def spelled(trees):
+    flat, lengths = trees
+    names = np.array(["", *TOKENS])
+    return [names[part].tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])]
+
+
+def test_values_are_those_of_the_plain_recursion(trees):
+    some, values = trees
+    assert [value(words) for words in spelled(some)[:300]] == values[:300].tolist()
+
+
+def test_small_expressions_have_the_values_of_the_definition():
+    cases = {
+        "[MED 1 2 ]": 1,
+        "[MED 9 1 2 ]": 2,
+        "[MED 0 9 8 1 ]": 4,
+        "[SM 9 9 9 ]": 7,
+        "[MIN 4 [MAX 2 3 ] 9 ]": 3,
+        "[MAX 5 ]": 5,
+        "[SM [SM 5 5 ] [MIN 7 [MED 8 9 9 ] ] 1 ]": 8,
+    }
+    rows = [ids(case.split()) for case in cases]
+    lengths = np.array([len(row) for row in rows])
+    assert evaluate(np.concatenate(rows), lengths).tolist() == list(cases.values())
+
+
+@pytest.mark.parametrize(
+    "case", ["[MIN ]", "[MIN 1", "1 ]", "4", "[MIN 1 ] 2", "[MIN 1 ] ]", "[MIN [MAX ] 3 ]", "1 2"]
+)
+def test_what_is_no_expression_is_refused_by_its_number(case):
+    rows = [ids(row.split()) for row in ("[MIN 3 ]", case, "[MIN 4 ]")]
+    with pytest.raises(BadTree) as error:
+        evaluate(np.concatenate(rows), np.array([len(row) for row in rows]))
+    assert error.value.index == 1
+
+
+def test_lengths_labels_roots_and_depths_are_those_of_lra(trees):
+    (flat, lengths), labels = trees
+    table = statistics(flat, lengths, labels)
+    for label, share in enumerate(LABELS):
+        assert table[f"label {label}"] == pytest.approx(share, abs=2.5)  # four standard errors
+    for root in ("MIN", "MAX", "MED", "SM"):
+        assert table[f"root {root}"] == pytest.approx(25, abs=2.8)
+    assert table["operator depth 9"] == 100
+    assert table["length mean"] == pytest.approx(1035, abs=26)
+    assert table["length median"] == pytest.approx(956, abs=40)
+    assert 501 <= table["length min"] < 505 and 1990 < table["length max"] <= 1999
+
+
+def test_the_share_that_is_kept_and_the_tokens_are_those_of_the_recursion(trees):
+    rng = random.Random(0)
+    attempts, drawn = 6_000, []
+    for _ in range(attempts):
+        words = recursion(rng)
+        if 500 < len(words) < 2000:
+            drawn.append(words)
+    kept = len(listops_trees.draw_trees(np.random.default_rng(0), 4 * attempts)[1])
+    assert kept / attempts / 4 == pytest.approx(len(drawn) / attempts, abs=0.018)
+    theirs = np.bincount(np.concatenate([ids(words) for words in drawn]), minlength=16)
+    ours = np.bincount(trees[0][0], minlength=16)
+    np.testing.assert_allclose(ours / ours.sum(), theirs / theirs.sum(), atol=0.003)
+    lengths = np.array([len(words) for words in drawn])
+    deciles = np.linspace(0.1, 0.9, 9)
+    np.testing.assert_allclose(
+        np.quantile(trees[0][1], deciles), np.quantile(lengths, deciles), rtol=0.13
+    )
+
+
+def test_a_tree_depends_on_seed_and_index_alone(trees):
+    (flat, lengths), labels = trees
+    for n, workers in ((700, 1), (2048, 2), (4096, 2)):
+        (some, sizes), values = generate(n, seed=0, workers=workers)
+        assert (sizes == lengths[:n]).all() and (values == labels[:n]).all()
+        assert (some == flat[: sizes.sum()]).all()
+    assert generate(100, seed=1)[0][1].tolist() != lengths[:100].tolist()
+
+
+def test_the_stream_of_a_seed_stays_what_it_is(trees):
+    (flat, lengths), labels = trees
+    data = flat[: lengths[:50].sum()].tobytes() + labels[:50].astype("<i8").tobytes()
+    assert hashlib.sha256(data).hexdigest()[:16] == "000e7e2c91d48179"
+
+
+def test_trees_are_distinct(trees, monkeypatch):
+    parts = spelled(trees[0])
+    assert len({" ".join(part) for part in parts}) == len(parts)
+    chunk = listops_trees._chunk
+    monkeypatch.setattr(listops_trees, "_chunk", lambda seed, index: chunk(seed, 0))
+    (flat, lengths), values = generate(600, seed=0)
+    parts = spelled((flat, lengths))
+    assert len({" ".join(part) for part in parts}) == 600
+    assert [value(part) for part in parts[512:]] == values[512:].tolist()
+    assert generate(600, seed=0)[1].tolist() == values.tolist()
+
+
+def test_a_generated_task_is_cached_and_says_so(tmp_path):
+    sizes = {"examples": [40, 10, 20], "generate": True}
+    task = load_task("listops", tmp_path, cache_dir=tmp_path / "cache", **sizes)
+    assert (task.source, task.length, task.vocab) == ("generated, 40 + 10 + 20 examples", 2048, 16)
+    assert [len(task.splits[name]) for name in ("train", "val", "test")] == [40, 10, 20]
+    assert task.baselines.keys() == {"majority", "root operator"}
+    train = task.splits["train"]
+    for row, n in zip(train.tokens, train.lengths, strict=True):
+        assert row[:n].all() and not row[n:].any()
+    again = load_task("listops", tmp_path, cache_dir=tmp_path / "cache", **sizes)
+    np.testing.assert_array_equal(again.splits["test"].tokens, task.splits["test"].tokens)
+    few = load_task(
+        "listops", tmp_path, cache_dir=tmp_path / "cache", limit=3, max_length=600, **sizes
+    )
+    assert few.splits["train"].tokens.shape == (3, 1024)
+    assert (few.splits["train"].tokens[:, 600:] == 0).all()
+    assert few.splits["train"].lengths.max() <= 600
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_the_shortcut_baselines(trees):
+    (flat, lengths), labels = trees
+    roots = flat[np.cumsum(lengths) - lengths]
+    train, test = Split(roots[:2000], labels[:2000]), Split(roots[2000:], labels[2000:])
+    assert best_constant(train, test) == pytest.approx(0.173, abs=0.035)
+    keys = train.tokens, test.tokens
+    assert best_constant(train, test, keys) == pytest.approx(0.37, abs=0.045)
+
+
+# ---- official files
+
+
+@pytest.fixture
+def release(tmp_path, trees):
+    """A small listops-1000 in the official form, and its trees."""
+    folder = tmp_path / "lra_release" / "lra_release" / "listops-1000"
+    folder.mkdir(parents=True)
+    some = spelled(trees[0])[:30]
+    for i, name in enumerate(("train", "val", "test")):
+        rows = [f"{text(list(words))}\t{value(list(words))}" for words in some[i::3]]
+        lines = ["Source\tTarget", *rows, ""]
+        (folder / f"basic_{name}.tsv").write_bytes("\r\n".join(lines).encode())
+    return tmp_path, folder, some
+
+
+def load(release):
+    return load_task("listops", release[0], cache_dir=release[0] / "cache")
+
+
+def test_official_files_are_read_as_the_trees_they_were_written_from(release):
+    task = load(release)
+    assert task.source == "official, 10 + 10 + 10 examples"
+    for i, name in enumerate(("train", "val", "test")):
+        split = task.splits[name]
+        for row, n, label, words in zip(
+            split.tokens, split.lengths, split.labels, release[2][i::3], strict=True
+        ):
+            assert row[:n].tolist() == ids(words).tolist() and label == value(list(words))
+    again = load(release)
+    np.testing.assert_array_equal(again.splits["val"].tokens, task.splits["val"].tokens)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("( ( [MIN 3 ) ] )\t4", "line 4: the label is 4, but the value is 3"),
+        ("( ( [MIN 3 ) ] )\t12", "line 4: the label is '12', not a digit"),
+        ("( ( [MIN 3 ) ] )\tx", "line 4: the label is 'x', not a digit"),
+        ("( ( [MIN 3 ) ] )", "line 4: not two columns"),
+        ("( ( [MIN 3 ) ] )\t3\t3", "line 4: not two columns"),
+        ("( ( [MIN 3 ) ] \t3", "line 4: the parentheses of .* are not balanced"),
+        (") ( [MIN 3 ) ] (\t3", "line 4: the parentheses of .* are not balanced"),
+        ("( ( [AVG 3 ) ] )\t3", r"line 4: '\[AVG' is not a token: they are \( \) 0 1"),
+        ("( ( [MIN 13 ) ] )\t3", "line 4: '13' is not a token"),
+        ("( ( [MIN -3 ) ] )\t3", "line 4: '-3' is not a token"),
+        ("( ( a 3 ) ] )\t3", "line 4: 'a' is not a token"),
+        ("( ( [MIN\0 3 ) ] )\t3", "line 4: .* is not a token"),
+        ("( (  [MIN 3 ) ] )\t3", "line 4: the tokens of .* are not one blank apart"),
+        ("\t3", "line 4: the expression is empty"),
+        ("", "line 4: not two columns"),
+        ("( )\t3", "line 4: the expression is empty"),
+        ("( ( [MIN ( [MAX ] ) ) ] )\t3", "line 4: the brackets do not make one expression"),
+        ("( ( [MIN 3 ) )\t3", "line 4: the brackets do not make one expression"),
+        ("( 3 4 )\t3", "line 4: the brackets do not make one expression"),
+    ],
+)
+def test_a_corrupt_row_is_named_and_nothing_is_cached(release, line, message):
+    path = release[1] / "basic_val.tsv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], line, *lines[4:]]))
+    with pytest.raises(ValueError, match=f"basic_val.tsv, {message}"):
+        load(release)
+    assert not (release[0] / "cache").exists()
+
+
+def test_other_broken_files_are_named(release):
+    path = release[1] / "basic_test.tsv"
+    whole = path.read_bytes()
+    for data, message in (
+        (b"", "basic_test.tsv, line 1: not the header"),
+        (whole.partition(b"\n")[2], "basic_test.tsv, line 1: not the header"),
+        (b"Source\tTarget\n", "basic_test.tsv has no rows"),
+        (whole[: len(whole) // 2], r"basic_test.tsv, line \d+: not two columns"),
+        (b"\x80\xff\x00" * 1000, "basic_test.tsv, line 1: not the header"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=message):
+            load(release)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"no basic_test\.tsv in"):
+        load(release)
+
+
+def test_a_changed_file_is_read_again(release):
+    load(release)
+    path = release[1] / "basic_test.tsv"
+    path.write_text("Source\tTarget\n( ( [MIN 3 ) ] )\t3\n")
+    assert load(release).splits["test"].labels.tolist() == [3]
+
+
+def test_the_reader_has_one_table_for_all_tokens():
+    assert sorted(i for i in listops.TABLE if i != 255) == list(range(1, 16))

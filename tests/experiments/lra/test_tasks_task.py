@@ -1,0 +1,216 @@
+"""What the tasks share: dispatch, options, folders, orders, the cache."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import masks
+from experiments.tasks import cache
+from experiments.tasks.task import (
+    Split,
+    Task,
+    best_constant,
+    digest,
+    find,
+    load_task,
+    padded_length,
+    pixel_order,
+    source,
+    split_sizes,
+)
+
+
+def split(n=4, length=8, **changes):
+    values = {
+        "tokens": np.ones((n, length), np.uint8),
+        "labels": np.arange(n, dtype=np.int64) % 2,
+        "lengths": np.full(n, length, np.int32),
+    }
+    return Split(**(values | changes))
+
+
+def task(**changes):
+    splits = {"train": split(), "val": split(), "test": split()} | changes
+    return Task("text", "official", 2, 3, 8, False, None, splits, {})
+
+
+def test_a_sound_task_is_taken():
+    assert task().splits["val"].first(2).lengths.tolist() == [8, 8]
+    assert len(task().splits["val"].first(None)) == 4
+
+
+@pytest.mark.parametrize(
+    ("val", "message"),
+    [
+        (split(tokens=np.ones((4, 9), np.uint8)), r"val tokens are uint8 \(4, 9\)"),
+        (split(tokens=np.ones((4, 8), np.int64)), "val tokens are int64"),
+        (split(tokens=np.full((4, 8), 3, np.uint8)), "val tokens reach from 3 to 3"),
+        (split(labels=np.array([0, 1, 2, 0])), "val labels reach from 0 to 2"),
+        (split(lengths=np.array([0, 1, 2, 3], np.int32)), "val lengths reach from 0 to 3"),
+        (split(lengths=np.array([9, 1, 2, 3], np.int32)), "val lengths reach from 1 to 9"),
+        (split(n=0), "the val split is empty"),
+    ],
+)
+def test_a_split_that_does_not_fit_is_refused(val, message):
+    with pytest.raises(ValueError, match=message):
+        task(val=val)
+
+
+def test_pathfinder_is_dispatched_with_its_size(monkeypatch, tmp_path):
+    calls = []
+    module = types.ModuleType("experiments.tasks.pathfinder")
+    module.load = lambda size, data_dir, **options: calls.append((size, options))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    load_task("pathfinder128", tmp_path, cache_dir=tmp_path, seed=3, generate=True, order=None)
+    assert calls == [(128, {"cache_dir": tmp_path, "seed": 3, "generate": True})]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("pathfinder48", {}, "no task 'pathfinder48': choose from listops, text"),
+        ("text", {"generate": True}, "text has no option generate: choose from held_out, limit"),
+        ("text", {"limit": 0}, "limit=0: give a number"),
+        ("text", {"limit": "5"}, "limit='5': give a number"),
+        ("text", {"max_length": 0}, "max_length=0"),
+        ("text", {"held_out": 1.0}, r"held_out=1.0"),
+        ("image", {"order": "spiral"}, "order='spiral': choose from row"),
+        ("image", {"order": "tiles:x"}, "order='tiles:x'"),
+        ("listops", {"generate": True, "examples": [10, 10]}, r"examples=\[10, 10\]: give three"),
+        ("listops", {"generate": True, "examples": 10}, "examples=10: give three"),
+    ],
+)
+def test_names_and_options_are_checked_before_any_work(tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_task(name, tmp_path, cache_dir=tmp_path / "cache", **options)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("listops", "no listops-1000 in .*: fetch the LRA release.*task.generate=true"),
+        ("text", "no aclImdb in .*: fetch https://ai.stanford.edu"),
+        ("retrieval", "no tsv_data in .*: fetch the LRA release.*task=imdb_same_movie"),
+        ("imdb_same_movie", "no aclImdb in .*: fetch"),
+        ("image", "no cifar-10-batches-bin in .*: fetch .*cifar10_gray.npz"),
+    ],
+)
+def test_missing_data_say_what_to_fetch_and_where_to_put_it(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        load_task(name, tmp_path, cache_dir=tmp_path / "cache")
+    with pytest.raises(ValueError, match="which is not a folder"):
+        load_task(name, tmp_path / "nowhere", cache_dir=tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_data_dir_one_level_too_deep_is_named(tmp_path):
+    folder = tmp_path / "aclImdb"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="data_dir is the folder that holds aclImdb"):
+        load_task("text", folder, cache_dir=tmp_path)
+
+
+def test_folders_are_found_below_lra_release_and_the_inner_ones_first(tmp_path):
+    outer, inner = tmp_path / "lra_release", tmp_path / "lra_release" / "lra_release"
+    (inner / "tsv_data").mkdir(parents=True)
+    for data_dir in (tmp_path, outer, inner):
+        assert find(data_dir, "tsv_data") == inner / "tsv_data"
+    (outer / "tsv_data").mkdir()
+    assert find(tmp_path, "tsv_data") == find(outer, "tsv_data") == inner / "tsv_data"
+    (tmp_path / "tsv_data").mkdir()
+    assert find(tmp_path, "tsv_data") == tmp_path / "tsv_data"
+    assert find(tmp_path, "aclImdb") is None
+
+
+def test_pixel_orders_are_those_of_masks():
+    grid = (8, 4)
+    assert pixel_order(grid, "row").tolist() == list(range(32))
+    assert pixel_order(grid, "tiles:2")[:5].tolist() == [0, 1, 4, 5, 2]
+    for order in ("row", "hilbert", "morton", "tiles:4"):
+        assert sorted(pixel_order(grid, order)) == list(range(32))
+    np.testing.assert_array_equal(pixel_order(grid, "hilbert"), masks.hilbert(grid).order(32))
+
+
+def test_small_helpers():
+    assert [padded_length(n) for n in (1, 2, 3, 1000, 1024, 4000)] == [1, 2, 4, 1024, 1024, 4096]
+    assert split_sizes([3, 2, 1]) == (3, 2, 1)
+    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
+    parts = {"train": split(1200), "val": split(), "test": split()}
+    assert source("official", parts, (1200, 4, 4)) == "official"
+    assert source("official", parts, (9, 4, 4)) == "official, 1,200 + 4 + 4 examples"
+
+
+def test_best_constant_learns_on_train_and_is_scored_on_test():
+    train = split(6, labels=np.array([1, 1, 1, 0, 0, 1]))
+    test = split(4, labels=np.array([0, 0, 1, 1]))
+    assert best_constant(train, test) == 0.5
+    keys = np.array([7, 7, 7, 8, 8, 9]), np.array([8, 8, 7, 6])  # 6 is new: the majority
+    assert best_constant(train, test, keys) == 1.0
+
+
+def test_cached_arrays_are_made_once_for_a_key(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"x": np.arange(3)}
+
+    for key in ({"seed": 0}, {"seed": 0}, {"seed": 1}):
+        assert cache.cached(tmp_path, "t", key, make)["x"].tolist() == [0, 1, 2]
+    assert len(made) == 2 and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_cache_that_was_cut_short_is_made_anew(tmp_path, capsys):
+    made = {"x": np.arange(1000)}
+    cache.cached(tmp_path, "t", {}, lambda: made)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:500], b"", b"nonsense" * 100):
+        path.write_bytes(damaged)
+        assert cache.cached(tmp_path, "t", {}, lambda: made)["x"].tolist() == list(range(1000))
+        assert "making it anew" in capsys.readouterr().err
+        assert path.read_bytes() == whole
+
+
+def test_a_failure_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("row 3 is broken")
+
+    with pytest.raises(ValueError, match="row 3"):
+        cache.cached(tmp_path / "a", "t", {}, fail)
+    assert not (tmp_path / "a").exists()
+
+    def full_disk(file, **_):
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez", full_disk)
+    with pytest.raises(ValueError, match=r"no space left.*cache_dir"):
+        cache.cached(tmp_path, "t", {}, lambda: {"x": np.arange(3)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_pad_cuts_and_shifts_bytes():
+    flat, lengths = np.array([5, 6, 7, 9, 254], np.uint8), np.array([3, 0, 2])
+    assert cache.pad(flat, lengths, 2, 4).tolist() == [[5, 6, 0, 0], [0] * 4, [9, 254, 0, 0]]
+    shifted = cache.pad(flat, lengths, 2, 2, as_bytes=True)
+    assert (shifted.dtype, shifted.tolist()) == (np.uint8, [[6, 7], [0, 0], [10, 255]])
+    wide = cache.pad(np.array([255, 0], np.uint8), np.array([2]), 2, 2, as_bytes=True)
+    assert (wide.dtype, wide.tolist()) == (np.int16, [[256, 1]])
+
+
+def test_progress_is_silent_for_what_is_quick(capsys, monkeypatch):
+    assert list(cache.progress("abc", 3, "letters")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
+    clock = iter(range(0, 1000, 11))
+    monkeypatch.setattr(cache.time, "monotonic", lambda: next(clock))
+    assert list(cache.progress("abc", 3, "letters")) == ["a", "b", "c"]
+    lines = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "letters: 1 of 3, 44 s left",
+        "letters: 2 of 3, 16 s left",
+        "letters: 3 in 44 s",
+    ]

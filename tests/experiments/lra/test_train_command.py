@@ -1,0 +1,141 @@
+"""The command itself: killed and started again, on two processes, stopped, refused, swept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from train_cases import overrides, settings, train, write_data
+
+from experiments.training import checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
+MODULE = ["-m", "experiments.train"]
+
+
+def start(given, launcher=(sys.executable,)):
+    return subprocess.Popen(
+        [*launcher, *MODULE, *given], cwd=ROOT, env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return out + err
+
+
+def journal(folder):
+    path = folder / "journal.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def wait_for(process, folder, step):
+    """Returns once the journal tells of this step."""
+    end = time.monotonic() + 90
+    while not any(line["step"] >= step for line in journal(folder)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "no step in time"
+        time.sleep(0.01)
+
+
+def same_bits(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_bits(a[name], b[name]) for name in a)
+    return a == b
+
+
+def test_killed_in_the_middle_and_started_again_ends_with_the_same_bits(tmp_path):
+    changes = {"steps": 150, "eval_every": 30, "checkpoint_every": 20, "log_every": 5}
+    given = overrides(tmp_path, "listops", "sparse", **changes)
+    whole = settings(tmp_path, "listops", "sparse", **changes).folder
+    cut = settings(tmp_path, "listops", "sparse", name="cut", **changes).folder
+    uninterrupted = start(given)
+    victim = start([*given, "name=cut"])
+    wait_for(victim, cut, 50)
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL and not (cut / "result.json").exists()
+    victim.communicate()
+    left = checkpoint.load(cut / "checkpoint.pt")["step"]
+    assert 40 <= left < 150
+    assert f"from step {left}" in finish(start([*given, "name=cut"]))
+    finish(uninterrupted)
+    ends = [checkpoint.load(folder / "checkpoint.pt") for folder in (whole, cut)]
+    for name in ("model", "optimizer", "best", "sums", "step"):
+        assert same_bits(ends[0][name], ends[1][name]), name
+    results = [json.loads((folder / "result.json").read_text()) for folder in (whole, cut)]
+    for name in ("accuracy", "loss", "val_accuracy", "best_step", "steps", "complete"):
+        assert results[0][name] == results[1][name]
+    steps = [[x["step"] for x in journal(f) if x["kind"] == "train"] for f in (whole, cut)]
+    assert steps[0] == steps[1] == list(range(5, 151, 5))
+
+
+def test_two_processes_train_as_one(tmp_path):
+    changes = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "lr": 1e-3}
+    given = overrides(tmp_path, "text", "linear", **changes)
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
+    train(tmp_path, "text", "linear", **changes)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    told = finish(start([*given, "name=two"], torchrun))
+    assert told.count("test accuracy") == 1  # only the first process speaks
+    folders = [
+        settings(tmp_path, "text", "linear", **changes, name=n).folder for n in (None, "two")
+    ]
+    one, two = (checkpoint.load(folder / "checkpoint.pt") for folder in folders)
+    for name, weights in one["model"].items():
+        torch.testing.assert_close(two["model"][name], weights, rtol=1e-3, atol=1e-5)
+    assert len(two["random"]) == 2
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    assert results[1]["processes"] == 2
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)
+    ours, theirs = (
+        [x["loss"] for x in journal(folder) if x["kind"] == "train"] for folder in folders
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_signal_stops_with_a_checkpoint(tmp_path):
+    given = overrides(tmp_path, "listops", "linear", steps=100000, eval_every=100000)
+    folder = settings(tmp_path, "listops", "linear", steps=100000, eval_every=100000).folder
+    process = start(given)
+    wait_for(process, folder, 3)
+    process.send_signal(signal.SIGTERM)
+    assert "the same command goes on from there" in finish(process, 143)
+    assert checkpoint.load(folder / "checkpoint.pt")["step"] >= 3
+    assert journal(folder)[-1]["reason"] == "SIGTERM"
+
+
+def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path):
+    given = overrides(tmp_path, "listops", "linear", steps=2)
+    given = [x for x in given if not x.startswith("attention=")]
+    told = finish(start([*given, "attention=linear,sparse", "mask=local:8", "seed=0,1", "-m"]), 1)
+    assert told.count("error: mask=local:8 is for attention=sparse; linear takes none") == 2
+    assert told.count("test accuracy") == 2 and "failed: " in told and "Traceback" not in told
+    found = sorted(path.parent.name for path in (tmp_path / "runs").rglob("result.json"))
+    assert found == ["seed0", "seed1"]
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
+    given = overrides(tmp_path, "text", "linear")
+    processes = {
+        "task": start([*given, "task=chess"]),
+        "data": start([*given, f"data_dir={tmp_path}/nowhere"]),
+    }
+    told = finish(processes["data"], 1)
+    assert told.startswith("error: no aclImdb in ") and told.count("\n") == 1
+    told = finish(processes["task"], 1)
+    assert "Could not find 'task/chess'" in told and "listops" in told
+    assert not (tmp_path / "runs").exists()

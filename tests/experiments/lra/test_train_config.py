@@ -1,0 +1,115 @@
+"""Settings: recipes, the small scale, folders, and values that are none."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+
+import experiments.conf
+from experiments.models.attention import NAMES as ATTENTIONS
+from experiments.models.classifier import model_config
+from experiments.tasks.task import NAMES as TASKS
+from experiments.training.config import make_settings
+from experiments.training.optim import learning_rates
+
+CONF = Path(experiments.conf.__path__[0])
+CHOICES = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in
+           ("task", "attention")}  # fmt: skip
+
+
+def settings(*given):
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return make_settings(compose("train", list(given)), list(given))
+
+
+def test_every_task_and_attention_has_a_config():
+    assert CHOICES["attention"] == sorted(ATTENTIONS)
+    assert {name.removesuffix("_google") for name in CHOICES["task"]} == {*TASKS, "text4k"}
+
+
+@pytest.mark.parametrize("task", CHOICES["task"])
+def test_recipes(task):
+    full = settings(f"task={task}", "scale=full")
+    assert full.recipe == ("google" if task.endswith("_google") else "nystrom")
+    assert full.label == task.replace("_", "-") or "_movie" in task
+    assert (full.recipe == "google") == ("google" in str(full.folder))
+    assert not full.scaled and full.eval_every <= full.steps
+    model = {name: value for name, value in full.model.items() if value is not None}
+    model_config(model.pop("setting"), full.task["name"], **model)
+    small = settings(f"task={task}", "scale=small")
+    assert small.steps < full.steps and small.batch <= full.batch
+    assert "small" in str(small.folder) and small.digest != full.digest
+
+
+def test_peak_rates_of_the_google_recipes():
+    full = settings("task=listops_google", "scale=full")
+    rates = learning_rates(full.schedule, full.lr, full.warmup, full.steps)
+    assert rates.max().item() == pytest.approx(1.58e-3, rel=0.01)
+
+
+def test_small_is_for_a_cpu_and_leaves_what_is_given(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    auto = settings("task=listops", "steps=77", "task.max_length=300")
+    assert auto.scale == "small" and auto.precision == "fp32" and not auto.graph
+    assert auto.steps == 77 and auto.task["max_length"] == 300 and auto.task["generate"]
+    assert auto.scaled["task.generate"] == (False, True)
+    assert auto.scaled["lr"][0] == 1e-4
+    full = settings("task=listops", "scale=full")
+    assert full.task["generate"] is False and not full.scaled
+
+
+def test_folders_tell_runs_apart():
+    def folder(*given):
+        return settings("task=image", "scale=full", *given).folder.as_posix()
+
+    assert folder("attention=local") == "runs/train/image/local/seed0"
+    assert folder("attention=local", "seed=3", "name=try") == "runs/train/image/local-try/seed3"
+    masked = folder("mask=local:256+butterfly")
+    assert masked.startswith("runs/train/image/sparse-local-256-butterfly-")
+    assert folder("mask=local:256*butterfly") != masked
+    assert "image-masked_pixels/" in folder("pretrain=masked_pixels")
+
+
+def test_the_digest_is_of_what_changes_the_result():
+    def digest(*given):
+        return settings("task=image", *given).digest
+
+    free = ("minutes=3", "name=a", "micro_batch=2", "log_every=7", "runs=x", "compile=false")
+    assert all(digest() == digest(one) for one in free)
+    bound = ("steps=7", "lr=1", "seed=1", "task.order=hilbert", "model.dim=32", "attention=local")
+    assert len({digest(one) for one in bound} | {digest()}) == 1 + len(bound)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("steps=0", "steps=0: give a whole number, at least 1"),
+        ("steps=1.5", "steps=1.5: give a whole number"),
+        ("batch=true", "batch=True: give a whole number"),
+        ("warmup=-1", "warmup=-1: give a whole number, at least 0"),
+        ("lr=0", "lr=0: give a number above 0"),
+        ("lr=fast", "lr='fast': give a number above 0"),
+        ("scale=smal", r"scale='smal': choose from .*\(did you mean small\?\)"),
+        ("schedule=cosin", r"schedule='cosin': .*did you mean cosine"),
+        ("precision=fp16", "precision='fp16': choose from bf16, fp32"),
+        ("pretrain=words", "pretrain='words': choose from masked_pixels"),
+        ("mask_share=1", "mask_share=1: give a share"),
+        ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
+        ("micro_batch=7", "micro_batch=7 does not divide batch="),
+        ("device=tpu", "device='tpu': choose from cpu, cuda"),
+        ("device=cuda", "device='cuda': torch finds no GPU here"),
+        ("name=a/b", "name='a/b': it names a folder"),
+        ("mask=loca:256", "loca.*local"),
+        ("mask=local:256+", "does not read as an expression"),
+    ],
+)
+def test_bad_values(given, words, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=words) as caught:
+        settings("task=listops", given)
+    assert "\n" not in str(caught.value) or "mask" in given  # a mask shows the place
+
+
+def test_a_mask_is_for_sparse_attention():
+    with pytest.raises(ValueError, match="mask=local:9 is for attention=sparse; linear takes none"):
+        settings("attention=linear", "mask=local:9")

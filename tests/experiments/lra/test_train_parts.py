@@ -1,0 +1,241 @@
+"""The parts of training: flat AdamW, schedules, order, checkpoint, journal."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from experiments.tasks.task import Split, Task
+from experiments.training import checkpoint
+from experiments.training.data import DeviceSplit, Order, fingerprint
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator
+from experiments.training.journal import Journal
+from experiments.training.objective import MaskedPixels, classify
+from experiments.training.optim import FlatParameters, learning_rates, make_adamw
+
+CPU = torch.device("cpu")
+
+
+def rates(schedule, warmup=10, steps=40, lr=0.5):
+    return learning_rates(schedule, lr, warmup, steps).tolist()
+
+
+@pytest.mark.parametrize("warmup, steps", [(10, 40), (2, 7), (40, 40)])
+def test_onecycle_is_that_of_torch(warmup, steps):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.5, total_steps=steps, pct_start=warmup / steps, anneal_strategy="linear",
+        cycle_momentum=False,
+    )  # fmt: skip
+    for rate in rates("onecycle", warmup, steps):
+        assert rate == pytest.approx(schedule.get_last_lr()[0], rel=1e-5, abs=1e-7)
+        optimizer.step()
+        if schedule.last_epoch < steps - 1:
+            schedule.step()
+
+
+def test_other_schedules_have_their_landmarks():
+    cosine = rates("cosine")
+    assert cosine[0] == pytest.approx(0.05) and cosine[10] == pytest.approx(0.5)
+    assert cosine[25] == pytest.approx(0.25) and cosine[39] < 0.002
+    rsqrt = rates("rsqrt")
+    assert max(rsqrt) == pytest.approx(0.5 / 10**0.5) == rsqrt[9]
+    assert rsqrt[39] == pytest.approx(0.5 / 40**0.5)
+    assert rates("constant")[9:] == [0.5] * 31
+    assert rates("rsqrt", warmup=80)[39] == pytest.approx(0.5 * 0.5 / 80**0.5)  # in warm-up
+
+
+def test_flat_adamw_is_adamw_with_clipping():
+    torch.manual_seed(0)
+
+    def model():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+    plain, flat_model = model(), model()
+    reference = torch.optim.AdamW(plain.parameters(), 1e-2, (0.8, 0.9), 1e-6, weight_decay=0.1)
+    flat = FlatParameters(flat_model)
+    optimizer = make_adamw(flat, (0.8, 0.9), 1e-6, 0.1)
+    optimizer.param_groups[0]["lr"].fill_(1e-2)
+    for _ in range(5):
+        x = torch.randn(6, 5)
+        reference.zero_grad()
+        plain(x).square().sum().backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        reference.step()
+        for i, half in enumerate(x.chunk(2)):  # in two pieces
+            flat.gradients(flat_model(half).square().sum(), add=i > 0)
+        assert flat.clip(0.5) == pytest.approx(norm.item(), rel=1e-5)
+        optimizer.step()
+    for ours, theirs in zip(flat_model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert ours.data_ptr() % 16 == 0
+        assert ours.untyped_storage().data_ptr() == flat.values.untyped_storage().data_ptr()
+
+
+def test_parameters_that_a_loss_does_not_use_keep_still():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    flat = FlatParameters(model)
+    flat.gradients(model["a"](torch.ones(1, 2)).sum(), add=False)
+    assert flat.grad.abs().sum() > 0 and flat.grad[-64:].abs().sum() == 0
+
+
+def test_an_epoch_takes_every_example_once_whatever_the_pieces():
+    order = Order(10, 4, seed=3)
+    rows = order.rows(0, 10).flatten()
+    for epoch in range(4):
+        assert sorted(rows[10 * epoch : 10 * epoch + 10].tolist()) == list(range(10))
+    assert not torch.equal(rows[:10], rows[10:20])
+    pieces = [Order(10, 4, seed=3).rows(i, i + 1) for i in range(10)]
+    assert torch.equal(torch.cat(pieces).flatten(), rows)
+    assert not torch.equal(Order(10, 4, seed=4).rows(0, 10).flatten(), rows)
+    assert Order(3, 8, seed=0).rows(0, 2).shape == (2, 8)  # a batch of several epochs
+
+
+def split(n=11, length=6, classes=3):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 5, (n, length)).astype(np.uint8)
+    return Split(tokens, rng.integers(0, classes, n), np.full(n, length, np.int32))
+
+
+class Counting(nn.Module):
+    """Logits from counts of tokens; notes how it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, tokens, lengths):
+        assert not self.training and not torch.is_grad_enabled()
+        torch.rand(1)  # as hashes do
+        return nn.functional.one_hot(tokens.long(), 5).float().sum(1) @ self.weight
+
+
+@pytest.mark.parametrize("batch", [1, 4, 11, 50])
+def test_evaluation_counts_every_example_once(batch):
+    torch.manual_seed(0)
+    data, model = split(), Counting().train()
+    evaluate = Evaluator(
+        model, DeviceSplit(data, CPU), classify, Group(0, 1, CPU), batch=batch, dtype=torch.float32
+    )
+    before = torch.get_rng_state()
+    found = evaluate()
+    assert torch.equal(torch.get_rng_state(), before) and model.training
+    with torch.no_grad():
+        logits = model.eval()(torch.from_numpy(data.tokens), None)
+    labels = torch.from_numpy(data.labels)
+    expected = nn.functional.cross_entropy(logits, labels).item()
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+
+
+def test_evaluation_of_some_draws_them_once():
+    def evaluator(rank, world):
+        group = Group(rank, world, CPU)
+        data = DeviceSplit(split(20), CPU)
+        return Evaluator(
+            Counting(), data, classify, group, batch=3, dtype=torch.float32, examples=9
+        )
+
+    def rows(e):
+        return e._rows.flatten()[e._weights.flatten() > 0].tolist()
+
+    alone = rows(evaluator(0, 1))
+    assert len(set(alone)) == 9 and alone != sorted(alone)
+    assert sorted(rows(evaluator(0, 2)) + rows(evaluator(1, 2))) == sorted(alone)
+
+
+def test_masked_pixels_scores_the_hidden_ones_only():
+    tokens = torch.arange(8).view(1, 8).repeat(2, 1)
+    calls = []
+
+    def model(tokens, lengths, hidden):
+        calls.append(hidden)
+        logits = torch.zeros(2, 4, 256)
+        right = tokens.gather(1, hidden)
+        logits[0, torch.arange(4), right[0]] = 50.0  # the first image is named rightly
+        return logits
+
+    objective = MaskedPixels(0.5)
+    loss, right, count = objective(model, tokens, None, torch.zeros(2), None)  # type: ignore
+    assert count == 8 and right >= 4 and loss.item() == pytest.approx(4 * np.log(256), rel=1e-3)
+    assert all(len(set(row.tolist())) == 4 for row in calls[0])
+    first = torch.tensor([1.0, 0.0])
+    loss, right, count = objective(model, tokens, None, torch.zeros(2), first)  # type: ignore
+    assert (count, right) == (4, 4) and loss < 1e-3
+
+
+def test_fingerprint_sees_labels_and_tokens():
+    def task(**changes):
+        data = split(300)
+        for name, value in changes.items():
+            getattr(data, name)[0] = value
+        splits = dict.fromkeys(("train", "val", "test"), data)
+        return Task("text", "official", 3, 5, 6, False, None, splits, {})
+
+    assert fingerprint(task()) == fingerprint(task())
+    assert len({fingerprint(task()), fingerprint(task(labels=2)), fingerprint(task(tokens=4))}) > 1
+    assert fingerprint(task(labels=0)) != fingerprint(task(labels=1))
+    assert fingerprint(task(tokens=0)) != fingerprint(task(tokens=1))
+
+
+def test_a_checkpoint_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"step": 1, "x": torch.arange(3)})
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "no space left")))
+    with pytest.raises(ValueError, match=r"cannot write .*no space left.*free some space"):
+        checkpoint.save(path, {"step": 2})
+    assert checkpoint.load(path)["step"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_broken_checkpoint_says_so(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"x": torch.arange(1000)})
+    for data in (b"", b"junk", path.read_bytes()[:900]):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*delete"):
+            checkpoint.load(path)
+    torch.save({"other": 1}, path)
+    with pytest.raises(ValueError, match="no checkpoint of this version"):
+        checkpoint.load(path)
+
+
+def test_a_folder_is_for_one_process(tmp_path):
+    folder = tmp_path / "runs" / "task" / "run"
+    with checkpoint.locked(folder):
+        with pytest.raises(ValueError, match="another process trains in"):
+            with checkpoint.locked(folder):
+                pass
+        (folder / "journal.jsonl").touch()
+    with checkpoint.locked(folder):
+        pass
+    assert folder.exists()
+    with checkpoint.locked(tmp_path / "none" / "task" / "run"):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write("train", 1, loss=1 / 3)
+    kept = journal.sync()
+    journal.write("train", 2, loss=float("nan"))
+    journal.close()
+    with open(path, "ab") as file:
+        file.write(b'{"kind": "tr')  # as a kill leaves it
+    journal = Journal(path, kept)
+    journal.write("train", 2, loss=0.25)
+    journal.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [
+        {"kind": "train", "step": 1, "loss": 0.333333},
+        {"kind": "train", "step": 2, "loss": 0.25},
+    ]
+    with pytest.raises(ValueError, match="lost its end"):
+        Journal(path, 10_000)

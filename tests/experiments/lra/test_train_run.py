@@ -1,0 +1,297 @@
+"""Runs from end to end in this process: every task and attention, resuming, refusals."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from train_cases import TASKS, settings, train, write_data
+
+from experiments.models.attention import NAMES as ATTENTIONS
+from experiments.tasks.task import pixel_order
+from experiments.training import begin, checkpoint
+from experiments.training.journal import rounded
+from experiments.training.step import Trainer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data, which all runs here share."""
+    folder = tmp_path_factory.mktemp("lra")
+    (folder / "data").mkdir()
+    write_data(folder / "data")
+    return folder
+
+
+def load(place, task="listops", attention="linear", **changes):
+    return checkpoint.load(settings(place, task, attention, **changes).folder / "checkpoint.pt")
+
+
+def lines(place, *names, **changes):
+    path = settings(place, *names, **changes).folder / "journal.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def same(a, b):
+    """Whether two states hold the same bits."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_on_a_cpu():
+    """The backend that users have, not Triton's interpreter; one thread, as all is tiny."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparseflash.backends.triton.unsupported", lambda *call: "interpreted")
+        yield
+    torch.set_num_threads(before)
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.fixture
+def killed_after(monkeypatch):
+    """Makes training end after some steps, with nothing written any more."""
+
+    def arm(steps):
+        advance = Trainer.advance
+
+        def fails(trainer):
+            if trainer.step == steps:
+                raise Killed
+            advance(trainer)
+
+        monkeypatch.setattr(Trainer, "advance", fails)
+        return lambda: monkeypatch.setattr(Trainer, "advance", advance)
+
+    return arm
+
+
+def interrupted(killed_after, place, *names, after, **changes):
+    """The result of a run that is killed after a step and started again."""
+    disarm = killed_after(after)
+    with pytest.raises(Killed):
+        train(place, *names, **changes)
+    disarm()
+    return train(place, *names, **changes)
+
+
+def assert_same_run(place, *names, **changes):
+    """The run and the one named "cut" ended with the same bits."""
+    whole, cut = load(place, *names, **changes), load(place, *names, name="cut", **changes)
+    for name in ("model", "optimizer", "sums", "random", "best", "step", "logged"):
+        assert same(whole[name], cut[name]), name
+    told = "loss accuracy lr grad_norm epoch kind step".split()
+
+    def steps(found):
+        return [{k: x.get(k) for k in told} for x in found if x["kind"] in ("train", "val", "test")]
+
+    ours, theirs = lines(place, *names, **changes), lines(place, *names, name="cut", **changes)
+    assert steps(ours) == steps(theirs)
+    assert [x["kind"] for x in theirs].count("resume") == 1
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_and_attention_trains_and_resumes(place, killed_after, task, attention):
+    result = train(place, task, attention)
+    assert result["complete"] and result["steps"] == 4 and 0 <= result["accuracy"] <= 1
+    interrupted(killed_after, place, task, attention, after=3, name="cut")
+    assert_same_run(place, task, attention)
+
+
+def test_what_a_run_leaves_behind(place):
+    changes = {"name": "files", "steps": 5, "log_every": 2, "tensorboard": "true"}
+    result = train(place, attention="sparse", mask="local:16", **changes)
+    folder = settings(place, attention="sparse", mask="local:16", **changes).folder
+    assert json.loads((folder / "result.json").read_text()) == rounded(result)
+    names = {path.name.split(".")[0] for path in folder.iterdir()} - {""}
+    assert names == {"config", "journal", "checkpoint", "result", "events"}
+    assert result.keys() >= set(
+        "task source attention mask seed steps planned_steps complete accuracy val_accuracy "
+        "seconds ms_per_step memory_mib device versions date baselines scale recipe".split()
+    )
+    found = lines(place, attention="sparse", mask="local:16", **changes)
+    assert [(x["kind"], x["step"]) for x in found] == [
+        ("start", 0), ("train", 2), ("val", 2), ("train", 4), ("val", 4), ("train", 5), ("val", 5),
+        ("test", 5), ("end", 5),
+    ]  # fmt: skip
+    start = found[0]
+    assert start["task"]["name"] == "listops" and start["config"]["mask"] == "local:16"
+    assert {"device", "versions", "params", "date"} <= start.keys()
+    one = found[1]
+    assert one["tokens_per_s"] > 0 and one["lr"] > 0 and one["memory_mib"] > 1
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(found))
+
+
+def test_a_complete_run_is_left_alone(place, capsys, monkeypatch):
+    first = train(place, name="done")
+    capsys.readouterr()
+    monkeypatch.setattr(begin, "load_task", None)
+    assert train(place, name="done") == rounded(first)
+    assert "is complete: test accuracy" in capsys.readouterr().err
+
+
+def test_best_weights_are_the_ones_that_are_tested(place):
+    result = train(place, name="best", steps=8, lr=0.3)
+    best = load(place, name="best", steps=8, lr=0.3)["best"]
+    vals = [x for x in lines(place, name="best", steps=8, lr=0.3) if x["kind"] == "val"]
+    assert result["val_accuracy"] == pytest.approx(max(x["accuracy"] for x in vals), abs=1e-6)
+    assert result["best_step"] == best["step"]
+    assert best["step"] == next(
+        x["step"] for x in vals if x["accuracy"] == max(v["accuracy"] for v in vals)
+    )
+
+
+def test_pieces_of_a_batch_give_the_same_result(place):
+    changes = {"task": "text", "model__dropout": 0, "model__attention_dropout": 0, "lr": 1e-3}
+    train(place, name="whole", **changes)
+    train(place, name="pieces", micro_batch=2, **changes)
+    whole, pieces = load(place, name="whole", **changes), load(place, name="pieces", **changes)
+    for name, weights in whole["model"].items():
+        torch.testing.assert_close(pieces["model"][name], weights, rtol=1e-3, atol=1e-5)
+
+
+def test_a_time_limit_stops_and_the_same_command_goes_on(place, capsys):
+    train(place, name="long", steps=6)
+    result = train(place, name="short", steps=6, minutes=1e-9, log_every=5)
+    assert not result["complete"] and result["steps"] == 1 and result["planned_steps"] == 6
+    assert result["ms_per_step"] > 0
+    assert "the same command goes on from there" in capsys.readouterr().err
+    kinds = [x["kind"] for x in lines(place, name="short", steps=6)]
+    assert kinds[-1] == "end" and "test" in kinds
+    result = train(place, name="short", steps=6)
+    assert result["complete"] and result["steps"] == 6
+    short, long = (load(place, name=name, steps=6) for name in ("short", "long"))
+    assert same(short["best"], long["best"]) and same(short["model"], long["model"])
+
+
+def test_pretraining_and_what_starts_from_it(place):
+    changes = {"attention": "sparse", "model__dim": 16}
+    pre = train(place, "image", name="pre", pretrain="masked_pixels", **changes)
+    assert pre["pretrain"] == "masked_pixels"
+    source = settings(place, "image", name="pre", pretrain="masked_pixels", **changes).folder
+    changes |= {"name": "fine", "init_from": source, "seed": 1, "steps": 1, "lr": 1e-12}
+    assert train(place, "image", **changes)["init_from"] == str(source)
+    before = checkpoint.load(source / "checkpoint.pt")["best"]["model"]
+    after = load(place, "image", **changes)
+    for name, weights in after["model"].items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(weights, before[name], rtol=0, atol=1e-9)
+    assert not torch.equal(after["model"]["head.0.weight"], before["head.0.weight"])
+
+
+# ---- refusals: nothing is left half-written
+
+
+def files(place):
+    return sorted(path for path in (place / "runs").rglob("*") if path.is_file())
+
+
+def refuse(place, words, *names, **changes):
+    before = files(place)
+    with pytest.raises(ValueError, match=words):
+        train(place, *names, **changes)
+    assert files(place) == before
+    assert "new" not in {path.name for path in (place / "runs").rglob("new")}
+
+
+def test_refusals(place):
+    refuse(place, "no task 'chess': choose from", "listops", task__name="chess")
+    refuse(place, "there is no attention 'soft'", attention__name="soft", name="new")
+    refuse(place, "linear attention has no option", name="new", **{"+attention__rank": 3})
+    refuse(place, "no aclImdb in .*nowhere", "text", data_dir="nowhere", name="new")
+    refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
+    refuse(place, "pretrain=masked_pixels needs images", pretrain="masked_pixels", name="new")
+    refuse(place, "init_from=nowhere: no checkpoint.pt", init_from="nowhere", name="new")
+    refuse(place, "heads", model__heads=0, name="new")
+
+
+def test_other_settings_in_the_same_folder(place):
+    train(place, name="taken")
+    refuse(place, "holds a run with other settings .*steps 4 -> 6.*name=", name="taken", steps=6)
+    folder = settings(place, name="taken").folder
+    (folder / "result.json").write_text("{")
+    refuse(place, "result.json cannot be read", name="taken")
+    (folder / "result.json").unlink()
+    (folder / "config.yaml").unlink()
+    refuse(place, "config.yaml cannot be read", name="taken")
+
+
+def test_other_data_in_the_same_folder(place, killed_after):
+    disarm = killed_after(3)
+    with pytest.raises(Killed):
+        train(place, name="data")
+    disarm()
+    other = settings(place, name="data").cache_dir
+    refuse(place, "holds a run with other settings", name="data", data_seed=1)
+    path = settings(place, name="data").folder / "checkpoint.pt"
+    state = checkpoint.load(path)
+    checkpoint.save(path, state | {"data": "else"})
+    refuse(place, "was trained on other data of listops", name="data")
+    assert other
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        MemoryError(),
+    ],
+)
+def test_a_batch_too_large_says_what_to_do(place, monkeypatch, error):
+    def fails(trainer):
+        raise error
+
+    monkeypatch.setattr(Trainer, "_body", fails)
+    words = "4 examples of 64 tokens at a time.*too much for the memory of .*: micro_batch=2"
+    refuse(place, words, name="new")
+    refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(place):
+    with pytest.raises(ValueError, match=r"the loss is nan .*by step \d+: lower lr=1e\+30"):
+        train(place, name="nan", lr=1e30, clip=None, steps=40, warmup=0, schedule="constant")
+
+
+def test_small_runs_say_so(place, capsys):
+    result = train(place, name="small", scale="small")
+    assert result["scale"] == "small"
+    assert "scale=small: made for a CPU" in capsys.readouterr().err
+    assert "listops-small" in str(settings(place, name="small", scale="small").folder)
+
+
+def test_finer_pathfinder_starts_from_a_coarser_one(place):
+    """Path-X's recipe: the same model on 32, 64, 128 and 256 pixels a side."""
+    changes = {"attention": "linear", "name": "finer", "steps": 1, "batch": 1, "val_examples": 1}
+    train(place, "pathfinder32", **changes)
+    source = settings(place, "pathfinder32", **changes).folder
+    coarse = load(place, "pathfinder32", **changes)["model"]["positions"]
+    changes |= TASKS["pathfinder32"] | {"init_from": source, "lr": 1e-12, "batch": 1}
+    changes |= {"task.examples": "[2,1,1]", "task.order": "hilbert", "task.difficulty": 6}
+    for side in (64, 128, 256):
+        train(place, f"pathfinder{side}", **changes)
+        fine = load(place, f"pathfinder{side}", **changes)["model"]["positions"]
+        rows = np.empty((side * side, fine.shape[1]), np.float32)
+        rows[pixel_order((side, side), "hilbert")] = fine.numpy()
+        scale = side // 32
+        expected = coarse.view(32, 32, -1).numpy().repeat(scale, 0).repeat(scale, 1)
+        np.testing.assert_allclose(rows.reshape(expected.shape), expected, atol=1e-9)
+    few = changes | {"attention": "performer"}  # as many random features as suit the length
+    train(place, "pathfinder32", **few | {"init_from": None})
+    few["init_from"] = settings(place, "pathfinder32", **few).folder
+    assert train(place, "pathfinder64", **few)["complete"]
+    changes |= {"name": "narrow", "model__dim": 8, "model__head_dim": 4}
+    words = r"positions is \(4096, 8\) here, \(4096, 16\) there; the model .* must be those of"
+    refuse(place, words, "pathfinder64", **changes)

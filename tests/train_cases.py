@@ -1,0 +1,95 @@
+"""Runs of experiments.train that take a moment: small official-format data, tiny settings."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from experiments.training import run
+from experiments.training.config import Settings, make_settings
+
+TINY = {
+    "scale": "full",
+    "model.layers": 1,
+    "model.dim": 16,
+    "model.heads": 2,
+    "model.head_dim": 8,
+    "model.mlp_dim": 16,
+    "batch": 4,
+    "steps": 4,
+    "warmup": 1,
+    "lr": 1e-2,
+    "eval_every": 2,
+    "val_examples": 6,
+    "checkpoint_every": 2,
+    "log_every": 1,
+    "tensorboard": "false",
+}
+GENERATED = {"task.generate": "true", "task.examples": "[24,6,6]"}
+TASKS = {  # what makes each task tiny
+    "listops": GENERATED | {"task.max_length": 64},
+    "text": {"task.max_length": 60},
+    "retrieval": {"task.max_length": 60},
+    "imdb_same_movie": {"task.max_length": 60, "task.examples": "[24,8,8]"},
+    "image": {"batch": 2, "val_examples": 3},
+    "pathfinder32": GENERATED | {"task.difficulty": 6, "batch": 2, "val_examples": 3},
+}
+
+
+def overrides(place: Path, task: str, attention: str, **changes: object) -> list[str]:
+    """The command line of a tiny run whose files are all below `place`."""
+    places = {"runs": place / "runs", "data_dir": place / "data", "cache_dir": place / "cache"}
+    values = {"task": task, "attention": attention} | TINY | TASKS.get(task, {}) | places
+    values |= {name.replace("__", "."): value for name, value in changes.items()}
+    return [f"{name}={'null' if value is None else value}" for name, value in values.items()]
+
+
+def settings(place: Path, task: str = "listops", attention: str = "linear", **changes) -> Settings:
+    name = changes.pop("name", None)
+    given = tuple(overrides(place, task, attention, **changes))
+    return replace(make_settings(composed(given), given), name=name)
+
+
+@cache  # Hydra takes longer over a command line than a tiny run
+def composed(given: tuple[str, ...]) -> DictConfig:
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return compose("train", list(given))
+
+
+def train(place: Path, task: str = "listops", attention: str = "linear", **changes) -> dict:
+    return run.train(settings(place, task, attention, **changes))
+
+
+# ---- data in the official formats
+
+
+def write_data(folder: Path) -> None:
+    """aclImdb, tsv_data and cifar10_gray.npz of a few examples each."""
+    rng = np.random.default_rng(0)
+    words = "the a film plot good bad great dull actor scene never again".split()
+
+    def text(n: int) -> str:
+        return " ".join(rng.choice(words, n))
+
+    for first, half in enumerate(("train", "test")):
+        for mood, ratings in (("neg", (1, 4)), ("pos", (7, 10))):
+            place = folder / "aclImdb" / half / mood
+            place.mkdir(parents=True)
+            for i in range(24):
+                (place / f"{i}_{rng.choice(ratings)}.txt").write_text(text(8))
+            movies = [1000 * first + i // 4 for i in range(24)]
+            urls = [f"http://www.imdb.com/title/tt{movie:07}/usercomments" for movie in movies]
+            (place.parent / f"urls_{mood}.txt").write_text("\n".join(urls) + "\n")
+    pairs = folder / "tsv_data"
+    pairs.mkdir()
+    for split in ("train", "eval", "test"):
+        rows = [f"{i % 2}.0\t{i}\t{i + 1}\t{text(9)}\t{text(7)}" for i in range(16)]
+        (pairs / f"new_aan_pairs.{split}.tsv").write_text("\n".join(rows) + "\n")
+    arrays = {}
+    for split, n in (("train", 40), ("test", 5)):
+        arrays[f"x_{split}"] = rng.integers(0, 256, (n, 32, 32), dtype=np.uint8)
+        arrays[f"y_{split}"] = (np.arange(n) % 10).astype(np.uint8)
+    np.savez(folder / "cifar10_gray.npz", **arrays)
