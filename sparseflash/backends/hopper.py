@@ -147,12 +147,15 @@ def _counter(device: torch.device) -> Tensor:
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
     # what torch.cuda.current_stream() wraps, at a twentieth of its time
-    return _counter_of_stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+    stream = device, torch._C._cuda_getCurrentRawStream(device.index)
+    counter = counters.get(stream)
+    if counter is None:
+        counter = make_lasting(lambda: torch.zeros(2, dtype=torch.int32, device=device), device)
+        counters[stream] = counter
+    return counter
 
 
-@cache
-def _counter_of_stream(device: torch.device, stream: int) -> Tensor:
-    return make_lasting(lambda: torch.zeros(2, dtype=torch.int32, device=device), device)
+counters: dict[tuple[torch.device, int], Tensor] = {}  # by device and stream; zeros between kernels
 
 
 @cache

@@ -141,6 +141,9 @@ def test_offsets_past_32_bits_give_the_result_of_contiguous_tensors(mask, which,
         actual = sparseflash.attention(*strided, mask, backend=backend, return_lse=True)
         expected = sparseflash.attention(*qkv, mask, backend=backend, return_lse=True)
     for name, a, e in zip(("out", "lse"), actual, expected, strict=True):
+        for which, t in (("strided", a), ("contiguous", e)):
+            wrong = (~t.isfinite()).nonzero()
+            assert not len(wrong), f"{name}, {which}: {len(wrong)} not finite, from {wrong[0]}"
         error = relative_error(a[:, :, -5000:], e[:, :, -5000:])
         assert error < 1e-3, f"{name} of the last tokens: {error:.3g}"
         assert relative_error(a, e) < 1e-3, name
