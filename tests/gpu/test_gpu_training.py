@@ -1,0 +1,107 @@
+"""Training on a GPU: the step as a CUDA graph, compiled or not, and runs that go on."""
+
+import json
+
+import pytest
+import torch
+from train_cases import settings, train
+
+from experiments.models.attention import NAMES as ATTENTIONS
+from experiments.training import checkpoint
+from experiments.training.step import Trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+SIZES = {
+    "task__max_length": 240,
+    "task__examples": "[96,32,32]",
+    "model__head_dim": 32,
+    "model__dim": 64,
+    "model__mlp_dim": 128,
+    "batch": 8,
+    "steps": 12,
+    "eval_every": 6,
+    "checkpoint_every": 6,
+    "lr": 1e-3,
+}
+EAGER = {"compile": "false", "graph": "false"}
+GRAPH = {"compile": "false", "graph": "true"}
+
+
+def journal(place, attention, **changes):
+    path = settings(place, "listops", attention, **SIZES | changes).folder / "journal.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(place, attention, **changes):
+    train(place, "listops", attention, **SIZES | changes)
+    lines = journal(place, attention, **changes)
+    return [x["loss"] for x in lines if x["kind"] == "train"], lines[0]
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_captured_step_does_what_an_eager_one_does(attention, tmp_path):
+    """Without dropout, and with the hashes and features of the same random stream."""
+    plain = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
+    eager, _ = losses(tmp_path, attention, name="eager", **plain, **EAGER)
+    captured, start = losses(tmp_path, attention, name="graph", **plain, **GRAPH)
+    assert start["captured"] and not start["compiled"]
+    if attention in ("performer", "reformer", "smyrf"):  # draw from another offset of the stream
+        assert captured == pytest.approx(eager, rel=0.2)
+    else:
+        assert captured == pytest.approx(eager, rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_compiled_step_trains(attention, tmp_path):
+    found, start = losses(tmp_path, attention, compile="true", graph="true", steps=60, lr=3e-3)
+    assert start["captured"] and start["compiled"]
+    assert sum(found[-10:]) < sum(found[:10])
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.mark.parametrize("attention", ["standard", "flash", "sparse"])
+@pytest.mark.parametrize("how", [EAGER, GRAPH], ids=["eager", "graph"])
+def test_a_run_goes_on_to_the_same_bits(how, attention, tmp_path, monkeypatch):
+    options = SIZES | how
+    for name in ("whole", "again"):
+        train(tmp_path, "listops", attention, name=name, **options)
+    advance = Trainer.advance
+
+    def fails(trainer):
+        if trainer.step == 9:
+            raise Killed
+        advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", fails)
+    with pytest.raises(Killed):
+        train(tmp_path, "listops", attention, name="cut", **options)
+    monkeypatch.setattr(Trainer, "advance", advance)
+    train(tmp_path, "listops", attention, name="cut", **options)
+
+    def weights(name):
+        folder = settings(tmp_path, "listops", attention, name=name, **options).folder
+        return checkpoint.load(folder / "checkpoint.pt")["model"]
+
+    whole, again, cut = (weights(name) for name in ("whole", "again", "cut"))
+    for name, value in whole.items():
+        assert torch.equal(again[name], value), f"{name}: two whole runs differ"
+        assert torch.equal(cut[name], value), f"{name}: the run that was cut differs"
+
+
+def test_a_batch_too_large_says_what_to_do(tmp_path):
+    options = SIZES | {"batch": 2048, "task__examples": "[4096,32,32]", "task__max_length": 4000}
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.02)  # of a GPU that others may share
+    try:
+        with pytest.raises(ValueError, match="micro_batch"):
+            train(tmp_path, "listops", "standard", **options, **EAGER)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
