@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from experiments import rows
+from experiments.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 OK = "ok"
@@ -114,11 +115,9 @@ class Records:
         return next((r for r in reversed(self.rows) if key_of(r, own=own) == wanted), None)
 
     def _upgrade(self) -> None:
-        """Writes all rows anew, beside the file first so that a kill loses none."""
+        """Writes all rows anew; a kill loses none."""
         lines = [rows.line(FIELDS), *(rows.row_line(row) for row in self.rows)]
-        new = self.path.with_name(self.path.name + ".new")
-        new.write_text("".join(lines), encoding="utf-8")
-        new.replace(self.path)
+        write_whole(self.path, lambda file: file.write("".join(lines).encode()), "csv")
 
 
 def read(path: str | Path) -> list[Row]:

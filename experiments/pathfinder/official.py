@@ -5,7 +5,6 @@ pathfinder128/curv_contour_length_14/metadata/0.npy, ...    (text, in spite of t
 """
 
 import json
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments.files import write_whole
 from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import MARGIN
@@ -68,9 +68,8 @@ def _write_folder(
         return lines
 
     runs = pool.map(run, range(0, n, 50))
-    new = metadata.with_suffix(".new")
-    new.write_text("".join(line for lines in runs for line in lines))
-    os.replace(new, metadata)
+    text = "".join(line for lines in runs for line in lines)
+    write_whole(metadata, lambda file: file.write(text.encode()), "out")
 
 
 def _geometry(spec: Spec, margin: int) -> Iterable[object]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from experiments.files import write_whole
 from experiments.tasks.cache import progress
 
 RUN = 64  # images a thread makes at a time: under a second, so Ctrl-C is heard
@@ -95,12 +96,7 @@ def _fill(
     finally:
         runs.close()
         keep()
-    new = path.with_suffix(".labels.new")
-    with open(new, "wb") as file:
-        np.save(file, marks - np.uint8(1))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, labels_path)
+    write_whole(labels_path, lambda file: np.save(file, marks - np.uint8(1)), "cache_dir")
     os.replace(part, path)  # last: it says that all is there
     labels_part.unlink()
 

@@ -1,6 +1,5 @@
 """Arrays kept on disk from run to run, whole or not at all; and progress of what takes long."""
 
-import os
 import sys
 import time
 import zipfile
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from experiments.files import write_whole
 from experiments.tasks.task import digest
 
 Arrays = dict[str, np.ndarray]
@@ -38,20 +38,7 @@ def cached(
 
 def save(path: Path, arrays: Arrays) -> None:
     """Writes an npz file in one step, as any other process sees it."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(new, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path} ({error}): free some space or name another folder with cache_dir"
-        ) from error
-    finally:
-        new.unlink(missing_ok=True)
+    write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

@@ -1,13 +1,14 @@
 """Files that are whole or not there: the checkpoint of a run, and its lock."""
 
 import fcntl
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
+
+from experiments.files import write_whole
 
 CHECKPOINT = "checkpoint.pt"
 FORMAT = 1
@@ -15,7 +16,7 @@ FORMAT = 1
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Writes a checkpoint in one step, as any other process sees it."""
-    write_whole(path, lambda file: torch.save(state | {"format": FORMAT}, file))
+    write_whole(path, lambda file: torch.save(state | {"format": FORMAT}, file), "runs")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -33,23 +34,6 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of this version; delete it to start over")
     return state
-
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file beside its place, flushes it to the disk, and renames it."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with open(new, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path} ({error}): free some space, or name another place with runs="
-        ) from error
-    finally:
-        new.unlink(missing_ok=True)
 
 
 @contextmanager

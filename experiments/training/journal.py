@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.training.checkpoint import write_whole
+from experiments.files import write_whole
 
 JOURNAL, RESULT = "journal.jsonl", "result.json"
 
@@ -51,7 +51,7 @@ def rounded(values: Any) -> Any:
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     text = json.dumps(rounded(result), indent=2) + "\n"
-    write_whole(folder / RESULT, lambda file: file.write(text.encode()))
+    write_whole(folder / RESULT, lambda file: file.write(text.encode()), "runs")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

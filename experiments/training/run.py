@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from experiments.files import write_whole
 from experiments.records import device_name, now, versions
 from experiments.tasks.task import Task
 from experiments.training import begin, checkpoint, initial, memory
@@ -152,9 +153,8 @@ class Run:
         if fresh and self.group.leads:
             values = {k: v for k, v in asdict(self.settings).items() if k != "scaled"}
             text = OmegaConf.to_yaml(OmegaConf.create(values))
-            checkpoint.write_whole(
-                self.folder / begin.CONFIG, lambda file: file.write(text.encode())
-            )
+            path = self.folder / begin.CONFIG
+            write_whole(path, lambda file: file.write(text.encode()), "runs")
 
     def _introduce(self, started: str) -> None:
         """The first line of the journal, and of the terminal."""

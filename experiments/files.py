@@ -1,0 +1,28 @@
+"""Files that are there whole or not at all."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
+    """Writes a file beside its place, flushes it to the disk, and renames it.
+
+    option: names the setting that puts the file elsewhere.
+    ValueError, with the remedy, if it cannot be written; what was there before stays.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(new, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path} ({error}): free some space, or name another place with {option}="
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
