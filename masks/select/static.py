@@ -87,6 +87,6 @@ def _complement(codes: np.ndarray, blocks: BlockMask) -> tuple[np.ndarray, np.nd
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy that the host does not wait for, and that outlives any inference mode."""
+    """A copy to remember: it is there for every stream, and outlives any inference mode."""
     with torch.inference_mode(False):
-        return torch.from_numpy(np.array(array, order="C")).to(device, non_blocking=True)
+        return torch.from_numpy(np.array(array, order="C")).to(device)
