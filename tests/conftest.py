@@ -37,3 +37,10 @@ def no_known_calls():
     from sparseflash import calls
 
     calls.known.clear()
+
+
+@pytest.fixture
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -14,13 +14,6 @@ def backend(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.fixture(autouse=True)
 def counters_are_zero():
     """Between kernels: a number left there would make the next kernel pass over tiles."""

@@ -178,3 +178,20 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
         assert r["shared_bytes"] <= aot.SHARED, r
         limit = spills if r["name"] == "backward_cols" else 0
         assert r["spilled_bytes"] <= limit, r
+
+
+def test_backward_launches_that_differ_in_padding_have_keys_of_their_own(monkeypatch):
+    """A kept launch repeats its arguments, and masks of one layout may want other buffers."""
+    from sparseflash.backends import hopper_passes as passes
+
+    keys = []
+    monkeypatch.setattr(passes, "Launch", lambda kernel, key: keys.append(key) or (lambda *_: None))
+    q, k, v = inputs(n=100)
+    lse = torch.zeros(q.shape[:3])
+    for n_pad in (128, 256):
+        start, delta = torch.empty(2, *q.shape[:2], n_pad).unbind()
+        sums = torch.empty(*q.shape[:2], n_pad, 64)
+        call = passes.Call(q, k, v, q, start, delta, None, 0.125, 0.0, None, {})
+        passes.prepare(call, None, q, lse, sums)
+        passes.finish(call, sums)
+    assert len(keys) == len(set(keys)) == 4
