@@ -1,8 +1,9 @@
 """The encoder of the Long Range Arena with its classification head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +11,7 @@ from experiments.models.attention import make_attention
 from experiments.models.attention.base import real_tokens
 from experiments.models.blocks import Block, Head, initialise, norm_eps
 from experiments.models.config import ModelConfig, model_config
-from experiments.models.positions import sinusoids
+from experiments.models.positions import AxialPositions, sinusoids
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
 
@@ -21,6 +22,9 @@ class Classifier(nn.Module):
     vocab: rows of the embedding table; length: tokens of a padded sequence; grid: (rows, columns)
     of an image, for which the position table is upsampled with `upsample_positions`.
     attention: the name and the options of `make_attention`, as {"name": "local", "window": 64}.
+    order: the row-major pixel of each token of an image; row-major order where None.
+
+    Raises ValueError for axial positions without a grid.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Classifier(nn.Module):
         grid: tuple[int, int] | None = None,
         model: ModelConfig | None = None,
         attention: Mapping[str, Any] | None = None,
+        order: Sequence[int] | np.ndarray | None = None,
     ):
         super().__init__()
         if grid is not None and grid[0] * grid[1] != length:
@@ -45,6 +50,10 @@ class Classifier(nn.Module):
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
         if config.positions == "learned":
             self.positions = nn.Parameter(0.02 * torch.randn(self.states, config.dim))
+        elif config.positions == "axial":
+            if grid is None or cls:
+                raise ValueError("positions is axial: that takes images and pool=mean")
+            self.axial = AxialPositions(grid, config.dim, order)
         else:
             self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -107,7 +116,8 @@ class Classifier(nn.Module):
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
             lengths = None if lengths is None else lengths + 1
-        x = self.dropout(x + self.positions)
+        positions = self.positions if self.config.positions != "axial" else self.axial()
+        x = self.dropout(x + positions)
         for block in self.blocks:
             x = block(x, lengths)
         return x, lengths

@@ -24,14 +24,14 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     pool: str = "mean"  # over the padded length, padding counting as zeros; or "cls"
-    positions: str = "learned"  # or "sinusoidal"
+    positions: str = "learned"  # "sinusoidal", or "axial": learned ones of rows and of columns
     lm_head: bool = False  # a second head that predicts hidden tokens
 
     def __post_init__(self):
         for name, allowed in (
             ("setting", SETTINGS),
             ("pool", ("mean", "cls")),
-            ("positions", ("learned", "sinusoidal")),
+            ("positions", ("learned", "sinusoidal", "axial")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(

@@ -1,11 +1,12 @@
-"""Position tables: sinusoids, and learned ones that move to a finer grid."""
+"""Positions: sinusoids, learned rows and columns, and how learned ones move to a finer grid."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
@@ -19,6 +20,54 @@ def sinusoids(length: int, dim: int) -> Tensor:
     table = torch.zeros(length, dim)
     table[:, :half], table[:, half : 2 * half] = angle.sin(), angle.cos()
     return table
+
+
+class AxialPositions(nn.Module):
+    """A position in a grid is that of its row plus that of its column, each from a learned table.
+
+    They start as sinusoids, of the row in the first half of the features and of the column in the
+    second, with the deviation that other embeddings start with. So places that are near each other
+    look alike from the start, and every image trains every entry.
+
+    grid: (rows, columns); order: the row-major pixel of each token; row-major order where None.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        dim: int,
+        order: Sequence[int] | np.ndarray | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        rows, columns = grid
+        half = dim // 2
+        self.rows = nn.Parameter(F.pad(_waves(rows, half, std), (0, dim - half)))
+        self.columns = nn.Parameter(F.pad(_waves(columns, dim - half, std), (half, 0)))
+        pixel = torch.from_numpy(_order(order, rows * columns))
+        self.register_buffer("row", pixel // columns, persistent=False)
+        self.register_buffer("column", pixel % columns, persistent=False)
+
+    def forward(self) -> Tensor:
+        """(rows * columns, dim), in the order of the tokens."""
+        return self.rows[self.row] + self.columns[self.column]
+
+
+def upsample_axis(table: Tensor, n: int) -> Tensor:
+    """A table of rows, or of columns, for a finer grid: each one is duplicated.
+
+    Raises ValueError where n is no multiple of those that there are.
+    """
+    if n % len(table):
+        raise ValueError(f"{n} rows or columns are no multiple of {len(table)}")
+    return table.repeat_interleave(n // len(table), 0)
+
+
+def _waves(n: int, dim: int, std: float) -> Tensor:
+    """float32 (n, dim): sines and cosines of the places 0 .. n - 1, of wavelengths 4 to 4 n."""
+    frequency = torch.pi / 2 * torch.logspace(0, -math.log10(max(n, 2)), (dim + 1) // 2)
+    angle = torch.arange(n)[:, None] * frequency
+    return 2**0.5 * std * torch.cat([angle.sin(), angle.cos()], 1)[:, :dim]
 
 
 def upsample_positions(

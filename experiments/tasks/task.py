@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -200,7 +201,8 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
     """int64 (rows * columns,): the pixel, in raster order, at every place of the sequence.
 
     Args:
-        order: "row"; "hilbert", "morton" or "tiles:8" as the reorderings of `masks` have them.
+        order: "row"; "hilbert", "morton", "tiles:8" or "tiles:8x16" as the reorderings of `masks`
+            have them.
     """
     n = grid[0] * grid[1]
     kind, _, tile = order.partition(":")
@@ -211,9 +213,12 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
             return masks.hilbert(grid).order(n)
         case "morton" if not tile:
             return masks.morton(grid).order(n)
-        case "tiles" if tile.isdecimal():
-            return masks.tiled(grid, int(tile)).order(n)
-    raise ValueError(f"order={order!r}: choose from row, hilbert, morton, tiles:SIZE")
+        case "tiles" if re.fullmatch(r"\d+(x\d+)?", tile):
+            sides = tile.split("x")
+            return masks.tiled(grid, (int(sides[0]), int(sides[-1]))).order(n)
+    raise ValueError(
+        f"order={order!r}: choose from row, hilbert, morton, tiles:SIZE, tiles:ROWSxCOLUMNS"
+    )
 
 
 def best_constant(

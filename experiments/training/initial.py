@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from experiments.models.classifier import Classifier, model_config
-from experiments.models.positions import upsample_positions
+from experiments.models.positions import upsample_axis, upsample_positions
 from experiments.tasks.task import Task, pixel_order
 from experiments.training import checkpoint
 from experiments.training.config import Settings
 
 POSITIONS = "positions"  # the name of the position table
+AXES = ("axial.rows", "axial.columns")  # those of axial positions
 HEADS = ("head.", "lm_head.", "hidden_token")  # what another objective does not share
 
 
@@ -24,9 +25,21 @@ def make_model(settings: Settings, task: Task) -> nn.Module:
     setting = changes.pop("setting", "nystrom")
     changes |= {"lm_head": True} if settings.pretrain else {}
     sizes = model_config(setting, task.name, **changes)
+    order = None if task.grid is None else pixel_order(task.grid, _order(settings))
     return Classifier(
-        task.vocab, task.length, task.classes, task.pair, task.grid, sizes, settings.attention
+        task.vocab,
+        task.length,
+        task.classes,
+        task.pair,
+        task.grid,
+        sizes,
+        settings.attention,
+        order,
     )
+
+
+def _order(settings: Settings) -> str:
+    return settings.task.get("order") or "row"
 
 
 def about(settings: Settings, task: Task) -> dict[str, Any]:
@@ -34,7 +47,7 @@ def about(settings: Settings, task: Task) -> dict[str, Any]:
     return {
         "task": task.name,
         "grid": None if task.grid is None else list(task.grid),
-        "order": settings.task.get("order") or "row",
+        "order": _order(settings),
         "pretrain": settings.pretrain,
     }
 
@@ -63,6 +76,8 @@ def start_from(model: nn.Module, folder: str | Path, here: dict[str, Any]) -> st
         found = weights.get(name)
         if name == POSITIONS and found is not None and found.shape != parameter.shape:
             found = _upsampled(found, there, here, folder)
+        elif name in AXES and found is not None:
+            found = upsample_axis(found, len(parameter))
         in_head = name.startswith(HEADS)
         if in_head and (there["pretrain"] != here["pretrain"] or found is None):
             fresh.append(name)

@@ -78,6 +78,7 @@ def test_pathfinder_is_dispatched_with_its_size(monkeypatch, tmp_path):
         ("text", {"held_out": 1.0}, r"held_out=1.0"),
         ("image", {"order": "spiral"}, "order='spiral': choose from row"),
         ("image", {"order": "tiles:x"}, "order='tiles:x'"),
+        ("image", {"order": "tiles:2x2x2"}, "order='tiles:2x2x2'"),
         ("listops", {"generate": True, "examples": [10, 10]}, r"examples=\[10, 10\]: give three"),
         ("listops", {"generate": True, "examples": 10}, "examples=10: give three"),
     ],
@@ -129,6 +130,8 @@ def test_pixel_orders_are_those_of_masks():
     grid = (8, 4)
     assert pixel_order(grid, "row").tolist() == list(range(32))
     assert pixel_order(grid, "tiles:2")[:5].tolist() == [0, 1, 4, 5, 2]
+    assert pixel_order(grid, "tiles:1x2")[:5].tolist() == [0, 1, 2, 3, 4]
+    assert pixel_order(grid, "tiles:2x1")[:5].tolist() == [0, 4, 1, 5, 2]
     for order in ("row", "hilbert", "morton", "tiles:4"):
         assert sorted(pixel_order(grid, order)) == list(range(32))
     np.testing.assert_array_equal(pixel_order(grid, "hilbert"), masks.hilbert(grid).order(32))

@@ -288,6 +288,12 @@ def test_finer_pathfinder_starts_from_a_coarser_one(place):
         scale = side // 32
         expected = coarse.view(32, 32, -1).numpy().repeat(scale, 0).repeat(scale, 1)
         np.testing.assert_allclose(rows.reshape(expected.shape), expected, atol=1e-9)
+    axial = changes | {"name": "axial", "model__positions": "axial"}
+    train(place, "pathfinder32", **axial | {"init_from": None})
+    axial["init_from"] = settings(place, "pathfinder32", **axial).folder
+    train(place, "pathfinder64", **axial)
+    coarse, fine = (load(place, f"pathfinder{n}", **axial)["model"]["axial.rows"] for n in (32, 64))
+    np.testing.assert_allclose(fine, coarse.repeat_interleave(2, 0), atol=1e-9)
     few = changes | {"attention": "performer"}  # as many random features as suit the length
     train(place, "pathfinder32", **few | {"init_from": None})
     few["init_from"] = settings(place, "pathfinder32", **few).folder
