@@ -10,11 +10,10 @@ over lengths with the same number of tokens a batch. One CSV row a measurement; 
 already is not measured again. See docs/lra.md.
 """
 
-import multiprocessing
 import shlex
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import lra
-from experiments.lra_speed_case import StepCase, measure, planned_mode, random_task, warm_up
+from experiments.lra_speed_case import StepCase, measure, planned_mode, random_task
 from experiments.lra_speed_plot import draw_all
 from experiments.lra_speed_rows import SWEEP, StepRecords, StepRow, read
 from experiments.lra_speed_table import as_markdown, row_name, tables
+from experiments.lra_speed_together import run_together
 from experiments.models.attention import NAMES
 from experiments.models.classifier import model_config
 from experiments.records import OK, device_name, now, source_digest, versions
@@ -113,27 +113,20 @@ def empty_row(case: StepCase, settings: Settings, task: Task, command: str) -> S
     )
 
 
-def warm(cases: Sequence[StepCase], workers: int, limit_s: float) -> None:
-    """Compiles all cases in several processes at once; what does not come back in time is left."""
-    begun = time.monotonic()
-    pool = multiprocessing.get_context("spawn").Pool(workers)
-    try:
-        answers = [pool.apply_async(warm_up, (case,)) for case in cases]
-        for answer in answers:
-            answer.wait(max(0.0, begun + limit_s - time.monotonic()))
-        done = [answer.get() for answer in answers if answer.ready()]
-    finally:
-        pool.terminate()
-    for failure in filter(None, done):
-        print(f"warm-up: {failure[:200]}", flush=True)
-    took = time.monotonic() - begun
-    print(f"warm-up: {len(done)} of {len(cases)} cases in {took:.0f} s", flush=True)
-
-
-def run_case(settings: Settings, task: Task, row: StepRow, seconds: float) -> StepRow:
+def run_case(
+    settings: Settings,
+    task: Task,
+    row: StepRow,
+    seconds: float,
+    wait: Callable[[], None] = lambda: None,
+) -> StepRow:
     """`row` filled in: with times, or with the status that says why there are none."""
+
+    def tell(text: str) -> None:
+        print(f"  {text}", flush=True)
+
     try:
-        found = measure(settings, task, seconds, tell=lambda text: print(f"  {text}", flush=True))
+        found = measure(settings, task, seconds, tell, wait)
     except Exception as error:
         kind = "out of memory" if lacks_memory(error) else "failed"
         return replace(row, status=f"{kind}: {_in_short(error)}")
@@ -202,6 +195,33 @@ def run_cases(
             break
 
 
+def run_cases_together(
+    cases: Sequence[StepCase],
+    records: StepRecords,
+    seconds: float,
+    command: str,
+    workers: int,
+    limit_s: float,
+) -> None:
+    """`run_cases` for what `records` does not hold, in processes of their own."""
+    missing = unmeasured(cases, records)
+    measure = partial(measure_case, seconds, command)
+    for i, (case, row) in enumerate(run_together(missing, measure, workers, limit_s), 1):
+        if isinstance(row, str):
+            print(f"[{i:3}/{len(missing)}] {case.task} {case.attention}: {row}", flush=True)
+            continue
+        known = records.find(row)
+        if known is None or known.status != row.status:
+            records.append(row)
+        print(f"[{i:3}/{len(missing)}] {describe(row)}", flush=True)
+
+
+def measure_case(seconds: float, command: str, case: StepCase, wait: Callable[[], None]) -> StepRow:
+    """The row of a case, from nothing."""
+    ((_, settings, task),) = with_tasks([case])
+    return run_case(settings, task, empty_row(case, settings, task, command), seconds, wait)
+
+
 def describe(row: StepRow) -> str:
     pair = "2 x " if row.pair == 2 else ""
     what = f"{row.task:15} {row_name(row):24} {row.batch} x {pair}{row.length}"
@@ -222,8 +242,10 @@ def main(config: DictConfig, command: str) -> None:
         seconds = options["seconds"] or (0.3 if device != "cpu" else 1.0)
         records = StepRecords(path)
         if options["workers"]:
-            warm(unmeasured(cases, records), options["workers"], options["warm_s"])
-        run_cases(cases, records, seconds, command)
+            together = options["workers"], options["limit_s"]
+            run_cases_together(cases, records, seconds, command, *together)
+        else:
+            run_cases(cases, records, seconds, command)
     found = read(path)
     table = path.with_suffix(".md")
     table.write_text(as_markdown(found), encoding="utf-8")

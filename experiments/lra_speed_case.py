@@ -21,6 +21,7 @@ from experiments.training.config import PRECISIONS, Settings, make_settings
 from experiments.training.data import DeviceSplit
 from experiments.training.distributed import Group
 from experiments.training.initial import make_model
+from experiments.training.memory import lacks_memory
 from experiments.training.objective import classify
 from experiments.training.step import Trainer, autocast, seed_everything
 
@@ -151,26 +152,41 @@ class Measured:
 
 
 def measure(
-    settings: Settings, task: Task, seconds: float, tell: Callable[[str], None]
+    settings: Settings,
+    task: Task,
+    seconds: float,
+    tell: Callable[[str], None],
+    wait: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Times the step of a training run, and its attention layer alone."""
+    """Times the step of a training run, and its attention layer alone.
+
+    wait: called when both are compiled and captured, before the first is timed.
+    """
     device = torch.device(settings.device)
     clean(device)
     seed_everything(settings.seed, 0)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     trainer = _trainer(settings, task, device, tell)
-    times = step_times(trainer.advance, device, seconds)
+    trainer.advance()
     peak = None
     if device.type == "cuda":
         peak = (torch.cuda.max_memory_allocated(device) - held) / MIB
     mode = _mode(compile=trainer.compiled, graph=trainer.captured)
-    compiled = trainer.compiled
-    model, split = trainer.model, trainer.split
+    model, split, compiled = trainer.model, trainer.split, trainer.compiled
     assert isinstance(model, Classifier)
     config, states = model.config, model.states
-    del trainer, model
-    clean(device)
-    layer = attention_step(settings, config, states, split, compiled=compiled)
+    layer = None
+    try:
+        layer = attention_step(settings, config, states, split, compiled=compiled)
+    except Exception as error:
+        if not lacks_memory(error):  # there may be room for it without the step
+            raise
+    wait()
+    times = step_times(trainer.advance, device, seconds)
+    if layer is None:
+        del trainer, model
+        clean(device)
+        layer = attention_step(settings, config, states, split, compiled=compiled)
     alone = step_times(layer, device, seconds / 2)
     return Measured(times, peak, alone.median, mode)
 
@@ -183,21 +199,6 @@ def _trainer(
     trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
     trainer.prepare(compile=settings.compile, capture=settings.graph, tell=tell)
     return trainer
-
-
-def warm_up(case: StepCase) -> str | None:
-    """Compiles what a case needs, into the caches on disk; None, or what went wrong.
-
-    For a process of its own: the measuring one then finds it done.
-    """
-    try:
-        settings = replace(case.settings(), graph=False)
-        device = torch.device(settings.device)
-        clean(device)
-        _trainer(settings, random_task(case, settings), device, tell=lambda text: None)
-    except Exception as error:
-        return f"{case.task} {case.attention} {case.length or ''}: {' '.join(str(error).split())}"
-    return None
 
 
 def planned_mode(settings: Settings) -> str:

@@ -32,6 +32,9 @@ class AxialPositions(nn.Module):
     grid: (rows, columns); order: the row-major pixel of each token; row-major order where None.
     """
 
+    row: Tensor
+    column: Tensor
+
     def __init__(
         self,
         grid: tuple[int, int],
@@ -44,7 +47,7 @@ class AxialPositions(nn.Module):
         half = dim // 2
         self.rows = nn.Parameter(F.pad(_waves(rows, half, std), (0, dim - half)))
         self.columns = nn.Parameter(F.pad(_waves(columns, dim - half, std), (half, 0)))
-        pixel = torch.from_numpy(_order(order, rows * columns))
+        pixel = torch.tensor(_order(order, rows * columns))
         self.register_buffer("row", pixel // columns, persistent=False)
         self.register_buffer("column", pixel % columns, persistent=False)
 

@@ -1,6 +1,7 @@
 """Measuring training steps: the plan, random data as the tasks have them, the program resumed."""
 
 import inspect
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from experiments import lra, lra_speed
-from experiments.lra_speed import plan, run_case, run_cases
+from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
 from experiments.lra_speed_case import (
     IMDB,
     SHAPES,
@@ -19,9 +20,9 @@ from experiments.lra_speed_case import (
     random_lengths,
     random_task,
     step_times,
-    warm_up,
 )
 from experiments.lra_speed_rows import SWEEP, StepRecords, read
+from experiments.lra_speed_together import run_together
 from experiments.records import OK
 from experiments.tasks.task import _loader
 
@@ -147,9 +148,46 @@ def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
     assert row.ms_median is None
 
 
-def test_compiling_beforehand_takes_every_case_and_says_what_failed():
-    assert warm_up(case()) is None
-    assert "rank is -3" in (warm_up(case("linformer", "attention.rank=-3")) or "")
+def test_cases_together_have_the_rows_that_they_have_one_by_one(tmp_path, capsys):
+    records = StepRecords(tmp_path / "s.csv")
+    wrong = case("linformer", "attention.rank=-3")
+    cases = [case(), wrong, case("local")]
+    run_cases_together(cases, records, 0.01, "command", workers=2, limit_s=120)
+    assert [(row.attention, row.status == OK) for row in records.rows] == [
+        ("linear", True),
+        ("linformer", False),
+        ("local", True),
+    ]
+    assert "1 of 2 steps are ready" in capsys.readouterr().out
+    before = records.path.read_bytes()
+    run_cases_together(cases, StepRecords(records.path), 0.01, "command", workers=3, limit_s=120)
+    assert records.path.read_bytes() == before
+
+
+def lacks(case, wait):
+    """A row of a case that needs more memory than is there beside another one."""
+    wait()
+    settings = case.settings()
+    row = lra_speed.empty_row(case, settings, random_task(case, settings), "")
+    return replace(row, status="out of memory: all of it is taken")
+
+
+def dies(case, wait):
+    os._exit(3)
+
+
+def test_what_found_no_memory_is_tried_alone_and_a_process_may_die(capsys):
+    cases = [case(), case("local")]
+    found = list(run_together(cases, lacks, workers=2, limit_s=120))
+    assert [(c.attention, row.status[:13]) for c, row in found] == [
+        ("linear", "out of memory"),
+        ("local", "out of memory"),
+    ]
+    assert capsys.readouterr().out.count("1 of 1 steps are ready") == 2
+    ((_, why),) = run_together(cases[:1], dies, workers=1, limit_s=120)
+    assert why == "the process that measures ended with 3"
+    ((_, why),) = run_together(cases[:1], lacks, workers=1, limit_s=0.01)
+    assert why == "the process that measures did not answer in time"
 
 
 def test_only_what_is_missing_or_failed_is_compiled(tmp_path):
