@@ -31,11 +31,11 @@ class Flash(Attention):
     sees_itself = True  # every query its own key
     tiles: Tensor
 
-    def __init__(self, *, padding: str = "hide", backend: str = "auto", **sizes):
+    def __init__(self, *, padding: str = "auto", backend: str = "auto", **sizes):
         super().__init__(**sizes)
         self.padding, self.backend = padding, backend
-        if padding not in ("hide", "skip"):
-            raise ValueError(f"padding is {padding!r}; choose hide or skip")
+        if padding not in ("auto", "hide", "skip"):
+            raise ValueError(f"padding is {padding!r}; choose auto, hide or skip")
         if padding == "skip":
             if self.length % BLOCK:
                 raise ValueError(
@@ -78,7 +78,7 @@ class Sparse(Flash):
         self,
         *,
         mask: Mask | str | None = None,
-        padding: str = "hide",
+        padding: str = "auto",
         backend: str = "auto",
         **sizes,
     ):
