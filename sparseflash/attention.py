@@ -11,9 +11,15 @@ from masks import BlockMask, Mask, mask_from
 from masks.registry import find
 from masks.select.selection import Selection
 from sparseflash import calls
-from sparseflash.backends import NAMES, reasons
+from sparseflash.backends import NAMES, choose, reasons
 from sparseflash.ops import attend, prepare, run
-from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
+from sparseflash.schedule import (
+    Schedule,
+    as_tensors,
+    check_extents,
+    from_tensors,
+    schedule_for,
+)
 from sparseflash.select_schedule import schedule_from_selection
 
 BoolArray = np.ndarray | Tensor
@@ -23,7 +29,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | Selection | BoolArray | None = None,
+    mask: Mask | BlockMask | Selection | Schedule | BoolArray | None = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -38,8 +44,8 @@ def attention(
     q: (B, H_q, N_q, D); k: (B, H_kv, N_k, D); v: (B, H_kv, N_k, D_v), H_q a multiple of H_kv;
         bfloat16, float16, float32 or float64. The head dim D_v of v may differ from D.
     mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `masks.select.Selection` made from
-        q and k, a bool array that broadcasts over batch and heads ((N_q, N_k), (H_q, N_q, N_k) or
-        (B, H_q, N_q, N_k); True = attend), or None for dense attention.
+        q and k or its `plan`, a bool array that broadcasts over batch and heads ((N_q, N_k),
+        (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None for dense attention.
     scale: of the scores; D ** -0.5 by default.
     return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
         float32, differentiable.
@@ -73,7 +79,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | Selection | BoolArray | None = None,
+    mask: Mask | BlockMask | Selection | Schedule | BoolArray | None = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -93,6 +99,36 @@ def explain(
         for name, reason in why_not.items()
     ]
     return "\n".join(lines)
+
+
+def plan(
+    selection: Selection,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Schedule:
+    """The lists of blocks that `attention` makes of a selection at every call, made once: several
+    calls, as of the layers of a model, take the result for their mask.
+
+    Of q, k and v count device, dtype, shapes and strides alone. Calls with others are right too,
+    but may make lists again. Those for the backward are made where gradients are enabled.
+
+    The result is a snapshot, with the lifetime of ordinary tensors: it belongs to the stream that
+    it was made on, and one made while a CUDA graph is captured is made again by every replay.
+    """
+    q, k, v = _autocast(q, k, v)
+    q, k, v, schedule, *_ = _prepare(q, k, v, selection, None, 0.0, None, backend)
+    assert schedule is not None
+    module = choose(backend, q, k, v, schedule, dropout_p)
+    if not hasattr(module, "lists"):
+        return schedule
+    backward = torch.is_grad_enabled()
+    lists = module.lists(q, k, v, schedule, dropout_p, deterministic, backward=backward)
+    return schedule._replace(lists=lists)
 
 
 def _prepare(
@@ -174,6 +210,12 @@ def _schedule(mask, q: Tensor, k: Tensor) -> Schedule | None:
     """The schedule of a mask; None for dense attention."""
     if mask is None:
         return None
+    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+    if isinstance(mask, Schedule):
+        check_extents(mask, *extents)
+        if mask.bits.device != q.device:
+            raise ValueError(f"the plan is on {mask.bits.device}, q on {q.device}: plan from q")
+        return mask
     if isinstance(mask, Tensor | np.ndarray) and torch.compiler.is_compiling():
         raise ValueError(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
@@ -189,7 +231,6 @@ def _schedule(mask, q: Tensor, k: Tensor) -> Schedule | None:
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
             " or None (masks.parse turns text into a Mask), or a selection of masks.select"
         )
-    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
     if isinstance(mask, Selection):
         return schedule_from_selection(mask, *extents, q.device)
     if torch.compiler.is_compiling():

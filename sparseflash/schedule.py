@@ -17,6 +17,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.tiles import edge_tiles
+from sparseflash.tiles.tile_lists import TileLists
 
 _EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
 Value = TypeVar("Value")
@@ -52,20 +53,36 @@ class Schedule(NamedTuple):
     n_q: int
     n_k: int
     n_partial: int  # no more partial blocks; where it is 0, a kernel leaves the masking out
-    dynamic: bool = False  # made on the device for one call: reading its lists would wait for it
+    dynamic: bool = False  # made on the device from a selection: reading its lists would wait
+    lists: tuple[TileLists, ...] = ()  # of a dynamic one, made beforehand; see `attention.plan`
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """All that is no tensor, but for those of `lists`."""
+        return self[3:-1]
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
     """The tensors and the ints of a schedule, flat, for the schema of a torch.library operator."""
     tensors = [*schedule.rows, *schedule.cols, schedule.bits]
-    return tensors, [int(x) for x in schedule[3:]]
+    numbers = [int(x) for x in schedule[3:-1]]
+    for lists in schedule.lists:
+        tensors += lists[:5]
+        numbers += [int(x) for x in lists[5:]]
+    return tensors, numbers
 
 
 def from_tensors(tensors: Sequence[Tensor], ints: Sequence[int]) -> Schedule:
     """The inverse of `as_tensors`."""
-    *ints, dynamic = ints
-    lists = BlockLists(*tensors[:4]), BlockLists(*tensors[4:8])
-    return Schedule(*lists, tensors[8], *ints, dynamic=bool(dynamic))
+    sides = BlockLists(*tensors[:4]), BlockLists(*tensors[4:8])
+    *numbers, dynamic = ints[:8]
+    rest, width = ints[8:], len(TileLists._fields) - 5
+    lists = []
+    for i in range(len(rest) // width):
+        some = tensors[9 + 5 * i : 14 + 5 * i], rest[i * width : (i + 1) * width]
+        found = TileLists._make([*some[0], *some[1]])
+        lists.append(found._replace(partial=bool(found.partial), by_rows=bool(found.by_rows)))
+    return Schedule(*sides, tensors[8], *numbers, dynamic=bool(dynamic), lists=tuple(lists))
 
 
 def unpack_bits(bits: Tensor, block_k: int) -> Tensor:

@@ -1,5 +1,7 @@
 """The parts of the encoder: a fused projection around an attention, and the pre-LN block."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +21,8 @@ class SelfAttention(nn.Module):
         self.attention = attention
         self.out = nn.Linear(inner, config.dim, bias)
 
-    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """(B, N, dim) from (B, N, dim)."""
+    def forward(self, x: Tensor, lengths: Any) -> Tensor:
+        """(B, N, dim) from (B, N, dim). lengths: as the attention takes them."""
         shape = (self.parts, self.heads, self.head_dim)
         qkv = [t.transpose(1, 2) for t in self.qkv(x).unflatten(2, shape).unbind(2)]
         q, k, v = qkv if self.parts == 3 else (qkv[0], *qkv)
@@ -45,7 +47,7 @@ class Block(nn.Module):
             nn.Dropout(config.dropout),
         )
 
-    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Any) -> Tensor:
         x = x + self.dropout(self.attention(self.norm_attention(x), lengths))
         return x + self.mlp(self.norm_mlp(x))
 

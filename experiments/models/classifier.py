@@ -1,14 +1,14 @@
 """The encoder of the Long Range Arena with its classification head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.models.attention import make_attention
-from experiments.models.attention.base import real_tokens
+from experiments.models.attention import Attention, make_attention
+from experiments.models.attention.base import autocast_dtype, real_tokens
 from experiments.models.blocks import Block, Head, initialise, norm_eps
 from experiments.models.config import ModelConfig, model_config
 from experiments.models.positions import AxialPositions, sinusoids
@@ -74,6 +74,11 @@ class Classifier(nn.Module):
             )
             for layer in range(config.layers)
         )
+        first: dict[Hashable, int] = {}
+        needs = [self._attention(layer).prepares() for layer in range(config.layers)]
+        # of each layer, the first one whose attention prepares the same
+        self.prepared_by = [first.setdefault(need, i) for i, need in enumerate(needs)]
+        self.preparing = [i for i in sorted(set(self.prepared_by)) if needs[i] is not None]
         self.norm = nn.LayerNorm(config.dim, norm_eps(config))
         self.head = Head(config, classes, pair)
         if config.lm_head:
@@ -96,18 +101,40 @@ class Classifier(nn.Module):
         if hidden is not None and not self.config.lm_head:
             raise ValueError("hidden tokens are predicted by a model with lm_head=True")
         pairs = tokens.flatten(0, 1) if self.pair else tokens
-        lengths = None if lengths is None else lengths.flatten()
-        x, lengths = self.encode(pairs, lengths, hidden)
+        prepared: dict[int, Any] = {}
+        if lengths is not None:
+            lengths = lengths.flatten() if self.cls is None else lengths.flatten() + 1
+            if self.preparing:
+                prepared = self.prepare(lengths)
+        x = self.encode(pairs, lengths, hidden, prepared)
         if hidden is not None:
             places = (hidden + self.states - self.length)[:, :, None].expand(-1, -1, x.shape[2])
             return self.lm_head(self.norm(x.gather(1, places))).float()
         pooled = self._pool(x, lengths)
         return self.head(pooled.unflatten(0, (-1, 2)) if self.pair else pooled).float()
 
+    @torch.compiler.disable()  # in forward alone, where all that follows stays one graph
+    def prepare(self, lengths: Tensor) -> dict[int, Any]:
+        """What attentions prepare, once for all layers that share it, by the first of these."""
+        dtype = autocast_dtype(self.embedding.weight)
+        return {layer: self._attention(layer).prepare(lengths, dtype) for layer in self.preparing}
+
+    def _attention(self, layer: int) -> Attention:
+        block = self.blocks[layer]
+        assert isinstance(block, Block)
+        return block.attention.attention
+
     def encode(
-        self, tokens: Tensor, lengths: Tensor | None, hidden: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The states (B, states, dim) before the last LayerNorm, and how many of them count."""
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None,
+        hidden: Tensor | None = None,
+        prepared: Mapping[int, Any] | None = None,
+    ) -> Tensor:
+        """The states (B, states, dim) before the last LayerNorm.
+
+        lengths: how many states count; prepared: what `prepare` made of them.
+        """
         x = self.embedding(tokens.int())
         if hidden is not None:
             mark = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -115,12 +142,11 @@ class Classifier(nn.Module):
             x = torch.where(mark[:, :, None], self.hidden_token.to(x.dtype), x)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
-            lengths = None if lengths is None else lengths + 1
         positions = self.positions if self.config.positions != "axial" else self.axial()
         x = self.dropout(x + positions)
-        for block in self.blocks:
-            x = block(x, lengths)
-        return x, lengths
+        for layer, block in zip(self.prepared_by, self.blocks, strict=True):
+            x = block(x, (prepared or {}).get(layer, lengths))
+        return x
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, dim): the CLS state, or the mean over the padded length with padding as zeros."""

@@ -15,7 +15,8 @@ from sparseflash.kernels.gluon.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, launch
 from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Schedule
-from sparseflash.tiles.lists import TileLists, expressible, tile_lists
+from sparseflash.tiles.lists import expressible, tile_lists
+from sparseflash.tiles.tile_lists import TileLists
 
 _LOG2E = 1.4426950408889634
 
@@ -59,14 +60,9 @@ class Forward:
     ):  # fmt: skip
         from sparseflash.kernels.gluon.forward import attention_forward
 
-        batch, heads, n_q, _ = q.shape
-        kv_heads, n_k, _ = v.shape[1:]
         self.scale, self.dropout_p, self.tiles = scale, dropout_p, _tiles(q, v, schedule)
         self.programs = multiprocessors(q.device) * self.tiles.programs
-        self.lists = lists = tile_lists(
-            schedule, by="rows", major=self.tiles.major, minor=self.tiles.minor, n_q=n_q, n_k=n_k,
-            batch=batch, heads=heads, kv_heads=kv_heads, sms=self.programs, device=q.device,
-        )  # fmt: skip
+        self.lists = lists = _forward_lists(q, k, schedule, self.tiles)
         layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype)
         key = (scale, dropout_p, *layout, self.tiles, *lists.numbers)
         fixed = lists.items, lists.idx, lists.bit, lists.bits
@@ -125,6 +121,31 @@ def backward(
     return hopper_backward.backward(
         dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed, deterministic
     )
+
+
+def lists(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule, dropout_p: float, deterministic: bool, *,
+    backward: bool,
+) -> tuple[TileLists, ...]:  # fmt: skip
+    """The tile lists that calls with inputs like these walk."""
+    from sparseflash.backends import hopper_backward
+
+    rows = _forward_lists(q, k, schedule, _tiles(q, v, schedule))
+    if not backward:
+        return (rows,)
+    schedule = schedule._replace(lists=(rows,))  # a pass over rows may have the same tiles
+    more = hopper_backward.lists(q, k, v, schedule, dropout_p, deterministic)
+    return (rows, *(lists for lists in more if lists is not rows))
+
+
+def _forward_lists(
+    q: Tensor, k: Tensor, schedule: Schedule | None, tiles: ForwardTiles
+) -> TileLists:
+    return tile_lists(
+        schedule, by="rows", major=tiles.major, minor=tiles.minor, n_q=q.shape[2],
+        n_k=k.shape[2], batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1],
+        sms=multiprocessors(q.device) * tiles.programs, device=q.device,
+    )  # fmt: skip
 
 
 def descriptor(t: Tensor, rows: int, width: int) -> Any:

@@ -15,6 +15,7 @@ from sparseflash.backends import triton as fallback
 from sparseflash.kernels.gluon.configs import BackwardTiles, cols_tiles, padded, rows_tiles
 from sparseflash.schedule import Cache, Schedule, as_tensors
 from sparseflash.tiles.lists import expressible, granularity
+from sparseflash.tiles.tile_lists import TileLists
 
 _PAD = 128  # rows of the buffers with a number for every query come in multiples of this
 _FEW_KEYS = 512  # up to so many for a query, clearing and converting dQ costs more than it saves
@@ -63,6 +64,17 @@ def backward(
     return dq, dk, dv
 
 
+def lists(
+    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule, dropout_p: float, deterministic: bool
+) -> tuple[TileLists, ...]:
+    """The tile lists that `backward` walks for inputs like these."""
+    form = _form(q, k, v, schedule, dropout_p, deterministic)
+    if form is None:
+        return ()
+    cols = passes.lists(q, k, schedule, "cols", form.cols)
+    return (cols,) if form.one_pass else (cols, passes.lists(q, k, schedule, "rows", form.rows))
+
+
 def _memo(schedule: Schedule | None, layout: tuple[Any, ...]) -> dict[Any, Any]:
     """Of the calls of one layout; empty for the first of them, and where no two are alike."""
     if schedule is None:
@@ -70,7 +82,7 @@ def _memo(schedule: Schedule | None, layout: tuple[Any, ...]) -> dict[Any, Any]:
     elif schedule.dynamic:
         return {}
     else:  # the entry keeps the schedule, so that no other can take its addresses
-        key = (schedule.rows.ptr.data_ptr(), schedule.bits.data_ptr(), *schedule[3:], layout)
+        key = (schedule.rows.ptr.data_ptr(), schedule.bits.data_ptr(), *schedule.numbers, layout)
     found = _memos.get(key)
     if found is None:
         found = {}, schedule

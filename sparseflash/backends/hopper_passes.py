@@ -11,8 +11,8 @@ from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.gluon.configs import BackwardTiles, padded
 from sparseflash.kernels.launch import Arguments, Launch, launch
 from sparseflash.schedule import Schedule
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.make import TileLists
+from sparseflash.tiles.lists import Side, tile_lists
+from sparseflash.tiles.tile_lists import TileLists
 
 _LOG2E = 1.4426950408889634
 
@@ -202,15 +202,21 @@ def _key(call: Call, lists: TileLists, tiles: BackwardTiles) -> tuple[Any, ...]:
     return (*layout, call.scale, call.dropout_p, tiles, lists.numbers)
 
 
-def _lists(call: Call, by: Any, tiles: BackwardTiles) -> TileLists:
-    q, k = call.q, call.k
+def lists(
+    q: Tensor, k: Tensor, schedule: Schedule | None, by: Side, tiles: BackwardTiles
+) -> TileLists:
+    """What a pass with these tiles walks over."""
+    return tile_lists(
+        schedule, by=by, major=tiles.major, minor=tiles.minor, n_q=q.shape[2],
+        n_k=k.shape[2], batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1],
+        sms=multiprocessors(q.device) * tiles.programs, device=q.device,
+    )  # fmt: skip
+
+
+def _lists(call: Call, by: Side, tiles: BackwardTiles) -> TileLists:
     found = call.memo.get((by, tiles))
     if found is None:
-        found = call.memo[by, tiles] = tile_lists(
-            call.schedule, by=by, major=tiles.major, minor=tiles.minor, n_q=q.shape[2],
-            n_k=k.shape[2], batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1],
-            sms=multiprocessors(q.device) * tiles.programs, device=q.device,
-        )  # fmt: skip
+        found = call.memo[by, tiles] = lists(call.q, call.k, call.schedule, by, tiles)
     return found
 
 

@@ -172,7 +172,7 @@ def _key(schedule: Schedule | None, scale: float, dropout_p: float, q: Tensor, *
     """What the arguments of a launch follow from, but for addresses; see `launch`."""
     blocks = None
     if schedule is not None:
-        blocks = (*schedule[3:], schedule.rows.idx.shape)
+        blocks = (*schedule.numbers, schedule.rows.idx.shape)
     layout = [part for t in others for part in (t.shape, t.stride())]
     return (blocks, scale, dropout_p, q.dtype, q.shape, q.stride(), *layout)
 

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from sparseflash.schedule import BlockLists, Schedule
 from sparseflash.tiles.bits import cell_bytes, fragments
-from sparseflash.tiles.make import FULL, SPARE, Make, TileLists
+from sparseflash.tiles.make import FULL, SPARE, Make
 from sparseflash.tiles.order import unordered
+from sparseflash.tiles.tile_lists import TileLists
 
 
 @torch.no_grad()

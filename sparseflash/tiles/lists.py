@@ -13,8 +13,9 @@ from torch import Tensor
 from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Cache, Schedule
 from sparseflash.tiles.bits import cell_bytes, compose, fragments, same_rows
-from sparseflash.tiles.make import EMPTY, FULL, SPARE, Make, TileLists
+from sparseflash.tiles.make import EMPTY, FULL, SPARE, Make
 from sparseflash.tiles.order import ordered
+from sparseflash.tiles.tile_lists import TileLists
 
 Side = Literal["rows", "cols"]
 
@@ -60,13 +61,15 @@ def tile_lists(
 
     major, minor: powers of two, minor at most 128. batch, heads, kv_heads: of q and k.
     sms: multiprocessors to be filled. `expressible` tells which schedules this is for; one that is
-    dynamic is turned into lists on the device, without waiting for it and without the cache.
+    dynamic is turned into lists on the device, without waiting for it and without the cache, unless
+    it brings them along.
     """
     make = Make(by == "rows", major, minor, n_q, n_k, batch, heads, kv_heads, sms)
     if schedule is not None and schedule.dynamic:
         from sparseflash.tiles.dynamic import dynamic_lists
 
-        return dynamic_lists(schedule, make)
+        brought = (lists for lists in schedule.lists if make.gave(lists))
+        return next(brought, None) or dynamic_lists(schedule, make)
     # the entry keeps the schedule, so that no other can take its addresses
     names = (
         ("dense", device)

@@ -7,7 +7,8 @@ import torch
 from train_cases import settings, train
 
 from experiments.models.attention import NAMES as ATTENTIONS
-from experiments.training import checkpoint
+from experiments.models.attention import make_attention
+from experiments.training import checkpoint, graph
 from experiments.training.step import Trainer
 
 pytestmark = [
@@ -29,6 +30,7 @@ SIZES = {
 }
 EAGER = {"compile": "false", "graph": "false"}
 GRAPH = {"compile": "false", "graph": "true"}
+COMPILED = {"compile": "true", "graph": "true"}
 
 
 def journal(place, attention, **changes):
@@ -53,6 +55,56 @@ def test_a_captured_step_does_what_an_eager_one_does(attention, tmp_path):
         assert captured == pytest.approx(eager, rel=0.2)
     else:
         assert captured == pytest.approx(eager, rel=2e-2)
+
+
+@pytest.mark.parametrize("attention", ["flash", "sparse"])
+def test_skipped_padding_trains_compiled_and_captured(attention, tmp_path):
+    plain = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "model__layers": 2}
+    skip = plain | {"attention__padding": "skip"}
+    hidden, _ = losses(
+        tmp_path, attention, name="hide", **plain, attention__padding="hide", **EAGER
+    )
+    eager, _ = losses(tmp_path, attention, name="eager", **skip, **EAGER)
+    assert eager == pytest.approx(hidden, rel=2e-2)
+    for name, how in (("graph", GRAPH), ("both", COMPILED)):
+        found, start = losses(tmp_path, attention, name=name, **skip, **how)
+        assert start["captured"] and start["compiled"] == (how is COMPILED)
+        assert found == pytest.approx(eager, rel=2e-2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("attention", ["flash", "sparse"])
+def test_a_captured_layer_follows_the_lengths(attention, compiled):
+    """What is made of the lengths is made again by every replay."""
+    torch.compiler.reset()
+    device = torch.device("cuda", 0)
+    layer = make_attention(attention, heads=2, head_dim=32, length=1024)
+    forward = torch.compile(layer, dynamic=False) if compiled else layer
+    shape = (4, 1024, 2, 32)
+    q, k, v, dout = (torch.randn(shape, device=device).bfloat16().transpose(1, 2) for _ in range(4))
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    lengths = torch.full((4,), 700, dtype=torch.int32, device=device)
+    found = []
+
+    def body():
+        out = forward(*inputs, lengths)
+        found[:] = out, *torch.autograd.grad(out, inputs, dout)
+
+    assert graph.warm_up(body, device)
+    captured = graph.capture(body, device)
+    kept = list(found)
+    hide = make_attention(attention, heads=2, head_dim=32, length=1024, padding="hide")
+    for some in ([1, 128, 129, 1024], [1024, 1023, 897, 896], [64, 512, 513, 2]):
+        lengths.copy_(torch.tensor(some))
+        captured.replay()
+        replayed = [t.clone() for t in kept]
+        body()
+        for a, b in zip(replayed, found, strict=True):
+            assert a.isfinite().all()
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        real = (torch.arange(1024, device=device) < lengths[:, None])[:, None, :, None]
+        expected = hide(*inputs, lengths)
+        torch.testing.assert_close(replayed[0] * real, expected * real, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.slow

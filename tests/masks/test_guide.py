@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("own_mask.md", 10),
         ("mask_internals.md", 1),
         ("interop.md", 6),
-        ("selectors.md", 5),
+        ("selectors.md", 6),
     ],
 )
 def test_the_guide_runs(guide: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
 import sparseflash
+from masks import select
+from sparseflash.testing import make_qkv
 
 COMPILERS = [
     "aot_eager",
@@ -60,6 +62,19 @@ def test_mask_built_inside_a_compiled_function_equals_eager(build, known, fresh_
     actual = run(torch.compile(function, fullgraph=True, backend="aot_eager"), small())
     assert_same(actual, run(function, small()))
     del living
+
+
+def test_compiled_attention_takes_the_plan_of_every_call(fresh_dynamo):
+    """One graph, whose lists are inputs."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend=counter)
+    selector = select.top_k(2, block_size=16)
+    for seed in range(3):
+        qkv = make_qkv(2, 2, 40, 40, 8, seed=seed, requires_grad=True)
+        picked = selector(*qkv[:2])
+        plan = sparseflash.plan(picked, *qkv)
+        assert_same(run(compiled, qkv, plan), run(sparseflash.attention, qkv, picked))
+    assert counter.frame_count == 1
 
 
 def test_compiled_attention_follows_changes_of_mask(fresh_dynamo):

@@ -14,8 +14,9 @@ import torch
 import masks
 import sparseflash
 from masks import select
-from sparseflash.backends import NAMES, hopper, reasons
-from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.backends import NAMES, hopper, hopper_backward, reasons
+from sparseflash.backends import hopper_passes as passes
+from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
 from sparseflash.select_schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 
@@ -133,6 +134,39 @@ def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(capability):
     assert "selection" in str(answers[48]) and "48 x 48" in str(answers[48])
 
 
+@pytest.mark.parametrize("head_dim, keys", [(32, 8), (64, 8), (128, 8), (64, 2)])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_plan_brings_every_list_that_is_walked(
+    deterministic, dropout_p, head_dim, keys, monkeypatch
+):
+    """Also through the operators, which a schedule crosses as tensors and ints."""
+    for module in (hopper, passes):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    q, k, v = make_qkv(2, 4, 1024, 1024, head_dim, dtype=torch.bfloat16, kv_heads=2)
+    picked = select.top_k(keys, block_size=128)(q, k) & masks.causal()
+    schedule = schedule_from_selection(picked, 1024, 1024, 2, 4, "cpu")
+    options = schedule, dropout_p, deterministic
+    lists = hopper.lists(q, k, v, *options, backward=True)
+    assert len(hopper.lists(q, k, v, *options, backward=False)) == 1
+    form = hopper_backward._form(q, k, v, *options)
+    walked = [hopper._forward_lists(q, k, schedule, hopper._tiles(q, v, schedule))]
+    sides = [("cols", form.cols)] + ([] if form.one_pass else [("rows", form.rows)])
+    walked += [passes.lists(q, k, schedule, *side) for side in sides]
+
+    def refuse(*call):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr("sparseflash.tiles.dynamic.dynamic_lists", refuse)
+    brought = from_tensors(*as_tensors(schedule._replace(lists=lists)))
+    again = [hopper._forward_lists(q, k, brought, hopper._tiles(q, v, brought))]
+    again += [passes.lists(q, k, brought, *side) for side in sides]
+    for ours, theirs in zip(again, walked, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours[:5], theirs[:5], strict=True))
+        assert ours.numbers == theirs.numbers
+        assert list(map(type, ours.numbers)) == list(map(type, theirs.numbers))
+
+
 def test_is_first_and_the_others_follow():
     assert NAMES == ("hopper", "triton", "cpu", "reference")
     q, k, v = make_qkv(1, 1, 16, 16, 16)
@@ -182,8 +216,6 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
 
 def test_backward_launches_that_differ_in_padding_have_keys_of_their_own(monkeypatch):
     """A kept launch repeats its arguments, and masks of one layout may want other buffers."""
-    from sparseflash.backends import hopper_passes as passes
-
     keys = []
     monkeypatch.setattr(passes, "Launch", lambda kernel, key: keys.append(key) or (lambda *_: None))
     q, k, v = inputs(n=100)

@@ -132,6 +132,20 @@ def test_heads_and_batch_that_are_shared():
     assert torch.equal(out, sparseflash.attention(q, k, v, picked.to_block_mask()))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_plan_stands_for_its_selection(backend):
+    q, k, v = make_qkv(2, 4, 75, 75, 16, kv_heads=2)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
+    picked = SELECTORS["union"](q, k) & masks.local(30)
+    plan = sparseflash.plan(picked, q, k, v, backend=backend)
+    for a, b in zip(
+        run(q, k, v, plan, dout, backend), run(q, k, v, picked, dout, backend), strict=True
+    ):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="75 queries and 75 keys, q and k have 32 and 75"):
+        sparseflash.attention(q[:, :, :32], k, v, plan)
+
+
 def test_selection_of_other_inputs_is_refused():
     q, k, v = make_qkv(2, 2, 64, 64, 16)
     picked = select.top_k(2, block_size=16)(q, k)

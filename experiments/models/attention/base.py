@@ -1,5 +1,8 @@
 """What the attentions of the encoder share."""
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,22 +33,33 @@ class Attention(nn.Module):
         self.heads, self.head_dim, self.length, self.layer = heads, head_dim, length, layer
         self.dropout, self.causal = dropout, causal
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def prepares(self) -> Hashable:
+        """What `prepare` follows from, beside sizes: layers of one value share what it makes. None
+        for the kinds that prepare nothing.
+        """
+        return None
+
+    def prepare(self, lengths: Tensor, dtype: torch.dtype) -> Any:
+        """What `forward` needs of the lengths, and takes for them, for q, k and v of this dtype."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any = None) -> Tensor:
         """(B, H, N, D) from q, k, v of this shape, any strides (k is q where `shared_qk`).
 
-        lengths: int32 (B,) on the device, how many tokens count; None: all of them. Other keys are
-        not attended to, and the output of other queries is finite and means nothing.
+        lengths: int32 (B,) on the device, how many tokens count, or what `prepare` made of them;
+        None: all of them. Other keys are not attended to, and the output of other queries is finite
+        and means nothing.
 
         Under autocast q, k and v take its dtype, and the precision of each step is explicit.
         """
-        device = q.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            q, k, v = (t.to(dtype) for t in (q, k, v))
-        with torch.autocast(device, enabled=False):
+        dtype = autocast_dtype(q)
+        if isinstance(lengths, Tensor) and self.prepares() is not None:
+            lengths = self.prepare(lengths, dtype)
+        q, k, v = (t.to(dtype) for t in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
             return self.attend(q, k, v, lengths)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:
         raise NotImplementedError
 
     @property
@@ -61,6 +75,12 @@ def refuse_causal(attention: Attention) -> None:
             f"causal is True, and {kind} attention has no causal form here;"
             " take standard, flash, sparse or local"
         )
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """What autocast, where it is on, makes of x in a matrix product."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def real_tokens(lengths: Tensor, n: int) -> Tensor:

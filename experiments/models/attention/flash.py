@@ -1,6 +1,7 @@
 """Dense and block-sparse attention of sparseflash."""
 
-from typing import cast
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,57 +12,70 @@ from experiments.models.attention.base import Attention
 from experiments.models.attention.padding import (
     BLOCK,
     HIDDEN,
+    blocks_of,
     hide_padding,
-    prefix_tiles,
     skip_padding,
 )
 from masks import Mask
+from sparseflash.schedule import Schedule
+
+SHORTEST = 1024  # tokens from which it pays to skip padding
 
 
 class Flash(Attention):
     """softmax(q k^T / sqrt(D)) v over the allowed keys, without a score matrix in memory.
 
-    padding: "hide" gives q and k further features where lengths are given, which runs the same
-        blocks whatever the lengths; "skip" makes the block lists of every sequence on the device
-        and leaves its padding out, which saves time where much is padding (no torch.compile).
+    padding: what happens where lengths are given. "hide" gives q and k further features, and runs
+        the same blocks whatever the lengths; "skip" makes the block lists of every sequence on the
+        device, once a step, and leaves its padding out; "auto" skips where the length is a multiple
+        of 128 and at least 1024.
     backend: of sparseflash.
     """
 
     mask: Mask | None = None
     sees_itself = True  # every query its own key
-    tiles: Tensor
 
     def __init__(self, *, padding: str = "auto", backend: str = "auto", **sizes):
         super().__init__(**sizes)
-        self.padding, self.backend = padding, backend
+        self.backend = backend
         if padding not in ("auto", "hide", "skip"):
             raise ValueError(f"padding is {padding!r}; choose auto, hide or skip")
-        if padding == "skip":
-            if self.length % BLOCK:
-                raise ValueError(
-                    f"padding is skip and the length {self.length} no multiple of {BLOCK};"
-                    " take padding=hide"
-                )
-            self.register_buffer("tiles", prefix_tiles(), persistent=False)
+        if padding == "skip" and self.length % BLOCK:
+            raise ValueError(
+                f"padding is skip and the length {self.length} no multiple of {BLOCK};"
+                " take padding=hide"
+            )
+        fits = self.length % BLOCK == 0 and self.length >= SHORTEST
+        self.skips = padding == "skip" or (padding == "auto" and fits)
         if self.causal:
             self.mask = masks.causal()
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    def prepares(self) -> Hashable:
+        return ("skip", self.mask) if self.skips else None
+
+    @torch.compiler.disable()
+    def prepare(self, lengths: Tensor, dtype: torch.dtype) -> Schedule:
+        blocks = blocks_of(self.mask, self.length, self.heads, lengths.device)
+        selection = skip_padding(blocks, lengths)
+        shape = (len(lengths), self.length, self.heads, self.head_dim)
+        like = torch.empty(shape, dtype=dtype, device=lengths.device).transpose(1, 2)
+        options = {"dropout_p": self.dropout_p, "backend": self.backend}
+        return sparseflash.plan(selection, like, like, like, **options)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        mask, seed = self.mask, None
+        hide, mask, seed = isinstance(lengths, Tensor), self.mask, None
         if self.dropout_p > 0:
             seed = torch.randint(2**63 - 1, (1,), device=q.device)
-        if lengths is not None and self.padding == "skip":
-            heads = self.heads if mask is not None and mask.per_head else 1
-            real = skip_padding(lengths, q.shape[2], heads, self.tiles)
-            mask = real if mask is None else real & mask
-        elif lengths is not None:
+        if hide:
             q, k = hide_padding(q, k, lengths, scale)
+        elif lengths is not None:
+            mask = lengths
         out, lse = sparseflash.attention(
             q, k, v, mask, scale=scale, return_lse=True,
             dropout_p=self.dropout_p, seed=seed, backend=self.backend,
         )  # fmt: skip
-        if lengths is not None and not self.sees_itself:  # maybe it sees nothing but padding
+        if hide and not self.sees_itself:  # maybe it sees nothing but padding
             out = out.masked_fill((lse < HIDDEN / 2).unsqueeze(-1), 0.0)
         return cast(Tensor, out)
 

@@ -227,16 +227,28 @@ def test_skipped_padding_is_hidden_padding(name, options):
     torch.manual_seed(2)
     q, k, v, weight = (torch.randn(5, H, 256, D).double().requires_grad_() for _ in range(4))
     padding = (torch.arange(256) >= lengths[:, None])[:, None, :, None]
-    found = []
-    for how in ("hide", "skip"):
-        attention = make(name, 256, padding=how, **options)
-        out = attention(q, k, v, lengths).masked_fill(padding, 0)
+    attention, found = make(name, 256, **options), []
+    allowed = ~padding.mT
+    if attention.mask is not None:
+        heads = H if attention.mask.per_head else None
+        allowed = allowed & torch.from_numpy(attention.mask.build(256, heads=heads).to_dense())
+    for how in ("hide", "skip", "oracle"):
+        if how == "oracle":
+            out = softmax_oracle(q, k, v, allowed)
+        else:
+            attention = make(name, 256, padding=how, **options)
+            out = attention(q, k, v, lengths)
+        assert out.isfinite().all()
+        out = out.masked_fill(padding, 0)
         found.append([out, *torch.autograd.grad((out * weight).sum(), [q, k, v])])
-    for hidden, skipped in zip(*found, strict=True):
+        assert not found[-1][1].masked_select(padding).any()  # no gradient at queries of padding
+    for hidden, skipped, exact in zip(*found, strict=True):
         torch.testing.assert_close(skipped, hidden, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(skipped, exact, rtol=1e-9, atol=1e-10)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(t) for t in (q, k, v)]
-        attention(*fakes, mode.from_tensor(lengths)).sum().backward()
+        skipping = make(name, 256, padding="skip", **options)
+        skipping(*fakes, mode.from_tensor(lengths)).sum().backward()
 
 
 @pytest.mark.parametrize("name", ["standard", "flash", "sparse", "local"])
@@ -383,3 +395,4 @@ def test_errors(name, options, message):
 def test_options_are_those_of_the_class():
     assert options_of("reformer") == {"bucket": None, "hashes": 2}
     assert options_of("standard") == {}
+    assert options_of("flash") == {"padding": "auto", "backend": "auto"}

@@ -95,8 +95,8 @@ def test_a_pair_is_two_sequences():
     out = model(both, lengths)
     assert out.shape == (3, 3)
     torch.testing.assert_close(model(both[1:2], lengths[1:2]), out[1:2])
-    states = [model._pool(*model.encode(both[:, i], lengths[:, i])) for i in (0, 1)]
-    a, b = states
+    parts = [(both[:, i], lengths[:, i]) for i in (0, 1)]
+    a, b = (model._pool(model.encode(x, n), n) for x, n in parts)
     features = torch.cat([a, b, a * b, a - b], 1)
     torch.testing.assert_close(model.head[2](model.head[0](features).relu()), out)
 

@@ -110,6 +110,17 @@ def test_every_task_and_attention_trains_and_resumes(place, killed_after, task, 
     assert_same_run(place, task, attention)
 
 
+@pytest.mark.parametrize("attention", ["flash", "sparse"])
+def test_a_run_that_skips_padding_resumes(place, killed_after, attention):
+    changes = {"task__max_length": 250, "attention__padding": "skip", "model__layers": 2}
+    assert train(place, "listops", attention, name="skip", **changes)["complete"]
+    interrupted(killed_after, place, "listops", attention, after=3, name="skip-cut", **changes)
+    names = {"skip": load(place, "listops", attention, name="skip", **changes)}
+    names["cut"] = load(place, "listops", attention, name="skip-cut", **changes)
+    for name in ("model", "optimizer", "sums", "random", "best", "step"):
+        assert same(names["skip"][name], names["cut"][name]), name
+
+
 def test_what_a_run_leaves_behind(place):
     changes = {"name": "files", "steps": 5, "log_every": 2, "tensorboard": "true"}
     result = train(place, attention="sparse", mask="local:16", **changes)

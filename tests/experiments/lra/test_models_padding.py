@@ -1,0 +1,214 @@
+"""Padding that is skipped: which blocks are left, made once a step, under torch.compile too."""
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from train_cases import settings
+
+import masks
+from experiments.models.attention import make_attention
+from experiments.models.attention.flash import Flash
+from experiments.models.attention.padding import BLOCK, blocks_of, skip_padding
+from experiments.models.classifier import Classifier, model_config
+from experiments.tasks.task import Split
+from experiments.training.data import DeviceSplit
+from experiments.training.distributed import Group
+from experiments.training.objective import classify
+from experiments.training.step import Trainer
+
+H, N = 3, 512
+LENGTHS = [1, 2, 127, 128, 129, 255, 256, 257, 300, 383, 384, 385, 511, 512, 70]
+MASKS = {
+    "dense": None,
+    "causal": masks.causal(),
+    "whole blocks": masks.butterfly(128) | masks.local(128) >> masks.snap(128),
+    "partial blocks": masks.local(100) | masks.global_tokens(5),
+    "small blocks": masks.butterfly(64),
+    "many tiles": masks.random_blocks(0.3, block=16) & masks.causal(),
+    "per head": masks.heads(masks.local(9), masks.dense(), masks.dilated(200, 3)),
+    "empty columns": masks.diagonals((-300,)),
+}
+
+
+def skipped(mask, lengths, n=N):
+    cpu = torch.device("cpu")
+    return skip_padding(blocks_of(mask, n, H, cpu), torch.tensor(lengths, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_the_blocks_are_those_of_the_mask_and_of_the_real_tokens(mask):
+    found = skipped(mask, LENGTHS).to_block_mask()
+    token = np.arange(N)
+    ends = np.array(LENGTHS)[:, None, None, None]
+    real = (token[:, None] // BLOCK * BLOCK < ends) & (token < ends)
+    allowed = masks.dense() if mask is None else mask
+    heads = H if allowed.per_head else None
+    allowed = allowed.build(N, N, (BLOCK, BLOCK), heads=heads)
+    dense = found.to_dense()
+    assert np.array_equal(dense, np.broadcast_to(real & allowed.to_dense(), dense.shape))
+    if not allowed.heads > 1:  # which `&` refuses to widen
+        assert found == (skipped(None, LENGTHS) & allowed).to_block_mask()
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_there_is_room_for_every_block(mask):
+    for lengths in (LENGTHS, [N] * 4, [N - 1] * 4):
+        selection = skipped(mask, lengths)
+        assert int((selection.codes != -2).sum()) <= selection.most
+        assert int(selection.codes.max()) < len(selection.bits)
+
+
+def test_tiles_are_few():
+    assert len(skipped(None, [300] * 7).bits) == 7
+    assert len(skipped(MASKS["whole blocks"], [300] * 7).bits) == 7
+    assert (skipped(None, [N, 256]).codes < 0).all()  # what ends with a block needs none
+
+
+@pytest.mark.parametrize(
+    ("length", "padding", "skips"),
+    [
+        (1024, "auto", True),
+        (4096, "auto", True),
+        (1025, "auto", False),
+        (896, "auto", False),
+        (896, "skip", True),
+        (4096, "hide", False),
+    ],
+)
+def test_auto_skips_where_it_pays(length, padding, skips):
+    for name in ("flash", "sparse"):
+        layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
+        assert isinstance(layer, Flash) and layer.skips == skips
+        assert (layer.prepares() is not None) == skips
+
+
+# ---- the encoder
+
+
+def classifier(mask="local:100+global:5", **options) -> Classifier:
+    torch.manual_seed(0)
+    sizes = {"layers": 3, "dim": 16, "heads": 2, "head_dim": 8, "mlp_dim": 16}
+    config = model_config(**sizes, dropout=0.0, attention_dropout=0.0)
+    options = {"name": "sparse", "mask": mask, "padding": "skip", "backend": "cpu"} | options
+    return Classifier(20, 256, 3, model=config, attention=options)
+
+
+def batch(seed=0):
+    torch.manual_seed(seed)
+    lengths = torch.randint(1, 257, (5,), dtype=torch.int32)
+    return torch.randint(1, 20, (5, 256), dtype=torch.int16), lengths
+
+
+def gradients(model, *inputs):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    out = model(*inputs)
+    return out, *torch.autograd.grad(out.square().sum(), parameters)
+
+
+def test_the_encoder_does_not_see_the_difference():
+    found = [gradients(classifier(padding=how).double(), *batch()) for how in ("skip", "hide")]
+    for skipping, hiding in zip(*found, strict=True):
+        torch.testing.assert_close(skipping, hiding, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("mask", "times"),
+    [
+        (masks.local(100), 1),
+        (masks.layers(masks.local(100), masks.dense(), masks.local(100)), 2),
+    ],
+)
+def test_layers_of_one_mask_share_a_schedule(mask, times, monkeypatch):
+    model, made = classifier(mask), []
+    module = sys.modules["sparseflash.attention"]
+    make = module.schedule_from_selection
+
+    def counted(selection, *rest):
+        made.append(selection)
+        return make(selection, *rest)
+
+    monkeypatch.setattr(module, "schedule_from_selection", counted)
+    model(*batch()).sum().backward()
+    assert len(made) == times
+    model(batch()[0])  # without lengths there is nothing to prepare
+    assert len(made) == times
+
+
+def test_the_cls_state_counts():
+    """It is one more state, which makes the sequence of 127 tokens a whole block."""
+    torch.manual_seed(0)
+    found = []
+    config = model_config(pool="cls", layers=2, dim=16, heads=2, head_dim=8, dropout=0.0)
+    for padding in ("skip", "hide"):
+        torch.manual_seed(0)
+        options = {"name": "flash", "padding": padding, "backend": "cpu"}
+        model = Classifier(20, 127, 3, model=config, attention=options).eval()
+        torch.manual_seed(1)
+        tokens = torch.randint(1, 20, (3, 127))
+        found.append(model(tokens, torch.tensor([127, 1, 60], dtype=torch.int32)))
+    torch.testing.assert_close(*found)
+
+
+def test_skipping_reads_nothing_back_from_the_device():
+    model, (tokens, lengths) = classifier(), batch()
+    model(tokens, lengths)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model(mode.from_tensor(tokens), mode.from_tensor(lengths)).sum().backward()
+
+
+# ---- torch.compile
+
+MIXED = masks.layers(masks.local(100), masks.dense(), masks.local(100))
+
+
+@pytest.mark.parametrize("mask", [masks.local(100) | masks.global_tokens(5), MIXED])
+def test_all_that_follows_is_one_graph(mask, fresh_dynamo):
+    """What prepares the lists is left out; no layer and no step compiles again."""
+    model = classifier(mask)
+    counters.clear()
+    compiled = torch.compile(model, dynamic=False, backend="aot_eager")
+    for seed in range(3):
+        for a, b in zip(
+            gradients(compiled, *batch(seed)), gradients(model, *batch(seed)), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+        assert sum(counters["graph_break"].values()) == 1
+        assert counters["stats"]["unique_graphs"] <= 2  # one of them before the lists
+
+
+def test_a_layer_alone_compiles(fresh_dynamo):
+    layer = make_attention("flash", heads=2, head_dim=8, length=256, padding="skip", backend="cpu")
+    q, k, v = torch.randn(3, 5, 2, 256, 8).unbind()
+    lengths = batch()[1]
+    with torch.no_grad():
+        out = torch.compile(layer, dynamic=False, backend="aot_eager")(q, k, v, lengths)
+        torch.testing.assert_close(out, layer(q, k, v, lengths))
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.parametrize("attention", ["flash", "sparse"])
+def test_a_compiled_run_has_the_losses_of_the_eager_one(attention, tmp_path, fresh_dynamo):
+    lengths = np.random.default_rng(0).integers(1, 257, 16).astype(np.int32)
+    tokens = np.random.default_rng(1).integers(1, 20, (16, 256)).astype(np.int16)
+    split = Split(tokens, np.arange(16) % 3, lengths)
+    found = []
+    for compile in (True, False):
+        chosen = settings(tmp_path, "listops", attention, batch=8, lr=1e-2, steps=6)
+        mask = {"mask": "local:100+global:5"} if attention == "sparse" else {}
+        model = classifier(**{"name": attention, "mask": None} | mask)
+        device = torch.device("cpu")
+        trainer = Trainer(model, DeviceSplit(split, device), classify, chosen, Group(0, 1, device))
+        trainer.prepare(compile=compile, capture=False, tell=pytest.fail)
+        assert trainer.compiled == compile
+        for _ in range(6):
+            trainer.advance()
+        found.append((trainer.read_sums(6), trainer.weights()))
+    (ours, weights), (theirs, expected) = found
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
