@@ -46,14 +46,16 @@ class Classifier(nn.Module):
         cls = config.pool == "cls"
         self.states = length + cls  # what the attention sees
         self.embedding = nn.Embedding(vocab, config.dim)
-        nn.init.normal_(self.embedding.weight, std=1.0 if config.setting == "google" else 0.02)
+        std = config.embedding_std or 0.02
+        own = 1.0 if config.setting == "google" else 0.02
+        nn.init.normal_(self.embedding.weight, std=config.embedding_std or own)
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
         if config.positions == "learned":
-            self.positions = nn.Parameter(0.02 * torch.randn(self.states, config.dim))
+            self.positions = nn.Parameter(std * torch.randn(self.states, config.dim))
         elif config.positions == "axial":
             if grid is None or cls:
                 raise ValueError("positions is axial: that takes images and pool=mean")
-            self.axial = AxialPositions(grid, config.dim, order)
+            self.axial = AxialPositions(grid, config.dim, order, std)
         else:
             self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
         self.dropout = nn.Dropout(config.dropout)

@@ -25,6 +25,7 @@ class ModelConfig:
     attention_dropout: float = 0.1
     pool: str = "mean"  # over the padded length, padding counting as zeros; or "cls"
     positions: str = "learned"  # "sinusoidal", or "axial": learned ones of rows and of columns
+    embedding_std: float | None = None  # of tokens and learned positions at first; None: published
     lm_head: bool = False  # a second head that predicts hidden tokens
 
     def __post_init__(self):
@@ -40,6 +41,8 @@ class ModelConfig:
         for name in ("layers", "dim", "heads", "head_dim", "mlp_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.embedding_std is not None and not self.embedding_std > 0:
+            raise ValueError(f"embedding_std is {self.embedding_std}; it must be above 0")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")

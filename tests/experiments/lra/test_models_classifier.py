@@ -172,3 +172,19 @@ def test_bfloat16_autocast():
 def test_errors(make_it, message):
     with pytest.raises(ValueError, match=message):
         make_it()
+
+
+@pytest.mark.parametrize("positions", ["learned", "axial"])
+def test_the_deviation_of_embeddings_can_be_given(positions):
+    model = make(grid=(5, 8), positions=positions, embedding_std=0.5)
+    table = model.axial() if positions == "axial" else model.positions
+    assert 0.4 < table.std() < 0.6
+    assert 0.4 < model.embedding.weight.std() < 0.6
+    with pytest.raises(ValueError, match="embedding_std is -1"):
+        make(embedding_std=-1)
+
+
+def test_axial_positions_ask_for_images_and_the_mean():
+    for changes in ({"grid": None}, {"grid": (5, 8), "pool": "cls"}):
+        with pytest.raises(ValueError, match="axial: that takes images and pool=mean"):
+            make(positions="axial", **changes)
