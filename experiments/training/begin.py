@@ -1,6 +1,7 @@
 """What happens before a run takes its place: its data, its folder, its scale."""
 
 from collections.abc import Callable
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -47,13 +48,22 @@ def refuse_other_settings(settings: Settings) -> None:
     here = OmegaConf.to_container(OmegaConf.create(settings.lasting()))
     assert isinstance(here, dict)
     differences = [
-        f"{name} {old.get(name)} -> {here[name]}" for name in here if old.get(name) != here[name]
+        f"{name} {old.get(name)} -> {here[name]}"
+        for name in here
+        if _given(old.get(name)) != _given(here[name])
     ]
     if differences:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(differences)}): "
             "name= gives this one a folder of its own, or delete that one"
         )
+
+
+def _given(value: Any) -> Any:
+    """Without keys that are null: older runs lack those of newer settings."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _given(inner) for name, inner in value.items() if inner is not None}
 
 
 def explain_scale(settings: Settings, say: Callable[[str], None]) -> None:

@@ -56,6 +56,7 @@ class Settings:
     checkpoint_every: int | None
     log_every: int
     minutes: float | None
+    stop_at: float | None
     precision: str  # bf16 | fp32
     compile: bool
     graph: bool
@@ -164,12 +165,14 @@ def _check(values: Mapping[str, Any]) -> None:
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}={value!r}: give a whole number, at least 0")
-    for name in ("lr", "eps", "clip", "minutes"):
+    for name in ("lr", "eps", "clip", "minutes", "stop_at"):
         value = values[name]
-        if value is None and name in ("clip", "minutes"):
+        if value is None and name in ("clip", "minutes", "stop_at"):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name}={value!r}: give a number above 0")
+    if values["stop_at"] is not None and values["stop_at"] > 1:
+        raise ValueError(f"stop_at={values['stop_at']!r}: give an accuracy, such as 0.9")
     betas = values["betas"]
     if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")

@@ -18,6 +18,7 @@ def make_result(
     clock: Clock,
     *,
     step: int,
+    complete: bool,
     best: dict[str, Any] | None,
     test: dict[str, float],
     data_mib: float,
@@ -25,7 +26,7 @@ def make_result(
     """What result.json holds.
 
     Args:
-        step: the steps that were taken.
+        step: the steps that were taken; complete: whether there are no more to take.
         best: the step with the best validation, if there was one, whose weights were tested.
     """
     return {
@@ -41,7 +42,7 @@ def make_result(
         "init_from": settings.init_from,
         "steps": step,
         "planned_steps": settings.steps,
-        "complete": step == settings.steps,
+        "complete": complete,
         "accuracy": test["accuracy"],
         "loss": test["loss"],
         "val_accuracy": None if best is None else best["accuracy"],

@@ -197,18 +197,25 @@ class Run:
         trainer, last = self.trainer, self.settings.steps
         self.timed = trainer.step
         self.clock.start()
-        while trainer.step < last:
+        while trainer.step < last and not self._good_enough():
             until = min(last, *(trainer.step // n * n + n for n in self._periods()))
             while trainer.step < until:
                 trainer.advance()
                 if self.group.world == 1 and stop.reason:  # several ask each other at the boundary
                     break
             self._boundary(trainer.step)
-            if trainer.step < last and self.group.any(stop.reason is not None):
+            if self._good_enough():
+                self._save()
+            elif trainer.step < last and self.group.any(stop.reason is not None):
                 self.clock.stop()
                 self._save()
                 return stop.reason or "SIGTERM"
         return None
+
+    def _good_enough(self) -> bool:
+        """Whether the last validation reached `stop_at`."""
+        goal, found = self.settings.stop_at, self.validated
+        return goal is not None and found is not None and found >= goal
 
     def _periods(self) -> tuple[int, int, int]:
         settings = self.settings
@@ -323,6 +330,7 @@ class Run:
             self.group,
             self.clock,
             step=step,
+            complete=reason is None,
             best=self.best,
             test=found,
             data_mib=self.data_mib,

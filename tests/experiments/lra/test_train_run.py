@@ -187,6 +187,27 @@ def test_a_time_limit_stops_and_the_same_command_goes_on(place, capsys):
     assert same(short["best"], long["best"]) and same(short["model"], long["model"])
 
 
+def test_a_run_is_done_once_a_validation_is_good_enough(place, capsys):
+    changes = {"name": "easy", "steps": 6, "eval_every": 2, "stop_at": 1e-3, "val_examples": None}
+    changes["task__examples"] = "[24,40,6]"  # one in ten is right by chance
+    result = train(place, **changes)
+    assert result["complete"] and result["steps"] == 2 and result["planned_steps"] == 6
+    assert train(place, **changes)["date"] == result["date"]
+    assert "is complete" in capsys.readouterr().err
+    refuse(place, "stop_at=2: give an accuracy", **changes | {"stop_at": 2})
+    changes |= {"name": "hard", "stop_at": 1.0}
+    assert train(place, **changes)["steps"] == 6
+
+
+def test_settings_that_older_runs_do_not_know_are_no_other_settings(place):
+    train(place, name="older")
+    path = settings(place, name="older").folder / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("  embedding_std: null\n", "").replace("stop_at: null\n", ""))
+    assert path.read_text().count("null") == text.count("null") - 2
+    assert train(place, name="older")["complete"]
+
+
 def test_pretraining_and_what_starts_from_it(place):
     changes = {"attention": "sparse", "model__dim": 16}
     pre = train(place, "image", name="pre", pretrain="masked_pixels", **changes)
