@@ -8,27 +8,16 @@ import os
 
 import pytest
 import torch
+from poison import poisoned_empty
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)
-def poisoned_empty(monkeypatch):
-    """Fill what torch.empty returns with NaN, so that an element that nobody writes shows."""
-
-    def poison(make):
-        def made(*args, **kwargs):
-            tensor = make(*args, **kwargs)
-            if tensor.is_floating_point() and type(tensor) is torch.Tensor:
-                with torch.no_grad():
-                    tensor.fill_(float("nan"))
-            return tensor
-
-        return made
-
-    for name in ("empty", "empty_like", "empty_strided"):
-        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+def nan_in_what_nobody_writes():
+    with poisoned_empty():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -52,6 +52,7 @@ class Trainer:
         self._rows = torch.zeros(AHEAD, size, dtype=torch.int64, device=self.device)
         self._filled = 0  # `_rows` reaches up to this step
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.steepest = torch.zeros((), device=self.device)  # the largest norm of a gradient
         self._forward: Any = model
         self._graph: Any = None
 
@@ -92,6 +93,7 @@ class Trainer:
         self._steps.add_(1)
         self._row.add_(1)
         self.sums.add_(torch.stack([loss, right, count, norm.detach()]))
+        torch.maximum(self.steepest, norm.detach(), out=self.steepest)
 
     # ---- before the first step
 
@@ -142,6 +144,7 @@ class Trainer:
             "model": self.weights(),
             "optimizer": {name: _copy(t) for name, t in self._moments().items()},
             "sums": _copy(self.sums),
+            "steepest": _copy(self.steepest),
             "random": random_state(self.device),
         }
 
@@ -154,6 +157,7 @@ class Trainer:
         for name, tensor in self._moments().items():
             tensor.copy_(state["optimizer"][name])
         self.sums.copy_(state["sums"])
+        self.steepest.copy_(state.get("steepest", torch.zeros(())))  # older runs have none
         self.step = state["step"]
         self._steps.fill_(self.step)
         self._filled = 0
@@ -163,11 +167,16 @@ class Trainer:
         return self.optimizer.state[self.flat.values]
 
     def read_sums(self, steps: int) -> dict[str, float]:
-        """Means over the last `steps` steps, all since the last call. Waits for the GPU."""
+        """Means over the last `steps` steps, all since the last call, and the largest norm of their
+        gradients. Waits for the GPU.
+        """
         loss, right, count, norm = self.group.sum(self.sums).tolist()
+        steepest = self.steepest.item()  # processes have the same gradient
         self.sums.zero_()
+        self.steepest.zero_()
         steps *= self.group.world
-        return {"loss": loss / steps, "accuracy": right / count, "grad_norm": norm / steps}
+        means = {"loss": loss / steps, "accuracy": right / count, "grad_norm": norm / steps}
+        return means | {"grad_norm_max": steepest}
 
 
 def parts(settings: Settings, group: Group) -> int:

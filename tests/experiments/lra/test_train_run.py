@@ -91,7 +91,7 @@ def assert_same_run(place, *names, **changes):
     whole, cut = load(place, *names, **changes), load(place, *names, name="cut", **changes)
     for name in ("model", "optimizer", "sums", "random", "best", "step", "logged"):
         assert same(whole[name], cut[name]), name
-    told = "loss accuracy lr grad_norm epoch kind step".split()
+    told = "loss accuracy lr grad_norm grad_norm_max epoch kind step".split()
 
     def steps(found):
         return [{k: x.get(k) for k in told} for x in found if x["kind"] in ("train", "val", "test")]
