@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from experiments import lra
 from experiments.figures import token_text
+from experiments.lra_speed_rows import StepRow, measured, newest
 from experiments.run_logs import Run
 
 # Settings that runs of one cell may differ in.
@@ -49,9 +50,14 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed alone.
+
+    timed: measured training steps of the same task and attention, whose times and memory count
+        instead of those of the runs, which may have shared a GPU; None: those of the runs count.
+    """
 
     runs: tuple[Run, ...]
+    timed: tuple[StepRow, ...] | None = None
 
     @property
     def complete(self) -> bool:
@@ -79,11 +85,15 @@ class Cell:
 
     @property
     def memory_mib(self) -> float | None:
+        if self.timed is not None:
+            return max((row.peak_mib for row in self.timed if row.peak_mib), default=None)
         return max((run.memory_mib for run in self.runs if run.memory_mib), default=None)
 
     @property
     def ms_by_place(self) -> dict[tuple[str, str], float]:
         """Milliseconds of a training step, the median of the runs, by device and workload."""
+        if self.timed is not None:
+            return {(row.device, "alone"): row.ms for row in self.timed}
         times: dict[tuple[str, str], list[float]] = {}
         for run in self.runs:
             if run.ms_per_step:
@@ -115,6 +125,22 @@ def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells
         cells[key], left_out = _cell(found)
         notes += [f"left out: {run.folder}, {why}" for run, why in left_out]
     return cells, notes
+
+
+def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
+    """The cells with the times of measured steps; those of another recipe, or for which nothing was
+    measured, have none.
+    """
+    times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
+    for step in newest(measured(steps)):
+        name = step.task, step.attention, step.mask, step.length
+        times.setdefault(name, {})[step.device] = step
+    found = {}
+    for (row, column), cell in cells.items():
+        name = column.task, row.attention, row.mask, column.length
+        own = times.get(name, {}) if not row.label else {}
+        found[row, column] = Cell(cell.runs, tuple(own.values()))
+    return found
 
 
 def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:

@@ -26,7 +26,10 @@ from experiments.lra_cells import (
     make_cells,
     mean_speedup,
     speedup,
+    with_times,
 )
+from experiments.lra_speed_rows import StepRow
+from experiments.lra_speed_rows import read as read_steps
 from experiments.run_logs import PRETRAINED, Run, read_runs
 from experiments.text_table import MISSING, aligned, markdown
 
@@ -78,10 +81,12 @@ class CellRow:
 
 
 class Table:
-    """What the runs of a table say, cell by cell."""
+    """What the runs of a table say, cell by cell, with times of measured steps if given."""
 
-    def __init__(self, runs: Sequence[Run]):
+    def __init__(self, runs: Sequence[Run], steps: Sequence[StepRow] | None = None):
         self.cells, self.notes = make_cells(runs)
+        if steps is not None:
+            self.cells = with_times(self.cells, steps)
         found = {column for _, column in self.cells}
         absent = [Column(t, "") for t in lra.AVERAGED if t not in {c.task for c in found}]
         columns = sorted({*found, *absent}, key=lambda c: (lra.task_order(c.task), c))
@@ -299,7 +304,8 @@ def write(table: Table, stem: Path) -> list[Path]:
 def entry(config: DictConfig) -> None:
     options = OmegaConf.to_container(config, resolve=True)
     assert isinstance(options, dict)
-    table = Table(read_runs(options["runs"]))
+    steps = read_steps(options["speed"]) if options["speed"] else None
+    table = Table(read_runs(options["runs"]), steps)
     paths = write(table, Path(options["out"]))
     print(as_text(table))
     print("\n".join(f"written: {path}" for path in paths))

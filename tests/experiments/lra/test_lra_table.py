@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from experiments.lra_cells import Column, RowKey, average, make_cells, mean_spee
 from experiments.run_logs import read_runs
 from experiments.table import Table, as_csv, as_markdown, as_text
 from tests.experiments.lra.lra_runs import write_run
+from tests.experiments.lra.lra_step_rows import ROW
 
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
@@ -65,6 +67,23 @@ def test_the_speed_up_is_a_geometric_mean_over_tasks_of_one_device(tmp_path):
     assert mean_speedup(found.cells, FLASH, found.columns) == (pytest.approx(4.0), 2)
     assert line(found, "FlashAttention")[-2] == "4.00x (2 of 3) [2.4x]"
     assert line(found, "Transformer")[-2] == "1.00x [1.0x]"
+
+
+def test_times_come_from_measured_steps_where_they_are_given(tmp_path):
+    write_run(tmp_path, "listops", "standard", ms=99.0)
+    write_run(tmp_path, "listops", "flash", ms=98.0)
+    write_run(tmp_path, "listops", "local", ms=97.0)
+    steps = [
+        replace(ROW, ms_median=99.0, date="2025"),  # measured again
+        ROW,
+        replace(ROW, attention="flash", ms_median=4.0, peak_mib=500.0),
+        replace(ROW, attention="sparse", ms_median=1.0),  # not run
+        replace(ROW, attention="local", length=1024),  # of another length
+    ]
+    found = Table(read_runs(str(tmp_path)), steps)
+    assert line(found, "FlashAttention")[-2:] == ["2.00x [2.4x]", "500"]
+    assert line(found, "local attention")[-2:] == ["– [1.7x]", "–"]
+    assert line(Table(read_runs(str(tmp_path))), "FlashAttention")[-2].startswith("1.01x")
 
 
 def test_path_tasks_stay_out_of_average_and_speed_up(tmp_path):
