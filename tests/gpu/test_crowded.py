@@ -1,0 +1,153 @@
+"""Persistent grids on a GPU that other work shares: programs that run many tiles, and that begin
+late, after others have done most of the work.
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+import masks
+import sparseflash
+from experiments.models.attention.padding import blocks_of, skip_padding
+from sparseflash import calls
+from sparseflash.backends import hopper, hopper_backward, hopper_passes
+from sparseflash.kernels.launch import forget_plans
+from sparseflash.testing import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+NAMES = ("out", "lse", "dq", "dk", "dv")
+N = 1024
+PATTERNS = {
+    "dense": None,
+    "full blocks": masks.sliding_tiles((32, 32), (8, 16), (3, 2)) >> masks.tiled((32, 32), (8, 16)),
+    "partial blocks": masks.local(100) | masks.butterfly(64),
+    "padding": None,
+    "padding, butterfly": masks.butterfly(64) | masks.local(64),
+}
+# head dim, batch, dropout: tiles enough for several rounds of every program
+SHAPES = [(32, 96, 0.0), (32, 96, 0.1), (64, 64, 0.1), (64, 64, 0.0), (128, 48, 0.0)]
+
+
+@triton.jit
+def hold(Sink, least, step):
+    """Keeps a multiprocessor busy: program i for least + i * step nanoseconds."""
+    end = globaltimer() + least + tl.program_id(0) * step
+    now = globaltimer()
+    while now < end:
+        now = globaltimer()
+    tl.store(Sink + tl.program_id(0), now)
+
+
+class Problem:
+    """Inputs with scores as sharp as those of a trained model, new ones at every `draw`."""
+
+    def __init__(self, name: str, head_dim: int, batch: int, dropout_p: float, deterministic: bool):
+        # token by token, q, k and v side by side, as a projection leaves them
+        fused = torch.zeros(batch, N, 3, 2, head_dim, dtype=torch.bfloat16, device="cuda")
+        self.qkv = [t.transpose(1, 2).requires_grad_() for t in fused.unbind(2)]
+        self.dout = torch.randn_like(self.qkv[0])
+        self.seed = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.options = {
+            "dropout_p": dropout_p, "seed": self.seed if dropout_p else None,
+            "deterministic": deterministic, "backend": "hopper", "return_lse": True,
+        }  # fmt: skip
+        self.pattern, self.padded = PATTERNS[name], name.startswith("padding")
+        self.lengths = torch.full((batch,), N, dtype=torch.int32, device="cuda")
+
+    def draw(self) -> None:
+        with torch.no_grad():
+            for t in self.qkv:
+                t.normal_(std=2)
+            self.dout.normal_()
+            self.seed.random_(2**40)
+            self.lengths.random_(1, N + 1)
+
+    def call(self):
+        mask = self.pattern
+        if self.padded:
+            mask = skip_padding(blocks_of(mask, N, 2, self.qkv[0].device), self.lengths)
+        out, lse = sparseflash.attention(*self.qkv, mask, **self.options)
+        return out.detach(), lse.detach(), *torch.autograd.grad(out, self.qkv, self.dout)
+
+
+def assert_same(found, expected, deterministic: bool, what: str) -> None:
+    for name, a, e in zip(NAMES, found, expected, strict=True):
+        if deterministic or name != "dq":  # dq is summed by atomics
+            assert torch.equal(a, e), f"{what}: {name} differs by {relative_error(a, e):.3g}"
+        else:
+            assert relative_error(a, e) < 1e-2, f"{what}: {name} {relative_error(a, e):.3g}"
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """A function that lets the grids be those of a GPU with so many multiprocessors."""
+
+    def forget():
+        forget_plans()
+        calls.known.clear()
+        hopper_backward._memos.clear()
+
+    def change(count: int) -> None:
+        for module in (hopper, hopper_passes):
+            monkeypatch.setattr(module, "multiprocessors", lambda device: count)
+        forget()
+
+    yield change
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(("head_dim", "batch", "dropout_p"), SHAPES)
+def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deterministic, programs):
+    problem = Problem(name, head_dim, batch, dropout_p, deterministic)
+    problem.draw()
+    expected = problem.call()
+    for count in (1, 5):
+        programs(count)
+        assert_same(problem.call(), expected, deterministic, f"{count} multiprocessors")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(("head_dim", "batch", "dropout_p"), SHAPES)
+def test_programs_that_begin_late(head_dim, batch, dropout_p, name, deterministic, captured):
+    problem = Problem(name, head_dim, batch, dropout_p, deterministic)
+    side = torch.cuda.Stream()
+    sink = torch.zeros(1024, dtype=torch.int64, device="cuda")
+    # a whole multiprocessor each, or a half, beside which a program of ours may find room
+    blockers = [(110, 16, 128), (131, 16, 128), (200, 8, 128), (250, 4, 128)]
+    problem.draw()
+    problem.call()
+    graph, results = None, ()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = problem.call()
+
+    def call():
+        if graph is None:
+            return problem.call()
+        graph.replay()
+        return [t.clone() for t in results]
+
+    for round_ in range(12):
+        count, warps, registers = blockers[round_ % len(blockers)]
+        problem.draw()
+        expected = problem.call()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            hold[(count,)](sink, 50_000, 4_000, num_warps=warps, maxnreg=registers)
+        found = call()
+        torch.cuda.synchronize()
+        assert_same(found, expected, deterministic, f"round {round_}")
