@@ -128,7 +128,15 @@ def report(kernel) -> dict:
         "warps": kernel.metadata.num_warps,
         "serialized": "instructions are serialized" in log,
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "idle_barriers": idle_barriers(kernel.asm["ttgir"]),
     }
+
+
+def idle_barriers(ttgir: str) -> list[str]:
+    """Barriers that no partition of warps takes: Triton hands their memory out again."""
+    taken = re.search(r"ttg\.warp_specialize\(([^)]*)\)", ttgir)
+    made = re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\w+xi64", ttgir)
+    return [name for name in made if taken and name not in taken.group(1).split(", ")]
 
 
 def main() -> None:

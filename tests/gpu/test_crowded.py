@@ -1,5 +1,5 @@
-"""Persistent grids on a GPU that other work shares: programs that run many tiles, and that begin
-late, after others have done most of the work.
+"""Persistent grids whose programs claim work at uneven times: few that run many tiles, those that
+begin late, after others have done most of the work, and those with tiles that take no time.
 """
 
 import pytest
@@ -151,3 +151,21 @@ def test_programs_that_begin_late(head_dim, batch, dropout_p, name, deterministi
         found = call()
         torch.cuda.synchronize()
         assert_same(found, expected, deterministic, f"round {round_}")
+
+
+@pytest.mark.parametrize("name", ["padding", "padding, butterfly"])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_every_item_is_claimed_however_short_they_are(head_dim, name):
+    """A claim that gets lost shows in few calls, and in one tile of these."""
+    problem = Problem(name, head_dim, 3072 // head_dim, 0.0, False)
+    qkv = [t.detach() for t in problem.qkv]
+    problem.draw()
+    for round_ in range(600):
+        problem.lengths.random_(1, N + 1)
+        blocks = blocks_of(problem.pattern, N, 2, problem.lengths.device)
+        mask = skip_padding(blocks, problem.lengths)
+        out, lse = sparseflash.attention(*qkv, mask, backend="hopper", return_lse=True)
+        begun = torch.arange(0, N, 128, device=lse.device) < problem.lengths[:, None]
+        real = begun[:, None, :, None].expand(-1, 2, -1, 128).flatten(2)
+        left_out = (lse.isfinite() != real) | lse.isnan() | out.isnan().any(-1)
+        assert not left_out.any(), f"round {round_}: rows {left_out.nonzero()[::128].tolist()}"

@@ -1,6 +1,7 @@
 """Memory on a GPU: how much is taken, and offsets beyond 32 bits."""
 
 import gc
+import time
 
 import pytest
 import torch
@@ -115,6 +116,10 @@ def test_memory_does_not_grow_from_call_to_call(options, backend):
     for _ in range(5):
         run(sparseflash.attention, qkv, MASK, **options)
     gc.collect()
+    deadline = time.monotonic() + 5
+    # autograd's thread may let go of its last gradient after the call has returned
+    while torch.cuda.memory_allocated() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert torch.cuda.memory_allocated() <= before
 
 

@@ -209,6 +209,7 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
     assert sum(r["wgmma"] > 0 for r in reports) >= 2  # forward, and a pass of the backward
     for r in reports:
         assert not r["serialized"], r
+        assert not r["idle_barriers"], r
         assert r["shared_bytes"] <= aot.SHARED, r
         limit = spills if r["name"] == "backward_cols" else 0
         assert r["spilled_bytes"] <= limit, r

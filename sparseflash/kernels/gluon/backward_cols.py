@@ -315,11 +315,6 @@ def backward_cols(
     v_s = gl.allocate_shared_memory(DT, [KV, 1, 1, BN, DV], v_desc.layout)
     lse_s = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
     delta_s = gl.allocate_shared_memory(gl.float32, [STAGES, BM], lse_desc.layout)
-    if WITH_DQ:
-        DS_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, BM], DT)
-        ds_s = gl.allocate_shared_memory(DT, [2, BN, BM], DS_L)
-    else:
-        ds_s = lse_s  # a stand-in
     ML: gl.constexpr = mbarrier.MBarrierLayout()
     record = gl.allocate_shared_memory(gl.int32, [2 * RECORD, 1], ML)
     kv_full = gl.allocate_shared_memory(gl.int64, [KV, 1], ML)
@@ -329,10 +324,16 @@ def backward_cols(
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
     do_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
-    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
     record_full = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
     record_empty = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
     record_go = gl.allocate_shared_memory(gl.int64, [1], ML)
+    ds_s, ds_full = lse_s, record_full  # stand-ins
+    if WITH_DQ:
+        DS_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, BM], DT)
+        ds_s = gl.allocate_shared_memory(DT, [2, BN, BM], DS_L)
+        ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
+        for i in gl.static_range(2):
+            mbarrier.init(ds_full.index(i), count=CONSUMERS)
     for i in gl.static_range(KV):
         mbarrier.init(kv_full.index(i), count=1)
         mbarrier.init(kv_empty.index(i), count=1)
@@ -343,7 +344,6 @@ def backward_cols(
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
         mbarrier.init(do_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2):
-        mbarrier.init(ds_full.index(i), count=CONSUMERS)
         mbarrier.init(record_full.index(i), count=1)
         mbarrier.init(record_empty.index(i), count=CONSUMERS + 2)
     mbarrier.init(record_go, count=1)

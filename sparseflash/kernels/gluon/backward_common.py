@@ -13,6 +13,7 @@ from sparseflash.kernels.gluon.common import (
     TILE,
     N,
     bit_words,
+    claim,
     locate,
     mix,
     write,
@@ -44,7 +45,7 @@ def scheduler(record, record_full, record_empty, record_go, items_ptr, bit_ptr, 
             n_partial = gl.load(item + 3)
             part = gl.load(item + 4)
             if tile < 0:
-                w = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
+                w = gl.num_programs(0) + claim(counter_ptr)
         slot = t & 1
         first_bit = gl.load(bit_ptr + begin, mask=n_partial > 0, other=-1)
         mbarrier.wait(record_empty.index(slot), ((t >> 1) & 1) ^ 1)
@@ -58,7 +59,7 @@ def scheduler(record, record_full, record_empty, record_go, items_ptr, bit_ptr, 
         mbarrier.arrive(record_full.index(slot), count=1)
         if tile >= 0:
             mbarrier.wait(record_go, t & 1)
-            w = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
+            w = gl.num_programs(0) + claim(counter_ptr)
             t += 1
         else:
             t = -1

@@ -31,6 +31,27 @@ def write(record, slot, FIELD: gl.constexpr, value):
     record.index(slot * RECORD + FIELD).store(gl.full([1], 0, gl.int32, WARP) + value)
 
 
+@gluon.constexpr_function
+def _claim_asm():
+    return (
+        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        " mov.b32 $0, 0; @first atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
+        " shfl.sync.idx.b32 $0, $0, 0, 31, -1; }"
+    )
+
+
+@gluon.jit
+def claim(counter_ptr):
+    """Counts on in global memory; all lanes of the one warp that calls this get what it was before.
+
+    `gl.atomic_add` would hand it out through shared memory of its own, for which Triton takes that
+    of barriers that no partition uses.
+    """
+    at = counter_ptr.to(gl.int64)
+    ASM: gl.constexpr = _claim_asm()
+    return gl.inline_asm_elementwise(ASM, "=r,l", [at], gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def locate(w, n_items, n_long, n_bh, heads, group, list_batch, list_heads):
     """Batch x head, and row of the items (int64), of work number w.

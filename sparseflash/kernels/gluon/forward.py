@@ -329,8 +329,6 @@ def attention_forward(
     q_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], ML)
     k_full = gl.allocate_shared_memory(gl.int64, [KS, 1], ML)
     k_empty = gl.allocate_shared_memory(gl.int64, [KS, 1], ML)
-    v_full = gl.allocate_shared_memory(gl.int64, [VS, 1], ML)
-    v_empty = gl.allocate_shared_memory(gl.int64, [VS, 1], ML)
     o_full = gl.allocate_shared_memory(gl.int64, [RING * CONSUMERS, 1], ML)
     record_full = gl.allocate_shared_memory(gl.int64, [4, 1], ML)
     record_go = gl.allocate_shared_memory(gl.int64, [1], ML)
@@ -345,9 +343,13 @@ def attention_forward(
     for i in gl.static_range(KS):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
-    for i in gl.static_range(VS):
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    v_full, v_empty = k_full, k_empty  # stand-ins
+    if not PAIRS:
+        v_full = gl.allocate_shared_memory(gl.int64, [VS, 1], ML)
+        v_empty = gl.allocate_shared_memory(gl.int64, [VS, 1], ML)
+        for i in gl.static_range(VS):
+            mbarrier.init(v_full.index(i), count=1)
+            mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc, o_desc)
     bufs = (q_s, k_s, v_s, record)

@@ -15,6 +15,7 @@ from sparseflash.kernels.gluon.common import (
     TILE,
     WARP,
     N,
+    claim,
     locate,
     read,
     write,
@@ -65,7 +66,7 @@ def scheduler(descs, bufs, bars, lists, tensors, shape, MAJOR: gl.constexpr):
             if n == 0:
                 if tile >= 0:
                     _write_empty(descs[3], tensors, shape, bh, tile * MAJOR, MAJOR)
-                w = gl.num_programs(0) + gl.atomic_add(tensors[2], 1)
+                w = gl.num_programs(0) + claim(tensors[2])
         found = n > 0
         # a ring of four needs no barrier: before Q of tile t is copied, all are done with t - 2
         slot = t & 3
@@ -83,12 +84,12 @@ def scheduler(descs, bufs, bars, lists, tensors, shape, MAJOR: gl.constexpr):
         mbarrier.arrive(record_full.index(slot), count=1)
         if found:
             mbarrier.wait(record_go, t & 1)  # the producer is near the end of this tile
-            w = gl.num_programs(0) + gl.atomic_add(tensors[2], 1)
+            w = gl.num_programs(0) + claim(tensors[2])
             t += 1
         else:
             t = -1
     # the last program to run out of work clears the counters for the next launch
-    if gl.atomic_add(tensors[2] + 1, 1) == gl.num_programs(0) - 1:
+    if claim(tensors[2] + 1) == gl.num_programs(0) - 1:
         gl.atomic_xchg(tensors[2], 0)
         gl.atomic_xchg(tensors[2] + 1, 0)
 

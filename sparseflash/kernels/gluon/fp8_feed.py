@@ -14,6 +14,7 @@ from sparseflash.kernels.gluon.common import (
     TILE,
     WARP,
     N,
+    claim,
     locate,
     read,
     write,
@@ -48,7 +49,7 @@ def scheduler(bufs, bars, lists, shape, counter_ptr, out_ptr, lse_ptr, dim_v, DV
             if n == 0:
                 if tile >= 0:
                     _write_empty(out_ptr, lse_ptr, bh, tile, n_q, dim_v, DV)
-                w = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
+                w = gl.num_programs(0) + claim(counter_ptr)
         found = n > 0
         slot = t & 1
         mbarrier.wait(record_empty.index(slot), ((t >> 1) & 1) ^ 1)
@@ -65,7 +66,7 @@ def scheduler(bufs, bars, lists, shape, counter_ptr, out_ptr, lse_ptr, dim_v, DV
         mbarrier.arrive(record_full.index(slot), count=1)
         if found:
             mbarrier.wait(record_go, t & 1)  # the producer is near the end of this tile
-            w = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
+            w = gl.num_programs(0) + claim(counter_ptr)
             t += 1
         else:
             t = -1
