@@ -133,10 +133,11 @@ def report(kernel) -> dict:
 
 
 def idle_barriers(ttgir: str) -> list[str]:
-    """Barriers that no partition of warps takes: Triton hands their memory out again."""
-    taken = re.search(r"ttg\.warp_specialize\(([^)]*)\)", ttgir)
+    """Barriers that no partition of warps uses: Triton hands their memory out again."""
+    # what is passed on to the other partitions, and all of the one that sees every name
+    used = re.search(r"ttg\.warp_specialize\((.*?)\)(.*?)partition0\(", ttgir, re.DOTALL)
     made = re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\w+xi64", ttgir)
-    return [name for name in made if taken and name not in taken.group(1).split(", ")]
+    return [name for name in made if used and not re.search(rf"{name}\b", used.group())]
 
 
 def main() -> None:

@@ -21,8 +21,12 @@ def mix(x: int) -> int:
 def keep_by_definition(seed: int, b_h: int, q: int, k: int, dropout_p: float) -> bool:
     low, high = seed & LOW32, (seed >> 32) & LOW32
     head = mix(mix(low) ^ high ^ ((b_h * 0x9E3779B9) & LOW32))
-    row_key, col_key = mix(q ^ head), mix((k + 0x85EBCA6B + head) & LOW32)
-    return mix(row_key ^ col_key) >= min(round(dropout_p * 2**32), LOW32)
+    column = mix((head + 0x85EBCA6B) & LOW32)
+    row_key, col_key = (q * 0x9E3779B1 + head) & LOW32, (k * 0x85EBCA77 + column) & LOW32
+    x = (row_key ^ (row_key >> 16)) ^ (col_key ^ (col_key >> 16))
+    x = (x * 0x7FEB352D) & LOW32
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW32
+    return x >= min(round(dropout_p * 2**32), LOW32)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -1, 2**40 + 7, -(2**63), 2**63 - 1])
@@ -78,6 +82,39 @@ def test_no_two_entries_go_together():
                 product = product.narrow(dim, 0, shift)  # the other half has the same pairs
             if x.shape[dim] > shift:
                 assert abs(product.mean().item()) < 5 / math.sqrt(product.numel()), (dim, shift)
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5])
+def test_no_two_entries_go_together_at_any_distance(dropout_p):
+    # rows and columns are steps of a constant: the correlation at all distances, by its spectrum
+    n = 1024
+    keep = keep_mask(torch.tensor([6]), 1, 3, n, n, dropout_p)[0].double()
+    x = (keep - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
+    spectrum = torch.fft.rfft2(x)
+    for other in (0, 1):  # heads apart
+        products = spectrum * spectrum.roll(other, 0).conj()
+        correlation = torch.fft.irfft2(products) / n  # in standard deviations
+        if other == 0:
+            correlation[:, 0, 0] = 0
+        assert correlation.abs().max() < 6.5, other  # of 3 million
+
+
+@pytest.mark.parametrize("distance", [2**i for i in range(10, 23, 2)])
+def test_entries_far_apart_do_not_go_together(distance):
+    generator = torch.Generator().manual_seed(0)
+    n = 2048
+    rows, cols = (torch.randint(2**23, (n,), generator=generator) for _ in range(2))
+
+    def signs(dq: int, dk: int) -> torch.Tensor:
+        x = ((rows + dq) * 0x9E3779B1) & LOW32
+        y = ((cols + dk) * 0x85EBCA77 + 123456789) & LOW32
+        x, y = (x ^ (x >> 16)), (y ^ (y >> 16))
+        keys = ((t ^ 2**31) - 2**31 for t in (x, y))
+        return keep_from_keys(*(t.int() for t in keys), 0.5).double() * 2 - 1
+
+    here = signs(0, 0)
+    for dq, dk in ((distance, 0), (0, distance), (distance, distance), (distance, -distance)):
+        assert abs((here * signs(dq, dk)).mean().item()) < 5 / n, (dq, dk)
 
 
 def test_no_rectangle_of_entries_goes_together():

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.gluon.backward_common import keeps, scheduler, store_part, words_below
+from sparseflash.kernels.gluon.backward_common import scheduler, store_part, words_below
 from sparseflash.kernels.gluon.backward_dq import add_dq, start_dq
 from sparseflash.kernels.gluon.backward_feed import producer, split_index, storer
 from sparseflash.kernels.gluon.common import (
@@ -38,8 +38,12 @@ from sparseflash.kernels.gluon.common import (
     WARPGROUP,
     N,
     bit_layout,
-    head_key,
+    column_key,
+    head_keys,
+    keeps,
+    piece_tokens,
     read,
+    row_key,
     where_allowed,
 )  # fmt: skip
 
@@ -107,7 +111,7 @@ def _block(dk, dv, tiles, g, words, masked, entry, origin, bufs, bars, ptrs, sha
     ds_s, lse_s, delta_s = bufs[4], bufs[5], bufs[6]
     q_full, q_empty, do_full, do_empty, ds_full = bars[2], bars[3], bars[4], bars[5], bars[6]
     q, do, k, kw, vw = tiles
-    bh, k_start, row0 = origin
+    row0 = origin[2]
     _, group, n_pad, n_blocks, _ = shape
     scale, _, threshold, keep_scale = scales
     BM: gl.constexpr = q.shape[0]
@@ -148,7 +152,7 @@ def _block(dk, dv, tiles, g, words, masked, entry, origin, bufs, bars, ptrs, sha
             p = where_allowed(p, words, 0.0, bit_layout(BM))
     kept = p
     if DROPOUT:
-        keep = _keep(ptrs, entry, bh, k_start, group, n_blocks, threshold, S_L, BM, GATHER, GROUPED)
+        keep = _keep(ptrs, entry, origin, group, n_blocks, threshold, S_L, BM, GATHER, GROUPED)
         kept = gl.where(keep, p, 0.0)
     pb = gl.convert_layout(kept.to(DT), V_A, assert_trivial=True)
     if WITH_DQ:
@@ -223,7 +227,11 @@ def _consumer(bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUMERS: gl.co
         limit = n_k - k_start  # keys of this warpgroup that exist
         # first row of (b, first head of the group) in dQ
         row0 = (bh // kv_heads * kv_heads + bh % kv_heads) * group * n_pad
-        origin = (bh, k_start, row0)
+        row_head = 0
+        column_head = 0
+        if DROPOUT and not GROUPED:
+            row_head, column_head = head_keys(ptrs[5], bh)
+        origin = (bh, k_start, row0, row_head, column_head)
         entry = idx_ptr + begin.to(gl.int64) * GATHER
         dk = gl.zeros([64, D], gl.float32, K_L)
         dv = gl.zeros([64, DV], gl.float32, V_L)
@@ -276,16 +284,22 @@ def _consumer(bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUMERS: gl.co
 
 
 @gluon.jit
-def _keep(ptrs, entry, bh, k_start, group, n_blocks, threshold, S_L: gl.constexpr,
-          BM: gl.constexpr, GATHER: gl.constexpr, GROUPED: gl.constexpr):  # fmt: skip
+def _keep(ptrs, entry, origin, group, n_blocks, threshold, S_L: gl.constexpr, BM: gl.constexpr,
+          GATHER: gl.constexpr, GROUPED: gl.constexpr):  # fmt: skip
     """What dropout keeps of (64 keys, BM queries)."""
     PIECE: gl.constexpr = BM // GATHER
-    column = gl.arange(0, BM, gl.SliceLayout(0, S_L))
-    hg, block = split_index(gl.load(entry + column // PIECE), n_blocks, GROUPED)
-    key = head_key(ptrs[5], bh * group + hg)[None, :]
-    q_token = (block * PIECE + column % PIECE)[None, :]
-    k_token = (k_start + gl.arange(0, 64, gl.SliceLayout(1, S_L)))[:, None]
-    return keeps(q_token, k_token, key, threshold)
+    bh, k_start, _, row_head, column_head = origin
+    idx, token = piece_tokens(entry, BM, PIECE, gl.SliceLayout(0, S_L))
+    hg, block = split_index(idx, n_blocks, GROUPED)
+    if GROUPED:
+        row_head, column_head = head_keys(ptrs[5], bh * group + hg)
+    q_token = block * PIECE + token
+    k_token = k_start + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+    if GROUPED and GATHER > 1:  # a head for every column
+        column_keys = column_key(k_token[:, None], column_head[None, :])
+    else:
+        column_keys = column_key(k_token, column_head)[:, None]
+    return keeps(row_key(q_token, row_head)[None, :], column_keys, threshold)
 
 
 @gluon.jit(do_not_specialize=[

@@ -1,4 +1,4 @@
-"""Device functions that the passes of the Hopper backward share: claiming work, bits, dropout."""
+"""Device functions that the passes of the Hopper backward share: claiming work, bits."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,7 +15,6 @@ from sparseflash.kernels.gluon.common import (
     bit_words,
     claim,
     locate,
-    mix,
     write,
 )  # fmt: skip
 
@@ -81,11 +80,3 @@ def words_below(bits_ptr, row, limit, W: gl.constexpr, MAJOR: gl.constexpr, LAYO
     words = bit_words(bits_ptr, gl.maximum(row, 0), row >= 0, W, MAJOR, LAYOUT)
     r = gl.arange(0, 64, gl.SliceLayout(1, words.type.layout))[:, None]
     return gl.where(r < limit, words, 0)
-
-
-@gluon.jit
-def keeps(q_token, k_token, key, threshold):
-    """Which probabilities dropout keeps; tokens and key broadcast to the shape of the tile."""
-    q_key = mix(q_token.to(gl.uint32) ^ key)
-    k_key = mix(k_token.to(gl.uint32) + 0x85EBCA6B + key)
-    return mix(q_key ^ k_key) >= threshold.to(gl.uint32)

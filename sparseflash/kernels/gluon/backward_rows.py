@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.gluon.backward_common import keeps, scheduler, store_part, words_below
+from sparseflash.kernels.gluon.backward_common import scheduler, store_part, words_below
 from sparseflash.kernels.gluon.common import (
     BEGIN,
     BH,
@@ -29,8 +29,12 @@ from sparseflash.kernels.gluon.common import (
     WARPGROUP,
     N,
     bit_layout,
-    head_key,
+    column_key,
+    head_keys,
+    keeps,
+    piece_tokens,
     read,
+    row_key,
     where_allowed,
 )  # fmt: skip
 
@@ -144,6 +148,9 @@ def _consumer(dq_desc, bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUME
         do = do_s.index(r).reshape([BM, DV]).slice(W * 64, 64, 0)
         lse = lse_s.index(r).slice(W * 64, 64, 0).load(R_L) * scale  # all are minus
         delta = delta_s.index(r).slice(W * 64, 64, 0).load(R_L)
+        if DROPOUT:
+            row_head, column_head = head_keys(seed_ptr, bh)
+            row_keys = row_key(tile * BM + W * 64 + gl.arange(0, 64, R_L), row_head)
         mbarrier.wait(k_full.index(g % STAGES), (g // STAGES) & 1, pred=n > 0)
         for j in range(n):
             s = g % STAGES
@@ -172,8 +179,8 @@ def _consumer(dq_desc, bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUME
             mbarrier.arrive(v_empty.index(s), count=1)
             if DROPOUT:
                 keep = _keep(
-                    seed_ptr, idx_ptr + (begin + j).to(gl.int64) * GATHER, bh, tile * BM + W * 64,
-                    threshold, S_L, BN, PIECE,
+                    row_keys, column_head, idx_ptr + (begin + j).to(gl.int64) * GATHER,
+                    threshold, BN, PIECE, gl.SliceLayout(0, S_L),
                 )  # fmt: skip
                 dpt = gl.where(keep, dpt * keep_scale, 0.0) + delta[:, None]
             ds = gl.convert_layout((p * dpt).to(DT), A_L, assert_trivial=True)
@@ -202,13 +209,12 @@ def _consumer(dq_desc, bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUME
 
 
 @gluon.jit
-def _keep(seed_ptr, entry, bh, q_start, threshold, S_L: gl.constexpr, BN: gl.constexpr,
-          PIECE: gl.constexpr):  # fmt: skip
+def _keep(row_keys, column_head, entry, threshold, BN: gl.constexpr, PIECE: gl.constexpr,
+          LAYOUT: gl.constexpr):  # fmt: skip
     """What dropout keeps of (64 queries, BN keys)."""
-    column = gl.arange(0, BN, gl.SliceLayout(0, S_L))
-    k_token = (gl.load(entry + column // PIECE) * PIECE + column % PIECE)[None, :]
-    q_token = (q_start + gl.arange(0, 64, gl.SliceLayout(1, S_L)))[:, None]
-    return keeps(q_token, k_token, head_key(seed_ptr, bh), threshold)
+    block, token = piece_tokens(entry, BN, PIECE, LAYOUT)
+    column_keys = column_key(block * PIECE + token, column_head)
+    return keeps(row_keys[:, None], column_keys[None, :], threshold)
 
 
 @gluon.jit(do_not_specialize=[

@@ -130,11 +130,45 @@ def mix(x):
 
 
 @gluon.jit
-def head_key(seed_ptr, head):
+def head_keys(seed_ptr, head):
+    """Where the rows and the columns of a batch x head begin."""
     seed = gl.load(seed_ptr)
     low = seed.to(gl.uint32)
     high = (seed >> 32).to(gl.uint32)
-    return mix(mix(low) ^ high ^ (head.to(gl.uint32) * 0x9E3779B9))
+    key = mix(mix(low) ^ high ^ (head.to(gl.uint32) * 0x9E3779B9))
+    return key, mix(key + 0x85EBCA6B)
+
+
+@gluon.jit
+def row_key(q_token, row_head):
+    x = q_token.to(gl.uint32) * 0x9E3779B1 + row_head
+    return x ^ (x >> 16)
+
+
+@gluon.jit
+def column_key(k_token, column_head):
+    x = k_token.to(gl.uint32) * 0x85EBCA77 + column_head
+    return x ^ (x >> 16)
+
+
+@gluon.jit
+def keeps(row_keys, column_keys, threshold):
+    """Which probabilities dropout keeps; the keys broadcast to the shape of the tile."""
+    x = row_keys ^ column_keys
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x >= threshold.to(gl.uint32)
+
+
+@gluon.jit
+def piece_tokens(entry, COLUMNS: gl.constexpr, PIECE: gl.constexpr, LAYOUT: gl.constexpr):
+    """(piece number, token in it) of the columns of a list entry, `entry` pointing to its first."""
+    column = gl.arange(0, COLUMNS, LAYOUT)
+    if PIECE == COLUMNS:
+        return gl.load(entry), column
+    else:
+        return gl.load(entry + column // PIECE), column % PIECE
 
 
 # ------------------------------------------------------------------ named barriers

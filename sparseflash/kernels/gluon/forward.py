@@ -30,11 +30,11 @@ from sparseflash.kernels.gluon.common import (
     N,
     bit_layout,
     bit_words,
-    head_key,
-    mix,
+    head_keys,
     named_arrive,
     named_sync,
     read,
+    row_key,
     tree_layout,
     where_allowed,
 )  # fmt: skip
@@ -162,8 +162,8 @@ def _consumer(
     m = gl.full([64], float("-inf"), gl.float32, R_S)
     l = gl.zeros([64, 4], gl.float32, gl.SliceLayout(1, gl.SliceLayout(3, W_L)))
     p = gl.zeros([64, MINOR], DTYPE, P_L)
-    row_key = gl.zeros([64], gl.uint32, R_S)
-    key = threshold.to(gl.uint32)
+    row_keys = gl.zeros([64], gl.uint32, R_S)
+    column_head = threshold.to(gl.uint32)
     add = g > 0  # whether the tile has begun its sum
     last_bh = 0
     last_part = -1
@@ -186,8 +186,8 @@ def _consumer(
             if PARTIAL:
                 words = bit_words(bits_ptr, bit, n_partial > 0, CID, MAJOR, W_L)
             if DROPOUT:
-                key = head_key(seed_ptr, bh)
-                row_key = mix((row + gl.arange(0, 64, R_S)).to(gl.uint32) ^ key)
+                row_head, column_head = head_keys(seed_ptr, bh)
+                row_keys = row_key(row + gl.arange(0, 64, R_S), row_head)
             i = (t % RING) * CONSUMERS + CID
             q = shared_rows(q_s, i, D)
             mbarrier.wait(q_full.index(i), (t // RING) & 1)
@@ -211,7 +211,7 @@ def _consumer(
             p32, m_new, _unused = softmax(s, nothing, scale, PARTIAL, T_L)
             l_new = row_sums(p32, W_L)
             if DROPOUT:
-                p32 = dropped(p32, idx_ptr, begin, row_key, key, threshold, PIECE)
+                p32 = dropped(p32, idx_ptr, begin, row_keys, column_head, threshold, PIECE)
             p = gl.convert_layout(p32.to(DTYPE), P_L, assert_trivial=True)
             g += 1
             mbarrier.wait(k_full.index(g % KS), (g // KS) & 1, pred=n > 1)
@@ -253,7 +253,7 @@ def _consumer(
                 )
                 l = l * alpha_l[:, None] + row_sums(p32, W_L)
                 if DROPOUT:
-                    p32 = dropped(p32, idx_ptr, begin + j, row_key, key, threshold, PIECE)
+                    p32 = dropped(p32, idx_ptr, begin + j, row_keys, column_head, threshold, PIECE)
                 p = gl.convert_layout(p32.to(DTYPE), P_L, assert_trivial=True)
                 # a basic-block boundary: without it ptxas hoists the wait for PV above the exp2s
                 mbarrier.wait(k_full.index((g + 1) % KS), ((g + 1) // KS) & 1, pred=j + 1 < n)

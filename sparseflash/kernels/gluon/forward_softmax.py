@@ -3,20 +3,18 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.gluon.common import mix
+from sparseflash.kernels.gluon.common import column_key, keeps, piece_tokens
 
 
 @gluon.jit
-def dropped(p, idx_ptr, entry, row_key, key, threshold, PIECE: gl.constexpr):
+def dropped(p, idx_ptr, entry, row_keys, column_head, threshold, PIECE: gl.constexpr):
     """P with what dropout takes set to 0."""
-    S_L: gl.constexpr = p.type.layout
     COLS: gl.constexpr = p.shape[1]
-    col = gl.arange(0, COLS, gl.SliceLayout(0, S_L))
-    block = gl.load(idx_ptr + entry.to(gl.int64) * (COLS // PIECE) + col // PIECE)
-    token = block * PIECE + col % PIECE
-    col_key = mix(token.to(gl.uint32) + 0x85EBCA6B + key)
-    keep = mix(row_key[:, None] ^ col_key[None, :]) >= threshold.to(gl.uint32)
-    return gl.where(keep, p, 0.0)
+    C_L: gl.constexpr = gl.SliceLayout(0, p.type.layout)
+    at = idx_ptr + entry.to(gl.int64) * (COLS // PIECE)
+    block, token = piece_tokens(at, COLS, PIECE, C_L)
+    column_keys = column_key(block * PIECE + token, column_head)
+    return gl.where(keeps(row_keys[:, None], column_keys[None, :], threshold), p, 0.0)
 
 
 @gluon.jit

@@ -165,9 +165,15 @@ def keep_bits(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Which probabilities of a tile dropout keeps: a function of (seed, head, query, key) alone."""
-    q_key = mix((q_start + tl.arange(0, BLOCK_M)).to(tl.uint32) ^ key)
-    k_key = mix((k_start + tl.arange(0, BLOCK_N)).to(tl.uint32) + 0x85EBCA6B + key)
+    q_key = (q_start + tl.arange(0, BLOCK_M)).to(tl.uint32) * 0x9E3779B1 + key
+    k_key = (k_start + tl.arange(0, BLOCK_N)).to(tl.uint32) * 0x85EBCA77 + mix(key + 0x85EBCA6B)
+    q_key ^= q_key >> 16
+    k_key ^= k_key >> 16
     if TRANSPOSED:
-        return mix(q_key[None, :] ^ k_key[:, None]) >= threshold.to(tl.uint32)
+        x = q_key[None, :] ^ k_key[:, None]
     else:
-        return mix(q_key[:, None] ^ k_key[None, :]) >= threshold.to(tl.uint32)
+        x = q_key[:, None] ^ k_key[None, :]
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x >= threshold.to(tl.uint32)
