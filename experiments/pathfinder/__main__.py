@@ -2,6 +2,7 @@
 
 python -m experiments.pathfinder size=128 examples=200000 out=lra_release
 python -m experiments.pathfinder 'size=[32,64,128,256]' statistics=true pictures=runs/pathfinder
+python -m experiments.pathfinder 'size=[32,128]' 'contour=[6,14]' shortcuts=true examples=10000
 """
 
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, ListConfig
 
+from experiments.pathfinder import shortcuts
 from experiments.pathfinder.generate import check_seed, make
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import Spec, spec
@@ -21,11 +23,16 @@ def main(config: DictConfig) -> None:
     check_seed(config.seed)
     if config.examples < 1:
         raise ValueError(f"examples={config.examples}: give at least 1")
-    if config.out is None and config.pictures is None and not config.statistics:
-        raise ValueError("nothing to do: give out=FOLDER, statistics=true or pictures=FOLDER")
+    if not (config.out or config.pictures or config.statistics or config.shortcuts):
+        raise ValueError(
+            "nothing to do: give out=FOLDER, statistics=true, shortcuts=true or pictures=FOLDER"
+        )
+    if config.shortcuts and config.examples < 100:
+        raise ValueError(f"examples={config.examples}: shortcuts are fitted, give 100 or more")
     sizes, contours = _list(config.size), _list(config.contour)
     specs = [spec(s, c, documented=config.documented) for s in sizes for c in contours]
     measured: dict[tuple[int, int], Statistics] = {}
+    short: dict[tuple[int, int], list[float]] = {}
     for each in specs:
         if config.out is not None:
             print(write(Path(config.out), each, config.seed, config.examples, config.workers))
@@ -38,8 +45,12 @@ def main(config: DictConfig) -> None:
             print(path)
         if config.statistics:
             measured[each.size, each.contour] = _timed(each, config.seed, config.examples)
+        if config.shortcuts:
+            short[each.size, each.contour] = shortcuts.shortcuts(each, config.seed, config.examples)
     if measured:
         print(table(measured))
+    if short:
+        print(shortcuts.table(short))
 
 
 def _timed(each: Spec, seed: int, n: int) -> Statistics:

@@ -6,10 +6,9 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from experiments.pathfinder.generate import Images, make
+from experiments.pathfinder.generate import Images, headings, make
 from experiments.pathfinder.parameters import Spec
-from experiments.pathfinder.render import LABEL, MARGIN, MARKERS
-from experiments.pathfinder.tables import tables
+from experiments.pathfinder.render import LABEL, MARKERS
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -43,14 +42,8 @@ def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
 def ends(images: Images, image: int, spec: Spec) -> np.ndarray:
     """(paddles, 2, 2): row and column of both ends of every paddle, the start of the patch first,
     unrounded at the other end."""
-    t = tables(spec, spec.margins[images.info[image, MARGIN]])
-    placed = images.placed[image, : images.counts[image]]
-    direction = placed[:, 1]
-    ring = t.ring[np.minimum(direction, len(t.ring) - 1)]
-    degrees = (direction - len(t.ring) - 180) * (np.pi / 180)
-    # A grown paddle points back from its head.
-    angle = np.where(direction < len(t.ring), np.arctan2(-ring[:, 0], -ring[:, 1]), degrees)
-    start = placed[:, 2:].astype(float)
+    angle = headings(images, spec)[image, : images.counts[image]]
+    start = images.placed[image, : images.counts[image], 2:].astype(float)
     end = start + spec.length * np.stack([np.sin(angle), np.cos(angle)], -1)
     return np.stack([start, end], 1)
 

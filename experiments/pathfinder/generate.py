@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.pathfinder.parameters import Spec
-from experiments.pathfinder.render import INFO, make_images
+from experiments.pathfinder.render import INFO, MARGIN, make_images
 from experiments.pathfinder.store import filled
 from experiments.pathfinder.tables import tables
 from experiments.tasks.task import digest
@@ -47,6 +47,22 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
             images.pixels, images.info, images.placed, images.counts,
         )  # fmt: skip
     return images
+
+
+def headings(images: Images, spec: Spec) -> np.ndarray:
+    """(n, paddles): the angle from where a paddle starts to its other end, in radians from the
+    columns towards the rows.
+    """
+    found = np.zeros(images.placed.shape[:2])
+    for which, margin in enumerate(spec.margins):
+        ring, own = tables(spec, margin).ring, images.info[:, MARGIN] == which
+        direction = images.placed[own, :, 1]
+        at = ring[np.minimum(direction, len(ring) - 1)]
+        degrees = (direction - len(ring) - 180) * (np.pi / 180)
+        # a grown paddle points back from its head
+        grown = np.arctan2(-at[..., 0], -at[..., 1])
+        found[own] = np.where(direction < len(ring), grown, degrees)
+    return found
 
 
 def check_seed(seed: int) -> None:

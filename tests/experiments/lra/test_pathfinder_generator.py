@@ -12,6 +12,7 @@ from experiments.pathfinder.draw import ends
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import SIZES, spec
 from experiments.pathfinder.render import LABEL, MARGIN, MARKERS, ORIGIN
+from experiments.pathfinder.shortcuts import shortcuts
 from experiments.pathfinder.statistics import OFFICIAL, measure, table
 from experiments.pathfinder.tables import _patches, tables
 
@@ -215,3 +216,9 @@ def test_crowded_images_end():
     """Distractors far beyond what has room: those without are left out."""
     images = make(replace(spec(32), distractors=60), 0, 0, 4)
     assert (measure(images).distractors or 0) < 30
+
+
+def test_paddles_at_the_marks_tell_more_than_the_marks():
+    marks, *paddles = shortcuts(spec(32, 6), 0, 3000)
+    assert 0.65 < marks < 0.82  # by their distance
+    assert paddles[0] > marks + 0.05 and paddles[2] > 0.9
