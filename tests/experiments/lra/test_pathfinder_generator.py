@@ -221,4 +221,5 @@ def test_crowded_images_end():
 def test_paddles_at_the_marks_tell_more_than_the_marks():
     marks, *paddles = shortcuts(spec(32, 6), 0, 3000)
     assert 0.65 < marks < 0.82  # by their distance
-    assert paddles[0] > marks + 0.05 and paddles[2] > 0.9
+    assert marks + 0.05 < paddles[0] < 0.93  # all of it: the label shows elsewhere
+    assert paddles[2] > 0.9
