@@ -1,6 +1,5 @@
 """Patterns of the distance: counts of the literature, conventions, errors, a million tokens."""
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -11,9 +10,9 @@ from masks import Mask
 from masks.patterns.distances import diagonals, dilated
 from masks.patterns.power_of_two import power_of_two
 from masks.patterns.sparse_transformer import strided
+from tests.masks.build_time import LONG, assert_builds_within
 
 B = 16
-LONG = 1 << 20
 
 
 def pairs(mask: Mask, n: int) -> int:
@@ -138,14 +137,7 @@ def test_numbers_beyond_any_token():
     ids=str,
 )
 def test_a_million_tokens(mask: Mask, milliseconds: float, tiles: int):
-    """The best of three against five times the target, and few tiles at any length."""
-    seconds = []
-    for n in range(LONG, LONG - 3 * 128, -128):
-        begin = time.perf_counter()
-        blocks = mask.build(n)
-        seconds.append(time.perf_counter() - begin)
-        assert len(blocks.bits) <= tiles
-    assert min(seconds) * 1000 < 5 * milliseconds
+    assert_builds_within(mask, milliseconds, tiles)
     assert len(mask.build(1 << 14).bits) <= tiles
 
 
