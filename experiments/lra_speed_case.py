@@ -2,14 +2,11 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
 
 from experiments.lra_speed_rows import SWEEP
 from experiments.models.attention import make_attention
@@ -17,7 +14,7 @@ from experiments.models.classifier import Classifier, ModelConfig
 from experiments.tasks.task import Split, Task, padded_length
 from experiments.timing import MIB, Times
 from experiments.training import graph
-from experiments.training.config import PRECISIONS, Settings, make_settings
+from experiments.training.config import PRECISIONS, Settings, compose_settings
 from experiments.training.data import DeviceSplit
 from experiments.training.distributed import Group
 from experiments.training.initial import make_model
@@ -82,20 +79,12 @@ class StepCase:
         """
         words = [f"task={'text' if self.task == SWEEP else self.task}"]
         words += [f"attention={self.attention}"]
-        settings = make_settings(_composed([*words, *self.overrides]), self.overrides)
+        settings = compose_settings([*words, *self.overrides])
         settings = replace(settings, steps=max(settings.steps, STEPS))
         if self.mask is None:
             return settings
         attention = settings.attention | {"mask": self.mask}
         return replace(settings, mask=self.mask, attention=attention)
-
-
-def _composed(overrides: Sequence[str]) -> DictConfig:
-    """conf/train.yaml, inside a program of Hydra or outside."""
-    if GlobalHydra.instance().is_initialized():
-        return compose("train", list(overrides))
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return compose("train", list(overrides))
 
 
 def random_task(case: StepCase, settings: Settings) -> Task:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
@@ -23,7 +25,7 @@ OPTIONAL_COUNTS = "micro_batch eval_batch val_examples checkpoint_every".split()
 # What may change from one session of a run to the next: it changes no result but by rounding.
 FREE = (
     "device micro_batch eval_batch log_every checkpoint_every minutes compile graph tensorboard "
-    "runs name data_dir cache_dir"
+    "runs name data_dir cache_dir data_only"
 ).split()
 
 
@@ -68,6 +70,7 @@ class Settings:
     runs: str
     data_dir: str
     cache_dir: str
+    data_only: bool
     tensorboard: bool | None
     scaled: dict[str, tuple[Any, Any]] = field(default_factory=dict, compare=False)
 
@@ -126,6 +129,19 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     values["betas"] = tuple(values["betas"])
     values["attention"] = _attention(values["attention"], values["mask"])
     return Settings(**values)
+
+
+def compose_settings(overrides: Sequence[str]) -> Settings:
+    """The settings of a command line of experiments.train, inside a program of Hydra or outside.
+
+    Raises:
+        ValueError: a value that is none, with the choices.
+        HydraException: a key or a group that does not exist.
+    """
+    if GlobalHydra.instance().is_initialized():
+        return make_settings(compose("train", list(overrides)), overrides)
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return make_settings(compose("train", list(overrides)), overrides)
 
 
 def _key(override: str) -> str:

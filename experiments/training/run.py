@@ -25,7 +25,8 @@ from experiments.training.stop import Interrupted, Stop
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    """Trains until the last step or until `settings.minutes` are over; returns the result.
+    """Trains until the last step or until `settings.minutes` are over; returns the result, or {}
+    of `settings.data_only`.
 
     The same settings go on from the last checkpoint. A run that is complete is left as it is.
 
@@ -47,6 +48,9 @@ def train(settings: Settings) -> dict[str, Any]:
     begin.explain_scale(settings, progress.say)
     memory.start(group.device)
     task = begin.load(settings, group)
+    if settings.data_only:
+        progress.say(f"{task.name} ({task.source}) is ready in {settings.cache_dir}")
+        return {}
     clock = Clock(group.device, begun)
     if not group.leads:
         return Run(settings, group, task, clock, progress).go(begun)

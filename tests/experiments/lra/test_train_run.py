@@ -199,6 +199,13 @@ def test_a_run_is_done_once_a_validation_is_good_enough(place, capsys):
     assert train(place, **changes)["steps"] == 6
 
 
+def test_data_alone(place, tmp_path, capsys):
+    changes = {"cache_dir": tmp_path / "cache", "runs": tmp_path / "runs"}
+    assert train(place, "listops", data_only=True, **changes) == {}
+    assert "listops (generated" in (told := capsys.readouterr().err) and "is ready in" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
 def test_settings_that_older_runs_do_not_know_are_no_other_settings(place):
     train(place, name="older")
     path = settings(place, name="older").folder / "config.yaml"

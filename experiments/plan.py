@@ -1,0 +1,94 @@
+"""Trains many runs of experiments.train, on all GPUs at the same time, in the order of a plan.
+
+    python -m experiments.plan plan=lra
+    python -m experiments.plan plan=path_x minutes=30 gpus=[0,1] 'with=["seed=0,1"]'
+    python -m experiments.plan file=mine.yaml                    # a plan like those of conf/plan
+
+The same command goes on where it was stopped, and leaves alone what is complete. See docs/lra.md.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from experiments.plan_queue import Queue
+from experiments.plan_runs import PLAN, planned_runs
+from experiments.training.stop import Interrupted
+
+
+def places(gpus: Sequence[int] | None, at_once: int) -> list[str | None]:
+    """The GPUs that runs may have, each `at_once` times; None where the processor does the work.
+
+    gpus: of those that this process sees; None: all of them.
+    ValueError for one that is not there.
+    """
+    if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
+        raise ValueError(f"at_once={at_once!r}: give a whole number of runs, at least 1")
+    count = torch.cuda.device_count()
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = seen if len(seen) == count else [str(i) for i in range(count)]
+    wanted = list(range(count)) if gpus is None else list(gpus)
+    if wrong := [gpu for gpu in wanted if gpu not in range(count)]:
+        raise ValueError(f"gpus={wrong}: there are {count} here, counted from 0")
+    found: list[str | None] = [names[gpu] for gpu in wanted]
+    return (found or [None]) * at_once
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A plan from a file; ValueError if that cannot be read."""
+    try:
+        plan = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, YAMLError) as error:
+        raise ValueError(f"file={path} cannot be read: {error}") from error
+    if not isinstance(plan, dict):
+        raise ValueError(f"file={path} is no plan: {PLAN}")
+    return {str(name): value for name, value in plan.items()}
+
+
+def follow(options: dict[str, Any]) -> bool:
+    """Runs what the options of conf/plan.yaml ask for; returns whether nothing failed.
+
+    Raises:
+        ValueError: options that are none.
+        Interrupted: a signal came, and the runs have written their checkpoints.
+    """
+    minutes = options["minutes"]
+    if minutes is not None and (isinstance(minutes, bool) or not minutes > 0):
+        raise ValueError(f"minutes={minutes!r}: give a number above 0")
+    slots = places(options["gpus"], options["at_once"])
+    plan = options["plan"] if options["file"] is None else read(Path(options["file"]))
+    queue = Queue(planned_runs(plan, options["with"]), slots, minutes)
+    if options["dry_run"]:
+        for run in queue.runs:
+            print(f"{run.name}: {queue.state(run)}\n    {' '.join(run.overrides)}")
+        return True
+    try:
+        queue.go()
+    finally:
+        print("", *(f"{run.name}: {queue.state(run)}" for run in queue.runs), sep="\n", flush=True)
+    return not queue.failed
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="plan")
+def main(config: DictConfig) -> None:
+    options = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(options, dict)
+    try:
+        done = follow({str(name): value for name, value in options.items()})
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except Interrupted as stop:
+        sys.exit(stop.code)
+    sys.exit(0 if done else 1)
+
+
+if __name__ == "__main__":
+    main()
