@@ -1,5 +1,6 @@
 """The runs of a plan: command lines of experiments.train, and which begins where another ended."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -123,10 +124,14 @@ def _sweep(overrides: Sequence[str]) -> Iterator[tuple[list[str], tuple[str, ...
     choices = []
     for key, override in parsed.items():
         if override.is_sweep_override():
-            choices.append(
-                [(value, f"{key}={value}") for value in override.sweep_string_iterator()]
-            )
+            values = list(override.sweep_string_iterator())
+            choices.append([(_plain(value), f"{key}={value}") for value in values])
         else:
             choices.append([("", str(override.input_line))])
     for chosen in product(*choices):
         yield [value for value, _ in chosen if value], tuple(text for _, text in chosen)
+
+
+def _plain(value: str) -> str:
+    """Without what Hydra quotes and escapes."""
+    return re.sub(r"\\(.)", r"\1", value).strip("'\"")

@@ -107,6 +107,10 @@ def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
     )
     assert [run.settings.batch for run in runs] == [8] * 5
     assert [run.settings.seed for run in runs[1:]] == [1, 2] * 2
+    assert [run.name for run in runs[1::2]] == [
+        "then/(local:8|butterfly)&causal/1",
+        "then/local:128+butterfly/1",
+    ]
     found = [run.settings.mask for run in runs[1:]]
     assert found == ["(local:8|butterfly)&causal"] * 2 + ["local:128+butterfly"] * 2
     assert all(run.after is runs[0] for run in runs[1:])

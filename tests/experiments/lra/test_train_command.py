@@ -1,41 +1,14 @@
 """The command itself: killed and started again, on two processes, stopped, refused, swept."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import pytest
 import torch
-from train_cases import overrides, settings, train, write_data
+from train_cases import overrides, settings, write_data
+from train_commands import assert_processes_train_as_one, finish, journal, start
 
 from experiments.training import checkpoint
-
-ROOT = Path(__file__).resolve().parents[3]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
-MODULE = ["-m", "experiments.train"]
-
-
-def start(given, launcher=(sys.executable,)):
-    return subprocess.Popen(
-        [*launcher, *MODULE, *given], cwd=ROOT, env=ENVIRONMENT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def finish(process, code=0):
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    return out + err
-
-
-def journal(folder):
-    path = folder / "journal.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def wait_for(process, folder, step):
@@ -81,30 +54,9 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same_bits(tmp_path
 
 
 def test_two_processes_train_as_one(tmp_path):
-    changes = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "lr": 1e-3}
-    given = overrides(tmp_path, "text", "linear", **changes)
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")
-    train(tmp_path, "text", "linear", **changes)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    told = finish(start([*given, "name=two"], torchrun))
-    assert told.count("test accuracy") == 1  # only the first process speaks
-    folders = [
-        settings(tmp_path, "text", "linear", **changes, name=n).folder for n in (None, "two")
-    ]
-    one, two = (checkpoint.load(folder / "checkpoint.pt") for folder in folders)
-    for name, weights in one["model"].items():
-        torch.testing.assert_close(two["model"][name], weights, rtol=1e-3, atol=1e-5)
-    assert len(two["random"]) == 2
-    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
-    assert results[1]["processes"] == 2
-    assert results[0]["accuracy"] == results[1]["accuracy"]
-    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)
-    ours, theirs = (
-        [x["loss"] for x in journal(folder) if x["kind"] == "train"] for folder in folders
-    )
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert_processes_train_as_one(tmp_path, 2, "text", "linear")
 
 
 def test_a_signal_stops_with_a_checkpoint(tmp_path):
