@@ -22,8 +22,9 @@ speed: $(READY)
 	$(RUN) -m experiments.speed $(ARGS)
 	$(RUN) -m experiments.plot
 
+# one thread each: those of several processes would take turns on the same cores
 test: $(READY)
-	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

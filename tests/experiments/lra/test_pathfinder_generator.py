@@ -218,7 +218,8 @@ def test_crowded_images_end():
     assert (measure(images).distractors or 0) < 30
 
 
-def test_paddles_at_the_marks_tell_more_than_the_marks():
+def test_paddles_at_the_marks_tell_more_than_the_marks(monkeypatch):
+    monkeypatch.setattr("experiments.pathfinder.shortcuts.STEPS", 300)
     marks, *paddles = shortcuts(spec(32, 6), 0, 3000)
     assert 0.65 < marks < 0.82  # by their distance
     assert marks + 0.05 < paddles[0] < 0.93  # all of it: the label shows elsewhere
