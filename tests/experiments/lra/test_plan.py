@@ -179,7 +179,11 @@ def test_what_fails_stops_those_after_it_alone(make, tmp_path, monkeypatch):
     monkeypatch.setenv("BROKEN", "bad,none data")
     entries = {
         "bad": {"with": ["task=image"]},
-        "next": {"after": "bad", "with": ["task=pathfinder32"]},
+        "next": {
+            "after": "bad",
+            "with": ["task=pathfinder32", "eps=0.5"],
+        },  # bad has failed by then
+        "last": {"after": "next", "with": ["task=pathfinder64"]},
         "none": {"with": ["task=text"]},
         "same": {"with": ["task=text", "seed=1"]},
         "fine": {"with": ["task=listops"]},
@@ -190,8 +194,10 @@ def test_what_fails_stops_those_after_it_alone(make, tmp_path, monkeypatch):
     began = [x.removesuffix(" begin") for x in events(tmp_path) if x.endswith(" begin")]
     assert set(began) <= {"bad data", "bad", "next data", "none data", "fine data", "fine"}
     assert [run.name for run in runs if run.complete] == ["fine"]
-    bad, waits, *none = [queue.state(run) for run in runs[:4]]
-    assert bad == "failed: exit status 1, see above" and waits == "waits for bad"
+    bad, *waits = [queue.state(run) for run in runs[:3]]
+    none = [queue.state(run) for run in runs[3:5]]
+    assert bad == "failed: exit status 1, see above"
+    assert waits == ["waits for bad", "waits for next"]
     assert none == ["failed: its data could not be made, see above"] * 2
 
 
