@@ -9,7 +9,6 @@ The same command goes on where it was stopped, and leaves alone what is complete
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from experiments.plan_runs import PLAN, planned_runs
 from experiments.training.stop import Interrupted
 
 
-def places(gpus: Sequence[int] | None, at_once: int) -> list[str | None]:
+def places(gpus: list[int] | None, at_once: int) -> list[str | None]:
     """The GPUs that runs may have, each `at_once` times; None where the processor does the work.
 
     gpus: of those that this process sees; None: all of them.
@@ -34,7 +33,9 @@ def places(gpus: Sequence[int] | None, at_once: int) -> list[str | None]:
     count = torch.cuda.device_count()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = seen if len(seen) == count else [str(i) for i in range(count)]
-    wanted = list(range(count)) if gpus is None else list(gpus)
+    if gpus is not None and (not isinstance(gpus, list) or not gpus):
+        raise ValueError(f"gpus={gpus!r}: give a list, such as [0,1], or null for all")
+    wanted = list(range(count)) if gpus is None else gpus
     if wrong := [gpu for gpu in wanted if gpu not in range(count)]:
         raise ValueError(f"gpus={wrong}: there are {count} here, counted from 0")
     found: list[str | None] = [names[gpu] for gpu in wanted]
@@ -60,7 +61,8 @@ def follow(options: dict[str, Any]) -> bool:
         Interrupted: a signal came, and the runs have written their checkpoints.
     """
     minutes = options["minutes"]
-    if minutes is not None and (isinstance(minutes, bool) or not minutes > 0):
+    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if minutes is not None and not (number and minutes > 0):
         raise ValueError(f"minutes={minutes!r}: give a number above 0")
     slots = places(options["gpus"], options["at_once"])
     plan = options["plan"] if options["file"] is None else read(Path(options["file"]))

@@ -58,19 +58,22 @@ def planned_runs(plan: Mapping[str, Any], more: Sequence[str] = ()) -> list[Plan
         ValueError: an entry, an override or a value that does not exist or is none.
     """
     unknown = plan.keys() - {"common", "runs"}
-    if unknown or not plan.get("runs"):
-        wrong = f"it says {', '.join(sorted(unknown))}" if unknown else "it has no runs"
+    if unknown or not plan.get("runs") or not isinstance(plan["runs"], Mapping):
+        wrong = f"it says {', '.join(sorted(unknown))}" if unknown else "it has no such runs"
         raise ValueError(f"{PLAN}, but {wrong}")
+    everywhere = _overrides("common", plan.get("common")), _overrides("with", more)
     found: dict[str, list[PlannedRun]] = {}
     for name, entry in plan["runs"].items():
-        entry = entry or {}
+        entry = {} if entry is None else entry
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"plan, {name}: {entry!r} is not {{with: [overrides], after: name}}")
         if unknown := entry.keys() - ENTRY:
             raise ValueError(
                 f"plan, {name}: {', '.join(sorted(unknown))} is neither with nor after"
             )
-        lines = [plan.get("common") or (), entry.get("with") or (), more]
+        own = _overrides(f"{name}, with", entry.get("with"))
         try:
-            sweep = list(_sweep([text for line in lines for text in line]))
+            sweep = list(_sweep([*everywhere[0], *own, *everywhere[1]]))
             before = _before(name, entry.get("after"), found, len(sweep))
             found[name] = [
                 _run("/".join([name, *values]), overrides, after)
@@ -81,6 +84,14 @@ def planned_runs(plan: Mapping[str, Any], more: Sequence[str] = ()) -> list[Plan
     runs = [run for runs in found.values() for run in runs]
     _refuse_shared_folders(runs)
     return runs
+
+
+def _overrides(where: str, given: Any) -> list[str]:
+    """A list of overrides; ValueError for anything else."""
+    given = [] if given is None else given
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ValueError(f'plan, {where}: {given!r} is no list of texts, such as ["seed=0,1"]')
+    return list(given)
 
 
 def _refuse_shared_folders(runs: Sequence[PlannedRun]) -> None:

@@ -119,7 +119,11 @@ def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({}, "but it has no runs"),
+        ({}, "but it has no such runs"),
+        (["a"], "but it has no such runs"),
+        ({"a": "seed=1"}, "plan, a: 'seed=1' is not {with: "),
+        ({"a": {"with": "seed=1"}}, "plan, a, with: 'seed=1' is no list of texts"),
+        ({"a": {"with": [{"seed": 1}]}}, "plan, a, with: .* is no list of texts"),
         ({"a": {"wiht": ["seed=1"]}}, "plan, a: wiht is neither with nor after"),
         ({"a": {"after": "b"}}, "plan, a: after: b is no entry above it"),
         ({"a": {"with": ["task=chess"]}}, "plan, a: .*task/chess"),
@@ -248,11 +252,15 @@ def test_places(monkeypatch):
         ({"minutes": -1}, "minutes=-1: give a number above 0"),
         ({"file": "nowhere.yaml"}, r"file=nowhere\.yaml cannot be read: .*No such file"),
         ({"file": "LICENSE"}, r"file=LICENSE is no plan: a plan has common|cannot be read"),
-        ({"plan": {"runs": None}}, "but it has no runs"),
+        ({"plan": {"runs": None}}, "but it has no such runs"),
+        ({"minutes": "long"}, "minutes='long': give a number above 0"),
+        ({"gpus": 1}, r"gpus=1: give a list, such as \[0,1\]"),
+        ({"gpus": []}, r"gpus=\[\]: give a list"),
+        ({"with": "seed=1", "plan": {"runs": {"a": None}}}, "plan, with: 'seed=1' is no list"),
     ],
 )
 def test_options_that_are_none(changes, message):
-    options = {"minutes": None, "file": None, "gpus": [], "at_once": 1, "with": [], "plan": {}}
+    options = {"minutes": None, "file": None, "gpus": None, "at_once": 1, "with": [], "plan": {}}
     with pytest.raises(ValueError, match=message):
         plan.follow(options | {"dry_run": False} | changes)
 
