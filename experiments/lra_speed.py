@@ -58,7 +58,8 @@ def plan(options: dict[Any, Any], device: str) -> list[StepCase]:
     lengths, tokens = LENGTHS[kind]
     lengths = lengths if options["lengths"] is None else sorted(options["lengths"])
     tokens = options["tokens"] or tokens
-    tasks = options["tasks"] or [*lra.AVERAGED, *(lra.PATH if kind == "cuda" else ())]
+    tasks = [*lra.AVERAGED, *(lra.PATH if kind == "cuda" else ())]
+    tasks = tasks if options["tasks"] is None else options["tasks"]
     for name, given, known in (
         ("tasks", tasks, TASKS),
         ("attentions", options["attentions"], NAMES),

@@ -44,7 +44,7 @@ def run_together(
     measure: a function of a module, which the processes import.
     limit_s: for all that are made ready at the same time, and again for every one that is timed.
 
-    What found no memory beside the others is measured again alone.
+    What found no memory beside the others is measured again beside fewer, in the end alone.
     """
     crowded = []
     for first in range(0, len(cases), workers):
@@ -53,8 +53,8 @@ def run_together(
                 crowded.append(case)
             else:
                 yield case, row
-    for case in crowded:
-        yield from _wave([case], measure, limit_s)
+    if crowded:
+        yield from run_together(crowded, measure, max(1, workers // 4), limit_s)
 
 
 def _wave(

@@ -53,5 +53,6 @@ def explained(settings: Settings, task: Task, group: Group) -> Iterator[None]:
 def lacks_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return "out of memory" in text or "can't allocate memory" in text
+    # libraries of the GPU have words of their own: CUBLAS_STATUS_ALLOC_FAILED
+    words = "out of memory", "can't allocate memory", "ALLOC_FAILED"
+    return any(word in str(error) for word in words)

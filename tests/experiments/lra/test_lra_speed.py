@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import lra, lra_speed
+from experiments import lra, lra_speed, lra_speed_together
 from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
 from experiments.lra_speed_case import (
     IMDB,
@@ -59,6 +59,11 @@ def test_on_a_gpu_the_sweep_keeps_its_tokens_and_the_images_grow():
     sweep = [c for c in cases if c.task == SWEEP]
     assert {c.length for c in sweep} == {1024 * 2**i for i in range(7)}
     assert "batch=2" in next(c for c in sweep if c.length == 65536).overrides
+
+
+def test_an_empty_list_is_none_of_them():
+    assert {c.task for c in plan(OPTIONS | {"tasks": []}, "cuda")} == {SWEEP}
+    assert SWEEP not in {c.task for c in plan(OPTIONS | {"lengths": []}, "cuda")}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,24 @@ def test_what_found_no_memory_is_tried_alone_and_a_process_may_die(capsys):
     assert why == "the process that measures ended with 3"
     ((_, why),) = run_together(cases[:1], lacks, workers=1, limit_s=0.01)
     assert why == "the process that measures did not answer in time"
+
+
+def test_what_found_no_memory_is_tried_beside_fewer(monkeypatch):
+    at_once = []
+    settings = case().settings()
+    row = lra_speed.empty_row(case(), settings, random_task(case(), settings), "")
+
+    def wave(cases, measure, limit_s):
+        at_once.append(len(cases))
+        for each in cases:
+            needs = int(each.length) * len(cases)
+            yield each, replace(row, status=OK if needs <= 4 else "out of memory: all is taken")
+
+    monkeypatch.setattr(lra_speed_together, "_wave", wave)
+    cases = [replace(case(), length=n) for n in (1, 2, 4, 8)]
+    found = [(c.length, row.status == OK) for c, row in run_together(cases, lacks, 8, 120)]
+    assert found == [(1, True), (2, True), (4, True), (8, False)]
+    assert at_once == [4, 2, 1, 1, 1]
 
 
 def test_only_what_is_missing_or_failed_is_compiled(tmp_path):

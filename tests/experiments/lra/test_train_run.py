@@ -204,6 +204,10 @@ def test_data_alone(place, tmp_path, capsys):
     assert train(place, "listops", data_only=True, **changes) == {}
     assert "listops (generated" in (told := capsys.readouterr().err) and "is ready in" in told
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    del changes["runs"]
+    train(place, "listops", name="there", **changes)
+    changes |= {"data_only": True, "precision": "bf16"}  # as a plan asks for it, on a processor
+    assert train(place, "listops", name="there", **changes) == {}
 
 
 def test_settings_that_older_runs_do_not_know_are_no_other_settings(place):
@@ -286,6 +290,7 @@ def test_other_data_in_the_same_folder(place, killed_after):
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
     ],
 )
