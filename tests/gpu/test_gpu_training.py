@@ -107,12 +107,57 @@ def test_a_captured_layer_follows_the_lengths(attention, compiled):
         torch.testing.assert_close(replayed[0] * real, expected * real, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("n", [1024, 2048])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_compiled_layer_computes_the_same(attention, n):
+    """Out and gradients, but for a token whose hash rounds to the other side."""
+    torch.compiler.reset()
+    layer = make_attention(attention, heads=2, head_dim=32, length=n).to("cuda").eval()
+    q, k, v, dout = (torch.randn(4, 2, n, 32, device="cuda").bfloat16() for _ in range(4))
+    inputs = [q, v] if layer.shared_qk else [q, k, v]
+    for x in inputs:
+        x.requires_grad_()
+    lengths = torch.tensor([n, n // 2 + 1, 130, 17], dtype=torch.int32, device="cuda")
+    real = (torch.arange(n, device="cuda") < lengths[:, None])[:, None, :, None]
+
+    def results(forward):
+        out = forward(q, q if layer.shared_qk else k, v, lengths)
+        return [out * real, *torch.autograd.grad(out, inputs, dout * real)]
+
+    compiled = results(torch.compile(layer, dynamic=False))
+    for ours, theirs in zip(compiled, results(layer), strict=True):
+        assert (ours - theirs).float().norm() < 2e-2 * theirs.float().norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_compiled_step_trains(attention, tmp_path):
     found, start = losses(tmp_path, attention, compile="true", graph="true", steps=60, lr=3e-3)
     assert start["captured"] and start["compiled"]
     assert sum(found[-10:]) < sum(found[:10])
+
+
+@pytest.mark.parametrize("how", [EAGER, GRAPH, COMPILED], ids=["eager", "graph", "compile+graph"])
+@pytest.mark.parametrize(
+    ("attention", "random"),
+    [
+        ("standard", {}),
+        ("linear", {"model__dropout": 0.3}),
+        ("standard", {"model__attention_dropout": 0.5}),
+        ("flash", {"model__attention_dropout": 0.5}),
+        ("sparse", {"model__attention_dropout": 0.5}),
+        ("reformer", {}),
+        ("smyrf", {}),
+    ],
+)
+def test_every_step_draws_anew(how, attention, random, tmp_path):
+    """One example, at a learning rate of almost nothing: only what is drawn tells steps apart."""
+    still = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "lr": 1e-30}
+    still |= {"task__examples": "[1,8,8]", "batch": 1, "steps": 8}
+    found, _ = losses(tmp_path, attention, **still | random | how)
+    draws = random or attention in ("reformer", "smyrf")
+    assert len({round(loss, 5) for loss in found}) > (5 if draws else 0)
+    assert draws or max(found) - min(found) < 1e-6
 
 
 class Killed(BaseException):
