@@ -20,6 +20,7 @@ from experiments.training.optim import SCHEDULES
 SCALES = ("auto", "full", "small")
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PRETRAIN = ("masked_pixels",)
+INIT_HEAD = ("fresh",)
 COUNTS = "batch steps eval_every log_every".split()  # at least 1
 OPTIONAL_COUNTS = "micro_batch eval_batch val_examples checkpoint_every".split()
 # What may change from one session of a run to the next: it changes no result but by rounding.
@@ -64,6 +65,7 @@ class Settings:
     graph: bool
     device: str
     init_from: str | None
+    init_head: str | None
     pretrain: str | None
     mask_share: float
     name: str | None
@@ -194,8 +196,11 @@ def _check(values: Mapping[str, Any]) -> None:
         raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")
     _choose("schedule", values["schedule"], SCHEDULES)
     _choose("precision", values["precision"], PRECISIONS)
-    if values["pretrain"] is not None:
-        _choose("pretrain", values["pretrain"], PRETRAIN)
+    for name, choices in (("pretrain", PRETRAIN), ("init_head", INIT_HEAD)):
+        if values[name] is not None:
+            _choose(name, values[name], choices)
+    if values["init_head"] and not values["init_from"]:
+        raise ValueError(f"init_head={values['init_head']} is for init_from=FOLDER")
     if not 0 < values["mask_share"] < 1:
         raise ValueError(f"mask_share={values['mask_share']!r}: give a share between 0 and 1")
     micro = values["micro_batch"]

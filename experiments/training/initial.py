@@ -53,12 +53,14 @@ def about(settings: Settings, task: Task) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def start_from(model: nn.Module, folder: str | Path, here: dict[str, Any]) -> str:
+def start_from(
+    model: nn.Module, folder: str | Path, here: dict[str, Any], *, fresh_head: bool = False
+) -> str:
     """Copies the weights of the best step of another run into the model; returns what it did.
 
-    Positions of a coarser grid are upsampled. The head stays as it is where the other run had
-    another objective or other classes, and random features and hashes where they are as many as
-    suit another length.
+    Positions of a coarser grid are upsampled. The head stays as it is with `fresh_head` and where
+    the other run had another objective or other classes, and random features and hashes where they
+    are as many as suit another length.
 
     Raises:
         ValueError: no such run, or a model that does not fit.
@@ -79,7 +81,8 @@ def start_from(model: nn.Module, folder: str | Path, here: dict[str, Any]) -> st
         elif name in AXES and found is not None:
             found = upsample_axis(found, len(parameter))
         in_head = name.startswith(HEADS)
-        if in_head and (there["pretrain"] != here["pretrain"] or found is None):
+        other = fresh_head or there["pretrain"] != here["pretrain"]
+        if in_head and (other or found is None):
             fresh.append(name)
         elif found is None or found.shape != parameter.shape:
             if in_head or name in buffers:

@@ -123,7 +123,9 @@ class Run:
         model = initial.make_model(settings, self.task)
         started = "fresh weights"
         if old is None and settings.init_from:
-            started = initial.start_from(model, settings.init_from, self.about)
+            started = initial.start_from(
+                model, settings.init_from, self.about, fresh_head=settings.init_head == "fresh"
+            )
         if group.rank:
             seed_everything(settings.seed, group.rank)
         self.split = DeviceSplit(self.task.splits["train"], group.device)

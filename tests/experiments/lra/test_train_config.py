@@ -94,6 +94,8 @@ def test_the_digest_is_of_what_changes_the_result():
         ("precision=fp16", "precision='fp16': choose from bf16, fp32"),
         ("pretrain=words", "pretrain='words': choose from masked_pixels"),
         ("mask_share=1", "mask_share=1: give a share"),
+        ("init_head=new", "init_head='new': choose from fresh"),
+        ("init_head=fresh", "init_head=fresh is for init_from=FOLDER"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("micro_batch=7", "micro_batch=7 does not divide batch="),
         ("device=tpu", "device='tpu': choose from cpu, cuda"),

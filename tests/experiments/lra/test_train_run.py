@@ -234,6 +234,22 @@ def test_pretraining_and_what_starts_from_it(place):
     assert not torch.equal(after["model"]["head.0.weight"], before["head.0.weight"])
 
 
+def test_a_fresh_head_on_the_weights_of_another_run(place, capsys):
+    changes = {"attention": "linear", "name": "first", "lr": 1e-12}
+    train(place, "image", **changes)
+    source = settings(place, "image", **changes).folder
+    before = load(place, "image", **changes)["model"]
+    changes |= {"init_from": source, "seed": 1}
+    for init_head in (None, "fresh"):
+        changes |= {"name": f"head-{init_head}", "init_head": init_head}
+        train(place, "image", **changes)
+        after = load(place, "image", **changes)["model"]
+        same = {name for name in before if torch.allclose(after[name], before[name], atol=1e-9)}
+        fresh = {name for name in before if name.startswith("head.")} if init_head else set()
+        assert same == set(before) - fresh
+    assert "fresh: head.0.weight" in capsys.readouterr().err
+
+
 # ---- refusals: nothing is left half-written
 
 
