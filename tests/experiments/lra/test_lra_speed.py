@@ -181,17 +181,10 @@ def dies(case, wait):
     os._exit(3)
 
 
-def test_what_found_no_memory_is_tried_alone_and_a_process_may_die(capsys):
-    cases = [case(), case("local")]
-    found = list(run_together(cases, lacks, workers=2, limit_s=120))
-    assert [(c.attention, row.status[:13]) for c, row in found] == [
-        ("linear", "out of memory"),
-        ("local", "out of memory"),
-    ]
-    assert capsys.readouterr().out.count("1 of 1 steps are ready") == 2
-    ((_, why),) = run_together(cases[:1], dies, workers=1, limit_s=120)
+def test_a_process_may_die_or_be_late():
+    ((_, why),) = run_together([case()], dies, workers=1, limit_s=120)
     assert why == "the process that measures ended with 3"
-    ((_, why),) = run_together(cases[:1], lacks, workers=1, limit_s=0.01)
+    ((_, why),) = run_together([case()], lacks, workers=1, limit_s=0.01)
     assert why == "the process that measures did not answer in time"
 
 
