@@ -81,8 +81,7 @@ def start_from(
         elif name in AXES and found is not None:
             found = upsample_axis(found, len(parameter))
         in_head = name.startswith(HEADS)
-        other = fresh_head or there["pretrain"] != here["pretrain"]
-        if in_head and (other or found is None):
+        if in_head and (fresh_head or there["pretrain"] != here["pretrain"] or found is None):
             fresh.append(name)
         elif found is None or found.shape != parameter.shape:
             if in_head or name in buffers:

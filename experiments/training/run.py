@@ -39,19 +39,19 @@ def train(settings: Settings) -> dict[str, Any]:
     group = join(settings.device)
     progress = Progress(group.leads)
     parts(settings, group)
-    if settings.data_only:  # whatever the folder holds: data for a GPU are made without one
-        task = begin.load(settings, group)
-        progress.say(f"{task.name} ({task.source}) is ready in {settings.cache_dir}")
-        return {}
     folder = settings.folder
-    done = read_result(folder)
-    begin.refuse_other_settings(settings)
-    if done is not None and done["complete"]:
-        progress.say(f"{folder} is complete: {summary(done)}")
-        return done
+    if not settings.data_only:  # data for the runs of a GPU may be made without one
+        done = read_result(folder)
+        begin.refuse_other_settings(settings)
+        if done is not None and done["complete"]:
+            progress.say(f"{folder} is complete: {summary(done)}")
+            return done
     begin.explain_scale(settings, progress.say)
     memory.start(group.device)
     task = begin.load(settings, group)
+    if settings.data_only:
+        progress.say(f"{task.name} ({task.source}) is ready in {settings.cache_dir}")
+        return {}
     clock = Clock(group.device, begun)
     if not group.leads:
         return Run(settings, group, task, clock, progress).go(begun)

@@ -208,6 +208,8 @@ def test_data_alone(place, tmp_path, capsys):
     train(place, "listops", name="there", **changes)
     changes |= {"data_only": True, "precision": "bf16"}  # as a plan asks for it, on a processor
     assert train(place, "listops", name="there", **changes) == {}
+    assert train(place, "listops", **changes | {"scale": "small"}) == {}
+    assert "scale=small: made for a CPU" in capsys.readouterr().err
 
 
 def test_settings_that_older_runs_do_not_know_are_no_other_settings(place):
