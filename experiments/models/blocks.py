@@ -1,5 +1,6 @@
 """The parts of the encoder: a fused projection around an attention, and the pre-LN block."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor, nn
 
 from experiments.models.attention import Attention
 from experiments.models.config import ModelConfig
+
+Turn = Callable[[Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
@@ -21,11 +24,13 @@ class SelfAttention(nn.Module):
         self.attention = attention
         self.out = nn.Linear(inner, config.dim, bias)
 
-    def forward(self, x: Tensor, lengths: Any) -> Tensor:
-        """(B, N, dim) from (B, N, dim). lengths: as the attention takes them."""
+    def forward(self, x: Tensor, lengths: Any, turn: Turn | None = None) -> Tensor:
+        """(B, N, dim) from (B, N, dim). lengths: as the attention takes them; turn: of q and k."""
         shape = (self.parts, self.heads, self.head_dim)
-        qkv = [t.transpose(1, 2) for t in self.qkv(x).unflatten(2, shape).unbind(2)]
-        q, k, v = qkv if self.parts == 3 else (qkv[0], *qkv)
+        *qk, v = self.qkv(x).unflatten(2, shape).unbind(2)
+        qk = [turn(t) for t in qk] if turn else qk
+        *qk, v = (t.transpose(1, 2) for t in (*qk, v))
+        q, k = qk if self.parts == 3 else (qk[0], qk[0])
         return self.out(self.attention(q, k, v, lengths).transpose(1, 2).flatten(2))
 
 
@@ -47,8 +52,8 @@ class Block(nn.Module):
             nn.Dropout(config.dropout),
         )
 
-    def forward(self, x: Tensor, lengths: Any) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), lengths))
+    def forward(self, x: Tensor, lengths: Any, turn: Turn | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), lengths, turn))
         return x + self.mlp(self.norm_mlp(x))
 
 

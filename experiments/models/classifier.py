@@ -11,9 +11,12 @@ from experiments.models.attention import Attention, make_attention
 from experiments.models.attention.base import autocast_dtype, real_tokens
 from experiments.models.blocks import Block, Head, initialise, norm_eps
 from experiments.models.config import ModelConfig, model_config
-from experiments.models.positions import AxialPositions, sinusoids
+from experiments.models.positions import AxialPositions, Rotary, WavePositions, sinusoids
+from experiments.models.waves import SmoothEmbedding
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
+
+GRID_POSITIONS = {"axial": AxialPositions, "waves": WavePositions}  # of rows and of columns
 
 
 class Classifier(nn.Module):
@@ -24,7 +27,7 @@ class Classifier(nn.Module):
     attention: the name and the options of `make_attention`, as {"name": "local", "window": 64}.
     order: the row-major pixel of each token of an image; row-major order where None.
 
-    Raises ValueError for axial positions without a grid.
+    Raises ValueError for positions of rows and columns, and smooth embeddings, without a grid.
     """
 
     def __init__(
@@ -45,19 +48,30 @@ class Classifier(nn.Module):
         self.config, self.length, self.pair, self.grid = config, length, pair, grid
         cls = config.pool == "cls"
         self.states = length + cls  # what the attention sees
-        self.embedding = nn.Embedding(vocab, config.dim)
         std = config.embedding_std or 0.02
-        own = 1.0 if config.setting == "google" else 0.02
-        nn.init.normal_(self.embedding.weight, std=config.embedding_std or own)
+        own = config.embedding_std or (1.0 if config.setting == "google" else 0.02)
+        if config.embedding == "smooth":
+            if grid is None:
+                raise ValueError("embedding is smooth: that takes images")
+            self.embedding = SmoothEmbedding(vocab, config.dim, own)
+        else:
+            self.embedding = nn.Embedding(vocab, config.dim)
+            nn.init.normal_(self.embedding.weight, std=own)
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
         if config.positions == "learned":
             self.positions = nn.Parameter(std * torch.randn(self.states, config.dim))
-        elif config.positions == "axial":
+        elif config.positions in GRID_POSITIONS:
             if grid is None or cls:
-                raise ValueError("positions is axial: that takes images and pool=mean")
-            self.axial = AxialPositions(grid, config.dim, order, std)
+                raise ValueError(
+                    f"positions is {config.positions}: that takes images and pool=mean"
+                )
+            kind = GRID_POSITIONS[config.positions]
+            self.add_module(config.positions, kind(grid, config.dim, order, std))
         else:
             self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
+        if config.rotary and (grid is None or cls):
+            raise ValueError("rotary is True: that takes images and pool=mean")
+        self.rotary = Rotary(grid, config.head_dim, order) if grid and config.rotary else None
         self.dropout = nn.Dropout(config.dropout)
         options = dict(attention or {"name": "standard"})
         name = options.pop("name")
@@ -144,11 +158,14 @@ class Classifier(nn.Module):
             x = torch.where(mark[:, :, None], self.hidden_token.to(x.dtype), x)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
-        positions = self.positions if self.config.positions != "axial" else self.axial()
-        x = self.dropout(x + positions)
+        x = self.dropout(x + self._positions())
         for layer, block in zip(self.prepared_by, self.blocks, strict=True):
-            x = block(x, (prepared or {}).get(layer, lengths))
+            x = block(x, (prepared or {}).get(layer, lengths), self.rotary)
         return x
+
+    def _positions(self) -> Tensor:
+        name = self.config.positions
+        return getattr(self, name)() if name in GRID_POSITIONS else self.positions
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, dim): the CLS state, or the mean over the padded length with padding as zeros."""

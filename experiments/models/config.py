@@ -24,7 +24,11 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     pool: str = "mean"  # over the padded length, padding counting as zeros; or "cls"
-    positions: str = "learned"  # "sinusoidal", or "axial": learned ones of rows and of columns
+    # "learned", "sinusoidal", "axial": learned ones of rows and of columns, or "waves": the same as
+    # learned maps of waves, which suit images of every size
+    positions: str = "learned"
+    rotary: bool = False  # queries and keys of images are turned by their places, as well
+    embedding: str = "table"  # of tokens, or "smooth": near intensities of pixels look alike
     embedding_std: float | None = None  # of tokens and learned positions at first; None: published
     lm_head: bool = False  # a second head that predicts hidden tokens
 
@@ -32,7 +36,8 @@ class ModelConfig:
         for name, allowed in (
             ("setting", SETTINGS),
             ("pool", ("mean", "cls")),
-            ("positions", ("learned", "sinusoidal", "axial")),
+            ("embedding", ("table", "smooth")),
+            ("positions", ("learned", "sinusoidal", "axial", "waves")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -41,6 +46,8 @@ class ModelConfig:
         for name in ("layers", "dim", "heads", "head_dim", "mlp_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not isinstance(self.rotary, bool):
+            raise ValueError(f"rotary is {self.rotary!r}; it must be True or False")
         if self.embedding_std is not None and not self.embedding_std > 0:
             raise ValueError(f"embedding_std is {self.embedding_std}; it must be above 0")
         for name in ("dropout", "attention_dropout"):

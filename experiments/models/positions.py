@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.models.waves import random_map, waves
+
 
 def sinusoids(length: int, dim: int) -> Tensor:
     """float32 (length, dim): sines in the first half of the features, cosines in the second.
@@ -54,6 +56,78 @@ class AxialPositions(nn.Module):
     def forward(self) -> Tensor:
         """(rows * columns, dim), in the order of the tokens."""
         return self.rows[self.row] + self.columns[self.column]
+
+
+class WavePositions(nn.Module):
+    """As `AxialPositions`, but a row is a learned linear map of waves, and a column of others.
+
+    Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
+    the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
+    """
+
+    row_waves: Tensor
+    column_waves: Tensor
+    row: Tensor
+    column: Tensor
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        dim: int,
+        order: Sequence[int] | np.ndarray | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        for name, n in zip(("row_waves", "column_waves"), grid, strict=True):
+            place = torch.arange(n)
+            both = [waves(place, 32.0, 4.0, 8), waves(place / n, 4.0, 0.25, 8)]
+            self.register_buffer(name, torch.cat(both, 1), persistent=False)
+        features = self.row_waves.shape[1]
+        self.rows = random_map(features, dim, std / 2**0.5)
+        self.columns = random_map(features, dim, std / 2**0.5)
+        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
+        self.register_buffer("row", pixel // grid[1], persistent=False)
+        self.register_buffer("column", pixel % grid[1], persistent=False)
+
+    def forward(self) -> Tensor:
+        """float32 (rows * columns, dim), in the order of the tokens."""
+        with torch.autocast(self.rows.device.type, enabled=False):
+            rows, columns = self.row_waves @ self.rows, self.column_waves @ self.columns
+        return rows[self.row] + columns[self.column]
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their places, so that scores see where they are to each other (Su
+    et al., arXiv 2104.09864): rows turn the first half of the features, columns the second.
+
+    The wavelengths go from 4 to 512 pixels, whatever the size of the image.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        head_dim: int,
+        order: Sequence[int] | np.ndarray | None = None,
+    ):
+        super().__init__()
+        if head_dim % 4:
+            raise ValueError(f"head_dim is {head_dim}; rotary takes a multiple of 4")
+        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
+        lengths = 4.0 * torch.logspace(0, 1, head_dim // 4, base=512 / 4)
+        angle = [2 * torch.pi * at[:, None] / lengths for at in (pixel // grid[1], pixel % grid[1])]
+        angle = torch.cat(angle, 1)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, heads, D), turned; the same shape and dtype."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = self.cos[:, None], self.sin[:, None]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
 
 
 def upsample_axis(table: Tensor, n: int) -> Tensor:

@@ -18,6 +18,7 @@ class Attention(nn.Module):
     """
 
     shared_qk = False  # the projection makes one tensor for q and k
+    redraw = True  # kinds that hash draw new hashes at every call; False: they keep their buffers'
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ class Reformer(Attention):
     chunks; a chunk attends to itself and to the one before.
 
     Keys have unit length, buckets may mix within a chunk, and pairs of tokens that meet in several
-    rounds count in each: reformer-pytorch's defaults. Padding is sorted last. Training draws new
-    hashes at every call, evaluation keeps one.
+    rounds count in each: reformer-pytorch's defaults. Padding is sorted last. Every call draws new
+    hashes, in evaluation too.
 
     bucket: tokens of a chunk; None: a 32nd of the length, at most 128.
     hashes: rounds.
@@ -62,7 +62,7 @@ class Reformer(Attention):
 
     def _hash(self, x: Tensor) -> Tensor:
         """(B, H, R, N): which of the vectors r, -r of a round is nearest."""
-        rotations = torch.randn_like(self.rotations) if self.training else self.rotations
+        rotations = torch.randn_like(self.rotations) if self.redraw else self.rotations
         rotated = (x @ rotations.to(x.dtype)).unflatten(3, (self.hashes, self.halves))
         both = torch.cat([rotated, -rotated], dim=-1)
         dtype = torch.int16 if 2 * self.halves < 2**15 else torch.int32

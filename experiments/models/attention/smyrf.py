@@ -15,8 +15,8 @@ class Smyrf(Attention):
     Before hashing, two more features give all queries one length and all keys too, so that the
     nearest key is the one of the largest product: F(q) = [q, 0, sqrt(M - |q|^2)],
     G(k) = [k, sqrt(M - |k|^2), 0], M = max |q|^2 + max |k|^2. The hash is a random projection;
-    clusters go by its order alone, so it is not rounded. Padding is sorted last. Training draws
-    new projections at every call, evaluation keeps one.
+    clusters go by its order alone, so it is not rounded. Padding is sorted last. Every call draws
+    new projections, in evaluation too.
 
     cluster: queries, and keys, of a cluster; None: a 32nd of the length, at most 128.
     hashes: rounds.
@@ -56,7 +56,7 @@ class Smyrf(Attention):
         """The hash values of queries and keys, (B, H, R, N) each; infinity for padding."""
         wide = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(wide), k.to(wide)
-        a = torch.randn_like(self.projections) if self.training else self.projections
+        a = torch.randn_like(self.projections) if self.redraw else self.projections
         a = a.to(wide)
         square_q, square_k = (t.square().sum(-1, keepdim=True) for t in (q, k))
         if real is not None:

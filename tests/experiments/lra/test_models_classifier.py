@@ -75,7 +75,11 @@ def test_padding_changes_nothing(name, setting):
     first, second = tokens(2), tokens(2)
     second[torch.arange(40) >= LENGTHS[:, None]] = 7
     assert not torch.equal(first, second)
-    assert torch.equal(model(first, LENGTHS), model(second, LENGTHS))
+    outs = []
+    for given in (first, second):
+        torch.manual_seed(2)  # of hashes
+        outs.append(model(given, LENGTHS))
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,17 +178,50 @@ def test_errors(make_it, message):
         make_it()
 
 
-@pytest.mark.parametrize("positions", ["learned", "axial"])
-def test_the_deviation_of_embeddings_can_be_given(positions):
-    model = make(grid=(5, 8), positions=positions, embedding_std=0.5)
-    table = model.axial() if positions == "axial" else model.positions
+@pytest.mark.parametrize("embedding", ["table", "smooth"])
+@pytest.mark.parametrize("positions", ["learned", "axial", "waves"])
+def test_the_deviation_of_embeddings_can_be_given(positions, embedding):
+    torch.manual_seed(0)
+    model = make(grid=(5, 8), positions=positions, embedding=embedding, embedding_std=0.5)
+    table = model.positions if positions == "learned" else getattr(model, positions)()
     assert 0.4 < table.std() < 0.6
-    assert 0.4 < model.embedding.weight.std() < 0.6
+    assert 0.4 < model.embedding(torch.arange(20)).std() < 0.6
     with pytest.raises(ValueError, match="embedding_std is -1"):
         make(embedding_std=-1)
 
 
-def test_axial_positions_ask_for_images_and_the_mean():
+@pytest.mark.parametrize("positions", ["axial", "waves"])
+def test_positions_of_rows_and_columns_ask_for_images_and_the_mean(positions):
     for changes in ({"grid": None}, {"grid": (5, 8), "pool": "cls"}):
-        with pytest.raises(ValueError, match="axial: that takes images and pool=mean"):
-            make(positions="axial", **changes)
+        with pytest.raises(ValueError, match=f"{positions}: that takes images and pool=mean"):
+            make(positions=positions, **changes)
+
+
+def test_smooth_embeddings_and_rotary_ask_for_images():
+    with pytest.raises(ValueError, match="smooth: that takes images"):
+        make(embedding="smooth")
+    for changes in ({}, {"grid": (5, 8), "pool": "cls"}):
+        with pytest.raises(ValueError, match="rotary is True: that takes images and pool=mean"):
+            make(rotary=True, **changes)
+    with pytest.raises(ValueError, match="rotary is 'no'; it must be True or False"):
+        make(rotary="no")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rotary_turns_what_every_attention_sees(name):
+    plain, turned = (make(name, grid=(5, 8), rotary=rotary).eval() for rotary in (False, True))
+    turned.load_state_dict(plain.state_dict())
+    torch.manual_seed(2)  # of hashes
+    expected = plain(tokens(2))
+    torch.manual_seed(2)
+    found = turned(tokens(2))
+    assert found.isfinite().all() and not torch.allclose(found, expected, atol=1e-6)
+
+
+def test_weights_of_smooth_embeddings_and_waves_suit_images_of_every_size():
+    small = make(grid=(5, 8), positions="waves", embedding="smooth")
+    large = Classifier(20, 240, 3, grid=(10, 24), model=small.config)
+    large.load_state_dict(small.state_dict())
+    large(torch.randint(20, (2, 240))).sum().backward()
+    for parameter in (large.embedding.weight, large.waves.rows, large.waves.columns):
+        assert parameter.grad.abs().min() > 0

@@ -14,7 +14,9 @@ B, H, N, D = 2, 3, 128, 16
 
 def make(name: str, *, heads: int = H, **options):
     torch.manual_seed(1)
-    return make_attention(name, heads=heads, head_dim=D, length=N, **options).eval()
+    attention = make_attention(name, heads=heads, head_dim=D, length=N, **options).eval()
+    attention.redraw = False
+    return attention
 
 
 def inputs(heads: int = H) -> list[Tensor]:

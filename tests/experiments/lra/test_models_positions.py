@@ -7,6 +7,8 @@ import torch
 
 from experiments.models.positions import (
     AxialPositions,
+    Rotary,
+    WavePositions,
     sinusoids,
     upsample_axis,
     upsample_positions,
@@ -72,6 +74,55 @@ def test_axes_are_upsampled_as_the_whole_table_is():
     assert torch.equal(fine(), upsample_positions(coarse(), (2, 3), (4, 9)))
     with pytest.raises(ValueError, match="9 rows or columns are no multiple of 2"):
         upsample_axis(coarse.rows, 9)
+
+
+def test_waves_suit_images_of_every_size():
+    """Neighbours look alike; a step of a pixel, and a corner, are the same at two sizes."""
+    torch.manual_seed(0)
+    order = torch.randperm(32 * 64).numpy()
+    small, large = WavePositions((32, 64), 64, order, 0.5), WavePositions((64, 128), 64, std=0.5)
+    large.load_state_dict(small.state_dict())
+    by_pixel = torch.empty(32 * 64, 64)
+    by_pixel[torch.from_numpy(order)] = small()
+    by_pixel, table = by_pixel.view(32, 64, 64), large().view(64, 128, 64)
+    assert 0.4 < table.std() < 0.6
+    assert torch.allclose(table[0, 0], by_pixel[0, 0], atol=1e-5)
+    distance = (table[:, 50] - table[20, 50]).norm(dim=1)
+    assert distance[20] == 0 and distance[21] < distance[22] < distance[40:].mean()
+    pixels = small.row_waves.shape[1] // 2  # waves whose lengths are in pixels
+    assert torch.allclose(small.row_waves[:, :pixels], large.row_waves[:32, :pixels], atol=1e-5)
+    assert torch.allclose(small.row_waves[:, pixels:], large.row_waves[::2, pixels:], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rotary_scores_go_by_the_places_of_tokens_to_each_other(dtype):
+    torch.manual_seed(0)
+    rows, columns, dim = 6, 10, 16
+    order = torch.randperm(rows * columns)
+    turn = Rotary((rows, columns), dim, order.numpy())
+    q, k = torch.randn(2, dim, dtype=dtype)
+    many = torch.stack([q, k]).expand(1, rows * columns, 2, dim)
+    turned = torch.empty(rows * columns, 2, dim, dtype=dtype)
+    turned[order] = turn(many)[0]
+    tolerance = 1e-5 if dtype == torch.float64 else 0.05
+    lengths = (turned.float().norm(dim=-1) / many[0].float().norm(dim=-1)) - 1
+    assert turned.dtype == dtype and lengths.abs().max() < tolerance
+    turned = turned.float().view(rows, columns, 2, dim)
+    scores = torch.einsum("abd,efd->abef", turned[:, :, 0], turned[:, :, 1])
+    torch.testing.assert_close(
+        scores[1:, 2:, 1:, 2:], scores[:-1, :-2, :-1, :-2], rtol=0, atol=20 * tolerance
+    )
+    assert scores[0, 0].std(0).min() > 0.1 and scores[0, 0].std(1).min() > 0.1
+
+
+def test_rotary_wavelengths():
+    cos = Rotary((600, 1), 16)(torch.eye(16)[None, None, :1].expand(1, 600, 1, 16))[0, :, 0, 0]
+    expected = torch.cos(torch.arange(600) * torch.pi / 2)  # the shortest: 4 pixels
+    torch.testing.assert_close(cos, expected, rtol=0, atol=1e-3)
+    longest = Rotary((600, 1), 16).cos[:, 3]
+    assert longest[512] > 0.9999 and longest[256] < -0.9999
+    with pytest.raises(ValueError, match="head_dim is 6; rotary takes a multiple of 4"):
+        Rotary((2, 2), 6)
 
 
 def test_sinusoids():

@@ -1,0 +1,40 @@
+"""Numbers as sines and cosines, of which a model learns linear maps: near numbers look alike."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def waves(values: Tensor, longest: float, shortest: float, count: int) -> Tensor:
+    """float32 (n, 2 count): sines, then cosines, of `count` wavelengths between the two."""
+    lengths = longest * torch.logspace(0, 1, count, base=shortest / longest)
+    angle = 2 * torch.pi * values[:, None] / lengths
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def random_map(features: int, dim: int, std: float) -> nn.Parameter:
+    """(features, dim): maps waves to vectors whose elements have the deviation `std`."""
+    return nn.Parameter(std * (2 / features) ** 0.5 * torch.randn(features, dim))
+
+
+class SmoothEmbedding(nn.Module):
+    """The embedding of a pixel is a learned linear map of waves of its intensity.
+
+    In a table every intensity has a vector of its own. The strokes of Pathfinder have other
+    intensities at every size, which a model trained on another size has never met.
+
+    vocab: intensities, 0 .. vocab - 1; std: of the vectors at first.
+    """
+
+    waves: Tensor
+
+    def __init__(self, vocab: int, dim: int, std: float):
+        super().__init__()
+        features = waves(torch.arange(vocab), 4.0 * vocab, vocab / 32, 16)
+        self.register_buffer("waves", features, persistent=False)
+        self.weight = random_map(features.shape[1], dim, std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """float32 (..., dim) of integer tokens (...)."""
+        with torch.autocast(tokens.device.type, enabled=False):
+            return F.embedding(tokens, self.waves @ self.weight)
