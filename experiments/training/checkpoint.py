@@ -1,4 +1,4 @@
-"""Files that are whole or not there: the checkpoint of a run, and its lock."""
+"""Files that are whole or not there: the checkpoint of a run, its best weights, and its lock."""
 
 import fcntl
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ import torch
 from experiments.files import write_whole
 
 CHECKPOINT = "checkpoint.pt"
+WEIGHTS = "weights.pt"
 FORMAT = 1
 
 

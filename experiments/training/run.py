@@ -307,6 +307,12 @@ class Run:
             checkpoint.save(self.folder / checkpoint.CHECKPOINT, state)
         self.saved = self.clock.seconds
 
+    def _save_weights(self, step: int) -> None:
+        """The weights that are tested, alone, as `init_from` takes them elsewhere."""
+        if self.group.leads:
+            state = {"step": step, "best": None, "model": self.trainer.weights()}
+            checkpoint.save(self.folder / checkpoint.WEIGHTS, state | {"about": self.about})
+
     def _resume(self, old: dict[str, Any]) -> None:
         streams = old["random"]
         rank = self.group.rank
@@ -329,6 +335,7 @@ class Run:
             raise Interrupted(reason)
         if self.best is not None:
             self.trainer.model.load_state_dict(self.best["model"])
+        self._save_weights(self.best["step"] if self.best else step)
         found = self._evaluator("test")()
         self.log.write("test", step, **found, seconds=self.clock.seconds)
         result = make_result(

@@ -127,7 +127,10 @@ def test_what_a_run_leaves_behind(place):
     folder = settings(place, attention="sparse", mask="local:16", **changes).folder
     assert json.loads((folder / "result.json").read_text()) == rounded(result)
     names = {path.name.split(".")[0] for path in folder.iterdir()} - {""}
-    assert names == {"config", "journal", "checkpoint", "result", "events"}
+    assert names == {"config", "journal", "checkpoint", "weights", "result", "events"}
+    best = load(place, attention="sparse", mask="local:16", **changes)["best"]
+    weights = checkpoint.load(folder / "weights.pt")
+    assert weights["step"] == best["step"] and same(weights["model"], best["model"])
     assert result.keys() >= set(
         "task source attention mask seed steps planned_steps complete accuracy val_accuracy "
         "seconds ms_per_step memory_mib device versions date baselines scale recipe".split()
