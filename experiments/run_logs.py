@@ -77,6 +77,7 @@ class Run:
         config, task = self.config, _section(self.config.get("task"))
         words = [config.get(key) for key in ("recipe", "scale")]
         words += [task.get("order"), task.get("difficulty") and f"contour {task['difficulty']}"]
+        words += [task.get("strokes") and f"strokes of {task['strokes']}"]
         words += [config.get("init_from") and PRETRAINED, config.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
 

@@ -30,7 +30,8 @@ def main(config: DictConfig) -> None:
     if config.shortcuts and config.examples < 100:
         raise ValueError(f"examples={config.examples}: shortcuts are fitted, give 100 or more")
     sizes, contours = _list(config.size), _list(config.contour)
-    specs = [spec(s, c, documented=config.documented) for s in sizes for c in contours]
+    options = {"documented": config.documented, "strokes": config.strokes}
+    specs = [spec(s, c, **options) for s in sizes for c in contours]
     measured: dict[tuple[int, int], Statistics] = {}
     short: dict[tuple[int, int], list[float]] = {}
     for each in specs:

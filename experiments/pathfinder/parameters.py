@@ -5,7 +5,7 @@ Images of the release differ from them in two things, the number of distractors 
 of paddles; `spec` takes what was measured on the images unless documented=True.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEVELS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
 ANTIALIAS = 2  # lines and disks are drawn this much larger and scaled down by Lanczos
@@ -63,8 +63,13 @@ _MEASURED = {
 SIZES = tuple(_GEOMETRY)
 
 
-def spec(size: int, contour: int = 14, *, documented: bool = False) -> Spec:
+def spec(
+    size: int, contour: int = 14, *, documented: bool = False, strokes: int | None = None
+) -> Spec:
     """The parameters of one release (32, 64, 128, 256) and level (contour 6, 9, 14).
+
+    strokes: another size, whose thickness and intensity of paddles and whose marks these images
+        get. So what a model learns of strokes on small images is true on large ones.
 
     Raises ValueError for others.
     """
@@ -80,4 +85,14 @@ def spec(size: int, contour: int = 14, *, documented: bool = False) -> Spec:
     else:
         counts, target, distractor = _MEASURED[size]
         count = counts[contour]
-    return Spec(size, contour, *_GEOMETRY[size], count, target, distractor)
+    own = Spec(size, contour, *_GEOMETRY[size], count, target, distractor)
+    if strokes is None:
+        return own
+    other = spec(strokes, contour, documented=documented)
+    if other.length != own.length:
+        raise ValueError(
+            f"strokes={strokes}: its paddles are {other.length} pixels long, those of size {size} "
+            f"{own.length}; 64, 128 and 256 have the same length"
+        )
+    names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
+    return replace(own, **{name: getattr(other, name) for name in names})

@@ -50,6 +50,7 @@ def load(
     examples: Sequence[int] = (160_000, 20_000, 20_000),
     difficulty: int = 14,
     documented: bool = False,
+    strokes: int | None = None,
     order: str = "row",
     limit: int | None = None,
     workers: int | None = None,
@@ -62,6 +63,7 @@ def load(
             release. An image depends on the seed, its split and its number there alone.
         difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
         documented: generate with the documented distractors, not the measured ones.
+        strokes: generate with the strokes and marks of another size (`parameters.spec`).
         order: of the pixels, see task.pixel_order.
         limit: the first images of each split only; others are neither read nor made.
         workers: threads; None: one a core.
@@ -69,7 +71,9 @@ def load(
     Raises:
         ValueError: names the file and the line at fault, and the remedy.
     """
-    parameters = spec(size, difficulty, documented=documented)
+    if strokes is not None and not generate:
+        raise ValueError(f"strokes={strokes}: that is for images which generate=true makes")
+    parameters = spec(size, difficulty, documented=documented, strokes=strokes)
     pixel = pixel_order((size, size), order)
     cache = Path(cache_dir)
     if generate:

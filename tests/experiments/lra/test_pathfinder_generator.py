@@ -212,6 +212,21 @@ def test_documented_parameters_and_refusals():
             make(spec(32), seed, 0, 1)  # type: ignore[arg-type]
 
 
+def test_strokes_of_another_size():
+    small, large, mixed = spec(64, 6), spec(128, 6), spec(64, 6, strokes=128)
+    assert (mixed.size, mixed.margins, mixed.distractors) == (64, small.margins, small.distractors)
+    assert spec(64, 6, strokes=64) == small
+    common = [  # intensities beside those of the background
+        set(np.bincount(make(each, 0, 0, 40).pixels.ravel(), minlength=256)[9:].argsort()[-12:])
+        for each in (small, mixed, large)
+    ]
+    assert len(common[1] & common[2]) >= 6 > 3 >= len(common[0] & common[2])
+    with pytest.raises(ValueError, match="strokes=128: its paddles are 5 pixels long, those of"):
+        spec(32, strokes=128)
+    with pytest.raises(ValueError, match="Pathfinder of size 96"):
+        spec(64, strokes=96)
+
+
 def test_crowded_images_end():
     """Distractors far beyond what has room: those without are left out."""
     images = make(replace(spec(32), distractors=60), 0, 0, 4)

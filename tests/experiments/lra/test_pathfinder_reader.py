@@ -44,6 +44,21 @@ def read(release, tmp_path, **options):
     return load(32, release, cache_dir=tmp_path / "cache", **options)
 
 
+def test_strokes_are_for_images_that_are_made(release, tmp_path):
+    with pytest.raises(
+        ValueError, match="strokes=64: that is for images which generate=true makes"
+    ):
+        read(release, tmp_path, strokes=64)
+    sets = [
+        load(
+            64, release, cache_dir=tmp_path, generate=True, examples=(4, 2, 2), difficulty=6, **more
+        )
+        for more in ({}, {"strokes": 128}, {"strokes": 64})
+    ]
+    plain, other, same = (task.splits["train"].tokens for task in sets)
+    assert np.array_equal(plain, same) and not np.array_equal(plain, other)
+
+
 def test_what_was_written_is_read(release, tmp_path):
     task, images = read(release, tmp_path), make(spec(32), 0, 0, N)
     assert (task.name, task.source, task.grid) == ("pathfinder32", "official", (32, 32))
