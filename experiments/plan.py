@@ -22,14 +22,16 @@ from experiments.plan_runs import PLAN, planned_runs
 from experiments.training.stop import Interrupted
 
 
-def places(gpus: list[int] | None, at_once: int) -> list[str | None]:
+def places(gpus: list[int] | None, at_once: int, processes: int = 1) -> list[str | None]:
     """The GPUs that runs may have, each `at_once` times; None where the processor does the work.
 
     gpus: of those that this process sees; None: all of them.
-    ValueError for one that is not there.
+    processes: how many GPUs each run takes: "0,1". Those left over stay idle.
+    ValueError for one that is not there, or too few.
     """
-    if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
-        raise ValueError(f"at_once={at_once!r}: give a whole number of runs, at least 1")
+    for name, value in (("at_once", at_once), ("processes", processes)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
     count = torch.cuda.device_count()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = seen if len(seen) == count else [str(i) for i in range(count)]
@@ -38,7 +40,12 @@ def places(gpus: list[int] | None, at_once: int) -> list[str | None]:
     wanted = list(range(count)) if gpus is None else gpus
     if wrong := [gpu for gpu in wanted if gpu not in range(count)]:
         raise ValueError(f"gpus={wrong}: there are {count} here, counted from 0")
-    found: list[str | None] = [names[gpu] for gpu in wanted]
+    if wanted and len(wanted) < processes:
+        raise ValueError(f"processes={processes}: a run has {len(wanted)} GPUs, one for each")
+    firsts = range(0, len(wanted) - processes + 1, processes)
+    found: list[str | None] = [
+        ",".join(names[gpu] for gpu in wanted[i : i + processes]) for i in firsts
+    ]
     return (found or [None]) * at_once
 
 
@@ -64,9 +71,10 @@ def follow(options: dict[str, Any]) -> bool:
     number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
     if minutes is not None and not (number and minutes > 0):
         raise ValueError(f"minutes={minutes!r}: give a number above 0")
-    slots = places(options["gpus"], options["at_once"])
+    processes = options["processes"]
+    slots = places(options["gpus"], options["at_once"], processes)
     plan = options["plan"] if options["file"] is None else read(Path(options["file"]))
-    queue = Queue(planned_runs(plan, options["with"]), slots, minutes)
+    queue = Queue(planned_runs(plan, options["with"]), slots, minutes, processes)
     if options["dry_run"]:
         for run in queue.runs:
             print(f"{run.name}: {queue.state(run)}\n    {' '.join(run.overrides)}")

@@ -15,7 +15,8 @@ from experiments.training.checkpoint import CHECKPOINT
 from experiments.training.result import summary
 from experiments.training.stop import Interrupted, Stop
 
-TRAIN = (sys.executable, "-m", "experiments.train")
+TRAIN = ("-m", "experiments.train")
+TORCHRUN = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localhost:0".split()
 LEAST = 1.0  # minutes that a run needs to be worth its start
 POLL = 0.1  # seconds
 STOPPED = (130, 143, -signal.SIGTERM)  # exit status of what was told to stop
@@ -29,9 +30,11 @@ class Job:
     place: int | None  # None: makes the data of the run, and trains nothing
     process: subprocess.Popen[str]
     reader: threading.Thread
+    stopped: bool = False
 
     def stop(self) -> None:
         """Has a run write its checkpoint and end; what makes data ends as it is."""
+        self.stopped = True
         if self.place is None:
             self.kill(signal.SIGTERM)
         else:
@@ -50,11 +53,13 @@ class Queue:
     places: the GPUs that runs may have at the same time, as CUDA_VISIBLE_DEVICES names them; a GPU
         that takes several runs is there as often. None: the processor.
     minutes: after which runs at work write a checkpoint and are tested, and no more are begun.
+    processes: of a run, which torchrun starts if they are several.
     """
 
     runs: Sequence[PlannedRun]
     places: Sequence[str | None]
     minutes: float | None = None
+    processes: int = 1
     jobs: list[Job] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # name of a run -> why
     ready: set[str] = field(default_factory=set)  # data that are made
@@ -106,10 +111,12 @@ class Queue:
             code, data = job.process.returncode, job.run.data
             if code == 0 and job.place is None:
                 self.ready.add(data)
-            elif code and code not in STOPPED and job.place is None:
+            elif code == 0 or job.stopped or code in STOPPED:
+                continue
+            elif job.place is None:
                 why = "its data could not be made, see above"
                 self.failed |= {run.name: why for run in self.runs if run.data == data}
-            elif code and code not in STOPPED:
+            else:
                 self.failed[job.run.name] = f"exit status {code}, see above"
 
     def _make_data(self, left: Sequence[PlannedRun]) -> None:
@@ -149,6 +156,9 @@ class Queue:
     def _open(self, run: PlannedRun, place: int | None) -> None:
         """Starts a process, in a session of its own: Ctrl-C comes to it from `go` alone."""
         overrides, environment = list(run.overrides), dict(os.environ)
+        launcher = [sys.executable]
+        if place is not None and self.processes > 1:
+            launcher += [*TORCHRUN, "--nproc-per-node", str(self.processes)]
         if place is None:
             overrides += ["data_only=true", "device=cpu", f"scale={run.settings.scale}"]
         else:
@@ -156,7 +166,7 @@ class Queue:
             overrides += [f"minutes={min(minutes):.3f}"] if minutes else []
             environment |= {"CUDA_VISIBLE_DEVICES": gpu} if (gpu := self.places[place]) else {}
         process = subprocess.Popen(
-            [*TRAIN, *overrides], env=environment, start_new_session=True,
+            [*launcher, *TRAIN, *overrides], env=environment, start_new_session=True,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         reader = threading.Thread(target=_tell, args=(run.name, process), daemon=True)

@@ -46,7 +46,7 @@ if not data:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs of a plan whose processes are stand-ins, none of them at work after the test."""
-    monkeypatch.setattr(plan_queue, "TRAIN", (sys.executable, "-c", TRAIN, str(tmp_path)))
+    monkeypatch.setattr(plan_queue, "TRAIN", ("-c", TRAIN, str(tmp_path)))
     monkeypatch.setattr(plan_queue, "POLL", 0.01)
 
     def made(entries: dict, **common: object) -> list[PlannedRun]:
@@ -235,12 +235,21 @@ def test_places(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert plan.places(None, 2) == ["4", "6", "4", "6"]
     assert plan.places([1], 1) == ["6"]
+    assert plan.places(None, 2, 2) == ["4,6", "4,6"]
+    assert plan.places([0], 1, 1) == ["4"]
+    with pytest.raises(ValueError, match="processes=3: a run has 2 GPUs"):
+        plan.places(None, 1, 3)
+    with pytest.raises(ValueError, match="processes=0: give a whole number"):
+        plan.places(None, 1, 0)
     with pytest.raises(ValueError, match=r"gpus=\[2\]: there are 2 here"):
         plan.places([0, 2], 1)
     with pytest.raises(ValueError, match="at_once=0"):
         plan.places(None, 0)
     monkeypatch.setattr(plan.torch.cuda, "device_count", lambda: 0)
-    assert plan.places(None, 1) == [None]
+    assert plan.places(None, 1) == plan.places(None, 1, 2) == [None]
+    monkeypatch.setattr(plan.torch.cuda, "device_count", lambda: 5)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert plan.places(None, 1, 2) == ["0,1", "2,3"]
 
 
 # ---- the command
@@ -261,16 +270,19 @@ def test_places(monkeypatch):
 )
 def test_options_that_are_none(changes, message):
     options = {"minutes": None, "file": None, "gpus": None, "at_once": 1, "with": [], "plan": {}}
+    options["processes"] = 1
     with pytest.raises(ValueError, match=message):
         plan.follow(options | {"dry_run": False} | changes)
 
 
-def test_the_command_stops_and_goes_on(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_command_stops_and_goes_on(processes, tmp_path):
     rare = {"eval_every": 150, "checkpoint_every": 150, "log_every": 10}
     common = overrides(tmp_path, "listops", "linear", steps=300, **rare)
     runs = {"one": {}, "two": {"after": "one", "with": ["name=b", "steps=4", "minutes=1"]}}
     OmegaConf.save({"common": common, "runs": runs}, tmp_path / "mine.yaml")
     command = [sys.executable, "-m", "experiments.plan", f"file={tmp_path}/mine.yaml"]
+    command += [f"processes={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
 
     def start() -> subprocess.Popen[str]:
@@ -293,5 +305,7 @@ def test_the_command_stops_and_goes_on(tmp_path):
     told = again.communicate(timeout=180)[0]
     assert again.returncode == 0, told
     assert "where it was" in told and "[two] " in told and "one: test accuracy" in told
-    settings = OmegaConf.load(tmp_path / "runs/listops/linear-b/seed0/config.yaml")
+    folder = tmp_path / "runs/listops/linear-b/seed0"
+    settings = OmegaConf.load(folder / "config.yaml")
     assert settings.init_from == str(tmp_path / "runs/listops/linear/seed0")
+    assert json.loads((folder / "result.json").read_text())["processes"] == processes
