@@ -1,0 +1,119 @@
+"""How fast a small model learns the direction of a paddle, and whether it knows it at another size.
+
+    python -m experiments.pathfinder.directions model.rotary=true
+    python -m experiments.pathfinder.directions strokes=128 model.embedding=table,smooth -m
+
+Crops around the first mark of an image, in eight classes by the direction of the paddle there: what
+a model has to see before it can follow a contour, in a minute on a processor.
+"""
+
+import sys
+
+import hydra
+import numpy as np
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from experiments.models.classifier import Classifier, model_config
+from experiments.pathfinder.generate import check_seed, headings, make
+from experiments.pathfinder.parameters import Spec, spec
+from experiments.pathfinder.render import MARKERS, ORIGIN
+
+CLASSES = 8
+TESTED = 1000  # crops of each size
+EVERY = 100  # steps
+
+
+def crops(each: Spec, seed: int, n: int, side: int, shift: int) -> tuple[Tensor, Tensor]:
+    """int32 (n, side * side): the surroundings of the first mark of n images, up to `shift` pixels
+    off the middle, black beyond the border; and int64 (n,), the classes.
+    """
+    images = make(each, seed, 0, n)
+    angle = headings(images, each)[np.arange(n), images.info[:, ORIGIN]]
+    classes = np.floor(angle % (2 * np.pi) / (2 * np.pi) * CLASSES).astype(np.int64) % CLASSES
+    rng = np.random.default_rng(seed)
+    corners = images.info[:, MARKERS : MARKERS + 2] - side // 2
+    corners = corners + rng.integers(-shift, shift + 1, corners.shape)
+    wide = np.pad(images.pixels, ((0, 0), (side, side), (side, side)))
+    found = [
+        image[y + side : y + 2 * side, x + side : x + 2 * side]
+        for image, (y, x) in zip(wide, corners, strict=True)
+    ]
+    pixels = np.stack(found).reshape(n, -1).astype(np.int32)
+    return torch.from_numpy(pixels), torch.from_numpy(classes)
+
+
+def learn(config: DictConfig) -> tuple[float, float, float]:
+    """Trains; returns the mean loss of the last steps, and the test accuracy on crops of `size` and
+    of `other`.
+
+    Raises ValueError for a value that is none.
+    """
+    check_seed(config.seed)
+    for name in ("examples", "side", "steps", "batch"):
+        if not isinstance(config[name], int) or config[name] < 1:
+            raise ValueError(f"{name}={config[name]!r}: give a whole number, at least 1")
+    if config.side > config.size or config.side > config.other:
+        raise ValueError(f"side={config.side}: crops are no larger than the images")
+    own = spec(config.size, config.contour, strokes=config.strokes)
+    cut = config.side, config.shift
+    x, y = crops(own, config.seed, config.examples, *cut)
+    # other images than those for training, at both sizes
+    tests = [
+        crops(each, config.seed + 1, TESTED, *cut)
+        for each in (own, spec(config.other, own.contour))
+    ]
+    torch.manual_seed(config.seed)
+    sizes = model_config(**OmegaConf.to_container(config.model, resolve=True))  # type: ignore
+    grid = config.side, config.side
+    model = Classifier(256, config.side**2, CLASSES, grid=grid, model=sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0)
+    losses: list[float] = []
+    for step in range(1, config.steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, step / config.warmup)
+        rows = torch.randint(len(x), (config.batch,))
+        loss = F.cross_entropy(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if step % EVERY == 0:
+            recent = sum(losses[-EVERY:]) / EVERY
+            print(f"step {step} of {config.steps}  loss {recent:.3f}", file=sys.stderr, flush=True)
+    last = losses[-EVERY:]
+    found = [accuracy(model, *test) for test in tests]
+    return sum(last) / len(last), found[0], found[1]
+
+
+@torch.no_grad()
+def accuracy(model: Classifier, x: Tensor, y: Tensor) -> float:
+    model.eval()
+    right = torch.cat([model(part) for part in x.split(100)]).argmax(1) == y
+    model.train()
+    return right.float().mean().item()
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="directions")
+def main(config: DictConfig) -> None:
+    try:
+        loss, own, other = learn(config)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    model = ", ".join(
+        f"{name} {config.model[name]}" for name in ("embedding", "positions", "rotary")
+    )
+    strokes = f" with the strokes of {config.strokes}" if config.strokes else ""
+    print(
+        f"{model}: loss {loss:.2f}, test {100 * own:.1f} % on {config.size}{strokes}, "
+        f"{100 * other:.1f} % on {config.other}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Crops around marks, classed by the direction of the paddle there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.pathfinder import directions
+from experiments.pathfinder.parameters import spec
+
+CONFIG = Path(directions.__file__).parents[1] / "conf/directions.yaml"
+
+
+def config(**changes):
+    return OmegaConf.merge(OmegaConf.load(CONFIG), changes)
+
+
+def test_crops_are_around_a_mark_and_point_where_they_say():
+    each = spec(64)
+    x, y = directions.crops(each, 0, 400, 16, 0)
+    crops = x.view(-1, 16, 16).numpy().astype(float)
+    assert y.min() == 0 and y.max() == directions.CLASSES - 1
+    assert np.bincount(y).min() > 10
+    around = crops[:, 6:11, 6:11].mean()
+    assert around > 3 * crops.mean()  # the mark, brighter than all else
+    # beyond the mark, the paddle that begins there is where its class says
+    rows, columns = np.mgrid[-8:8, -8:8]
+    radius, angle = np.hypot(rows, columns), np.arctan2(rows, columns)
+    ring = (radius > 3.5) & (radius < 6)
+    octant = np.floor(angle % (2 * np.pi) / (np.pi / 4)) % 8
+    hits = [(crops * (ring & (octant == c)))[y.numpy() == c].mean() for c in range(8)]
+    others = [(crops * (ring & (octant == (c + 4) % 8)))[y.numpy() == c].mean() for c in range(8)]
+    assert np.mean(hits) > 2 * np.mean(others)
+    shifted, same = directions.crops(each, 0, 400, 16, 3)
+    assert (same == y).all() and (shifted != x).any()
+    again, _ = directions.crops(each, 0, 50, 16, 3)
+    assert (again == directions.crops(each, 0, 50, 16, 3)[0]).all()
+
+
+def test_it_learns():
+    small = config(examples=300, steps=60, side=8, lr=3e-3, warmup=10)
+    first = directions.learn(OmegaConf.merge(small, {"steps": 2}))[0]
+    loss, own, other = directions.learn(small)
+    assert loss < first and 0 <= other <= 1 and 0.125 < own <= 1
+    assert directions.learn(small) == (loss, own, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"side": 0}, "side=0: give a whole number"),
+        ({"side": 100}, "side=100: crops are no larger than the images"),
+        ({"size": 50}, "Pathfinder of size 50"),
+        ({"size": 32, "strokes": 128}, "strokes=128: its paddles are 5 pixels long"),
+        ({"model": {"rotary": "yes"}}, "rotary is 'yes'"),
+    ],
+)
+def test_values_that_are_none(changes, words):
+    with pytest.raises(ValueError, match=words):
+        directions.learn(config(examples=10, steps=1, **changes))
