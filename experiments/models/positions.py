@@ -24,14 +24,11 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return table
 
 
-class AxialPositions(nn.Module):
-    """A position in a grid is that of its row plus that of its column, each from a learned table.
+class _RowsAndColumns(nn.Module):
+    """A position in a grid is that of its row plus that of its column.
 
-    They start as sinusoids, of the row in the first half of the features and of the column in the
-    second, with the deviation that other embeddings start with. So places that are near each other
-    look alike from the start, and every image trains every entry.
-
-    grid: (rows, columns); order: the row-major pixel of each token; row-major order where None.
+    grid: (rows, columns); order: the row-major pixel of each token; row-major order where None;
+    std: of positions at first.
     """
 
     row: Tensor
@@ -45,21 +42,44 @@ class AxialPositions(nn.Module):
         std: float = 0.02,
     ):
         super().__init__()
-        rows, columns = grid
-        half = dim // 2
-        self.rows = nn.Parameter(F.pad(_waves(rows, half, std), (0, dim - half)))
-        self.columns = nn.Parameter(F.pad(_waves(columns, dim - half, std), (half, 0)))
-        pixel = torch.tensor(_order(order, rows * columns))
-        self.register_buffer("row", pixel // columns, persistent=False)
-        self.register_buffer("column", pixel % columns, persistent=False)
+        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
+        self.register_buffer("row", pixel // grid[1], persistent=False)
+        self.register_buffer("column", pixel % grid[1], persistent=False)
+        self.make(grid, dim, std)
+
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
+        """The parameters."""
+        raise NotImplementedError
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """(rows, dim) and (columns, dim)."""
+        raise NotImplementedError
 
     def forward(self) -> Tensor:
-        """(rows * columns, dim), in the order of the tokens."""
-        return self.rows[self.row] + self.columns[self.column]
+        """float32 (rows * columns, dim), in the order of the tokens."""
+        rows, columns = self.tables()
+        return rows[self.row] + columns[self.column]
 
 
-class WavePositions(nn.Module):
-    """As `AxialPositions`, but a row is a learned linear map of waves, and a column of others.
+class AxialPositions(_RowsAndColumns):
+    """Rows and columns have learned tables.
+
+    They start as sinusoids, of the row in the first half of the features and of the column in the
+    second, with the deviation that other embeddings start with. So places that are near each other
+    look alike from the start, and every image trains every entry.
+    """
+
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
+        half = dim // 2
+        self.rows = nn.Parameter(F.pad(_waves(grid[0], half, std), (0, dim - half)))
+        self.columns = nn.Parameter(F.pad(_waves(grid[1], dim - half, std), (half, 0)))
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.rows, self.columns
+
+
+class WavePositions(_RowsAndColumns):
+    """Rows and columns are learned linear maps of waves.
 
     Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
     the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
@@ -67,17 +87,8 @@ class WavePositions(nn.Module):
 
     row_waves: Tensor
     column_waves: Tensor
-    row: Tensor
-    column: Tensor
 
-    def __init__(
-        self,
-        grid: tuple[int, int],
-        dim: int,
-        order: Sequence[int] | np.ndarray | None = None,
-        std: float = 0.02,
-    ):
-        super().__init__()
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
         for name, n in zip(("row_waves", "column_waves"), grid, strict=True):
             place = torch.arange(n)
             both = [waves(place, 32.0, 4.0, 8), waves(place / n, 4.0, 0.25, 8)]
@@ -85,15 +96,10 @@ class WavePositions(nn.Module):
         features = self.row_waves.shape[1]
         self.rows = random_map(features, dim, std / 2**0.5)
         self.columns = random_map(features, dim, std / 2**0.5)
-        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
-        self.register_buffer("row", pixel // grid[1], persistent=False)
-        self.register_buffer("column", pixel % grid[1], persistent=False)
 
-    def forward(self) -> Tensor:
-        """float32 (rows * columns, dim), in the order of the tokens."""
+    def tables(self) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.rows.device.type, enabled=False):
-            rows, columns = self.row_waves @ self.rows, self.column_waves @ self.columns
-        return rows[self.row] + columns[self.column]
+            return self.row_waves @ self.rows, self.column_waves @ self.columns
 
 
 class Rotary(nn.Module):
