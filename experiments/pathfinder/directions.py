@@ -52,11 +52,13 @@ def learn(config: DictConfig) -> tuple[float, float, float]:
     Raises ValueError for a value that is none.
     """
     check_seed(config.seed)
-    for name in ("examples", "side", "steps", "batch"):
+    for name in ("examples", "side", "steps", "batch", "warmup"):
         if not isinstance(config[name], int) or config[name] < 1:
             raise ValueError(f"{name}={config[name]!r}: give a whole number, at least 1")
     if config.side > config.size or config.side > config.other:
         raise ValueError(f"side={config.side}: crops are no larger than the images")
+    if config.shift not in range(config.side // 2 + 1):
+        raise ValueError(f"shift={config.shift!r}: give 0 to {config.side // 2}, half of side")
     own = spec(config.size, config.contour, strokes=config.strokes)
     cut = config.side, config.shift
     x, y = crops(own, config.seed, config.examples, *cut)

@@ -50,6 +50,9 @@ def test_it_learns():
     ("changes", "words"),
     [
         ({"side": 0}, "side=0: give a whole number"),
+        ({"warmup": 0}, "warmup=0: give a whole number"),
+        ({"shift": -1}, "shift=-1: give 0 to 6, half of side"),
+        ({"shift": 9}, "shift=9: give 0 to 6"),
         ({"side": 100}, "side=100: crops are no larger than the images"),
         ({"size": 50}, "Pathfinder of size 50"),
         ({"size": 32, "strokes": 128}, "strokes=128: its paddles are 5 pixels long"),
