@@ -124,16 +124,17 @@ class Rotary(nn.Module):
         pixel = torch.tensor(_order(order, grid[0] * grid[1]))
         lengths = 4.0 * torch.logspace(0, 1, head_dim // 4, base=512 / 4)
         angle = [2 * torch.pi * at[:, None] / lengths for at in (pixel // grid[1], pixel % grid[1])]
-        angle = torch.cat(angle, 1)
+        angle = torch.cat(angle, 1).repeat_interleave(2, 1)  # features 2 i and 2 i + 1 are a pair
+        sign = torch.tensor([-1.0, 1.0]).repeat(head_dim // 2)
         self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        self.register_buffer("sin", sign * angle.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, heads, D), turned; the same shape and dtype."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-        cos, sin = self.cos[:, None], self.sin[:, None]
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # a flip of pairs, whose gradient is a flip: one of slices writes zeros and adds them
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return (wide * self.cos[:, None] + swapped * self.sin[:, None]).to(x.dtype)
 
 
 def upsample_axis(table: Tensor, n: int) -> Tensor:

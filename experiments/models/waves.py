@@ -36,5 +36,7 @@ class SmoothEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """float32 (..., dim) of integer tokens (...)."""
+        # a map of the waves of every token: the gradient of a table waits for the adds to the few
+        # rows that an image has most of
         with torch.autocast(tokens.device.type, enabled=False):
-            return F.embedding(tokens, self.waves @ self.weight)
+            return F.embedding(tokens, self.waves) @ self.weight

@@ -119,7 +119,7 @@ def test_rotary_wavelengths():
     cos = Rotary((600, 1), 16)(torch.eye(16)[None, None, :1].expand(1, 600, 1, 16))[0, :, 0, 0]
     expected = torch.cos(torch.arange(600) * torch.pi / 2)  # the shortest: 4 pixels
     torch.testing.assert_close(cos, expected, rtol=0, atol=1e-3)
-    longest = Rotary((600, 1), 16).cos[:, 3]
+    longest = Rotary((600, 1), 16).cos[:, 7]
     assert longest[512] > 0.9999 and longest[256] < -0.9999
     with pytest.raises(ValueError, match="head_dim is 6; rotary takes a multiple of 4"):
         Rotary((2, 2), 6)
