@@ -1,5 +1,6 @@
 """What all figures share: the width of a page, fonts and lines, one legend, PNG and SVG."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 PAGE = 6.9  # inches: the width of a page's text; half of it is a column
+LEGEND = 100  # characters of a line of a legend
 RC: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -49,18 +51,24 @@ OTHER = Style("#F0E442", "X", ":")
 def legend(
     figure: Figure, axes: Sequence[Axes], columns: int = 3, title: str | None = None
 ) -> None:
-    """One legend below all panels, each label once."""
+    """One legend below all panels, each label once, in fewer columns where it would be wider than
+    the figure.
+    """
     found = [pair for a in axes for pair in zip(*a.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in reversed(found)}
     labels = list(dict.fromkeys(label for _, label in found))
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=columns,
-        title=title,
-        title_fontsize=RC["legend.fontsize"],
-    )
+    for ncols in range(columns, 0, -1):
+        drawn = figure.legend(
+            [handles[label] for label in labels],
+            [textwrap.fill(label, LEGEND) for label in labels],
+            loc="outside lower center",
+            ncols=ncols,
+            title=title,
+            title_fontsize=RC["legend.fontsize"],
+        )
+        if ncols == 1 or drawn.get_window_extent().width <= figure.bbox.width:
+            return
+        drawn.remove()
 
 
 def token_text(n: int) -> str:

@@ -1,9 +1,12 @@
 """Figures from journals alone."""
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
 from experiments.curves import _smoothed, draw_all, row_styles
+from experiments.figures import PAGE, RC, legend
 from experiments.lra_cells import RowKey
 from experiments.run_logs import read_runs
 from tests.experiments.lra.lra_runs import write_run
@@ -67,3 +70,17 @@ def test_pre_training_has_curves_of_its_own(tmp_path):
     write_run(tmp_path, "image", "flash", folder="pretrained", length=1024, settings=masked)
     found = drawn(tmp_path, tmp_path / "plots")
     assert set(found) == {"curves-image-generated-1k", "curves-image-generated-1k-pretraining"}
+
+
+@pytest.mark.parametrize("words", [2, 8, 40])
+def test_a_legend_is_no_wider_than_the_figure(words):
+    with matplotlib.rc_context(RC):
+        figure, axes = plt.subplots(figsize=(PAGE, 3))
+        for i in range(3):
+            axes.plot([0, 1], label=" ".join([f"mask{i}"] * words))
+        legend(figure, [axes], columns=3)
+        drawn = figure.legends[0]
+        assert len(figure.legends) == 1 and len(drawn.get_texts()) == 3
+        assert drawn.get_window_extent().width <= figure.bbox.width
+        assert drawn._ncols == {2: 3, 8: 2, 40: 1}[words]  # type: ignore
+        plt.close(figure)
