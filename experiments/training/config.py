@@ -21,7 +21,7 @@ SCALES = ("auto", "full", "small")
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PRETRAIN = ("masked_pixels",)
 INIT_HEAD = ("fresh",)
-COUNTS = "batch steps eval_every log_every".split()  # at least 1
+COUNTS = "batch eval_every log_every".split()  # at least 1
 OPTIONAL_COUNTS = "micro_batch eval_batch val_examples checkpoint_every".split()
 # What may change from one session of a run to the next: it changes no result but by rounding.
 FREE = (
@@ -179,7 +179,7 @@ def _check(values: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
-    for name in ("warmup", "seed", "data_seed"):
+    for name in ("steps", "warmup", "seed", "data_seed"):
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}={value!r}: give a whole number, at least 0")
@@ -199,6 +199,8 @@ def _check(values: Mapping[str, Any]) -> None:
     for name, choices in (("pretrain", PRETRAIN), ("init_head", INIT_HEAD)):
         if values[name] is not None:
             _choose(name, values[name], choices)
+    if values["steps"] == 0 and not values["init_from"]:
+        raise ValueError("steps=0 tests the weights of init_from: give it, or at least 1 step")
     if values["init_head"] and not values["init_from"]:
         raise ValueError(f"init_head={values['init_head']} is for init_from=FOLDER")
     if not 0 < values["mask_share"] < 1:

@@ -48,7 +48,7 @@ def make_result(
         "val_accuracy": None if best is None else best["accuracy"],
         "best_step": step if best is None else best["step"],
         "seconds": clock.seconds,
-        "ms_per_step": 1e3 * clock.training / step,
+        "ms_per_step": 1e3 * clock.training / step if step else None,
         "memory_mib": memory.peak_mib(group.device),
         "data_mib": data_mib,
         "processes": group.world,
@@ -65,5 +65,7 @@ def summary(result: dict[str, Any]) -> str:
     text = f"{what} {100 * result['accuracy']:.1f} %"
     text += "".join(f", {name} {100 * x:.1f} %" for name, x in result["baselines"].items())
     text += f"; {result['steps']} of {result['planned_steps']} steps"
-    text += f" in {duration(result['seconds'])}, {result['ms_per_step']:.3g} ms a step"
+    text += f" in {duration(result['seconds'])}"
+    if result["ms_per_step"] is not None:
+        text += f", {result['ms_per_step']:.3g} ms a step"
     return text + ("" if result["scale"] == "full" else f"; scale={result['scale']}")

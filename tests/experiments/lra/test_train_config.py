@@ -83,7 +83,8 @@ def test_the_digest_is_of_what_changes_the_result():
 @pytest.mark.parametrize(
     "given, words",
     [
-        ("steps=0", "steps=0: give a whole number, at least 1"),
+        ("steps=0", "steps=0 tests the weights of init_from: give it, or at least 1 step"),
+        ("steps=-1", "steps=-1: give a whole number, at least 0"),
         ("steps=1.5", "steps=1.5: give a whole number"),
         ("batch=true", "batch=True: give a whole number"),
         ("warmup=-1", "warmup=-1: give a whole number, at least 0"),

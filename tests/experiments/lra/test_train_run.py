@@ -255,6 +255,19 @@ def test_a_fresh_head_on_the_weights_of_another_run(place, capsys):
     assert "fresh: head.0.weight" in capsys.readouterr().err
 
 
+def test_no_steps_test_the_weights_of_another_run(place, capsys):
+    first = train(place, "image", attention="linear", name="trained")
+    folder = settings(place, "image", attention="linear", name="trained").folder
+    for number, source in enumerate((folder, folder / "weights.pt")):
+        changes = {"attention": "linear", "name": f"tested{number}", "init_from": source}
+        changes["steps"] = 0
+        found = train(place, "image", **changes)
+        assert found["complete"] and (found["steps"], found["ms_per_step"]) == (0, None)
+        assert (found["accuracy"], found["loss"]) == (first["accuracy"], first["loss"])
+        assert "; 0 of 0 steps in" in capsys.readouterr().err
+        assert train(place, "image", **changes)["date"] == found["date"]  # it is complete
+
+
 # ---- refusals: nothing is left half-written
 
 
