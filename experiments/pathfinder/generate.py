@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.pathfinder.parameters import Spec
-from experiments.pathfinder.render import INFO, MARGIN, make_images
+from experiments.pathfinder.render import INFO, MARGIN, draw_images, make_images
 from experiments.pathfinder.store import filled
 from experiments.pathfinder.tables import tables
 from experiments.tasks.task import digest
@@ -39,14 +39,28 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
         np.zeros((n, paddles, 4), np.int64),
         np.zeros(n, np.int64),
     )
-    intensity = np.array([spec.target_intensity, spec.distractor_intensity], np.float32)
     for which, margin in enumerate(spec.margins):
         make_images(
             tables(spec, margin), which, len(spec.margins), seed, first, 2 * spec.seed_distance,
-            spec.contour, spec.distractor_length, spec.distractors, intensity,
+            spec.contour, spec.distractor_length, spec.distractors, _intensity(spec),
             images.pixels, images.info, images.placed, images.counts,
         )  # fmt: skip
     return images
+
+
+def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
+    """uint8 (n, N, N): the images with those paddles alone that are kept, bool (n, paddles)."""
+    pixels = np.empty_like(images.pixels)
+    for which, margin in enumerate(spec.margins):
+        draw_images(
+            tables(spec, margin), which, _intensity(spec),
+            images.info, images.placed, images.counts, kept, pixels,
+        )  # fmt: skip
+    return pixels
+
+
+def _intensity(spec: Spec) -> np.ndarray:
+    return np.array([spec.target_intensity, spec.distractor_intensity], np.float32)
 
 
 def headings(images: Images, spec: Spec) -> np.ndarray:

@@ -30,6 +30,7 @@ def make_images(
     size = images.shape[1]
     board = _board(t, placed.shape[1])
     canvas = np.empty((size, size), np.float32)
+    every = np.ones(placed.shape[1], np.bool_)
     state = np.empty(STATE, np.uint64)
     for n in range(len(images)):
         start(state, seed, first + n, size * 256 + contour)
@@ -50,13 +51,19 @@ def make_images(
         row = info[n]
         row[0], row[1], row[2], row[3], row[4] = label, margin, restarts, distractors, origin
         row[5], row[6], row[7], row[8] = tail[2], tail[3], head[2], head[3]
-        canvas[:] = 0
-        for i in range(paddles.count[0]):
-            snake, direction, y, x = paddles.placed[i]
-            _draw(canvas, t.stroke[direction], y, x, t.half, intensity[1 if snake > 1 else 0])
-        for i in range(2):
-            _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
-        _to_grey(canvas, images[n])
+        _paint(canvas, t, placed[n], counts[n], every, row, intensity, images[n])
+
+
+@njit(cache=True, nogil=True)
+def draw_images(t, which, intensity, info, placed, counts, kept, images):
+    """Draws images of margin number `which` again, with those paddles alone that are `kept`.
+
+    kept: bool (n, paddles); the rest as in make_images.
+    """
+    canvas = np.empty(images.shape[1:], np.float32)
+    for n in range(len(images)):
+        if info[n, 1] == which:
+            _paint(canvas, t, placed[n], counts[n], kept[n], info[n], intensity, images[n])
 
 
 @njit(cache=True, nogil=True)
@@ -67,6 +74,19 @@ def _board(t, most):
         np.empty((most, (2 * t.half + 1) ** 2), np.float32),
         np.empty(len(t.ring), np.float64),
     )
+
+
+@njit(cache=True, nogil=True)
+def _paint(canvas, t, placed, count, kept, row, intensity, image):
+    """An image from its paddles and its row of `info`."""
+    canvas[:] = 0
+    for i in range(count):
+        if kept[i]:
+            snake, direction, y, x = placed[i]
+            _draw(canvas, t.stroke[direction], y, x, t.half, intensity[1 if snake > 1 else 0])
+    for i in range(2):
+        _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
+    _to_grey(canvas, image)
 
 
 @njit(cache=True, nogil=True)
