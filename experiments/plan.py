@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
+from experiments.checks import whole_number
 from experiments.plan_queue import Queue
 from experiments.plan_runs import PLAN, planned_runs
 from experiments.training.stop import Interrupted
@@ -29,9 +30,8 @@ def places(gpus: list[int] | None, at_once: int, processes: int = 1) -> list[str
     processes: how many GPUs each run takes: "0,1". Those left over stay idle.
     ValueError for one that is not there, or too few.
     """
-    for name, value in (("at_once", at_once), ("processes", processes)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
+    whole_number("at_once", at_once)
+    whole_number("processes", processes)
     count = torch.cuda.device_count()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = seen if len(seen) == count else [str(i) for i in range(count)]

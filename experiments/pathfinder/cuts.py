@@ -8,21 +8,23 @@ minds both; one that goes by the directions at the marks does not notice the fir
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from torch import Tensor, nn
 
+from experiments.checks import whole_number
 from experiments.pathfinder.generate import Images, check_seed, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
 from experiments.training import checkpoint, initial
 from experiments.training.begin import CONFIG
-from experiments.training.config import PRECISIONS, Settings
+from experiments.training.config import PRECISIONS, Settings, device_type
 from experiments.training.step import autocast
 
 
@@ -34,40 +36,54 @@ def answers(config: DictConfig) -> tuple[float, list[tuple[int, float, float]]]:
     """
     check_seed(config.seed)
     for name in ("examples", "batch"):
-        if isinstance(config[name], bool) or not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{name}={config[name]!r}: give a whole number, at least 1")
+        whole_number(name, config[name])
     folder = Path(config.run)
     settings = _settings(folder)
     size, task = PATHFINDER[settings.task["name"]], settings.task
-    each = spec(size, task.get("difficulty") or 14, strokes=task.get("strokes"))
-    if wrong := [n for n in config.erased if n not in range(each.contour + 1)]:
+    each = spec(
+        size,
+        task.get("difficulty") or 14,
+        documented=task.get("documented") or False,
+        strokes=task.get("strokes"),
+    )
+    erased = config.erased
+    if not isinstance(erased, ListConfig) or not erased:
+        raise ValueError(f"erased={erased!r}: give a list of numbers of paddles, such as [0,4]")
+    if wrong := [n for n in erased if n not in range(each.contour + 1)]:
         raise ValueError(f"erased={wrong}: the curve has {each.contour} paddles")
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = PRECISIONS[settings.precision] if device.type == "cuda" else torch.float32
+    if task.get("generate") and config.seed == settings.data_seed:
+        raise ValueError(f"seed={config.seed}: the run was trained on images of this seed")
+    name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu, device = device_type(name) == "cuda", torch.device(name)
+    dtype = PRECISIONS[settings.precision] if on_gpu else torch.float32
     model = _model(folder, settings, size).to(device).eval()
     order = pixel_order((size, size), task.get("order") or "row")
     images = make(each, config.seed, 0, config.examples)
     if len(np.unique(images.labels)) < 2:
         raise ValueError(f"examples={config.examples}: all have the same label; give more")
 
-    @torch.no_grad()
-    def yes(label: int, erased: np.ndarray) -> float:
-        pixels = redraw(images, each, ~erased)[images.labels == label]
+    def yes(label: int, without: np.ndarray) -> float:
+        pixels = redraw(images, each, ~without)[images.labels == label]
         tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, order])
-        said = []
-        for part in tokens.split(config.batch):
-            with autocast(device, dtype):
-                said.append(model(part.to(device)).argmax(1).cpu())
-        return torch.cat(said).float().mean().item()
+        return _share_of_yes(model, tokens.split(config.batch), device, dtype)
 
     none = np.zeros(images.placed.shape[:2], bool)
     rows = []
-    for n in config.erased:
+    for n in erased:
         middle = yes(1, on_curve(images, each.contour, n, middle=True))
         marks = yes(1, on_curve(images, each.contour, n, middle=False)) if n else middle
         rows.append((n, middle, marks))
         print(f"{n} of {each.contour} left out", file=sys.stderr, flush=True)
     return yes(0, none), rows
+
+
+@torch.no_grad()
+def _share_of_yes(
+    model: nn.Module, batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype
+) -> float:
+    with autocast(device, dtype):
+        said = [model(tokens.to(device)).argmax(1) for tokens in batches]
+    return torch.cat(said).float().mean().item()
 
 
 def on_curve(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarray:

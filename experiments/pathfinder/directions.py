@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from experiments.checks import whole_number
 from experiments.models.classifier import Classifier, model_config
 from experiments.pathfinder.generate import check_seed, headings, make
 from experiments.pathfinder.parameters import Spec, spec
@@ -53,8 +54,7 @@ def learn(config: DictConfig) -> tuple[float, float, float]:
     """
     check_seed(config.seed)
     for name in ("examples", "side", "steps", "batch", "warmup"):
-        if not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{name}={config[name]!r}: give a whole number, at least 1")
+        whole_number(name, config[name])
     if config.side > config.size or config.side > config.other:
         raise ValueError(f"side={config.side}: crops are no larger than the images")
     if config.shift not in range(config.side // 2 + 1):

@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
+from experiments.checks import whole_number
 from experiments.tasks.task import digest
 from experiments.training.optim import SCHEDULES
 
@@ -114,7 +115,7 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     small = values.pop("small", None) or {}
     cuda = torch.cuda.is_available()
     values["device"] = values["device"] or ("cuda" if cuda else "cpu")
-    on_gpu = _device_type(values["device"]) == "cuda"
+    on_gpu = device_type(values["device"]) == "cuda"
     _choose("scale", values["scale"], SCALES)
     if values["scale"] == "auto":
         values["scale"] = "full" if on_gpu else "small"
@@ -177,12 +178,9 @@ def _check(values: Mapping[str, Any]) -> None:
         value = values[name]
         if value is None and name in OPTIONAL_COUNTS:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
+        whole_number(name, value)
     for name in ("steps", "warmup", "seed", "data_seed"):
-        value = values[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}={value!r}: give a whole number, at least 0")
+        whole_number(name, values[name], least=0)
     for name in ("lr", "eps", "clip", "minutes", "stop_at"):
         value = values[name]
         if value is None and name in ("clip", "minutes", "stop_at"):
@@ -231,7 +229,8 @@ def _choose(name: str, value: Any, choices: Sequence[str] | Mapping[str, Any]) -
         raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
 
 
-def _device_type(name: str) -> str:
+def device_type(name: str) -> str:
+    """cpu or cuda; ValueError for another name, and for a GPU that is not there."""
     try:
         kind = torch.device(name).type
     except RuntimeError:

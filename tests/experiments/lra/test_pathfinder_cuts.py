@@ -94,6 +94,11 @@ def test_a_run_is_asked(run, monkeypatch):
     [
         ({"run": "nowhere"}, "run=nowhere: no config.yaml there"),
         ({"erased": [0, 15]}, r"erased=\[15\]: the curve has 14 paddles"),
+        ({"erased": 4}, "erased=4: give a list"),
+        ({"erased": []}, "give a list of numbers of paddles"),
+        ({"seed": 0}, "seed=0: the run was trained on images of this seed"),
+        ({"device": "tpu"}, "device='tpu': choose from cpu, cuda"),
+        ({"examples": True}, "examples=True: give a whole number, at least 1"),
         ({"examples": 0}, "examples=0: give a whole number"),
         ({"examples": 1}, "examples=1: all have the same label"),
         ({"batch": 1.5}, "batch=1.5: give a whole number"),
