@@ -8,6 +8,7 @@ line a run. Then test accuracy against training speed-up, a panel a task.
 """
 
 import re
+import textwrap
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -162,7 +163,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
         for row, at in _sorted(cells):
             if at == column and (point := _point(cells, row, column)):
                 _mark(axes, point, cells[row, column], styles[row], row.text)
-        axes.set_title(column.text)
+        axes.set_title(textwrap.fill(column.text, 36))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
     for axes in grid[:, 0]:

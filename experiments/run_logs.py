@@ -96,6 +96,8 @@ class Run:
         """What runs must share for their times to be compared."""
         names = ("batch", "model", "recipe", "scale", "precision")
         work = {name: self.config.get(name) for name in names}
+        # an option that is not set counts like one that did not exist yet
+        work["model"] = {k: v for k, v in (work["model"] or {}).items() if v is not None}
         work |= {"length": self.length, "processes": self.start.get("processes", 1)}
         return json.dumps(work, sort_keys=True, default=str)
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.curves import _smoothed, draw_all, row_styles
+from experiments.curves import _smoothed, draw_accuracy_speed, draw_all, row_styles
 from experiments.figures import PAGE, RC, legend
-from experiments.lra_cells import RowKey
+from experiments.lra_cells import RowKey, make_cells
 from experiments.run_logs import read_runs
 from tests.experiments.lra.lra_runs import write_run
 
@@ -33,6 +33,18 @@ def test_curves_of_each_task_and_accuracy_against_speed(tmp_path):
     for text in ("block-sparse, butterfly", "shortcut: root operator", "wall time (s)"):
         assert text in found["curves-listops-generated-2k"]
     assert "training speed-up" in found["accuracy-speed"]
+
+
+def test_titles_of_panels_side_by_side_do_not_meet(tmp_path):
+    for task in ("image", "pathfinder32"):
+        write_run(tmp_path, task, "standard", source="CIFAR-10 (gray), 44,849 + 9,966 examples")
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    with matplotlib.rc_context(RC):
+        figure = draw_accuracy_speed(cells, [column for _, column in cells])
+        figure.draw_without_rendering()
+        left, right = (axes.title.get_window_extent() for axes in figure.axes)
+    plt.close(figure)
+    assert left.x1 < right.x0
 
 
 def test_a_run_without_validation_or_base_still_has_its_curve(tmp_path):

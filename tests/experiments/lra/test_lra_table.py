@@ -275,6 +275,13 @@ def test_runs_off_the_reference_recipe_say_in_what(tmp_path):
     assert line(found, "FlashAttention, google, small, hilbert")[1] == "40.0"
 
 
+def test_runs_from_before_an_option_existed_are_compared(tmp_path):
+    write_run(tmp_path, "listops", "standard", ms=4.0, settings={"model": {"dim": 64}})
+    settings = {"model": {"dim": 64, "rotary": None}}
+    write_run(tmp_path, "listops", "flash", ms=1.0, settings=settings)
+    assert speedup(table(tmp_path).cells, FLASH, LISTOPS) == pytest.approx(4.0)
+
+
 def test_path_x_from_another_run_is_the_papers_recipe(tmp_path):
     start = {"init_from": "runs/train/pathfinder64/flash/seed0"}
     write_run(tmp_path, "pathfinder128", "flash", accuracy=0.61, settings=start)
