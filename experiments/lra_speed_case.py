@@ -211,6 +211,7 @@ def attention_step(
         head_dim=config.head_dim,
         length=states,
         dropout=config.attention_dropout,
+        class_token=config.pool == "cls",
         **options,
     )
     layer = layer.to(device).train()

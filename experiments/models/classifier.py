@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from experiments.models.attention import Attention, make_attention
 from experiments.models.attention.base import autocast_dtype, real_tokens
 from experiments.models.blocks import Block, Head, initialise, norm_eps
+from experiments.models.class_token import refuse_a_blind_class_token
 from experiments.models.config import ModelConfig, model_config
 from experiments.models.positions import AxialPositions, Rotary, WavePositions, sinusoids
 from experiments.models.waves import SmoothEmbedding
@@ -27,7 +28,8 @@ class Classifier(nn.Module):
     attention: the name and the options of `make_attention`, as {"name": "local", "window": 64}.
     order: the row-major pixel of each token of an image; row-major order where None.
 
-    Raises ValueError for positions of rows and columns, and smooth embeddings, without a grid.
+    Raises ValueError for positions of rows and columns, and smooth embeddings, without a grid, and
+    for a class token that the attention does not show all tokens.
     """
 
     def __init__(
@@ -85,11 +87,14 @@ class Classifier(nn.Module):
                     length=self.states,
                     dropout=config.attention_dropout,
                     layer=layer,
+                    class_token=cls,
                     **options,
                 ),
             )
             for layer in range(config.layers)
         )
+        if cls:
+            refuse_a_blind_class_token([self._attention(i) for i in range(config.layers)])
         first: dict[Hashable, int] = {}
         needs = [self._attention(layer).prepares() for layer in range(config.layers)]
         # of each layer, the first one whose attention prepares the same

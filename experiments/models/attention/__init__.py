@@ -31,6 +31,7 @@ def make_attention(
     dropout: float = 0.0,
     layer: int = 0,
     causal: bool = False,
+    class_token: bool = False,
     **options: Any,
 ) -> Attention:
     """The attention of one layer; see `Attention`. An option that is None keeps its default.
@@ -47,8 +48,9 @@ def make_attention(
     for key in options.keys() & {"rank", "features", "window", "bucket", "cluster", "hashes"}:
         if not isinstance(options[key], int) or options[key] < 1:
             raise ValueError(f"{key} is {options[key]!r}; it must be a positive integer")
-    sizes = {"heads": heads, "head_dim": head_dim, "length": length}
-    return _find(name)(**sizes, dropout=dropout, layer=layer, causal=causal, **options)
+    sizes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "length": length}
+    sizes |= {"layer": layer, "causal": causal, "class_token": class_token}
+    return _find(name)(**sizes, dropout=dropout, **options)
 
 
 def options_of(name: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from masks import Mask
+
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(D)) v or what stands for it, the same shape out as q.
@@ -15,6 +17,8 @@ class Attention(nn.Module):
     dropout: of the attention probabilities, for kinds that have them.
     layer: number of the layer, for kinds that differ from layer to layer.
     causal: a query sees keys up to its own, for kinds that can.
+    class_token: the first token is the one that is classified, for kinds whose pattern would not
+        show it all others.
     """
 
     shared_qk = False  # the projection makes one tensor for q and k
@@ -29,10 +33,15 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         layer: int = 0,
         causal: bool = False,
+        class_token: bool = False,
     ):
         super().__init__()
         self.heads, self.head_dim, self.length, self.layer = heads, head_dim, length, layer
-        self.dropout, self.causal = dropout, causal
+        self.dropout, self.causal, self.class_token = dropout, causal, class_token
+
+    def pattern(self) -> Mask | None:
+        """The pairs that may attend, where sizes alone say so; None: all, or what data decide."""
+        return None
 
     def prepares(self) -> Hashable:
         """What `prepare` follows from, beside sizes: layers of one value share what it makes. None

@@ -50,6 +50,9 @@ class Flash(Attention):
         if self.causal:
             self.mask = masks.causal()
 
+    def pattern(self) -> Mask | None:
+        return self.mask
+
     def prepares(self) -> Hashable:
         return ("skip", self.mask) if self.skips else None
 
@@ -98,14 +101,18 @@ class Sparse(Flash):
     ):
         super().__init__(padding=padding, backend=backend, **sizes)
         if mask is None:
-            mask = default_mask(self.length)
+            mask = default_mask(self.length, class_token=self.class_token)
         mask = (masks.parse(mask) if isinstance(mask, str) else mask).layer(self.layer)
         self.mask = mask & masks.causal() if self.causal else mask
         blind = masks.diagonals((0,)) - self.mask
         self.sees_itself = blind.build(self.length, heads=self.heads).nnz == 0
 
 
-def default_mask(length: int) -> Mask:
-    """Fixed butterfly and local blocks: of 64 tokens up to 2048, where 128 would leave few."""
+def default_mask(length: int, *, class_token: bool = False) -> Mask:
+    """Fixed butterfly and local blocks: of 64 tokens up to 2048, where 128 would leave few.
+
+    class_token: the first token sees all others, and they see it.
+    """
     block = 64 if length <= 2048 else 128
-    return masks.butterfly(block) | masks.local(block) >> masks.snap(block)
+    mask = masks.butterfly(block) | masks.local(block) >> masks.snap(block)
+    return mask | masks.global_tokens(1) if class_token else mask

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from experiments.models.attention.base import Attention, budget
 from experiments.models.attention.standard import softmax_attention
+from masks import Mask, block_diagonal
 
 
 class Local(Attention):
@@ -17,6 +18,9 @@ class Local(Attention):
     def __init__(self, *, window: int | None = None, **sizes):
         super().__init__(**sizes)
         self.window = min(window or budget(self.length, share=16, most=256), self.length)
+
+    def pattern(self) -> Mask:
+        return block_diagonal(self.window)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         n, window = q.shape[2], self.window

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.models.attention import NAMES
+from experiments.models.attention import NAMES, make_attention
 from experiments.models.classifier import Classifier, ModelConfig, model_config
 
 LENGTHS = torch.tensor([40, 23], dtype=torch.int32)
@@ -71,7 +71,9 @@ def test_it_is_the_nystrom_port():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("setting", ["nystrom", "google"])
 def test_padding_changes_nothing(name, setting):
-    model = make(name, setting=setting, task="pathfinder64", dim=32).eval()
+    pool = "mean" if name == "local" else "cls"  # a class token sees one window of local attention
+    config = {"pool": pool} if setting == "google" else {}
+    model = make(name, setting=setting, task="pathfinder64", dim=32, **config).eval()
     first, second = tokens(2), tokens(2)
     second[torch.arange(40) >= LENGTHS[:, None]] = 7
     assert not torch.equal(first, second)
@@ -118,6 +120,47 @@ def test_the_google_setting(task):
     weight = model.blocks[0].attention.qkv.weight.detach()
     assert 0.95 * bound < weight.abs().max() <= bound
     assert len(model.head) == (5 if model.pair else 3)
+
+
+class TestClassToken:
+    """Of 40 tokens and itself."""
+
+    @staticmethod
+    def make(attention: str = "sparse", layers: int = 1, **options) -> Classifier:
+        model = model_config(pool="cls", layers=layers)
+        return Classifier(20, 40, 3, model=model, attention={"name": attention, **options})
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"attention": "local", "layers": 4, "window": 16}, "4 layers of .* seen 16 of 41 tok"),
+            ({"mask": "local:8"}, r"1 layer of local\(8\) .* seen 9 of 41 tokens"),
+            ({"mask": "causal", "layers": 4}, "seen 1 of 41 tokens: take model.pool=mean"),
+        ],
+    )
+    def test_one_that_does_not_see_all_is_refused(self, options, words):
+        with pytest.raises(ValueError, match=words):
+            self.make(**options)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"mask": "local:8|global:1"},
+            {"mask": "local:8", "layers": 5},
+            {"mask": "layers(local:8,dense)", "layers": 2},
+            *({"attention": name} for name in NAMES if name != "local"),
+        ],
+    )
+    def test_one_that_sees_all_in_the_end_is_not(self, options):
+        self.make(**options)
+
+    def test_default_blocks_show_it_all_and_only_then(self):
+        for class_token in (False, True):
+            sizes = {"heads": 1, "head_dim": 8, "length": 2049}
+            mask = make_attention("sparse", **sizes, class_token=class_token).pattern()
+            assert mask is not None
+            assert (mask.build(2049).reach(1, exact=True).seen_keys[0] == 2049) == class_token
 
 
 def test_hidden_tokens_are_predicted_unseen():
