@@ -93,6 +93,8 @@ class Classifier(nn.Module):
             )
             for layer in range(config.layers)
         )
+        for layer in range(1, config.layers):
+            self._attention(layer).share(self._attention(0))
         if cls:
             refuse_a_blind_class_token([self._attention(i) for i in range(config.layers)])
         first: dict[Hashable, int] = {}

@@ -43,6 +43,9 @@ class Attention(nn.Module):
         """The pairs that may attend, where sizes alone say so; None: all, or what data decide."""
         return None
 
+    def share(self, first: "Attention") -> None:
+        """Take the parameters that all layers have in common from the first layer's attention."""
+
     def prepares(self) -> Hashable:
         """What `prepare` follows from, beside sizes: layers of one value share what it makes. None
         for the kinds that prepare nothing.

@@ -10,16 +10,26 @@ from experiments.models.attention.base import Attention, real_tokens, refuse_cau
 class Linear(Attention):
     """f(q) (f(k)^T v) / f(q) f(k)^T 1 with f = elu + 1. It has no probabilities to drop.
 
+    normalise: False divides by the square root of the length instead of by the sum of the weights,
+        as the Nystromformer port does.
     eps: added to the denominator.
     """
 
-    def __init__(self, *, eps: float = 1e-6, **sizes):
+    def __init__(self, *, normalise: bool = True, eps: float = 1e-6, **sizes):
         super().__init__(**sizes)
         refuse_causal(self)
-        self.eps = eps
+        if not isinstance(normalise, bool):
+            raise ValueError(f"normalise is {normalise!r}; it must be True or False")
+        self.normalise, self.eps = normalise, eps
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        return linear_attention(_elu_plus_1(q), _elu_plus_1(k), v, lengths, self.eps)
+        fq, fk = _elu_plus_1(q), _elu_plus_1(k)
+        if self.normalise:
+            return linear_attention(fq, fk, v, lengths, self.eps)
+        if lengths is not None:
+            v = torch.where(real_tokens(lengths, v.shape[2])[:, None, :, None], v, 0)
+        share = v.shape[2] ** -0.25  # of each factor, so that neither grows out of the dtype
+        return (fq * share) @ ((fk * share).mT @ v)
 
 
 def linear_attention(

@@ -8,20 +8,32 @@ from experiments.models.attention.linear import linear_attention
 
 
 class Performer(Attention):
-    """Linear attention with random features whose products estimate exp(q k / sqrt(D)).
+    """Linear attention with random features whose products estimate exp(scale q k).
 
     The features are computed in float32: their exponentials do not bear bfloat16. They are drawn
     once, from torch's generator, and kept with the weights. It has no probabilities to drop.
 
     features: how many; None: a 32nd of the length, at most 128.
+    scale: of q k; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256 features: smaller
+        scores are estimated better.
     eps: added to every feature.
     """
 
     projection: Tensor
 
-    def __init__(self, *, features: int | None = None, eps: float = 1e-4, **sizes):
+    def __init__(
+        self,
+        *,
+        features: int | None = None,
+        scale: float | None = None,
+        eps: float = 1e-4,
+        **sizes,
+    ):
         super().__init__(**sizes)
         refuse_causal(self)
+        if scale is not None and not 0 < scale < float("inf"):
+            raise ValueError(f"scale is {scale}; it must be a number above 0")
+        self.scale = self.head_dim**-0.5 if scale is None else scale
         features = features or budget(self.length, share=32, most=128)
         self.eps = eps
         self.register_buffer("projection", orthogonal_features(features, self.head_dim))
@@ -38,14 +50,14 @@ class Performer(Attention):
         return linear_attention(fq, self._features(ek, k, top), v, lengths)
 
     def _exponents(self, x: Tensor) -> Tensor:
-        """w x / D^(1/4) for every random w: (B, H, N, features)."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
+        """w x sqrt(scale) for every random w: (B, H, N, features)."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
         return x @ self.projection.to(x.dtype).T
 
     def _features(self, exponents: Tensor, x: Tensor, top: Tensor) -> Tensor:
-        """exp(exponents - |x|^2 / (2 sqrt(D)) - top) + eps; constant factors cancel."""
+        """exp(exponents - scale |x|^2 / 2 - top) + eps; constant factors cancel."""
         square = x.to(exponents.dtype).square().sum(-1, keepdim=True)
-        exponents.sub_(square * (0.5 * x.shape[-1] ** -0.5) + top)
+        exponents.sub_(square * (0.5 * self.scale) + top)
         return exponents.exp().add(self.eps).to(x.dtype)
 
 

@@ -22,6 +22,12 @@ OPTIONS = {  # the interpreter of Triton would be slow
     "reformer": {"bucket": 16},
     "smyrf": {"cluster": 16},
 }
+FORMS = [  # every attention, and what the Nystromformer port has instead
+    *((name, {}) for name in NAMES),
+    ("linear", {"normalise": False}),
+    ("linformer", {"shared": True}),
+    ("performer", {"scale": 1 / D}),
+]
 LENGTHS = torch.tensor([75, 41], dtype=torch.int32)
 
 
@@ -59,11 +65,14 @@ def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, end
         elif name == "local":
             out = softmax_oracle(qb, kb, vb, i // 16 == j // 16)
         elif name == "linformer":
-            kb, vb = attention.project_k[:end].T @ kb, attention.project_v[:end].T @ vb
+            both = [attention.project] * 2 if attention.shared else None
+            for_k, for_v = both or (attention.project_k, attention.project_v)
+            kb, vb = for_k[..., :end, :].mT @ kb, for_v[..., :end, :].mT @ vb
             out = softmax_oracle(qb, kb, vb, torch.ones(1, 9, dtype=torch.bool))
         elif name == "linear":
             weights = (torch.nn.functional.elu(qb) + 1) @ (torch.nn.functional.elu(kb) + 1).mT
-            out = weights @ vb / (weights.sum(-1, keepdim=True) + 1e-6)
+            total = weights.sum(-1, keepdim=True) + 1e-6
+            out = weights @ vb / (total if attention.normalise else N**0.5)
         elif name == "performer":
             out = performer_oracle(attention, qb, kb, vb)
         elif name == "reformer":
@@ -77,7 +86,7 @@ def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, end
 
 def performer_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def features(x, axes):
-        x = x * D**-0.25
+        x = x * attention.scale**0.5
         exponents = x @ attention.projection.T
         top = exponents.detach().amax(axes, keepdim=True)
         return (exponents - x.square().sum(-1, keepdim=True) / 2 - top).exp() + attention.eps
@@ -128,10 +137,10 @@ def smyrf_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return numerator / total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "options"), FORMS)
 @pytest.mark.parametrize("padded", [False, True])
-def test_it_is_its_definition_forward_and_backward(name, padded):
-    attention, lengths = make(name), LENGTHS if padded else None
+def test_it_is_its_definition_forward_and_backward(name, options, padded):
+    attention, lengths = make(name, **options), LENGTHS if padded else None
     ends = LENGTHS if padded else torch.full((B,), N)
     leaves = [t.clone().requires_grad_() for t in inputs(name)]
     q, v = leaves[0], leaves[2]
@@ -384,6 +393,9 @@ def test_masks_of_a_layer_and_as_objects():
         ("flashy", {}, "no attention 'flashy'"),
         ("local", {"windows": 3}, "no option windows; it has window"),
         ("local", {"window": 0}, "window is 0"),
+        ("performer", {"scale": 0.0}, "scale is 0.0"),
+        ("linear", {"normalise": 1}, "normalise is 1"),
+        ("linformer", {"shared": "yes"}, "shared is 'yes'"),
         ("reformer", {"causal": True}, "no causal form"),
         ("sparse", {"mask": "locale:3"}, "locale"),
         ("flash", {"padding": "drop"}, "padding is 'drop'"),

@@ -1,5 +1,7 @@
 """The encoder: sizes of the published settings, padding, pooling, pairs, hidden tokens."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -120,6 +122,27 @@ def test_the_google_setting(task):
     weight = model.blocks[0].attention.qkv.weight.detach()
     assert 0.95 * bound < weight.abs().max() <= bound
     assert len(model.head) == (5 if model.pair else 3)
+
+
+def test_layers_share_the_projection_of_linformer():
+    model = Classifier(20, 40, 3, attention={"name": "linformer", "rank": 8, "shared": True})
+    model.eval()
+    first, second = (block.attention.attention for block in model.blocks)
+    assert first.project is second.project
+    assert [key for key, _ in model.named_parameters() if key.endswith("project")] == [
+        "blocks.0.attention.attention.project"
+    ]
+    model(tokens(2)).square().sum().backward()
+    both = first.project.grad.clone()
+    apart = copy.deepcopy(model)
+    apart.zero_grad()
+    apart.blocks[1].attention.attention.project = nn.Parameter(first.project.detach().clone())
+    apart(tokens(2)).square().sum().backward()
+    each = [block.attention.attention.project.grad for block in apart.blocks]
+    torch.testing.assert_close(sum(each), both)
+    other = Classifier(20, 40, 3, attention={"name": "linformer", "rank": 8, "shared": True})
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.blocks[1].attention.attention.project, first.project)
 
 
 class TestClassToken:

@@ -24,13 +24,17 @@ def inputs(heads: int = H) -> list[Tensor]:
     return [torch.randn(B, heads, N, D) for _ in range(3)]
 
 
-def test_performer_pytorch():
+@pytest.mark.parametrize("port", [False, True])
+def test_performer_pytorch(port):
+    """The Nystromformer port scales q and k before it calls the package, which scales them too."""
     theirs = pytest.importorskip("performer_pytorch")
-    ours = make("performer", features=40)
+    ours = make("performer", features=40, scale=1 / D if port else None)
     q, k, v = inputs()
     peer = theirs.FastAttention(D, nb_features=40)
     peer.projection_matrix = ours.projection
-    torch.testing.assert_close(ours(q, k, v), peer(q, k, v), rtol=1e-4, atol=1e-5)
+    before = D**-0.25 if port else 1.0
+    expected = peer(before * q, before * k, v)
+    torch.testing.assert_close(ours(q, k, v), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_linformer():
