@@ -1,9 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and names that follow from what is in them."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
@@ -26,3 +28,9 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
         ) from error
     finally:
         new.unlink(missing_ok=True)
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Twelve hex digits of the values (JSON-able), in whatever order they come."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

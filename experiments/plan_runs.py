@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from experiments.tasks.task import digest
+from experiments.files import digest
 from experiments.training.config import Settings, compose_settings
 from experiments.training.journal import read_result
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.files import digest
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import INFO, MARGIN, draw_images, make_images
 from experiments.pathfinder.store import filled
 from experiments.pathfinder.tables import tables
-from experiments.tasks.task import digest
 
 VERSION = 1  # of the images: to be raised with every change of what (seed, index) gives
 

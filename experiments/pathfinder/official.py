@@ -17,7 +17,7 @@ from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import MARGIN
 from experiments.pathfinder.store import cores
-from experiments.tasks.cache import progress
+from experiments.progress import progress
 
 FOLDER = 1000  # images
 SETTINGS = "generated.json"  # the release has no such file

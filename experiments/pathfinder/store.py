@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from experiments.files import write_whole
-from experiments.tasks.cache import progress
+from experiments.progress import progress
 
 RUN = 64  # images a thread makes at a time: under a second, so Ctrl-C is heard
 FLUSH = 32  # runs between two safe points

@@ -1,19 +1,16 @@
-"""Arrays kept on disk from run to run, whole or not at all; and progress of what takes long."""
+"""Arrays kept on disk from run to run, whole or not at all."""
 
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from experiments.files import write_whole
-from experiments.tasks.task import digest
+from experiments.files import digest, write_whole
 
 Arrays = dict[str, np.ndarray]
-T = TypeVar("T")
 
 
 def cached(
@@ -45,25 +42,6 @@ def fingerprint(paths: Iterable[Path]) -> str:
     """A digest of the names, sizes and times of files: what a cache of their content depends on."""
     stats = ((path, path.stat()) for path in sorted(paths))
     return digest({str(path): [s.st_size, s.st_mtime_ns] for path, s in stats})
-
-
-def progress(items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
-    """The items; from the third second on, stderr tells how many went by and the time left."""
-    start = last = time.monotonic()
-    live = sys.stderr.isatty()
-    period, end = (0.5, "\r") if live else (10.0, "\n")
-    told, count = False, 0
-    for count, item in enumerate(items):
-        now = time.monotonic()
-        if count and now - start > 2 and (not told or now - last > period):
-            left = (now - start) / count * ((total or 0) - count)
-            text = f"{count} of {total}, {left:.0f} s left" if total else f"{count}"
-            print(f"{what}: {text:<60}", end=end, file=sys.stderr, flush=True)
-            last, told = now, True
-        yield item
-    if told:
-        text = f"{total or count + 1} in {time.monotonic() - start:.0f} s"
-        print(f"{what}: {text:<60}", file=sys.stderr, flush=True)
 
 
 # ---- sequences of any length, end to end

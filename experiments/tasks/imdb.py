@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.tasks.cache import Arrays, cached, fingerprint, progress
+from experiments.progress import progress
+from experiments.tasks.cache import Arrays, cached, fingerprint
 from experiments.tasks.task import require
 
 FOLDER = "aclImdb"

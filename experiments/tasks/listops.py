@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.tasks.cache import Arrays, cached, fingerprint, pad, progress
+from experiments.progress import progress
+from experiments.tasks.cache import Arrays, cached, fingerprint, pad
 from experiments.tasks.listops_trees import (
     DIGIT,
     OPERATORS,

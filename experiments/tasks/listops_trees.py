@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from experiments.tasks.cache import progress
+from experiments.progress import progress
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = (*"0123456789", *OPERATORS, "]")  # ids 1 to 15; 0 pads

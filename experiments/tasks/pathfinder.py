@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from experiments.files import digest
 from experiments.pathfinder.parameters import LEVELS, spec
 from experiments.pathfinder.store import filled
 from experiments.tasks.task import (
@@ -22,7 +23,6 @@ from experiments.tasks.task import (
     Split,
     Task,
     best_constant,
-    digest,
     pixel_order,
     require,
     split_sizes,

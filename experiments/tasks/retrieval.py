@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.tasks.cache import Arrays, cached, fingerprint, pad, progress
+from experiments.progress import progress
+from experiments.tasks.cache import Arrays, cached, fingerprint, pad
 from experiments.tasks.same_movie import load as load_same_movie
 from experiments.tasks.task import (
     SPLITS,

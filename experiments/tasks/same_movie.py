@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.tasks.cache import Arrays, cached, progress
+from experiments.progress import progress
+from experiments.tasks.cache import Arrays, cached
 from experiments.tasks.imdb import FOLDER, reviews
 from experiments.tasks.task import (
     SPLITS,

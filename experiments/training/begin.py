@@ -5,7 +5,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.tasks.task import Task, load_task
+from experiments.tasks.load import load_task
+from experiments.tasks.task import Task
 from experiments.training import checkpoint
 from experiments.training.config import Settings
 from experiments.training.distributed import Group

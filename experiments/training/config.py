@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import masks
 from experiments.checks import whole_number
-from experiments.tasks.task import digest
+from experiments.files import digest
 from experiments.training.optim import SCHEDULES
 
 SCALES = ("auto", "full", "small")

@@ -24,7 +24,7 @@ from experiments.lra_speed_case import (
 from experiments.lra_speed_rows import SWEEP, StepRecords, read
 from experiments.lra_speed_together import run_together
 from experiments.records import OK
-from experiments.tasks.task import _loader
+from experiments.tasks.load import _loader
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = {

@@ -9,7 +9,7 @@ import pytest
 
 import masks
 from experiments.tasks import image
-from experiments.tasks.task import load_task
+from experiments.tasks.load import load_task
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.tasks.imdb import reviews
+from experiments.tasks.load import load_task
 from experiments.tasks.same_movie import LEAST
-from experiments.tasks.task import load_task
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import masks
+from experiments.files import digest
 from experiments.tasks import cache
+from experiments.tasks.load import load_task
 from experiments.tasks.task import (
     Split,
     Task,
     best_constant,
-    digest,
     find,
-    load_task,
     padded_length,
     pixel_order,
     source,
@@ -203,17 +203,3 @@ def test_pad_cuts_and_shifts_bytes():
     assert (shifted.dtype, shifted.tolist()) == (np.uint8, [[6, 7], [0, 0], [10, 255]])
     wide = cache.pad(np.array([255, 0], np.uint8), np.array([2]), 2, 2, as_bytes=True)
     assert (wide.dtype, wide.tolist()) == (np.int16, [[256, 1]])
-
-
-def test_progress_is_silent_for_what_is_quick(capsys, monkeypatch):
-    assert list(cache.progress("abc", 3, "letters")) == ["a", "b", "c"]
-    assert capsys.readouterr().err == ""
-    clock = iter(range(0, 1000, 11))
-    monkeypatch.setattr(cache.time, "monotonic", lambda: next(clock))
-    assert list(cache.progress("abc", 3, "letters")) == ["a", "b", "c"]
-    lines = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
-    assert lines == [
-        "letters: 1 of 3, 44 s left",
-        "letters: 2 of 3, 16 s left",
-        "letters: 3 in 44 s",
-    ]

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_module
 import experiments.conf
 from experiments.models.attention import NAMES as ATTENTIONS
 from experiments.models.classifier import model_config
-from experiments.tasks.task import NAMES as TASKS
+from experiments.tasks.load import NAMES as TASKS
 from experiments.training.config import make_settings
 from experiments.training.optim import learning_rates
 
