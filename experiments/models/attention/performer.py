@@ -31,8 +31,9 @@ class Performer(Attention):
     ):
         super().__init__(**sizes)
         refuse_causal(self)
-        if scale is not None and not 0 < scale < float("inf"):
-            raise ValueError(f"scale is {scale}; it must be a number above 0")
+        number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if scale is not None and not (number and 0 < scale < float("inf")):
+            raise ValueError(f"scale is {scale!r}; it must be a number above 0")
         self.scale = self.head_dim**-0.5 if scale is None else scale
         features = features or budget(self.length, share=32, most=128)
         self.eps = eps

@@ -394,6 +394,7 @@ def test_masks_of_a_layer_and_as_objects():
         ("local", {"windows": 3}, "no option windows; it has window"),
         ("local", {"window": 0}, "window is 0"),
         ("performer", {"scale": 0.0}, "scale is 0.0"),
+        ("performer", {"scale": "1/D"}, "scale is '1/D'"),
         ("linear", {"normalise": 1}, "normalise is 1"),
         ("linformer", {"shared": "yes"}, "shared is 'yes'"),
         ("reformer", {"causal": True}, "no causal form"),
