@@ -1,5 +1,6 @@
 """Images by (seed, index), alone or in runs, and as arrays on disk."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,19 +86,36 @@ def check_seed(seed: int) -> None:
 
 
 def on_disk(
-    spec: Spec, seed: int, first: int, n: int, cache_dir: Path, workers: int | None = None
+    specs: Sequence[Spec],
+    seed: int,
+    first: int,
+    n: int,
+    cache_dir: Path,
+    workers: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images first .. first + n - 1 of a seed and their labels, made once and kept in cache_dir.
 
     Returns uint8 (n, N, N), mapped from the disk, and uint8 (n,). Takes up where it was interrupted
-    (Ctrl-C, kill). workers: threads; None: as many as there are cores.
+    (Ctrl-C, kill).
+
+    specs: of one size; where there are several, images have them in turn.
+    workers: threads; None: as many as there are cores.
     """
     check_seed(seed)
-    key = {"version": VERSION, "spec": asdict(spec), "seed": seed, "first": first, "n": n}
-    path = cache_dir / f"pathfinder{spec.size}-{digest(key)}.npy"
+    one, count = specs[0], len(specs)
+    described = asdict(one) if count == 1 else [asdict(spec) for spec in specs]
+    key = {"version": VERSION, "spec": described, "seed": seed, "first": first, "n": n}
+    path = cache_dir / f"pathfinder{one.size}-{digest(key)}.npy"
 
     def run(start: int, pixels: np.ndarray) -> np.ndarray:
-        return make(spec, seed, first + start, len(pixels), pixels).labels
+        if count == 1:
+            return make(one, seed, first + start, len(pixels), pixels).labels
+        numbers = range(first + start, first + start + len(pixels))
+        labels = [
+            make(specs[number % count], seed, number, 1, pixels[i : i + 1]).labels
+            for i, number in enumerate(numbers)
+        ]
+        return np.concatenate(labels)
 
-    what = f"Pathfinder-{spec.size}, contour {spec.contour}"
-    return filled(path, (n, spec.size, spec.size), run, workers=workers, what=what)
+    what = f"Pathfinder-{one.size}, contour {one.contour}"
+    return filled(path, (n, one.size, one.size), run, workers=workers, what=what)

@@ -64,12 +64,13 @@ SIZES = tuple(_GEOMETRY)
 
 
 def spec(
-    size: int, contour: int = 14, *, documented: bool = False, strokes: int | None = None
+    size: int, contour: int = 14, *, documented: bool = False, strokes: float | None = None
 ) -> Spec:
     """The parameters of one release (32, 64, 128, 256) and level (contour 6, 9, 14).
 
     strokes: another size, whose thickness and intensity of paddles and whose marks these images
-        get. So what a model learns of strokes on small images is true on large ones.
+        get, or a number between two sizes, for what lies as far between theirs. So what a model
+        learns of strokes on small images is true on large ones.
 
     Raises ValueError for others.
     """
@@ -88,11 +89,25 @@ def spec(
     own = Spec(size, contour, *_GEOMETRY[size], count, target, distractor)
     if strokes is None:
         return own
-    other = spec(strokes, contour, documented=documented)
-    if other.length != own.length:
-        raise ValueError(
-            f"strokes={strokes}: its paddles are {other.length} pixels long, those of size {size} "
-            f"{own.length}; 64, 128 and 256 have the same length"
-        )
+    below, above, share = _between(size, strokes)
+    low, high = (spec(each, contour, documented=documented) for each in (below, above))
     names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
-    return replace(own, **{name: getattr(other, name) for name in names})
+    values = {n: (1 - share) * getattr(low, n) + share * getattr(high, n) for n in names}
+    return replace(own, **values)
+
+
+def _between(size: int, strokes: float) -> tuple[int, int, float]:
+    """The sizes next to `strokes`, and how far it is from the first to the second, 0 to 1."""
+    if isinstance(strokes, bool) or not isinstance(strokes, int | float):
+        raise ValueError(f"strokes={strokes!r}: give a size, or a number between two")
+    length = _GEOMETRY[size][0]
+    alike = [other for other in SIZES if _GEOMETRY[other][0] == length]
+    if not alike[0] <= strokes <= alike[-1]:
+        reach = f"{alike[0]}" if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
+        raise ValueError(
+            f"strokes={strokes}: images of size {size} can have those of {reach}, whose paddles "
+            f"are {length} pixels long like theirs"
+        )
+    below = max(other for other in alike if other <= strokes)
+    above = min(other for other in alike if other >= strokes)
+    return below, above, (strokes - below) / (above - below) if above > below else 0.0

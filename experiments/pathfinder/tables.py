@@ -60,7 +60,7 @@ class Tables(NamedTuple):
     marker: Floats  # (R, R, R, R), R = 2 reach + 1: rows and columns of the centre in a window
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def tables(spec: Spec, margin: int) -> Tables:
     """Depends on the geometry of `spec` only."""
     length, full = spec.length, spec.length + margin

@@ -50,7 +50,7 @@ def load(
     examples: Sequence[int] = (160_000, 20_000, 20_000),
     difficulty: int = 14,
     documented: bool = False,
-    strokes: int | None = None,
+    strokes: float | list[float] | None = None,
     order: str = "row",
     limit: int | None = None,
     workers: int | None = None,
@@ -63,7 +63,8 @@ def load(
             release. An image depends on the seed, its split and its number there alone.
         difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
         documented: generate with the documented distractors, not the measured ones.
-        strokes: generate with the strokes and marks of another size (`parameters.spec`).
+        strokes: generate with the strokes and marks of another size (`parameters.spec`). Of a list
+            the images have them in turn, so that a model meets new ones among those it knows.
         order: of the pixels, see task.pixel_order.
         limit: the first images of each split only; others are neither read nor made.
         workers: threads; None: one a core.
@@ -73,7 +74,10 @@ def load(
     """
     if strokes is not None and not generate:
         raise ValueError(f"strokes={strokes}: that is for images which generate=true makes")
-    parameters = spec(size, difficulty, documented=documented, strokes=strokes)
+    kinds = strokes if isinstance(strokes, list) else [strokes]
+    if not kinds:
+        raise ValueError("strokes=[]: give at least one, or null")
+    specs = [spec(size, difficulty, documented=documented, strokes=kind) for kind in kinds]
     pixel = pixel_order((size, size), order)
     cache = Path(cache_dir)
     if generate:
@@ -82,7 +86,7 @@ def load(
         arrays = {}
         for i, (name, n) in enumerate(zip(SPLITS, split_sizes(examples), strict=True)):
             n = n if limit is None else min(n, limit)
-            arrays[name] = on_disk(parameters, seed, i * STREAM, n, cache, workers)
+            arrays[name] = on_disk(specs, seed, i * STREAM, n, cache, workers)
     else:
         arrays = _release(size, difficulty, Path(data_dir), cache, limit, workers)
     splits = {}

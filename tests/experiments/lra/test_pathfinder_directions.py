@@ -55,7 +55,7 @@ def test_it_learns():
         ({"shift": 9}, "shift=9: give 0 to 6"),
         ({"side": 100}, "side=100: crops are no larger than the images"),
         ({"size": 50}, "Pathfinder of size 50"),
-        ({"size": 32, "strokes": 128}, "strokes=128: its paddles are 5 pixels long"),
+        ({"size": 32, "strokes": 128}, "strokes=128: images of size 32 can have those of 32"),
         ({"model": {"rotary": "yes"}}, "rotary is 'yes'"),
     ],
 )

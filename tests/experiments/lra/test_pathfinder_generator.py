@@ -221,10 +221,25 @@ def test_strokes_of_another_size():
         for each in (small, mixed, large)
     ]
     assert len(common[1] & common[2]) >= 6 > 3 >= len(common[0] & common[2])
-    with pytest.raises(ValueError, match="strokes=128: its paddles are 5 pixels long, those of"):
+
+
+def test_strokes_between_two_sizes():
+    fine, coarse, half = spec(128), spec(256), spec(128, strokes=192)
+    names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
+    for name in names:
+        assert getattr(half, name) == pytest.approx(
+            (getattr(fine, name) + getattr(coarse, name)) / 2
+        )
+    assert replace(half, **{name: getattr(fine, name) for name in names}) == fine
+    assert spec(256, strokes=256) == coarse and spec(32, strokes=32) == spec(32)
+    with pytest.raises(ValueError, match="strokes=128: images of size 32 can have those of 32"):
         spec(32, strokes=128)
-    with pytest.raises(ValueError, match="Pathfinder of size 96"):
-        spec(64, strokes=96)
+    for size, strokes in ((64, 32), (128, 257), (256, float("nan"))):
+        with pytest.raises(ValueError, match=f"strokes={strokes}: .* those of 64 to 256, whose"):
+            spec(size, strokes=strokes)
+    for none in ("128", True, [128]):
+        with pytest.raises(ValueError, match=r"strokes=.*: give a size, or a number between two"):
+            spec(64, strokes=none)  # type: ignore[arg-type]
 
 
 def test_crowded_images_end():

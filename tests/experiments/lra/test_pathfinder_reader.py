@@ -59,6 +59,25 @@ def test_strokes_are_for_images_that_are_made(release, tmp_path):
     assert np.array_equal(plain, same) and not np.array_equal(plain, other)
 
 
+def test_images_have_several_strokes_in_turn(tmp_path):
+    def made(strokes):
+        options = {"generate": True, "examples": (7, 2, 2), "difficulty": 6, "order": "tiles:8"}
+        task = load(64, tmp_path, cache_dir=tmp_path, strokes=strokes, **options)
+        return task.splits["train"].tokens, task.splits["test"].labels
+
+    kinds = [None, 128, 200.5]
+    mixed, labels = made(kinds)
+    alone = [made(kind)[0] for kind in kinds]
+    for i, image in enumerate(mixed):
+        same = [np.array_equal(image, tokens[i]) for tokens in alone]
+        assert same == [i % 3 == which for which in range(3)]
+    assert np.array_equal(made([128])[0], alone[1]) and len(labels) == 2
+    with pytest.raises(ValueError, match="strokes=\\[\\]: give at least one"):
+        made([])
+    with pytest.raises(ValueError, match="strokes='x': give a size"):
+        made([128, "x"])
+
+
 def test_what_was_written_is_read(release, tmp_path):
     task, images = read(release, tmp_path), make(spec(32), 0, 0, N)
     assert (task.name, task.source, task.grid) == ("pathfinder32", "official", (32, 32))

@@ -34,7 +34,7 @@ def assert_numbers(pixels, labels):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_generated_images_are_those_of_their_numbers(tmp_path, workers):
-    pixels, labels = on_disk(spec(32), 3, 10, 150, tmp_path, workers)
+    pixels, labels = on_disk([spec(32)], 3, 10, 150, tmp_path, workers)
     expected = make(spec(32), 3, 10, 150)
     np.testing.assert_array_equal(pixels, expected.pixels)
     np.testing.assert_array_equal(labels, expected.labels)
@@ -129,7 +129,7 @@ def test_kill_9_and_go_on(tmp_path):
     code = (
         "from pathlib import Path; from experiments.pathfinder import generate, parameters, store\n"
         "store.FLUSH = 1\n"
-        f"generate.on_disk(parameters.spec(32), 0, 0, {n}, Path({str(tmp_path)!r}), 1)"
+        f"generate.on_disk([parameters.spec(32)], 0, 0, {n}, Path({str(tmp_path)!r}), 1)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
@@ -145,7 +145,7 @@ def test_kill_9_and_go_on(tmp_path):
     finally:
         process.wait()
     assert process.returncode == -signal.SIGKILL and not list(tmp_path.glob("*[0-9a-f].npy"))
-    pixels, labels = on_disk(spec(32), 0, 0, n, tmp_path, 1)
+    pixels, labels = on_disk([spec(32)], 0, 0, n, tmp_path, 1)
     for first in (0, 64, 3000, n - 64):
         expected = make(spec(32), 0, first, 64)
         np.testing.assert_array_equal(pixels[first : first + 64], expected.pixels)
