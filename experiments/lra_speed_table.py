@@ -103,7 +103,7 @@ def fastest(rows: Sequence[StepRow]) -> list[str]:
         others = min((r for r in here if r.attention != "sparse"), key=lambda r: r.ms, default=None)
         if ours and others:
             found.append(
-                f"{token_text(length)}: block-sparse {ours.ms:.3g} ms, the fastest other "
+                f"{token_text(length)}: {row_name(ours)} {ours.ms:.3g} ms, the fastest other "
                 f"{row_name(others)} {others.ms:.3g} ms, {others.ms / ours.ms:.2f}x"
             )
     return found

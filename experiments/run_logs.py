@@ -77,7 +77,7 @@ class Run:
         config, task = self.config, _section(self.config.get("task"))
         words = [config.get(key) for key in ("recipe", "scale")]
         words += [task.get("order"), task.get("difficulty") and f"contour {task['difficulty']}"]
-        words += [task.get("strokes") and f"strokes of {task['strokes']}"]
+        words += [task.get("strokes") and f"strokes of {_reach(task['strokes'])}"]
         words += [config.get("init_from") and PRETRAINED, config.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
 
@@ -209,6 +209,11 @@ def read_run(folder: Path) -> Run | None:
             raise ValueError(f"{file} is no JSON: {error}") from None
     run = Run(folder, tuple(lines), result)
     return run if result or run.start else None
+
+
+def _reach(strokes: Any) -> str:
+    """Of one kind, or from the finest to the coarsest of several."""
+    return f"{min(strokes)} to {max(strokes)}" if isinstance(strokes, list) else str(strokes)
 
 
 def _section(value: Any) -> dict[str, Any]:

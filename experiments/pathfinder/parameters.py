@@ -61,6 +61,11 @@ _MEASURED = {
     256: ({6: 15, 9: 10, 14: 7}, 1.0, 1.0),
 }
 SIZES = tuple(_GEOMETRY)
+STROKES = {  # what strokes are, and the fields that hold it
+    "thickness": ("thickness",),
+    "marks": ("marker_radius",),
+    "intensity": ("target_intensity", "distractor_intensity"),
+}
 
 
 def spec(
@@ -91,7 +96,7 @@ def spec(
         return own
     below, above, share = _between(size, strokes)
     low, high = (spec(each, contour, documented=documented) for each in (below, above))
-    names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
+    names = [name for fields in STROKES.values() for name in fields]
     values = {n: (1 - share) * getattr(low, n) + share * getattr(high, n) for n in names}
     return replace(own, **values)
 

@@ -111,7 +111,7 @@ def test_the_fastest_other_at_each_length_from_4k_on():
         replace(sparse, attention="flash", ms_median=4.0),
     ]
     assert fastest(rows) == [
-        "4k: block-sparse 1.6 ms, the fastest other linear attention 2.4 ms, 1.50x"
+        "4k: block-sparse, butterfly 1.6 ms, the fastest other linear attention 2.4 ms, 1.50x"
     ]
 
 

@@ -289,6 +289,16 @@ def test_path_x_from_another_run_is_the_papers_recipe(tmp_path):
     assert ["FlashAttention, from another run", "61.0 [61.4]"] in lines
 
 
+@pytest.mark.parametrize(
+    ("strokes", "words"), [(192, "strokes of 192"), ([256, 128, 160.5], "strokes of 128 to 256")]
+)
+def test_strokes_have_a_word(tmp_path, strokes, words):
+    settings = {"task": {"name": "pathfinder128", "strokes": strokes}}
+    write_run(tmp_path, "pathfinder128", "flash", settings=settings)
+    (run,) = read_runs(str(tmp_path))
+    assert run.label == words
+
+
 def test_settings_as_sections_are_read(tmp_path):
     sections = {"attention": {"name": "sparse", "mask": "butterfly"}, "task": {"name": "listops"}}
     write_run(tmp_path, "listops", "sparse", result=False, settings=sections)

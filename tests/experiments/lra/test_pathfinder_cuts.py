@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 from experiments.pathfinder import cuts
 from experiments.pathfinder.generate import make, redraw
@@ -77,12 +79,12 @@ def test_a_run_is_asked(run, monkeypatch):
     assert all(0 <= share <= 1 for row in rows for share in (none, *row[1:]))
     assert cuts.answers(config(run[0], erased=[0, 4], batch=5)) == (none, rows)
 
-    class Bright(cuts.nn.Module):  # says yes to images with many pixels
+    class Bright(nn.Module):  # says yes to images with many pixels
         def forward(self, tokens):
             yes = (tokens > 0).sum(1) > limit
-            return cuts.torch.stack([~yes, yes], 1).float()
+            return torch.stack([~yes, yes], 1).float()
 
-    monkeypatch.setattr(cuts, "_model", lambda *_: Bright())
+    monkeypatch.setattr("experiments.pathfinder.trained._model", lambda *_: Bright())
     images = make(spec(32), 1000, 0, 12)
     limit = int(np.median((images.pixels[images.labels == 1] > 0).sum((1, 2)))) - 1
     none, rows = cuts.answers(config(run[0], erased=[0, 6, 14]))

@@ -1,0 +1,67 @@
+"""What does a trained model make of images with other strokes than those it was trained on?
+
+    python -m experiments.pathfinder.strokes run=docs/results/lra/path_x/128-c14
+    python -m experiments.pathfinder.strokes 'strokes=[256]' 'parts=[marks]'
+
+Strokes are the thickness and the intensity of paddles and the radius of the marks. `parts` changes
+some of them alone, and so tells which one it is that the model does not know.
+"""
+
+import sys
+from dataclasses import replace
+
+import hydra
+from omegaconf import DictConfig, ListConfig
+from torch import from_numpy
+from torch.nn.functional import cross_entropy
+
+from experiments.checks import whole_number
+from experiments.pathfinder.parameters import STROKES
+from experiments.pathfinder.trained import trained
+
+
+def answers(config: DictConfig) -> list[tuple[float, float, float]]:
+    """(strokes, accuracy, loss) for each of `strokes`.
+
+    Raises ValueError for a value that is none, and a folder without such a run.
+    """
+    whole_number("batch", config.batch)
+    parts = list(STROKES) if config.parts is None else config.parts
+    for name, values, such in (
+        ("parts", parts, f"from {', '.join(STROKES)}"),
+        ("strokes", config.strokes, "of sizes, or numbers between them, such as [128,192]"),
+    ):
+        if not isinstance(values, list | ListConfig) or not values:
+            raise ValueError(f"{name}={values!r}: give a list {such}")
+    if wrong := [part for part in parts if part not in STROKES]:
+        raise ValueError(f"parts={wrong}: choose from {', '.join(STROKES)}")
+    run = trained(config.run, config.device)
+    fields = [field for part in parts for field in STROKES[part]]
+    drawn = [run.spec(strokes) for strokes in config.strokes]
+    rows = []
+    for strokes, other in zip(config.strokes, drawn, strict=True):
+        spec = replace(run.spec(), **{field: getattr(other, field) for field in fields})
+        images = run.fresh(spec, config.seed, config.examples)
+        said = run.answers(images.pixels, config.batch)
+        labels = from_numpy(images.labels).long()
+        accuracy = (said.argmax(1) == labels).float().mean().item()
+        rows.append((strokes, accuracy, cross_entropy(said, labels).item()))
+        print(f"strokes of {strokes} asked", file=sys.stderr, flush=True)
+    return rows
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="strokes")
+def main(config: DictConfig) -> None:
+    try:
+        rows = answers(config)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    parts = "strokes" if config.parts is None else " and ".join(config.parts)
+    print(f"| {parts} of | accuracy (%) | loss |", "|---:|---:|---:|", sep="\n")
+    for strokes, accuracy, loss in rows:
+        print(f"| {strokes} | {100 * accuracy:.1f} | {loss:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

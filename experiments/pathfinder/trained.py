@@ -1,0 +1,121 @@
+"""A trained classifier of Pathfinder images, to be asked about others than those of its task."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from experiments.checks import whole_number
+from experiments.pathfinder.generate import Images, check_seed, make
+from experiments.pathfinder.parameters import Spec, spec
+from experiments.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
+from experiments.training import checkpoint, initial
+from experiments.training.begin import CONFIG
+from experiments.training.config import PRECISIONS, Settings, device_type
+from experiments.training.step import autocast
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's best model and what it was trained on."""
+
+    settings: Settings
+    model: nn.Module
+    order: np.ndarray  # of the pixels, as in the run
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return PATHFINDER[self.settings.task["name"]]
+
+    def spec(self, strokes: float | None = None) -> Spec:
+        """Of the run's images, with other strokes where they are given."""
+        task = self.settings.task
+        contour, documented = task.get("difficulty") or 14, task.get("documented") or False
+        return spec(self.size, contour, documented=documented, strokes=strokes)
+
+    def fresh(self, spec: Spec, seed: int, examples: int) -> Images:
+        """Images that it was not trained on, of both labels; ValueError if they are not."""
+        check_seed(seed)
+        whole_number("examples", examples)
+        if self.settings.task.get("generate") and seed == self.settings.data_seed:
+            raise ValueError(f"seed={seed}: the run was trained on images of this seed")
+        images = make(spec, seed, 0, examples)
+        if len(np.unique(images.labels)) < 2:
+            raise ValueError(f"examples={examples}: all have the same label; give more")
+        return images
+
+    @torch.no_grad()
+    def answers(self, pixels: np.ndarray, batch: int) -> Tensor:
+        """float32 (n, 2) on the CPU: its logits for uint8 (n, N, N), `batch` at a time."""
+        whole_number("batch", batch)
+        tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, self.order])
+        with autocast(self.device, self.dtype):
+            said = [self.model(part.to(self.device)).float().cpu() for part in tokens.split(batch)]
+        return torch.cat(said)
+
+
+def trained(run: str | Path, device: str | None = None) -> Trained:
+    """The model of a run of experiments.train.
+
+    Args:
+        run: its folder: config.yaml, and weights.pt or checkpoint.pt.
+        device: None: cuda where there is one, else cpu.
+
+    Raises:
+        ValueError: no such run or device, or a run of another task.
+    """
+    folder = Path(run)
+    settings = _settings(folder)
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu, place = device_type(name) == "cuda", torch.device(name)
+    size = PATHFINDER[settings.task["name"]]
+    return Trained(
+        settings=settings,
+        model=_model(folder, settings, size).to(place).eval(),
+        order=pixel_order((size, size), settings.task.get("order") or "row"),
+        device=place,
+        dtype=PRECISIONS[settings.precision] if on_gpu else torch.float32,
+    )
+
+
+def _settings(folder: Path) -> Settings:
+    """The settings of a run on Pathfinder; ValueError for a folder without."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise ValueError(f"run={folder}: no {CONFIG} there; give the folder of a run")
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+        settings = Settings(**{str(name): value for name, value in dict(values).items()})  # type: ignore
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} has not the settings of a run: {error}") from error
+    name = settings.task.get("name")
+    if name not in PATHFINDER or settings.pretrain:
+        what = f"{name}, {settings.pretrain}" if settings.pretrain else name
+        raise ValueError(f"run={folder}: a classifier of Pathfinder is wanted, and this is {what}")
+    return settings
+
+
+def _model(folder: Path, settings: Settings, size: int) -> nn.Module:
+    blank = Split(np.zeros((1, size * size), np.uint8), np.zeros(1, np.int64))
+    task = Task(
+        name=settings.task["name"],
+        source="generated",
+        classes=2,
+        vocab=256,
+        length=size * size,
+        pair=False,
+        grid=(size, size),
+        splits=dict.fromkeys(SPLITS, blank),
+        baselines={},
+    )
+    model = initial.make_model(settings, task)
+    weights = folder / checkpoint.WEIGHTS
+    initial.start_from(
+        model, weights if weights.exists() else folder, initial.about(settings, task)
+    )
+    return model

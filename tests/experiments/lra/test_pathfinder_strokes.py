@@ -1,0 +1,73 @@
+"""Images with other strokes, and what a run says to them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from experiments.pathfinder import strokes
+from experiments.pathfinder.generate import make
+from experiments.pathfinder.parameters import spec
+from experiments.training.config import compose_settings
+from experiments.training.run import train
+
+CONFIG = Path(strokes.__file__).parents[1] / "conf/strokes.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    place = tmp_path_factory.mktemp("strokes")
+    small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
+    small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
+    small += [f"runs={place}/runs", f"cache_dir={place}/data", "tensorboard=false"]
+    small += ["task=pathfinder64", "task.generate=true", "task.examples=[8,4,4]"]
+    settings = compose_settings([*small, "task.difficulty=6", "task.order=tiles:8"])
+    train(settings)
+    return settings.folder
+
+
+def config(folder, **changes):
+    return OmegaConf.merge(OmegaConf.load(CONFIG), {"run": str(folder), "examples": 12}, changes)
+
+
+def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
+    seen = []
+
+    class Blind(nn.Module):  # says no
+        def forward(self, tokens):
+            seen.append(tokens)
+            return torch.tensor([[1.0, 0.0]]).expand(len(tokens), 2)
+
+    monkeypatch.setattr("experiments.pathfinder.trained._model", lambda *_: Blind())
+    plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
+    marks = replace(plain, marker_radius=coarse.marker_radius)
+    for asked, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
+        seen.clear()
+        rows = strokes.answers(config(run, strokes=[asked], parts=parts, batch=5))
+        images = make(drawn, 1000, 0, 12)
+        assert (torch.cat(seen).sum(1).numpy() == images.pixels.sum((1, 2))).all()
+        assert [len(batch) for batch in seen] == [5, 5, 2]
+        (each,) = rows
+        assert each[:2] == (asked, pytest.approx(1 - images.labels.mean()))
+        assert each[2] == pytest.approx(0.3133 + images.labels.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": "nowhere"}, "run=nowhere: no config.yaml there"),
+        ({"strokes": 128}, "strokes=128: give a list of sizes"),
+        ({"strokes": [64, 300]}, "strokes=300: images of size 64 can have those of 64 to 256"),
+        ({"parts": "marks"}, "parts='marks': give a list from thickness, marks, intensity"),
+        ({"parts": ["mark"]}, r"parts=\['mark'\]: choose from thickness"),
+        ({"seed": 0}, "seed=0: the run was trained on images of this seed"),
+        ({"examples": 1}, "examples=1: all have the same label"),
+        ({"batch": 0}, "batch=0: give a whole number"),
+    ],
+)
+def test_bad_values(changes, words, run):
+    with pytest.raises(ValueError, match=words):
+        strokes.answers(config(run, **changes))
