@@ -118,3 +118,12 @@ def test_other_runs_are_refused(run, tmp_path):
     (tmp_path / "config.yaml").write_text("task: {name: pathfinder32}\n")
     with pytest.raises(ValueError, match=r"config\.yaml has not the settings of a run"):
         cuts.answers(config(tmp_path))
+
+
+def test_several_strokes_are_refused(run, tmp_path):
+    settings = OmegaConf.load(run[0] / "config.yaml")
+    settings.task.strokes = [32, 32]
+    OmegaConf.save(settings, tmp_path / "config.yaml")
+    (tmp_path / "weights.pt").symlink_to((run[0] / "weights.pt").absolute())
+    with pytest.raises(ValueError, match=r"its images have several strokes, \[32, 32\]"):
+        cuts.answers(config(tmp_path))
