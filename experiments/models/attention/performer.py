@@ -1,10 +1,13 @@
 """Performer: positive orthogonal random features (Choromanski et al., arXiv 2009.14794)."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.models.attention.base import Attention, budget, real_tokens, refuse_causal
 from experiments.models.attention.linear import linear_attention
+
+KERNELS = {"softmax": 1e-4, "relu": 1e-3}  # and what is added to their features
 
 
 class Performer(Attention):
@@ -13,20 +16,23 @@ class Performer(Attention):
     The features are computed in float32: their exponentials do not bear bfloat16. They are drawn
     once, from torch's generator, and kept with the weights. It has no probabilities to drop.
 
-    features: how many; None: a 32nd of the length, at most 128.
-    scale: of q k; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256 features: smaller
-        scores are estimated better.
-    eps: added to every feature.
+    kernel: "softmax", as above. "relu": the features are max(x, 0), with nothing random, as the
+        Long Range Arena's own code has them.
+    features: how many random ones; None: a 32nd of the length, at most 128.
+    scale: of q k in the softmax; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256
+        features: smaller scores are estimated better.
+    eps: added to every feature; None: 1e-4, of relu 1e-3.
     """
 
-    projection: Tensor
+    projection: Tensor | None
 
     def __init__(
         self,
         *,
+        kernel: str = "softmax",
         features: int | None = None,
         scale: float | None = None,
-        eps: float = 1e-4,
+        eps: float | None = None,
         **sizes,
     ):
         super().__init__(**sizes)
@@ -34,13 +40,21 @@ class Performer(Attention):
         number = isinstance(scale, int | float) and not isinstance(scale, bool)
         if scale is not None and not (number and 0 < scale < float("inf")):
             raise ValueError(f"scale is {scale!r}; it must be a number above 0")
-        self.scale = self.head_dim**-0.5 if scale is None else scale
-        features = features or budget(self.length, share=32, most=128)
-        self.eps = eps
-        self.register_buffer("projection", orthogonal_features(features, self.head_dim))
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel is {kernel!r}; choose from {', '.join(KERNELS)}")
+        if kernel == "relu" and (features or scale):
+            raise ValueError("features and scale are for kernel=softmax; with relu, leave them out")
+        self.kernel, self.scale = kernel, self.head_dim**-0.5 if scale is None else scale
+        self.eps = KERNELS[kernel] if eps is None else eps
+        count = features or budget(self.length, share=32, most=128)
+        random = orthogonal_features(count, self.head_dim) if kernel == "softmax" else None
+        self.register_buffer("projection", random)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        eq, ek = self._exponents(q), self._exponents(k)
+        if self.projection is None:
+            fq, fk = (F.relu(x) + self.eps for x in (q, k))
+            return linear_attention(fq, fk, v, lengths)
+        eq, ek = (self._exponents(x, self.projection) for x in (q, k))
         top = ek.detach().amax(-1, keepdim=True)
         if lengths is not None:  # what exceeds the top of the real tokens might overflow
             padding = ~real_tokens(lengths, k.shape[2])[:, None, :, None]
@@ -50,10 +64,10 @@ class Performer(Attention):
         fq = self._features(eq, q, eq.detach().amax(-1, keepdim=True))
         return linear_attention(fq, self._features(ek, k, top), v, lengths)
 
-    def _exponents(self, x: Tensor) -> Tensor:
+    def _exponents(self, x: Tensor, projection: Tensor) -> Tensor:
         """w x sqrt(scale) for every random w: (B, H, N, features)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
-        return x @ self.projection.to(x.dtype).T
+        return x @ projection.to(x.dtype).T
 
     def _features(self, exponents: Tensor, x: Tensor, top: Tensor) -> Tensor:
         """exp(exponents - scale |x|^2 / 2 - top) + eps; constant factors cancel."""

@@ -47,6 +47,8 @@ def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, end
 
 def performer_oracle(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def features(x, axes):
+        if attention.kernel == "relu":
+            return x.clamp(min=0) + 1e-3
         x = x * attention.scale**0.5
         exponents = x @ attention.projection.T
         top = exponents.detach().amax(axes, keepdim=True)

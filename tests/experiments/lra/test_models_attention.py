@@ -22,11 +22,12 @@ OPTIONS = {  # the interpreter of Triton would be slow
     "reformer": {"bucket": 16},
     "smyrf": {"cluster": 16},
 }
-FORMS = [  # every attention, and what the Nystromformer port has instead
+FORMS = [  # every attention, and what the Nystromformer port and google's code have instead
     *((name, {}) for name in NAMES),
     ("linear", {"normalise": False}),
     ("linformer", {"shared": True}),
     ("performer", {"scale": 1 / D}),
+    ("performer", {"kernel": "relu", "features": None}),
 ]
 LENGTHS = torch.tensor([75, 41], dtype=torch.int32)
 
@@ -305,6 +306,9 @@ def test_masks_of_a_layer_and_as_objects():
         ("local", {"window": 0}, "window is 0"),
         ("performer", {"scale": 0.0}, "scale is 0.0"),
         ("performer", {"scale": "1/D"}, "scale is '1/D'"),
+        ("performer", {"kernel": "elu"}, "kernel is 'elu'; choose from softmax, relu"),
+        ("performer", {"kernel": "relu", "features": 8}, "features and scale are for kernel=soft"),
+        ("performer", {"kernel": "relu", "scale": 0.5}, "features and scale are for kernel=softm"),
         ("linear", {"normalise": 1}, "normalise is 1"),
         ("linformer", {"shared": "yes"}, "shared is 'yes'"),
         ("reformer", {"causal": True}, "no causal form"),
