@@ -12,8 +12,7 @@ from experiments.pathfinder import cuts
 from experiments.pathfinder.generate import make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
-from experiments.training.config import compose_settings
-from experiments.training.run import train
+from tests.experiments.lra.pathfinder_runs import small_run
 
 CONFIG = Path(cuts.__file__).parents[1] / "conf/cuts.yaml"
 
@@ -56,17 +55,13 @@ def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run, and a run of another task."""
+    """The folder of a run, and that of a run with another objective."""
     place = tmp_path_factory.mktemp("cuts")
-    small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
-    small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
-    small += [f"runs={place}/runs", f"cache_dir={place}/data", "tensorboard=false"]
-    pathfinder = ["task=pathfinder32", "task.generate=true", "task.examples=[8,4,4]"]
-    settings = compose_settings([*small, *pathfinder, "task.order=tiles:8"])
-    train(settings)
-    other = compose_settings([*small, *pathfinder, "name=pre", "pretrain=masked_pixels"])
-    train(other)
-    return settings.folder, other.folder
+    other = ["name=pre", "pretrain=masked_pixels"]
+    return (
+        small_run(place, "task=pathfinder32", "task.order=tiles:8"),
+        small_run(place, "task=pathfinder32", *other),
+    )
 
 
 def config(folder, **changes):

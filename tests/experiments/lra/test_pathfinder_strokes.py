@@ -11,8 +11,7 @@ from torch import nn
 from experiments.pathfinder import strokes
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import spec
-from experiments.training.config import compose_settings
-from experiments.training.run import train
+from tests.experiments.lra.pathfinder_runs import small_run
 
 CONFIG = Path(strokes.__file__).parents[1] / "conf/strokes.yaml"
 
@@ -20,13 +19,7 @@ CONFIG = Path(strokes.__file__).parents[1] / "conf/strokes.yaml"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("strokes")
-    small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
-    small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
-    small += [f"runs={place}/runs", f"cache_dir={place}/data", "tensorboard=false"]
-    small += ["task=pathfinder64", "task.generate=true", "task.examples=[8,4,4]"]
-    settings = compose_settings([*small, "task.difficulty=6", "task.order=tiles:8"])
-    train(settings)
-    return settings.folder
+    return small_run(place, "task=pathfinder64", "task.difficulty=6", "task.order=tiles:8")
 
 
 def config(folder, **changes):
