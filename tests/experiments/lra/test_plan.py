@@ -18,6 +18,8 @@ from experiments.plan_runs import PlannedRun, planned_runs
 from experiments.training.stop import Interrupted
 
 ROOT = Path(__file__).resolve().parents[3]
+PLANS = ROOT / "experiments/conf/plan"
+SHARING = ("path_x", "path_256")  # folders of runs, so that what one trained the other takes
 # Stands in for experiments.train: notes when it begins and ends, and completes its run.
 TRAIN = """
 import json, os, sys, time
@@ -144,10 +146,18 @@ def test_a_plan_that_is_none(entries, message):
         planned_runs({"run": {}})
 
 
+def plan_of(path):
+    return planned_runs(OmegaConf.to_container(OmegaConf.load(path)), ["device=cpu"])
+
+
 def test_the_plans_that_come_with_it():
-    for path in (ROOT / "experiments/conf/plan").glob("*.yaml"):
-        runs = planned_runs(OmegaConf.to_container(OmegaConf.load(path)), ["device=cpu"])
-        assert len(runs) == {"lra": 45, "path_x": 5, "path_256": 11}[path.stem]
+    for path in PLANS.glob("*.yaml"):
+        assert len(plan_of(path)) == {"lra": 45, "path_x": 5, "path_256": 11}[path.stem]
+
+
+def test_two_plans_share_their_first_runs():
+    first = [[run.settings for run in plan_of(PLANS / f"{name}.yaml")[:2]] for name in SHARING]
+    assert first[0] == first[1]
 
 
 # ---- in what order they run
