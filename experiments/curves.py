@@ -165,6 +165,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
                 _mark(axes, point, cells[row, column], styles[row], row.text)
         axes.set_title(textwrap.fill(column.text, 36))
         axes.set_xscale("log", base=2)
+        axes.margins(0.08)  # whole markers
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
     for axes in grid[:, 0]:
         axes.set_ylabel("test accuracy (%)")

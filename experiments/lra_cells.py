@@ -171,15 +171,19 @@ def _settings(run: Run) -> str:
 def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
     """How many times as fast a training step is as the standard Transformer's.
 
-    Compared are runs of the same device, batch and model.
+    Compared are runs of the same device, batch and model, of the same name first.
     """
     ours = cells.get((row, column))
-    bases = (RowKey(lra.BASE, "", label) for label in (row.label, ""))
-    base = next((cells[key, column] for key in bases if (key, column) in cells), None)
-    if ours is None or base is None:
+    if ours is None:
         return None
-    ms, base_ms = ours.ms_by_place, base.ms_by_place
-    return lra.geometric_mean(base_ms[place] / ms[place] for place in ms if place in base_ms)
+    bases = [key for key, at in cells if key.attention == lra.BASE and at == column]
+    ms = ours.ms_by_place
+    for key in sorted(bases, key=lambda base: (base.label != row.label, base.label)):
+        base_ms = cells[key, column].ms_by_place
+        factor = lra.geometric_mean(base_ms[place] / ms[place] for place in ms if place in base_ms)
+        if factor is not None:
+            return factor
+    return None
 
 
 def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[float | None, int]:

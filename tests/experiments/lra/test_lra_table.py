@@ -275,6 +275,16 @@ def test_runs_off_the_reference_recipe_say_in_what(tmp_path):
     assert line(found, "FlashAttention, google, small, hilbert")[1] == "40.0"
 
 
+def test_a_run_with_a_name_is_compared_with_the_transformer_of_its_recipe(tmp_path):
+    google = {"recipe": "google"}
+    write_run(tmp_path, "listops", "standard", ms=4.0)
+    write_run(tmp_path, "listops", "standard", ms=9.0, settings=google, folder="google")
+    write_run(tmp_path, "listops", "performer", ms=3.0, settings=google, name="relu")
+    cells = table(tmp_path).cells
+    row = RowKey("performer", "", "google, relu")
+    assert speedup(cells, row, LISTOPS) == pytest.approx(3.0)
+
+
 def test_runs_from_before_an_option_existed_are_compared(tmp_path):
     write_run(tmp_path, "listops", "standard", ms=4.0, settings={"model": {"dim": 64}})
     settings = {"model": {"dim": 64, "rotary": None}}
