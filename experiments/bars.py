@@ -17,10 +17,10 @@ import hydra
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.cases import CAUSAL, DENSE
-from experiments.records import OK, Row, read
-from experiments.speed_table import newest, shape_of, shape_text
-from experiments.text_table import aligned
+from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.speed_table import newest, shape_of, shape_text
+from experiments.common.records import OK, Row, read
+from experiments.common.text_table import aligned
 
 PEERS = ("fa4", "sdpa_cudnn", "flex", "triton")
 WHOLE = 128  # the block size that smaller ones are compared with

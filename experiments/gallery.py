@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import masks
-from experiments.gallery_entries import SECTIONS, Entry
+from experiments.bench.gallery_entries import SECTIONS, Entry
 from masks.draw import COLOURS, tokens
 
 TOKENS, BLOCK = 256, 16

@@ -24,26 +24,26 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import lra
-from experiments.lra_speed_case import StepCase, measure, planned_mode, random_task
-from experiments.lra_speed_plot import draw_all
-from experiments.lra_speed_rows import SWEEP, StepRecords, StepRow, read
-from experiments.lra_speed_table import as_markdown, row_name, tables
-from experiments.lra_speed_together import run_together
-from experiments.models.attention import NAMES
-from experiments.models.classifier import model_config
-from experiments.records import OK, device_name, now, source_digest, versions
-from experiments.tasks.task import Task
-from experiments.training.config import Settings
-from experiments.training.memory import lacks_memory
-from experiments.warm import breaks_context
+from experiments.bench.warm import breaks_context
+from experiments.common.records import OK, device_name, now, source_digest, versions
+from experiments.lra import published as lra
+from experiments.lra.models.attention import NAMES
+from experiments.lra.models.classifier import model_config
+from experiments.lra.speed_case import StepCase, measure, planned_mode, random_task
+from experiments.lra.speed_plot import draw_all
+from experiments.lra.speed_rows import SWEEP, StepRecords, StepRow, read
+from experiments.lra.speed_table import as_markdown, row_name, tables
+from experiments.lra.speed_together import run_together
+from experiments.lra.tasks.task import Task
+from experiments.lra.training.config import Settings
+from experiments.lra.training.memory import lacks_memory
 
 LENGTHS = {  # of the sweep, and tokens of its batches
     "cuda": ((1024, 2048, 4096, 8192, 16384, 32768, 65536), 131072),
     "cpu": ((256, 512, 1024), 2048),
 }
 TASKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("conf/task/*.yaml")))
-SOURCES = ("masks", "sparseflash", "experiments/models", "experiments/training")
+SOURCES = ("masks", "sparseflash", "experiments/lra/models", "experiments/lra/training")
 
 
 def plan(options: dict[Any, Any], device: str) -> list[StepCase]:

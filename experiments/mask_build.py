@@ -22,8 +22,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build_case import BUILDERS
-from experiments.records import OK, ROOT, device_name, now, versions
+from experiments.bench.build_case import BUILDERS
+from experiments.common.records import OK, ROOT, device_name, now, versions
 
 GIB = 2**30
 EAGER_BYTES = 24  # a token pair, about: the mask and the int64 arrays that formulas make on the way
@@ -77,7 +77,7 @@ def measure(row: Row, device: torch.device, options: dict[str, Any]) -> Row:
         return replace(row, status=f"unsupported: about {need / GIB:.0f} GiB for all pairs")
     case = {name: asdict(row)[name] for name in ("mask", "builder", "seq_len", "block")}
     case |= {"device": str(device), "seconds": options["seconds"]}
-    command = [sys.executable, "-m", "experiments.build_case", json.dumps(case)]
+    command = [sys.executable, "-m", "experiments.bench.build_case", json.dumps(case)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

@@ -17,10 +17,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from experiments.checks import whole_number
-from experiments.plan_queue import Queue
-from experiments.plan_runs import PLAN, planned_runs
-from experiments.training.stop import Interrupted
+from experiments.common.checks import whole_number
+from experiments.lra.plan_runs import PLAN, planned_runs
+from experiments.lra.queue import Queue
+from experiments.lra.training.stop import Interrupted
 
 
 def places(gpus: list[int] | None, at_once: int, processes: int = 1) -> list[str | None]:

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from omegaconf import DictConfig
 
-from experiments.cases import DENSE, LAYOUTS, Case
-from experiments.figures import OTHER, PAGE, RC, Style, legend, save, token_text
-from experiments.records import OK, Row, read
-from experiments.speed_table import best_dense, is_own, newest, shape_of
+from experiments.bench.cases import DENSE, LAYOUTS, Case
+from experiments.bench.speed_table import best_dense, is_own, newest, shape_of
+from experiments.common.figures import OTHER, PAGE, RC, Style, legend, save, token_text
+from experiments.common.records import OK, Row, read
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 STYLES = {

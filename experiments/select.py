@@ -24,12 +24,12 @@ from torch import Tensor
 
 import masks
 import sparseflash
-from experiments.cases import DTYPES
-from experiments.records import device_name, now, versions
-from experiments.timing import measure
-from masks import select
+from experiments.bench.cases import DTYPES
+from experiments.bench.timing import measure
+from experiments.common.records import device_name, now, versions
+from sparseflash import select
 from sparseflash.schedule import as_tensors
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 
 STEPS = ("selection", "schedule", "forward", "backward", "chain")
@@ -94,7 +94,7 @@ def parse(text: str) -> select.Selector:
     """The selector of a call such as `top_k(0.1, within=causal())`; the text is run as Python."""
     found = eval(text, {"__builtins__": {}}, vars(masks) | vars(select))
     if not isinstance(found, select.Selector):
-        raise ValueError(f"{text!r} is no selector: give a call of masks.select")
+        raise ValueError(f"{text!r} is no selector: give a call of sparseflash.select")
     return found
 
 

@@ -17,13 +17,13 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.bench import Bench, Task
-from experiments.cases import Case, make_grid
-from experiments.grids import GRIDS
-from experiments.providers import DIRECTIONS, concerns, default_providers, find
-from experiments.records import OK, Records, Row, device_name, now, versions
-from experiments.speed_table import newest, tables
-from experiments.warm import breaks_context, warm
+from experiments.bench.cases import Case, make_grid
+from experiments.bench.grids import GRIDS
+from experiments.bench.loop import Bench, Task
+from experiments.bench.providers import DIRECTIONS, concerns, default_providers, find
+from experiments.bench.speed_table import newest, tables
+from experiments.bench.warm import breaks_context, warm
+from experiments.common.records import OK, Records, Row, device_name, now, versions
 
 
 def plan(cases: Sequence[Case], providers: Sequence[str], directions: Sequence[str]) -> list[Task]:

@@ -15,8 +15,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import lra, rows
-from experiments.lra_cells import (
+from experiments.common import rows
+from experiments.common.text_table import MISSING, aligned, markdown
+from experiments.lra import published as lra
+from experiments.lra.cells import (
     Average,
     Cell,
     Cells,
@@ -28,10 +30,9 @@ from experiments.lra_cells import (
     speedup,
     with_times,
 )
-from experiments.lra_speed_rows import StepRow
-from experiments.lra_speed_rows import read as read_steps
-from experiments.run_logs import PRETRAINED, Run, read_runs
-from experiments.text_table import MISSING, aligned, markdown
+from experiments.lra.run_logs import PRETRAINED, Run, read_runs
+from experiments.lra.speed_rows import StepRow
+from experiments.lra.speed_rows import read as read_steps
 
 CUT, VALIDATION = "†", "‡"
 LEGEND = {

@@ -14,10 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments.training.config import make_settings
-from experiments.training.distributed import leave
-from experiments.training.run import train
-from experiments.training.stop import Interrupted
+from experiments.lra.training.config import make_settings
+from experiments.lra.training.distributed import leave
+from experiments.lra.training.run import train
+from experiments.lra.training.stop import Interrupted
 
 failed: list[str] = []  # jobs of a sweep that could not run
 

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 import torch
 
 import masks
-from experiments import timing
+from experiments.bench import timing
 from sparseflash.backends import triton as backend
 from sparseflash.kernels import configs
 from sparseflash.kernels.configs import Tiles

@@ -1,8 +1,5 @@
 """Attention masks that compose: shape-free expressions, and the exact block mask of a length."""
 
-import importlib
-from typing import Any
-
 from masks.algebra import Mask
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
@@ -122,9 +119,3 @@ __all__ = [
     "vertical_slash",
     "where",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "select":  # needs torch, which is not loaded for masks alone
-        return importlib.import_module("masks.select")
-    raise AttributeError(f"module 'masks' has no attribute {name!r}")

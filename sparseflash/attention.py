@@ -9,7 +9,6 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
 from masks.registry import find
-from masks.select.selection import Selection
 from sparseflash import calls
 from sparseflash.backends import NAMES, choose, reasons
 from sparseflash.ops import attend, prepare, run
@@ -20,7 +19,8 @@ from sparseflash.schedule import (
     from_tensors,
     schedule_for,
 )
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.select.selection import Selection
 
 BoolArray = np.ndarray | Tensor
 
@@ -43,8 +43,8 @@ def attention(
 
     q: (B, H_q, N_q, D); k: (B, H_kv, N_k, D); v: (B, H_kv, N_k, D_v), H_q a multiple of H_kv;
         bfloat16, float16, float32 or float64. The head dim D_v of v may differ from D.
-    mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `masks.select.Selection` made from
-        q and k or its `plan`, a bool array that broadcasts over batch and heads ((N_q, N_k),
+    mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `select.Selection` made
+        from q and k or its `plan`, a bool array that broadcasts over batch and heads ((N_q, N_k),
         (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None for dense attention.
     scale: of the scores; D ** -0.5 by default.
     return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
@@ -229,7 +229,7 @@ def _schedule(mask, q: Tensor, k: Tensor) -> Schedule | None:
     if not isinstance(mask, Mask | BlockMask | Selection):
         raise ValueError(
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-            " or None (masks.parse turns text into a Mask), or a selection of masks.select"
+            " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
         )
     if isinstance(mask, Selection):
         return schedule_from_selection(mask, *extents, q.device)

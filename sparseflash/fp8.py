@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from masks.select.selection import Selection
 from sparseflash.backends.hopper import gluon_missing
 from sparseflash.schedule import Schedule, schedule_for
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.select.selection import Selection
 from sparseflash.tiles.lists import expressible, tile_lists
 
 AnyMask = Mask | BlockMask | Selection | np.ndarray | Tensor | None
@@ -227,7 +227,7 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from sparseflash.kernels.gluon.forward_fp8 import attention_forward_fp8
+    from sparseflash.kernels.hopper.forward_fp8 import attention_forward_fp8
     from sparseflash.kernels.tl.merge_parts import merge_parts
 
     q, k, v = inputs[:3]

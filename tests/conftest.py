@@ -8,7 +8,8 @@ import os
 
 import pytest
 import torch
-from poison import poisoned_empty
+
+from tests.poison import poisoned_empty
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -8,8 +8,8 @@ import numpy as np
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments.training import run
-from experiments.training.config import Settings, make_settings
+from experiments.lra.training import run
+from experiments.lra.training.config import Settings, make_settings
 
 TINY = {
     "scale": "full",

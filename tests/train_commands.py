@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_cases import overrides, settings, train
 
-from experiments.training import checkpoint
+from experiments.lra.training import checkpoint
+from tests.train_cases import overrides, settings, train
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}

@@ -13,7 +13,7 @@ import hydra
 import numpy as np
 from omegaconf import DictConfig, ListConfig
 
-from experiments.checks import whole_number
+from experiments.common.checks import whole_number
 from experiments.pathfinder.generate import Images, redraw
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.trained import trained

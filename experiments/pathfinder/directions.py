@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from experiments.checks import whole_number
-from experiments.models.classifier import Classifier, model_config
+from experiments.common.checks import whole_number
+from experiments.lra.models.classifier import Classifier, model_config
 from experiments.pathfinder.generate import check_seed, headings, make
 from experiments.pathfinder.parameters import Spec, spec
 from experiments.pathfinder.render import MARKERS, ORIGIN

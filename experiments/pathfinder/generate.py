@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.files import digest
+from experiments.common.files import digest
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import INFO, MARGIN, draw_images, make_images
 from experiments.pathfinder.store import filled

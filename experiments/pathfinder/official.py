@@ -12,12 +12,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.files import write_whole
+from experiments.common.files import write_whole
+from experiments.common.progress import progress
 from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import MARGIN
 from experiments.pathfinder.store import cores
-from experiments.progress import progress
 
 FOLDER = 1000  # images
 SETTINGS = "generated.json"  # the release has no such file

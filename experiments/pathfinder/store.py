@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from experiments.files import write_whole
-from experiments.progress import progress
+from experiments.common.files import write_whole
+from experiments.common.progress import progress
 
 RUN = 64  # images a thread makes at a time: under a second, so Ctrl-C is heard
 FLUSH = 32  # runs between two safe points

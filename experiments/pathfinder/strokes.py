@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import from_numpy
 from torch.nn.functional import cross_entropy
 
-from experiments.checks import whole_number
+from experiments.common.checks import whole_number
 from experiments.pathfinder.parameters import STROKES
 from experiments.pathfinder.trained import trained
 

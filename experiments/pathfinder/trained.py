@@ -8,14 +8,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from experiments.checks import whole_number
+from experiments.common.checks import whole_number
+from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
+from experiments.lra.training import checkpoint, initial
+from experiments.lra.training.begin import CONFIG
+from experiments.lra.training.config import PRECISIONS, Settings, device_type
+from experiments.lra.training.step import autocast
 from experiments.pathfinder.generate import Images, check_seed, make
 from experiments.pathfinder.parameters import Spec, spec
-from experiments.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
-from experiments.training import checkpoint, initial
-from experiments.training.begin import CONFIG
-from experiments.training.config import PRECISIONS, Settings, device_type
-from experiments.training.step import autocast
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparseflash.backends import empty_out
 from sparseflash.dropout import keep_threshold
-from sparseflash.kernels.gluon.configs import ForwardTiles, forward_tiles
+from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, launch
 from sparseflash.lasting import make_lasting
 from sparseflash.schedule import Schedule
@@ -58,7 +58,7 @@ class Forward:
         self, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
         dropout_p: float,
     ):  # fmt: skip
-        from sparseflash.kernels.gluon.forward import attention_forward
+        from sparseflash.kernels.hopper.forward import attention_forward
 
         self.scale, self.dropout_p, self.tiles = scale, dropout_p, _tiles(q, v, schedule)
         self.programs = multiprocessors(q.device) * self.tiles.programs

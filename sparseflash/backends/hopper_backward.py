@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparseflash.backends import hopper_passes as passes
 from sparseflash.backends import triton as fallback
-from sparseflash.kernels.gluon.configs import BackwardTiles, cols_tiles, padded, rows_tiles
+from sparseflash.kernels.hopper.configs import BackwardTiles, cols_tiles, padded, rows_tiles
 from sparseflash.schedule import Cache, Schedule, as_tensors
 from sparseflash.tiles.lists import expressible, granularity
 from sparseflash.tiles.tile_lists import TileLists

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparseflash.backends.hopper import descriptor, multiprocessors
 from sparseflash.dropout import keep_threshold
-from sparseflash.kernels.gluon.configs import BackwardTiles, padded
+from sparseflash.kernels.hopper.configs import BackwardTiles, padded
 from sparseflash.kernels.launch import Arguments, Launch, launch
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.lists import Side, tile_lists
@@ -50,7 +50,7 @@ def _launch(
 
 
 def prepare(call: Call, dlse: Tensor | None, out: Tensor, lse: Tensor, dq_sum: Tensor | None):
-    from sparseflash.kernels.gluon.backward_prepare import backward_prepare as kernel
+    from sparseflash.kernels.hopper.backward_prepare import backward_prepare as kernel
 
     batch, heads, n_q, dim_v = out.shape
     dq_d = padded(call.q.shape[-1])
@@ -79,7 +79,7 @@ def prepare(call: Call, dlse: Tensor | None, out: Tensor, lse: Tensor, dq_sum: T
 
 
 def finish(call: Call, dq_sum: Tensor) -> Tensor:
-    from sparseflash.kernels.gluon.backward_prepare import backward_finish as kernel
+    from sparseflash.kernels.hopper.backward_prepare import backward_finish as kernel
 
     batch, heads, n_q, head_dim = call.q.shape
     dq = like(call.q)
@@ -100,7 +100,7 @@ def finish(call: Call, dq_sum: Tensor) -> Tensor:
 
 def backward_cols(call: Call, tiles: BackwardTiles, dq_sum: Tensor | None) -> tuple[Tensor, Tensor]:
     """dk and dv, by key tiles; dq is added to `dq_sum`, if that is not None."""
-    from sparseflash.kernels.gluon.backward_cols import backward_cols as kernel
+    from sparseflash.kernels.hopper.backward_cols import backward_cols as kernel
 
     q, k, v, dout = call[:4]
     dk, dv = like(k), like(v)
@@ -150,7 +150,7 @@ def backward_cols(call: Call, tiles: BackwardTiles, dq_sum: Tensor | None) -> tu
 
 def backward_rows(call: Call, tiles: BackwardTiles) -> Tensor:
     """dq, by query tiles."""
-    from sparseflash.kernels.gluon.backward_rows import backward_rows as kernel
+    from sparseflash.kernels.hopper.backward_rows import backward_rows as kernel
 
     q, k, v, dout = call[:4]
     dq = like(q)
@@ -242,7 +242,7 @@ def _parts(call: Call, lists: TileLists, width: int) -> Tensor | None:
 
 
 def _merge(parts: Tensor, lists: TileLists, out: Tensor, *, first: int) -> None:
-    from sparseflash.kernels.gluon.backward_prepare import backward_merge as kernel
+    from sparseflash.kernels.hopper.backward_prepare import backward_merge as kernel
 
     batch, heads, n, head_dim = out.shape
     n_merge = lists.merge.shape[1]

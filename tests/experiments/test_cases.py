@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.cases import DENSE, Case, block_codes, default_grid, make_grid
+from experiments.bench.cases import DENSE, Case, block_codes, default_grid, make_grid
 
 CASE = Case(DENSE, 1, 2, 2, 100, 200, 16, "float32", 32, 16)
 MASKS = ["local:20+global:10", "random:0.3:seed=1", "causal", "butterfly:16"]

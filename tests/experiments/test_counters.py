@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments import counters
-from experiments.cases import Case
+from experiments.bench import counters
+from experiments.bench.cases import Case
 
 CASE = Case("dense", 1, 2, 2, 256, 256, 64, "bfloat16", 0, 0)
 PRINTED = """==PROF== Connected to process 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import gallery
-from experiments.gallery_entries import SECTIONS, Entry
+from experiments.bench.gallery_entries import SECTIONS, Entry
 from masks.spec import PATTERNS, TRANSFORMS
 
 ENTRIES = [entry for entries in SECTIONS.values() for entry in entries]

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments import bars, bench, fa4, grids, speed, warm
-from experiments.cases import CAUSAL, DENSE, Case, make_grid
-from experiments.records import OK
-from experiments.speed_table import tables
+from experiments import bars, speed
+from experiments.bench import fa4, grids, warm
+from experiments.bench import loop as bench
+from experiments.bench.cases import CAUSAL, DENSE, Case, make_grid
+from experiments.bench.speed_table import tables
+from experiments.common.records import OK
 from masks.interop.fa4 import BlockSparseTensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

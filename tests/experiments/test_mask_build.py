@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import masks
-from experiments import build_case, mask_build
+from experiments import mask_build
+from experiments.bench import build_case
+from experiments.common.records import OK
 from experiments.mask_build import Row, append, measure, read, table, verdict
-from experiments.records import OK
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

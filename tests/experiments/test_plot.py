@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 import pytest
 
-from experiments.cases import make_grid
+from experiments.bench.cases import make_grid
+from experiments.common.records import OK, Records, Row
 from experiments.plot import draw_all
-from experiments.records import OK, Records, Row
 from tests.experiments.test_records import ROW
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from experiments.progress import progress
+from experiments.common.progress import progress
 
 
 def test_progress_is_silent_for_what_is_quick(capsys, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.records import FIELDS, OK, Records, Row, read
+from experiments.common.records import FIELDS, OK, Records, Row, read
 
 ROW = Row(
     mask="local(64) | butterfly(32)",

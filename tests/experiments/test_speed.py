@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import providers, speed
-from experiments.cases import Case
-from experiments.gate import Gate
-from experiments.records import OK, Records, read
-from experiments.speed_table import tables
+from experiments import speed
+from experiments.bench import providers
+from experiments.bench.cases import Case
+from experiments.bench.gate import Gate
+from experiments.bench.speed_table import tables
+from experiments.common.records import OK, Records, read
 from sparseflash.testing import make_qkv, oracle
 
 ROOT = Path(__file__).resolve().parents[2]

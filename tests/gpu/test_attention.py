@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import (
+
+import masks
+from sparseflash.tiles.lists import tile_lists
+from tests.attention_cases import (
     DTYPES,
     GPU_LENGTHS,
     HEAD_DIMS,
@@ -13,9 +16,6 @@ from attention_cases import (
     check,
     random_case,
 )
-
-import masks
-from sparseflash.tiles.lists import tile_lists
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import globaltimer
 
 import masks
 import sparseflash
-from experiments.models.attention.padding import blocks_of, skip_padding
+from experiments.lra.models.attention.padding import blocks_of, skip_padding
 from sparseflash import calls
 from sparseflash.backends import hopper, hopper_backward, hopper_passes
 from sparseflash.kernels.launch import forget_plans

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import masks
-from masks.select import top_k
 from sparseflash import fp8
+from sparseflash.select import top_k
 from sparseflash.testing import make_qkv, oracle, relative_error
 
 pytestmark = [

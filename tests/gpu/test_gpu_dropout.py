@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from gpu_calls import MASK, inputs, run
 
 import masks
 import sparseflash
 from sparseflash.dropout import keep_mask
 from sparseflash.testing import relative_error
+from tests.gpu_calls import MASK, inputs, run
 
 pytestmark = [
     pytest.mark.gpu,

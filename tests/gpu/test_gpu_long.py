@@ -6,13 +6,13 @@ import gc
 
 import pytest
 import torch
-from gpu_calls import need_memory
-from sampled_oracle import SampledOracle
 
 import masks
 import sparseflash
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
+from tests.gpu_calls import need_memory
+from tests.sampled_oracle import SampledOracle
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,12 +5,12 @@ import time
 
 import pytest
 import torch
-from gpu_calls import MASK, MIB, SAME_BITS, inputs, need_memory, run
 
 import masks
 import sparseflash
 from sparseflash.schedule import as_tensors, schedule_for
 from sparseflash.testing import make_qkv, relative_error
+from tests.gpu_calls import MASK, MIB, SAME_BITS, inputs, need_memory, run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gpu_calls import LOW, MASK, SAME_BITS, assert_equal, inputs, run
 
 import masks
 import sparseflash
@@ -10,6 +9,7 @@ from sparseflash import ops
 from sparseflash.attention import _prepare
 from sparseflash.backends import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
+from tests.gpu_calls import LOW, MASK, SAME_BITS, assert_equal, inputs, run
 
 pytestmark = [
     pytest.mark.gpu,

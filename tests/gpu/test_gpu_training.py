@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from train_cases import settings, train
 
-from experiments.models.attention import NAMES as ATTENTIONS
-from experiments.models.attention import make_attention
-from experiments.training import checkpoint, graph
-from experiments.training.step import Trainer
+from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.models.attention import make_attention
+from experiments.lra.training import checkpoint, graph
+from experiments.lra.training.step import Trainer
+from tests.train_cases import settings, train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ import torch
 
 import masks
 import sparseflash
-from masks import select
+from sparseflash import select
 from sparseflash.backends import reasons
 from sparseflash.schedule import as_tensors
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -150,7 +150,7 @@ def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
 @pytest.mark.parametrize("within", [None, CAUSAL])
 @pytest.mark.parametrize("stride", [16, 64])
 def test_block_sums_as_in_torch(stride, within):
-    module = sys.modules["masks.select.antidiagonal"]
+    module = sys.modules["sparseflash.select.antidiagonal"]
     q, k, _ = make_qkv(1, 4, 5000, 5000, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda")
     found = select.antidiagonal(stride, within=within).scores(q, k)
     allowed = module._allowed(within, 5000, 5000, (128, 128), stride, 4, q.device)

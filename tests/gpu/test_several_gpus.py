@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from train_commands import assert_processes_train_as_one
+
+from tests.train_commands import assert_processes_train_as_one
 
 pytestmark = [
     pytest.mark.gpu,

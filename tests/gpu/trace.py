@@ -19,9 +19,9 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import Tensor
 
-from experiments.training import run as training
-from experiments.training.config import make_settings
-from experiments.training.step import Trainer
+from experiments.lra.training import run as training
+from experiments.lra.training.config import make_settings
+from experiments.lra.training.step import Trainer
 from sparseflash import ops
 from sparseflash.schedule import as_tensors, from_tensors
 from sparseflash.testing import relative_error

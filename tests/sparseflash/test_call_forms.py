@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from op_cases import BACKENDS, MASK, assert_same, run, small
 
 import masks
 import sparseflash
 from sparseflash import schedule
 from sparseflash.dropout import keep_mask
 from sparseflash.testing import assert_close, oracle, relative_error
+from tests.op_cases import BACKENDS, MASK, assert_same, run, small
 
 # ---- v with a head dim of its own
 

@@ -10,8 +10,7 @@ import torch
 
 import masks
 import sparseflash
-from masks import select
-from sparseflash import calls
+from sparseflash import calls, select
 from sparseflash.schedule import Cache
 from sparseflash.testing import make_qkv, oracle, relative_error
 

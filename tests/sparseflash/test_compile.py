@@ -5,13 +5,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from op_cases import MASK, assert_same, run, small
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
 import sparseflash
-from masks import select
+from sparseflash import select
 from sparseflash.testing import make_qkv
+from tests.op_cases import MASK, assert_same, run, small
 
 COMPILERS = [
     "aot_eager",

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
 
 import masks
 from sparseflash.backends import cpu, cpu_blocks, reference
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
+from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aot
 import pytest
 import torch
 
 import masks
 import sparseflash
-from masks import select
+from sparseflash import select
 from sparseflash.backends import NAMES, hopper, hopper_backward, reasons
 from sparseflash.backends import hopper_passes as passes
 from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
+from tests import aot
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from op_cases import BACKENDS, MASK, assert_same, detached, run, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
@@ -10,6 +9,7 @@ import sparseflash
 from sparseflash import ops
 from sparseflash.attention import _prepare
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
+from tests.op_cases import BACKENDS, MASK, assert_same, detached, run, small
 
 # ---- opcheck
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from attention_cases import GPU_LENGTHS, HEAD_DIMS, check, random_case
 
 import masks
 from sparseflash.backends import reference
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv
+from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, check, random_case
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

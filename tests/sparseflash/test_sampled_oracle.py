@@ -1,11 +1,11 @@
 """The oracle of a few blocks against the oracle of everything."""
 
 import torch
-from sampled_oracle import SampledOracle
 
 import masks
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
+from tests.sampled_oracle import SampledOracle
 
 
 def test_sampled_blocks_are_those_of_the_whole():

@@ -8,9 +8,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
-from masks.select import Selection
 from sparseflash.schedule import Cache, as_tensors, from_tensors, schedule_for
-from sparseflash.select_schedule import schedule_from_selection
+from sparseflash.select import Selection
+from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import lists as module
 from sparseflash.tiles.bits import same_rows
 from sparseflash.tiles.lists import TileLists, expressible, granularity, tile_lists

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 
 import masks
+from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from experiments.models.attention import Attention
+from experiments.lra.models.attention import Attention
 
 B, H, N, D = 2, 3, 75, 12  # 75 divides by no window, bucket or cluster of the tests
 

@@ -1,7 +1,7 @@
 """Rows of experiments.lra_speed with made-up times."""
 
-from experiments.lra_speed_rows import SWEEP, StepRow
-from experiments.records import OK
+from experiments.common.records import OK
+from experiments.lra.speed_rows import SWEEP, StepRow
 
 ROW = StepRow(
     task="listops",

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from experiments.training.config import compose_settings
-from experiments.training.run import train
+from experiments.lra.training.config import compose_settings
+from experiments.lra.training.run import train
 
 
 def small_run(place: Path, *words: str) -> Path:

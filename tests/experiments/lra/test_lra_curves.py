@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
+from experiments.common.figures import PAGE, RC, legend
 from experiments.curves import _smoothed, draw_accuracy_speed, draw_all, row_styles
-from experiments.figures import PAGE, RC, legend
-from experiments.lra_cells import RowKey, make_cells
-from experiments.run_logs import read_runs
+from experiments.lra.cells import RowKey, make_cells
+from experiments.lra.run_logs import read_runs
 from tests.experiments.lra.lra_runs import write_run
 
 

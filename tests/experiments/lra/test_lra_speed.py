@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import lra, lra_speed, lra_speed_together
-from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
-from experiments.lra_speed_case import (
+from experiments import lra_speed
+from experiments.common.records import OK
+from experiments.lra import published as lra
+from experiments.lra import speed_together as lra_speed_together
+from experiments.lra.speed_case import (
     IMDB,
     SHAPES,
     StepCase,
@@ -21,10 +23,10 @@ from experiments.lra_speed_case import (
     random_task,
     step_times,
 )
-from experiments.lra_speed_rows import SWEEP, StepRecords, read
-from experiments.lra_speed_together import run_together
-from experiments.records import OK
-from experiments.tasks.load import _loader
+from experiments.lra.speed_rows import SWEEP, StepRecords, read
+from experiments.lra.speed_together import run_together
+from experiments.lra.tasks.load import _loader
+from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = {
@@ -111,7 +113,7 @@ def test_random_examples_are_padded_behind_their_length():
 
 def test_the_step_that_is_timed_is_the_one_of_training(tmp_path, monkeypatch):
     calls = []
-    from experiments.training.step import Trainer
+    from experiments.lra.training.step import Trainer
 
     advance = Trainer.advance
     monkeypatch.setattr(Trainer, "advance", lambda self: (calls.append(self), advance(self))[1])

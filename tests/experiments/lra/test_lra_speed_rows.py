@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import lra
-from experiments.lra_speed_plot import draw_all
-from experiments.lra_speed_rows import SWEEP, StepRecords, newest, read
-from experiments.lra_speed_table import (
+from experiments.lra import published as lra
+from experiments.lra.speed_plot import draw_all
+from experiments.lra.speed_rows import SWEEP, StepRecords, newest, read
+from experiments.lra.speed_table import (
     as_markdown,
     by_length,
     by_task,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import lra
-from experiments.lra_cells import Column, RowKey, average, make_cells, mean_speedup, speedup
-from experiments.run_logs import read_runs
+from experiments.lra import published as lra
+from experiments.lra.cells import Column, RowKey, average, make_cells, mean_speedup, speedup
+from experiments.lra.run_logs import read_runs
 from experiments.table import Table, as_csv, as_markdown, as_text
 from tests.experiments.lra.lra_runs import write_run
 from tests.experiments.lra.lra_step_rows import ROW

@@ -6,11 +6,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
-from experiments.models.attention import NAMES, Attention, make_attention, options_of
-from experiments.models.attention.base import budget
-from experiments.models.attention.flash import default_mask
-from experiments.models.attention.reformer import Reformer
-from experiments.models.attention.smyrf import Smyrf
+from experiments.lra.models.attention import NAMES, Attention, make_attention, options_of
+from experiments.lra.models.attention.base import budget
+from experiments.lra.models.attention.flash import default_mask
+from experiments.lra.models.attention.reformer import Reformer
+from experiments.lra.models.attention.smyrf import Smyrf
 from tests.experiments.lra.attention_oracles import B, D, H, N, oracle, softmax_oracle
 
 OPTIONS = {  # the interpreter of Triton would be slow

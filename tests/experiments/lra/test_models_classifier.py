@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.models.attention import NAMES, make_attention
-from experiments.models.classifier import Classifier, ModelConfig, model_config
+from experiments.lra.models.attention import NAMES, make_attention
+from experiments.lra.models.classifier import Classifier, ModelConfig, model_config
 
 LENGTHS = torch.tensor([40, 23], dtype=torch.int32)
 CPU = {"flash": {"backend": "cpu"}, "sparse": {"backend": "cpu"}}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.models.attention import make_attention
+from experiments.lra.models.attention import make_attention
 
 B, H, N, D = 2, 3, 128, 16
 

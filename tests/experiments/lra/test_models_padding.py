@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
-from train_cases import settings
 
 import masks
-from experiments.models.attention import make_attention
-from experiments.models.attention.flash import Flash
-from experiments.models.attention.padding import BLOCK, blocks_of, skip_padding
-from experiments.models.classifier import Classifier, model_config
-from experiments.tasks.task import Split
-from experiments.training.data import DeviceSplit
-from experiments.training.distributed import Group
-from experiments.training.objective import classify
-from experiments.training.step import Trainer
+from experiments.lra.models.attention import make_attention
+from experiments.lra.models.attention.flash import Flash
+from experiments.lra.models.attention.padding import BLOCK, blocks_of, skip_padding
+from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.tasks.task import Split
+from experiments.lra.training.data import DeviceSplit
+from experiments.lra.training.distributed import Group
+from experiments.lra.training.objective import classify
+from experiments.lra.training.step import Trainer
+from tests.train_cases import settings
 
 H, N = 3, 512
 LENGTHS = [1, 2, 127, 128, 129, 255, 256, 257, 300, 383, 384, 385, 511, 512, 70]

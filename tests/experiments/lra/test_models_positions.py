@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiments.models.positions import (
+from experiments.lra.models.positions import (
     AxialPositions,
     Rotary,
     WavePositions,

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from experiments.models.waves import SmoothEmbedding, waves
+from experiments.lra.models.waves import SmoothEmbedding, waves
 
 
 def test_waves():

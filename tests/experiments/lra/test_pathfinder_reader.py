@@ -10,12 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
+from experiments.lra.tasks.pathfinder import STREAM, load, read_metadata
+from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.__main__ import main
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
-from experiments.tasks.pathfinder import STREAM, load, read_metadata
-from experiments.tasks.task import pixel_order
 
 ROOT = Path(__file__).parents[3]
 N = 40

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from train_cases import overrides
 
-from experiments import plan, plan_queue
-from experiments.plan_queue import Queue
-from experiments.plan_runs import PlannedRun, planned_runs
-from experiments.training.stop import Interrupted
+from experiments import plan
+from experiments.lra import queue as plan_queue
+from experiments.lra.plan_runs import PlannedRun, planned_runs
+from experiments.lra.queue import Queue
+from experiments.lra.training.stop import Interrupted
+from tests.train_cases import overrides
 
 ROOT = Path(__file__).resolve().parents[3]
 PLANS = ROOT / "experiments/conf/plan"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import masks
-from experiments.tasks import image
-from experiments.tasks.load import load_task
+from experiments.lra.tasks import image
+from experiments.lra.tasks.load import load_task
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.tasks.imdb import reviews
-from experiments.tasks.load import load_task
-from experiments.tasks.same_movie import LEAST
+from experiments.lra.tasks.imdb import reviews
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.same_movie import LEAST
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 

@@ -7,10 +7,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from experiments.tasks import listops, listops_trees
-from experiments.tasks.listops_trees import TOKENS, BadTree, evaluate, generate, statistics
-from experiments.tasks.load import load_task
-from experiments.tasks.task import Split, best_constant
+from experiments.lra.tasks import listops, listops_trees
+from experiments.lra.tasks.listops_trees import TOKENS, BadTree, evaluate, generate, statistics
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import Split, best_constant
 
 # Of 100,000 trees of LRA's own recursion, with the error of that sample left out.
 LABELS = [17.2, 9.2, 7.6, 8.0, 9.0, 8.7, 7.7, 7.4, 8.4, 17.0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.tasks.load import load_task
+from experiments.lra.tasks.load import load_task
 
 ROWS = [
     (1.0, "P1", "P2", b'a "quoted" text', b"x" * 12_000),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import masks
-from experiments.files import digest
-from experiments.tasks import cache
-from experiments.tasks.load import load_task
-from experiments.tasks.task import (
+from experiments.common.files import digest
+from experiments.lra.tasks import cache
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import (
     Split,
     Task,
     best_constant,
@@ -60,7 +60,7 @@ def test_a_split_that_does_not_fit_is_refused(val, message):
 
 def test_pathfinder_is_dispatched_with_its_size(monkeypatch, tmp_path):
     calls = []
-    module = types.ModuleType("experiments.tasks.pathfinder")
+    module = types.ModuleType("experiments.lra.tasks.pathfinder")
     module.load = lambda size, data_dir, **options: calls.append((size, options))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     load_task("pathfinder128", tmp_path, cache_dir=tmp_path, seed=3, generate=True, order=None)

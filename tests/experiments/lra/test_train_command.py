@@ -5,10 +5,10 @@ import signal
 import time
 
 import torch
-from train_cases import overrides, settings, write_data
-from train_commands import assert_processes_train_as_one, finish, journal, start
 
-from experiments.training import checkpoint
+from experiments.lra.training import checkpoint
+from tests.train_cases import overrides, settings, write_data
+from tests.train_commands import assert_processes_train_as_one, finish, journal, start
 
 
 def wait_for(process, folder, step):

@@ -6,11 +6,11 @@ import pytest
 from hydra import compose, initialize_config_module
 
 import experiments.conf
-from experiments.models.attention import NAMES as ATTENTIONS
-from experiments.models.classifier import model_config
-from experiments.tasks.load import NAMES as TASKS
-from experiments.training.config import make_settings
-from experiments.training.optim import learning_rates
+from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.models.classifier import model_config
+from experiments.lra.tasks.load import NAMES as TASKS
+from experiments.lra.training.config import make_settings
+from experiments.lra.training.optim import learning_rates
 
 CONF = Path(experiments.conf.__path__[0])
 CHOICES = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in

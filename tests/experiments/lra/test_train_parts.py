@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.tasks.task import Split, Task
-from experiments.training import checkpoint
-from experiments.training.data import DeviceSplit, Order, fingerprint
-from experiments.training.distributed import Group
-from experiments.training.evaluate import Evaluator
-from experiments.training.journal import Journal
-from experiments.training.objective import MaskedPixels, classify
-from experiments.training.optim import FlatParameters, learning_rates, make_adamw
+from experiments.lra.tasks.task import Split, Task
+from experiments.lra.training import checkpoint
+from experiments.lra.training.data import DeviceSplit, Order, fingerprint
+from experiments.lra.training.distributed import Group
+from experiments.lra.training.evaluate import Evaluator
+from experiments.lra.training.journal import Journal
+from experiments.lra.training.objective import MaskedPixels, classify
+from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
 
 CPU = torch.device("cpu")
 

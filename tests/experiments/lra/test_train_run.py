@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from train_cases import TASKS, settings, train, write_data
 
-from experiments.models.attention import NAMES as ATTENTIONS
-from experiments.tasks.task import pixel_order
-from experiments.training import begin, checkpoint
-from experiments.training.journal import rounded
-from experiments.training.step import Trainer
+from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.tasks.task import pixel_order
+from experiments.lra.training import begin, checkpoint
+from experiments.lra.training.journal import rounded
+from experiments.lra.training.step import Trainer
+from tests.train_cases import TASKS, settings, train, write_data
 
 
 @pytest.fixture(scope="module")

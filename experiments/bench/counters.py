@@ -1,0 +1,143 @@
+"""Hardware counters of one call beside what it must cost (sparseflash.cost). Needs a GPU and ncu.
+
+    python -m experiments.bench.counters --provider hopper --mask random:0.125
+    python -m experiments.bench.counters --mask dense --direction backward --head-dim 64 --heads 32
+
+Every kernel of the call is replayed by Nsight Compute with cold caches and free clocks, so the
+times are near those of experiments.speed but not the same.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from experiments.bench.cases import Case, make_grid
+from experiments.bench.loop import Bench, Task
+from experiments.bench.providers import DIRECTIONS
+from experiments.common.records import ROOT, device_name
+from experiments.common.text_table import aligned
+from sparseflash.cost import CEILINGS, cost, ideal
+
+TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
+L2, TENSOR = "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor"
+INSTRUCTIONS = "smsp__inst_executed.sum"
+NAMES = {TIME: "us", READ: "read MB", WRITTEN: "written MB", L2: "L2 MB", INSTRUCTIONS: "1e6 inst"}
+UNITS = {TIME: 1e3, READ: 1e6, WRITTEN: 1e6, L2: 1e6}  # of what ncu gives in ns and bytes
+
+Kernels = list[tuple[str, dict[str, float]]]  # name, and value by metric, in the order of launch
+
+
+def ncu() -> str:
+    """The path of Nsight Compute. ValueError, with the remedy, where there is none."""
+    found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    if not found:
+        raise ValueError("no ncu on the PATH: install Nsight Compute, a part of the CUDA toolkit")
+    return found
+
+
+def metrics(program: str) -> list[str]:
+    """What is read: the metrics above, and those of the tensor cores that this chip has."""
+    asked = subprocess.run([program, "--query-metrics"], capture_output=True, text=True)
+    known = {line.split()[0] for line in asked.stdout.splitlines() if line.strip()}
+    tensor = sorted(name for name in known if name.startswith(TENSOR))
+    return [*NAMES, *(f"{name}.sum" for name in tensor)]
+
+
+def profile(case: Case, provider: str, direction: str) -> Kernels:
+    """The counters of every kernel of one call. ValueError where ncu does not run."""
+    if not torch.cuda.is_available():
+        raise ValueError("counters need a CUDA device")
+    program = ncu()
+    child = json.dumps({"case": asdict(case), "provider": provider, "direction": direction})
+    options = "--clock-control none --profile-from-start off --csv --print-units base".split()
+    command = [program, *options, "--metrics", ",".join(metrics(program))]
+    command += [sys.executable, "-m", "experiments.bench.counters", "--child", child]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    kernels = parse(done.stdout)
+    if done.returncode or not kernels:
+        said = (done.stdout + done.stderr).strip().splitlines()[-8:]
+        raise ValueError(f"ncu gave no counters ({done.returncode}): " + " | ".join(said))
+    return kernels
+
+
+def parse(text: str) -> Kernels:
+    """What `ncu --csv` printed: a line for each kernel and metric, after lines of other kinds."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    kernels: dict[str, tuple[str, dict[str, float]]] = {}
+    for line in csv.DictReader(lines[start:]):
+        _, values = kernels.setdefault(line["ID"], (line["Kernel Name"], {}))
+        value = line["Metric Value"].replace(",", "")
+        if value.replace(".", "", 1).isdigit():
+            values[line["Metric Name"]] = float(value)
+    return list(kernels.values())
+
+
+def report(kernels: Kernels, case: Case, direction: str, device: str) -> str:
+    """A line for each kernel, their sum, and the least that the call must cost."""
+    tensor = sorted({n for _, v in kernels for n in v if n.startswith(TENSOR)})
+    total = {n: sum(v.get(n, 0.0) for _, v in kernels) for n in (*NAMES, *tensor)}
+    tensor = [n for n in tensor if total[n]]
+    names = [n.removeprefix("sm__inst_executed_pipe_").removesuffix(".sum") for n in tensor]
+    lines = [["kernel", *NAMES.values(), *names]]
+    for name, values in [*kernels, ("sum", total)]:
+        found = (values.get(n, 0.0) / UNITS.get(n, 1e6) for n in (*NAMES, *tensor))
+        lines.append([name[:48], *(f"{value:.3f}" for value in found)])
+    least = cost(case.shape, case.blocks, direction)
+    moved, needed = total[READ] + total[WRITTEN], least.hbm_bytes
+    notes = [f"HBM: {moved / 1e6:.1f} MB moved, {needed / 1e6:.1f} needed: {moved / needed:.2f}x"]
+    l2, loads = total[L2], least.l2_bytes
+    notes.append(f"L2: {l2 / 1e6:.1f} MB, {loads / 1e6:.1f} by tiles of 128: {l2 / loads:.2f}x")
+    if device in CEILINGS and case.dtype in CEILINGS[device].matmul_tflops:
+        best, took = ideal(least, CEILINGS[device], case.dtype), total[TIME] / 1e6
+        share = f"{100 * best.ms / took:.0f} % of the ideal" if took else ""
+        notes.append(f"time: {took:.3f} ms, ideal {best.ms:.3f} ms ({best.bound}): {share}")
+    return "\n".join([aligned(lines), *notes])
+
+
+def child(task: dict) -> None:
+    """The call that ncu looks at, after one that compiles."""
+    case = Case(**task["case"])
+    bench = Bench(torch.device("cuda"), 0.0)
+    call = bench.ungated(Task(case, task["provider"], task["direction"]))
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--provider", default="hopper")
+    parser.add_argument("--mask", default="dense")
+    parser.add_argument("--direction", default="forward", choices=DIRECTIONS)
+    for name in ("batch", "heads", "kv-heads", "seq-len", "head-dim", "v-dim", "block-size"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--dtype")
+    parser.add_argument("--layout")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = vars(parser.parse_args(arguments))
+    task = options.pop("child")
+    if task is not None:
+        return child(json.loads(task))
+    provider, direction = options.pop("provider"), options.pop("direction")
+    try:
+        case = make_grid("cuda", **options).cases()[0]
+        kernels = profile(case, provider, direction)
+    except ValueError as refusal:
+        raise SystemExit(f"error: {refusal}") from None
+    print(f"{provider} {direction} {case}")
+    print(report(kernels, case, direction, device_name("cuda")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""FlashAttention-4 (flash_attn.cute), where it is installed."""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.bench.cases import Case
+from masks.interop.fa4 import to_fa4
+
+INSTALL = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
+
+
+@cache
+def missing() -> str | None:
+    """Why FlashAttention-4 cannot be imported, with the remedy, or None."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
+    try:
+        importlib.import_module("flash_attn.cute.interface")
+    except Exception as error:  # its libraries fail in many ways where a part of them is missing
+        return f"needs flash_attn.cute ({type(error).__name__}: {error}): {INSTALL}"
+    return None
+
+
+@dataclass(frozen=True)
+class FlashAttention4:
+    """Block lists by `to_fa4`; partial blocks look up their bits, `causal` has its own kernel."""
+
+    deterministic: bool = False
+    own = False
+    dense_only = False
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if device.type != "cuda":
+            return f"needs a CUDA device, not {device}"
+        if case.dtype not in ("bfloat16", "float16"):
+            return f"takes bfloat16 and float16, not {case.dtype}"
+        return missing()
+
+    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+        attend = importlib.import_module("flash_attn.cute.interface").flash_attn_func
+        arguments: dict[str, Any] = {"deterministic": self.deterministic}
+        if case.causal:
+            arguments["causal"] = True
+        elif case.blocks is not None:
+            arguments |= block_arguments(case, device)
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = attend(*(t.transpose(1, 2) for t in (q, k, v)), **arguments)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+        return run
+
+
+def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:
+    """What `flash_attn_func` takes for the mask of a case."""
+    assert case.blocks is not None
+    tensors = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+    found = to_fa4(case.blocks, device)
+    arguments: dict[str, Any] = {
+        "block_sparse_tensors": tensors(*found.forward),
+        "block_sparse_tensors_bwd": tensors(*found.backward),
+    }
+    if found.aux_tensors is not None:
+        codes, bits = found.aux_tensors
+        # An empty tile and a full one in front: then every code is an index.
+        ends = torch.stack([torch.zeros_like(bits[0]), torch.full_like(bits[0], -1)])
+        arguments["aux_tensors"] = [codes + 2, torch.cat([ends, bits])]
+        arguments["mask_mod"] = bit_lookup(
+            *case.blocks.block_size, case.blocks.batch > 1, case.blocks.heads > 1
+        )
+    return arguments
+
+
+@lru_cache
+def bit_lookup(block_q: int, block_k: int, per_batch: bool, per_head: bool) -> Callable[..., Any]:
+    """The mask_mod that looks up the bit of one (query, key) in the `aux_tensors`."""
+    import cutlass  # pyright: ignore[reportMissingImports]
+    import cutlass.cute as cute  # pyright: ignore[reportMissingImports]
+    from flash_attn.cute import utils  # pyright: ignore[reportMissingImports]
+
+    @cute.jit
+    def lookup(batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
+        code, bits = aux_tensors[0], aux_tensors[1]
+        q, k = q_idx[0], kv_idx[0]
+        b = batch[0] if cutlass.const_expr(per_batch) else 0
+        h = head[0] if cutlass.const_expr(per_head) else 0
+        tile = code[b, h, q // block_q, k // block_k]
+        word = bits[tile, q % block_q, k % block_k // 32]
+        bit = (word >> (k % block_k % 32)) & 1
+        return utils.scalar_to_ssa(bit, cutlass.Int32) == utils.scalar_to_ssa(1, cutlass.Int32)
+
+    return lookup

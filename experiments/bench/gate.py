@@ -1,0 +1,99 @@
+"""The correctness gate: a provider is timed only after it agreed with float64.
+
+Both directions are computed in float64 from a sample of query rows, of which all keys are read, so
+that the gate fits at any length. For the backward the gradient that comes in is zero outside the
+sampled rows; then those rows alone decide dq, and all of dk and dv.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.bench.cases import Case
+from sparseflash.testing import oracle, relative_error
+
+LIMIT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """The expected values of one case for inputs q, k, v, computed once for all providers."""
+
+    case: Case
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Sampled queries: the first, the last, and one out of each stretch between them."""
+        n, group = self.case.n_q, self.case.heads // self.case.kv_heads
+        count = min(n, max(8, min(ROWS, 2**24 // (self.case.n_k * group))))
+        edges = np.linspace(0, n, count + 1).astype(int)
+        rows = np.random.default_rng(0).integers(edges[:-1], np.maximum(edges[1:], edges[:-1] + 1))
+        return np.unique([0, *rows, n - 1])
+
+    @cached_property
+    def slices(self) -> list[tuple[int, int]]:
+        """Sampled (batch, kv head): the first and the last."""
+        return list(dict.fromkeys([(0, 0), (self.case.batch - 1, self.case.kv_heads - 1)]))
+
+    @cached_property
+    def dout(self) -> Tensor:
+        """Gradient like out, zero outside the sample."""
+        dout = self.q.new_zeros(*self.q.shape[:3], self.case.value_dim)
+        generator = torch.Generator().manual_seed(1)
+        for b, heads, _ in self._samples():
+            shape = (heads.stop - heads.start, len(self.rows), self.case.value_dim)
+            values = torch.randn(shape, generator=generator).to(dout)
+            dout[b, heads, torch.from_numpy(self.rows).to(dout.device)] = values
+        return dout
+
+    @cached_property
+    def expected(self) -> list[tuple[Tensor, ...]]:
+        """Per sampled slice: out, dq (group, rows, D) and dk, dv (n_k, D) in float64."""
+        return [self._slice(b, heads, g) for b, heads, g in self._samples()]
+
+    def forward_error(self, out: Tensor) -> float:
+        """The largest relative error of `out` (B, H, n_q, D) over the sampled slices."""
+        rows = torch.from_numpy(self.rows).to(out.device)
+        return max(
+            relative_error(out[b, heads, rows], expected[0])
+            for (b, heads, _), expected in zip(self._samples(), self.expected, strict=True)
+        )
+
+    def backward_error(self, dq: Tensor, dk: Tensor, dv: Tensor) -> float:
+        """The largest relative error of the gradients that belong to `self.dout`."""
+        rows = torch.from_numpy(self.rows).to(dq.device)
+        errors = []
+        for (b, heads, g), expected in zip(self._samples(), self.expected, strict=True):
+            all_dq = torch.zeros_like(dq[b, heads], dtype=torch.float64)
+            all_dq[:, rows] = expected[1]
+            pairs = ((dq[b, heads], all_dq), (dk[b, g], expected[2]), (dv[b, g], expected[3]))
+            errors += [relative_error(actual, wanted) for actual, wanted in pairs]
+        return max(errors)
+
+    def verdict(self, error: float) -> str | None:
+        """Why a provider with this error is not timed, or None."""
+        limit = LIMIT[self.q.dtype]
+        return None if error < limit else f"wrong result: error {error:.3g}, limit {limit:g}"
+
+    def _samples(self) -> list[tuple[int, slice, int]]:
+        """Batch, the heads that share the kv head, and the kv head."""
+        group = self.case.heads // self.case.kv_heads
+        return [(b, slice(g * group, (g + 1) * group), g) for b, g in self.slices]
+
+    @torch.enable_grad()
+    def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
+        rows = torch.from_numpy(self.rows).to(self.q.device)
+        q = self.q.detach()[b, heads, rows].double().requires_grad_()
+        k, v = (t.detach()[b, g].double().requires_grad_() for t in (self.k, self.v))
+        masks = [self.case.allowed(b, h, self.rows) for h in range(heads.start, heads.stop)]
+        allowed = torch.from_numpy(np.stack(masks)).to(q.device)
+        out, _ = oracle(q[None], k[None, None], v[None, None], allowed[None])
+        dout = self.dout[b, heads, rows].double()[None]
+        return (out[0].detach(), *torch.autograd.grad(out, (q, k, v), dout))

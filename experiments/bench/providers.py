@@ -1,0 +1,188 @@
+"""Who is measured: our backends and their peers, each behind the same two methods.
+
+`unsupported(case, device, direction)` gives the reason why a provider cannot run, or None;
+`prepare(case, device)` gives a function (q, k, v) -> out with everything that is done once per
+mask already done.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import sparseflash
+from experiments.bench import fa4
+from experiments.bench.cases import DENSE, Case
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+DIRECTIONS = ("forward", "backward")
+
+
+class Provider(Protocol):
+    @property
+    def own(self) -> bool:
+        """Whether this is a backend of sparseflash."""
+        ...
+
+    @property
+    def dense_only(self) -> bool:
+        """Whether it has no masks to skip blocks by: only dense and causal cases concern it."""
+        ...
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None: ...
+
+    def prepare(self, case: Case, device: torch.device) -> Attention: ...
+
+
+@dataclass(frozen=True)
+class SparseFlash:
+    """`sparseflash.attention` with one backend, which itself refuses what it cannot run.
+
+    A deterministic one is measured backward only, its forward being the same.
+    """
+
+    backend: str
+    deterministic: bool = False
+    own = True
+    dense_only = False
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return ("backward",) if self.deterministic else DIRECTIONS
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if self.backend != "reference":
+            return None
+        # Scores, probabilities and what autograd keeps of them, in float64.
+        need = 6 * 8 * case.batch * case.heads * case.n_q * case.n_k
+        free = _free_memory(device)
+        if need > free:
+            return f"dense float64 takes about {need / 2**30:.0f} GiB of {free / 2**30:.0f} free"
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        blocks, same = case.blocks, self.deterministic
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = sparseflash.attention(q, k, v, blocks, deterministic=same, backend=self.backend)
+            assert isinstance(out, Tensor)
+            return out
+
+        return run
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """torch's scaled_dot_product_attention: the one it chooses itself, or the one named."""
+
+    kernel: SDPBackend | None = None
+    own = False
+    dense_only = True
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if case.mask != DENSE and not case.causal:
+            return "computes every block: dense only, or causal"
+        if self.kernel is not None and device.type != "cuda":
+            return f"needs a CUDA device, not {device}"
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        gqa = case.heads != case.kv_heads
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
+                return F.scaled_dot_product_attention(
+                    q, k, v, is_causal=case.causal, enable_gqa=gqa
+                )
+
+        return run
+
+
+@dataclass(frozen=True)
+class Flex:
+    """Compiled FlexAttention, given full blocks as full ones.
+
+    Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
+    """
+
+    own = False
+    dense_only = False
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if device.type == "cpu" and direction == "backward":
+            return "FlexAttention has no backward on a CPU"
+        if device.type == "cpu" and not any(map(shutil.which, _compilers())):
+            return (
+                f"needs a C++ compiler to compile itself: install one of {_compilers()}, or set CXX"
+            )
+        return None
+
+    def prepare(self, case: Case, device: torch.device) -> Attention:
+        from torch.nn.attention.flex_attention import flex_attention, noop_mask
+
+        torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
+        functorch_config.donated_buffer = False  # so that the backward can be timed on a kept graph
+        compiled = torch.compile(flex_attention, dynamic=False)
+        block_mask = None
+        if case.blocks is not None:
+            block_mask = case.blocks.to_flex(device)
+            if not block_mask.kv_num_blocks.any():  # whole blocks: nothing to look up
+                block_mask.mask_mod = noop_mask
+            elif case.causal:
+                block_mask.mask_mod = lambda b, h, q, k: q >= k
+        gqa = case.heads != case.kv_heads
+        return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
+
+
+PROVIDERS: dict[str, Provider] = {
+    "reference": SparseFlash("reference"),
+    "cpu": SparseFlash("cpu"),
+    "triton": SparseFlash("triton"),
+    "hopper": SparseFlash("hopper"),
+    "hopper_deterministic": SparseFlash("hopper", deterministic=True),
+    "sdpa": Sdpa(),
+    "sdpa_flash": Sdpa(SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
+    "flex": Flex(),
+    "fa4": fa4.FlashAttention4(),
+}
+
+
+def default_providers(device: torch.device) -> list[str]:
+    if device.type == "cuda":
+        hopper = ["hopper"] if torch.cuda.get_device_capability(device)[0] == 9 else []
+        peers = ["sdpa_flash", "sdpa_cudnn", "flex"] + ([] if fa4.missing() else ["fa4"])
+        return [*hopper, "triton", *peers]
+    return ["cpu", "sdpa", "flex"]
+
+
+def concerns(provider: Provider, case: Case, direction: str) -> bool:
+    """Whether a provider is of interest for a case at all, able to run it or not."""
+    if provider.dense_only and case.mask != DENSE and not case.causal:
+        return False
+    return direction in getattr(provider, "directions", DIRECTIONS)
+
+
+def find(name: str) -> Provider:
+    """The provider of that name. ValueError, with the names there are, if there is none."""
+    if name not in PROVIDERS:
+        raise ValueError(f"no provider {name!r}; choose from {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]
+
+
+def _compilers() -> list[str]:
+    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,67 @@
+"""Time and memory of a call."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from experiments.bench.cases import DTYPES, Case
+
+MIB = 2**20
+
+
+class Times(NamedTuple):
+    """Milliseconds of one call: the median, and the 20th and 80th percentile."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def measure(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
+    """Times of `call` over about `seconds` of repeats, after a warm-up.
+
+    On a GPU the cache is cleared before every repeat (triton.testing.do_bench); on a CPU it is
+    whatever the repeat before left in it.
+    """
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        rep = round(1000 * seconds)
+        found = do_bench(call, warmup=rep // 4, rep=rep, quantiles=[0.5, 0.2, 0.8])
+        return Times(*found)  # pyright: ignore[reportOptionalIterable]
+    call()
+    times: list[float] = []
+    # At least three repeats, but not for calls so slow that they would take three times as long.
+    while sum(times) < (seconds if len(times) >= 3 else 3 * seconds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return Times(*(1000 * float(t) for t in np.quantile(times, [0.5, 0.2, 0.8])))
+
+
+def peak_extra_mib(call: Callable[[], object], device: torch.device) -> float | None:
+    """Peak of the memory that `call` takes beyond what is held before it; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / MIB
+
+
+def expected_mib(case: Case, direction: str) -> float:
+    """What a step must take at least: out and the float32 lse, and backward dq, dk, dv as well."""
+    rows = case.batch * case.heads * case.n_q
+    keys = case.batch * case.kv_heads * case.n_k
+    size = DTYPES[case.dtype].itemsize
+    results = rows * (case.value_dim * size + 4)
+    if direction == "backward":
+        results += (rows * case.head_dim + keys * (case.head_dim + case.value_dim)) * size
+    return results / MIB

@@ -1,0 +1,100 @@
+"""Compiling what a run needs in several processes at once, into the caches on disk."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from experiments.bench.cases import Case
+from experiments.bench.loop import Bench, Task
+
+LOST = "device lost"  # what a worker answers once a kernel has broken its CUDA context
+_bench: Bench | None = None  # of a worker
+_lost = False
+
+
+def warm(tasks: Sequence[Task], device: torch.device, workers: int, limit_s: float) -> list[Task]:
+    """Run one task of every kind once; the tasks without those whose kind did not come back.
+
+    A kernel that hangs is found here, where it can be ended, and so is one that breaks the CUDA
+    context, after which a process can measure nothing more.
+    """
+    if not tasks:
+        return []
+    kinds: dict[tuple, Task] = {}
+    for task in tasks:
+        kinds.setdefault(kind(task), task)
+    start, late, broken = time.monotonic(), set(kinds), set()
+    pool = multiprocessing.get_context("spawn").Pool(workers, _start, (str(device),))
+    try:
+        calls = {name: pool.apply_async(_once, (bare(t),)) for name, t in kinds.items()}
+        while late and time.monotonic() < start + limit_s:
+            for name in [n for n in late if calls[n].ready()]:
+                failure = calls[name].get()
+                if failure == LOST:  # to a worker whose device is not
+                    calls[name] = pool.apply_async(_once, (bare(kinds[name]),))
+                    continue
+                if failure:
+                    print(f"warm-up: {failure}", flush=True)
+                late.discard(name)
+                if breaks_context(failure or ""):
+                    broken.add(name)
+            time.sleep(0.05)
+    finally:
+        pool.terminate()
+    took = time.monotonic() - start
+    print(f"warm-up: {len(kinds)} kinds of call in {took:.0f} s, {len(late)} not done", flush=True)
+    late |= broken
+    for name in late:
+        print(f"warm-up: left out: {name}", flush=True)
+    return [task for task in tasks if kind(task) not in late]
+
+
+def kind(task: Task) -> tuple:
+    """What kernels are compiled for: tasks that share it share them."""
+    case = task.case
+    partial = None if case.blocks is None else bool(len(case.blocks.bits))
+    head = (task.provider, task.direction, partial, case.causal, case.layout, case.dtype)
+    return (*head, case.block_q, case.block_k, *case.shape)
+
+
+def breaks_context(failure: str) -> bool:
+    """Whether every later call in the same process would fail as well."""
+    return "CUDA error" in failure and "out of memory" not in failure
+
+
+def bare(task: Task) -> Task:
+    """The task without the masks that its case has built: building them is quicker than sending."""
+    return replace(task, case=replace(task.case))
+
+
+def _start(device: str) -> None:
+    global _bench
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
+    _bench = Bench(torch.device(device), 0.0)
+
+
+def _once(task: Task) -> str | None:
+    """None, or what went wrong: the run itself finds it again and gives it a row."""
+    global _lost
+    assert _bench is not None
+    if _lost:
+        time.sleep(1)
+        return LOST
+    try:
+        _bench.ungated(task)()
+        if _bench.device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        what = " ".join(str(error).split())[:160]
+        failure = f"{task.provider} {task.direction} {_name(task.case)}: {what}"
+        _lost = breaks_context(failure)
+        return failure
+    return None
+
+
+def _name(case: Case) -> str:
+    return f"{case.mask} N {case.n_q} D {case.head_dim}"

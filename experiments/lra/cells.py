@@ -1,0 +1,226 @@
+"""The cells of the LRA table: runs of one attention on one task, and their means."""
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from experiments.common.figures import token_text
+from experiments.lra import published as lra
+from experiments.lra.run_logs import Run
+from experiments.lra.speed_rows import StepRow, measured, newest
+
+# Settings that runs of one cell may differ in.
+FREE = set(
+    "seed data_seed name minutes device data_dir cache_dir runs init_from micro_batch eval_batch "
+    "log_every checkpoint_every compile graph tensorboard".split()
+)
+
+
+class RowKey(NamedTuple):
+    """A line of the table."""
+
+    attention: str
+    mask: str  # of block-sparse attention
+    label: str  # what sets its runs apart from the reference recipe
+
+    @property
+    def text(self) -> str:
+        words = [lra.ATTENTIONS.get(self.attention, self.attention), self.mask, self.label]
+        return ", ".join(word for word in words if word)
+
+
+class Column(NamedTuple):
+    """A task with what its data is: official and generated data never share a column."""
+
+    task: str
+    source: str  # empty where nothing was run
+    length: int = 0  # tokens as padded, where that is known
+
+    @property
+    def text(self) -> str:
+        label = lra.LABELS.get(self.task, self.task)
+        source = re.sub("[()]", "", self.source)
+        words = [source] if source != label else []
+        words += [token_text(self.length)] if self.length else []
+        return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ in their seed alone.
+
+    timed: measured training steps of the same task and attention, whose times and memory count
+        instead of those of the runs, which may have shared a GPU; None: those of the runs count.
+    """
+
+    runs: tuple[Run, ...]
+    timed: tuple[StepRow, ...] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return all(run.complete for run in self.runs)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the accuracy is that of the test split, not of the validation split."""
+        return all(run.accuracy is not None for run in self.runs)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """In percent; of the validation split where a run was not tested."""
+        found = [r.accuracy if self.tested else r.val_accuracy for r in self.runs]
+        return [value for value in found if value is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        return statistics.fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the seeds (n - 1); None of a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def memory_mib(self) -> float | None:
+        if self.timed is not None:
+            return max((row.peak_mib for row in self.timed if row.peak_mib), default=None)
+        return max((run.memory_mib for run in self.runs if run.memory_mib), default=None)
+
+    @property
+    def ms_by_place(self) -> dict[tuple[str, str], float]:
+        """Milliseconds of a training step, the median of the runs, by device and workload."""
+        if self.timed is not None:
+            return {(row.device, "alone"): row.ms for row in self.timed}
+        times: dict[tuple[str, str], list[float]] = {}
+        for run in self.runs:
+            if run.ms_per_step:
+                times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
+        return {place: statistics.median(found) for place, found in times.items()}
+
+
+Cells = dict[tuple[RowKey, Column], Cell]
+
+
+def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells, list[str]]:
+    """The cell of every attention and task, and notes on runs that are left out.
+
+    A cell takes the settings with the most complete runs (then the newest), of each seed one run
+    (the complete one, then the newest), and runs that were cut short only if none is complete.
+    """
+    groups: dict[tuple[RowKey, Column], list[Run]] = {}
+    runs = list(runs)
+    for run in runs:
+        if run.pretraining != pretraining:
+            continue
+        row = RowKey(run.attention, run.mask, run.label)
+        column = Column(run.task, run.source, run.length or 0)
+        groups.setdefault((row, column), []).append(run)
+    cells: Cells = {}
+    notes = [f"left out: {run.folder}, pre-training" for run in runs if run.pretraining]
+    notes = [] if pretraining else notes
+    for key, found in groups.items():
+        cells[key], left_out = _cell(found)
+        notes += [f"left out: {run.folder}, {why}" for run, why in left_out]
+    return cells, notes
+
+
+def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
+    """The cells with the times of measured steps; those of another recipe, or for which nothing was
+    measured, have none.
+    """
+    times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
+    for step in newest(measured(steps)):
+        name = step.task, step.attention, step.mask, step.length
+        times.setdefault(name, {})[step.device] = step
+    found = {}
+    for (row, column), cell in cells.items():
+        name = column.task, row.attention, row.mask, column.length
+        own = times.get(name, {}) if not row.label else {}
+        found[row, column] = Cell(cell.runs, tuple(own.values()))
+    return found
+
+
+def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:
+    by_settings: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda r: (r.complete, r.date)):
+        by_settings.setdefault(_settings(run), []).append(run)
+
+    def rank(group: list[Run]) -> tuple[int, str]:
+        return sum(r.complete for r in group), max(r.date for r in group)
+
+    chosen = max(by_settings.values(), key=rank)
+    left_out = [(r, "other settings") for r in runs if r not in chosen]
+    last = {run.seed: run for run in chosen}
+    left_out += [(r, f"seed {r.seed} again") for r in chosen if r is not last[r.seed]]
+    kept = [last[seed] for seed in sorted(last)]
+    if any(r.complete for r in kept):
+        left_out += [(r, "cut short") for r in kept if not r.complete]
+        kept = [r for r in kept if r.complete]
+    return Cell(tuple(kept)), left_out
+
+
+def _settings(run: Run) -> str:
+    config = run.start.get("config", {})
+    shared = {name: value for name, value in config.items() if name not in FREE}
+    return json.dumps(shared, sort_keys=True, default=str)
+
+
+def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
+    """How many times as fast a training step is as the standard Transformer's.
+
+    Compared are runs of the same device, batch and model, of the same name first.
+    """
+    ours = cells.get((row, column))
+    if ours is None:
+        return None
+    bases = [key for key, at in cells if key.attention == lra.BASE and at == column]
+    ms = ours.ms_by_place
+    for key in sorted(bases, key=lambda base: (base.label != row.label, base.label)):
+        base_ms = cells[key, column].ms_by_place
+        factor = lra.geometric_mean(base_ms[place] / ms[place] for place in ms if place in base_ms)
+        if factor is not None:
+            return factor
+    return None
+
+
+def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[float | None, int]:
+    """The geometric mean over the tasks, and over how many."""
+    found = [speedup(cells, row, column) for column in columns if column.task in lra.TIMED]
+    found = [value for value in found if value is not None]
+    return lra.geometric_mean(found), len(found)
+
+
+class Average(NamedTuple):
+    """Of the tasks that a row has."""
+
+    value: float
+    paper: float | None  # over the same tasks
+    tasks: int
+    complete: bool
+    tested: bool
+
+
+def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
+    """The mean accuracy over those of the five tasks that the row has; None if it has none.
+
+    Of a task with data of several sources, the official one counts.
+    """
+    chosen: dict[str, Cell] = {}
+    for column in sorted(columns, key=lambda c: c.source != "official"):
+        cell = cells.get((row, column))
+        if column.task in lra.AVERAGED and cell is not None and cell.accuracy is not None:
+            chosen.setdefault(column.task, cell)
+    if not chosen:
+        return None
+    paper = [lra.PAPER.get((row.attention, task)) for task in chosen]
+    known = [value for value in paper if value is not None]
+    return Average(
+        statistics.fmean(cell.accuracy or 0.0 for cell in chosen.values()),
+        statistics.fmean(known) if len(known) == len(paper) and not row.label else None,
+        len(chosen),
+        all(cell.complete for cell in chosen.values()),
+        all(cell.tested for cell in chosen.values()),
+    )

@@ -1,0 +1,198 @@
+"""Positions: sinusoids, learned rows and columns, and how learned ones move to a finer grid."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from experiments.lra.models.waves import random_map, waves
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """float32 (length, dim): sines in the first half of the features, cosines in the second.
+
+    The wavelengths go from 2 pi to 20 000 pi, as in the Long Range Arena's encoder.
+    """
+    half = dim // 2
+    frequency = torch.exp(-math.log(10_000.0) / max(half - 1, 1) * torch.arange(half))
+    angle = torch.arange(length)[:, None] * frequency
+    table = torch.zeros(length, dim)
+    table[:, :half], table[:, half : 2 * half] = angle.sin(), angle.cos()
+    return table
+
+
+class _RowsAndColumns(nn.Module):
+    """A position in a grid is that of its row plus that of its column.
+
+    grid: (rows, columns); order: the row-major pixel of each token; row-major order where None;
+    std: of positions at first.
+    """
+
+    row: Tensor
+    column: Tensor
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        dim: int,
+        order: Sequence[int] | np.ndarray | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
+        self.register_buffer("row", pixel // grid[1], persistent=False)
+        self.register_buffer("column", pixel % grid[1], persistent=False)
+        self.make(grid, dim, std)
+
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
+        """The parameters."""
+        raise NotImplementedError
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """(rows, dim) and (columns, dim)."""
+        raise NotImplementedError
+
+    def forward(self) -> Tensor:
+        """float32 (rows * columns, dim), in the order of the tokens."""
+        rows, columns = self.tables()
+        return rows[self.row] + columns[self.column]
+
+
+class AxialPositions(_RowsAndColumns):
+    """Rows and columns have learned tables.
+
+    They start as sinusoids, of the row in the first half of the features and of the column in the
+    second, with the deviation that other embeddings start with. So places that are near each other
+    look alike from the start, and every image trains every entry.
+    """
+
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
+        half = dim // 2
+        self.rows = nn.Parameter(F.pad(_waves(grid[0], half, std), (0, dim - half)))
+        self.columns = nn.Parameter(F.pad(_waves(grid[1], dim - half, std), (half, 0)))
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.rows, self.columns
+
+
+class WavePositions(_RowsAndColumns):
+    """Rows and columns are learned linear maps of waves.
+
+    Half of the waves have lengths in pixels, 4 to 32, and half in sides of the image, 1/4 to 4. So
+    the weights suit images of every size: neighbours stay neighbours, and a corner a corner.
+    """
+
+    row_waves: Tensor
+    column_waves: Tensor
+
+    def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
+        for name, n in zip(("row_waves", "column_waves"), grid, strict=True):
+            place = torch.arange(n)
+            both = [waves(place, 32.0, 4.0, 8), waves(place / n, 4.0, 0.25, 8)]
+            self.register_buffer(name, torch.cat(both, 1), persistent=False)
+        features = self.row_waves.shape[1]
+        self.rows = random_map(features, dim, std / 2**0.5)
+        self.columns = random_map(features, dim, std / 2**0.5)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.rows.device.type, enabled=False):
+            return self.row_waves @ self.rows, self.column_waves @ self.columns
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their places, so that scores see where they are to each other (Su
+    et al., arXiv 2104.09864): rows turn the first half of the features, columns the second.
+
+    The wavelengths go from 4 to 512 pixels, whatever the size of the image.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        head_dim: int,
+        order: Sequence[int] | np.ndarray | None = None,
+    ):
+        super().__init__()
+        if head_dim % 4:
+            raise ValueError(f"head_dim is {head_dim}; rotary takes a multiple of 4")
+        pixel = torch.tensor(_order(order, grid[0] * grid[1]))
+        lengths = 4.0 * torch.logspace(0, 1, head_dim // 4, base=512 / 4)
+        angle = [2 * torch.pi * at[:, None] / lengths for at in (pixel // grid[1], pixel % grid[1])]
+        angle = torch.cat(angle, 1).repeat_interleave(2, 1)  # features 2 i and 2 i + 1 are a pair
+        sign = torch.tensor([-1.0, 1.0]).repeat(head_dim // 2)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", sign * angle.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, heads, D), turned; the same shape and dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # a flip of pairs, whose gradient is a flip: one of slices writes zeros and adds them
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return (wide * self.cos[:, None] + swapped * self.sin[:, None]).to(x.dtype)
+
+
+def upsample_axis(table: Tensor, n: int) -> Tensor:
+    """A table of rows, or of columns, for a finer grid: each one is duplicated.
+
+    Raises ValueError where n is no multiple of those that there are.
+    """
+    if n % len(table):
+        raise ValueError(f"{n} rows or columns are no multiple of {len(table)}")
+    return table.repeat_interleave(n // len(table), 0)
+
+
+def _waves(n: int, dim: int, std: float) -> Tensor:
+    """float32 (n, dim): sines and cosines of the places 0 .. n - 1, of wavelengths 4 to 4 n."""
+    frequency = torch.pi / 2 * torch.logspace(0, -math.log10(max(n, 2)), (dim + 1) // 2)
+    angle = torch.arange(n)[:, None] * frequency
+    return 2**0.5 * std * torch.cat([angle.sin(), angle.cos()], 1)[:, :dim]
+
+
+def upsample_positions(
+    table: Tensor,
+    from_grid: tuple[int, int],
+    to_grid: tuple[int, int],
+    *,
+    from_order: Sequence[int] | np.ndarray | None = None,
+    to_order: Sequence[int] | np.ndarray | None = None,
+) -> Tensor:
+    """The position table of a finer grid: each position is duplicated onto the pixels inside it.
+
+    table: (rows * columns, dim), or one row more, which comes first and is kept (a CLS token).
+    from_grid, to_grid: (rows, columns); each side of the second is a multiple of the first's.
+    from_order, to_order: the row-major pixel of each token; row-major order where None.
+
+    Raises ValueError where these do not fit together.
+    """
+    (rows, cols), (to_rows, to_cols) = from_grid, to_grid
+    extra = table.shape[0] - rows * cols
+    if extra not in (0, 1):
+        raise ValueError(
+            f"the table has {table.shape[0]} positions, a grid of {rows} x {cols} has {rows * cols}"
+        )
+    if to_rows % rows or to_cols % cols:
+        raise ValueError(
+            f"a grid of {to_rows} x {to_cols} is no multiple of {rows} x {cols}, side by side"
+        )
+    token_of = np.arange(rows * cols)
+    token_of[_order(from_order, rows * cols)] = np.arange(rows * cols)
+    token_of = token_of.reshape(rows, cols)
+    finer = token_of.repeat(to_rows // rows, axis=0).repeat(to_cols // cols, axis=1).reshape(-1)
+    finer = finer[_order(to_order, to_rows * to_cols)]
+    index = torch.from_numpy(finer).to(table.device)
+    return torch.cat([table[:extra], table[extra:][index]])
+
+
+def _order(order: Sequence[int] | np.ndarray | None, pixels: int) -> np.ndarray:
+    if order is None:
+        return np.arange(pixels)
+    order = np.asarray(order)
+    if order.shape != (pixels,) or not np.array_equal(np.sort(order), np.arange(pixels)):
+        raise ValueError(f"an order of {pixels} pixels must name each of them once")
+    return order

@@ -1,0 +1,140 @@
+"""Rows of experiments.lra_speed as text: steps by task, layers alone, and times by length."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from experiments.common.figures import token_text
+from experiments.common.records import OK
+from experiments.common.text_table import MISSING, aligned, markdown
+from experiments.lra import published as lra
+from experiments.lra.speed_rows import SWEEP, StepRow, measured, newest
+
+FROM = 4096  # tokens from which block-sparse is to be the fastest
+Quantity = Callable[[StepRow], float | None]
+
+
+def step_ms(row: StepRow) -> float | None:
+    return row.ms_median
+
+
+def layer_ms(row: StepRow) -> float | None:
+    return row.attention_ms
+
+
+def gain(row: StepRow, rows: Iterable[StepRow], of: Quantity = step_ms) -> float | None:
+    """How many times as fast as the standard Transformer at the same work; None without it."""
+    base = next((r for r in rows if r.attention == lra.BASE and r.work == row.work), None)
+    ours, theirs = of(row), None if base is None else of(base)
+    return theirs / ours if ours and theirs else None
+
+
+def mean_gain(
+    own: Iterable[StepRow], rows: Sequence[StepRow], of: Quantity = step_ms
+) -> tuple[float | None, int]:
+    """The geometric mean of the rows of one attention over the five tasks, and over how many."""
+    found = [gain(row, rows, of) for row in own if row.task in lra.AVERAGED]
+    found = [value for value in found if value is not None]
+    return lra.geometric_mean(found), len(found)
+
+
+def row_name(row: StepRow) -> str:
+    label = lra.ATTENTIONS.get(row.attention, row.attention)
+    return f"{label}, {row.mask}" if row.mask else label
+
+
+def names(rows: Iterable[StepRow]) -> list[str]:
+    """The lines of a table, in the order of the paper's."""
+    order = sorted(rows, key=lambda r: (lra.attention_order(r.attention), r.mask))
+    return list(dict.fromkeys(map(row_name, order)))
+
+
+def by_task(rows: Sequence[StepRow], of: Quantity, memory: bool) -> list[list[str]]:
+    """Attentions down and tasks across: ms (speed-up) MiB; then the geometric mean of the five."""
+    tasks = sorted({row.task for row in rows}, key=lra.task_order)
+    columns = [(t, next(r for r in rows if r.task == t)) for t in tasks]
+    lines = [["", *[f"{lra.LABELS.get(t, t)} {_size(row)}" for t, row in columns], "mean"]]
+    for name in names(rows):
+        own = {row.task: row for row in rows if row_name(row) == name}
+        cells = [_cell(own.get(task), rows, of, memory) for task in tasks]
+        lines.append([name, *cells, _mean_text(own.values(), rows, of)])
+    return lines
+
+
+def _size(row: StepRow) -> str:
+    pair = "2 x " if row.pair == 2 else ""
+    return f"({row.batch} x {pair}{token_text(row.length)})"
+
+
+def _cell(row: StepRow | None, rows: Sequence[StepRow], of: Quantity, memory: bool) -> str:
+    if row is None:
+        return MISSING
+    if row.status != OK:
+        return row.status.partition(":")[0]
+    value, factor = of(row), gain(row, rows, of)
+    if value is None:
+        return MISSING
+    text = f"{value:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
+    return text + (f" {row.peak_mib:.0f}" if memory and row.peak_mib is not None else "")
+
+
+def _mean_text(own: Iterable[StepRow], rows: Sequence[StepRow], of: Quantity) -> str:
+    mean, count = mean_gain(own, rows, of)
+    if mean is None:
+        return MISSING
+    some = "" if count == len(lra.AVERAGED) else f" ({count} of {len(lra.AVERAGED)})"
+    return f"{mean:.2f}x{some}"
+
+
+def by_length(rows: Sequence[StepRow], of: Quantity, memory: bool) -> list[list[str]]:
+    """Attentions down and lengths of the sweep across."""
+    lengths = sorted({row.length for row in rows})
+    lines = [["", *map(token_text, lengths)]]
+    for name in names(rows):
+        own = {row.length: row for row in rows if row_name(row) == name}
+        lines.append([name, *[_cell(own.get(n), rows, of, memory) for n in lengths]])
+    return lines
+
+
+def fastest(rows: Sequence[StepRow]) -> list[str]:
+    """At each length of the sweep: whether block-sparse is faster than everything else."""
+    found = []
+    for length in sorted({row.length for row in rows if row.length >= FROM}):
+        here = [row for row in measured(rows) if row.length == length]
+        ours = min((r for r in here if r.attention == "sparse"), key=lambda r: r.ms, default=None)
+        others = min((r for r in here if r.attention != "sparse"), key=lambda r: r.ms, default=None)
+        if ours and others:
+            found.append(
+                f"{token_text(length)}: {row_name(ours)} {ours.ms:.3g} ms, the fastest other "
+                f"{row_name(others)} {others.ms:.3g} ms, {others.ms / ours.ms:.2f}x"
+            )
+    return found
+
+
+def tables(rows: Sequence[StepRow], *, draw=aligned, title: str = "{title}") -> str:
+    """Every table that the rows give, a set for each device and precision."""
+    parts = []
+    places = dict.fromkeys((row.device, row.precision) for row in rows)
+    for device, precision in places:
+        here = [r for r in newest(rows) if (r.device, r.precision) == (device, precision)]
+        tasks = [row for row in here if row.task != SWEEP]
+        sweep = [row for row in here if row.task == SWEEP]
+        for chosen, make, where in ((tasks, by_task, ""), (sweep, by_length, ", by length")):
+            for what, of, memory in (
+                (f"a training step{where}, ms (speed-up) peak MiB", step_ms, True),
+                (
+                    f"one attention layer, forward and backward{where}, ms (speed-up)",
+                    layer_ms,
+                    False,
+                ),
+            ):
+                if any(of(row) is not None for row in chosen):
+                    head = title.format(title=f"{device}, {precision}: {what}")
+                    parts.append(f"{head}\n{draw(make(chosen, of, memory))}")
+        parts += ["\n".join(fastest(sweep))] if fastest(sweep) else []
+    failed = [row for row in newest(rows) if row.status != OK]
+    reasons = [f"{row_name(r)}, {r.task}, {token_text(r.length)}: {r.status}" for r in failed]
+    parts += ["\n".join(reasons)] if reasons else []
+    return "\n\n".join(parts)
+
+
+def as_markdown(rows: Sequence[StepRow]) -> str:
+    return tables(rows, draw=markdown, title="### {title}\n") + "\n"

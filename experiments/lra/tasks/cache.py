@@ -1,0 +1,66 @@
+"""Arrays kept on disk from run to run, whole or not at all."""
+
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common.files import digest, write_whole
+
+Arrays = dict[str, np.ndarray]
+
+
+def cached(
+    cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[], Arrays]
+) -> Arrays:
+    """The arrays of `make`, from cache_dir/NAME-DIGEST.npz if they were made for `key` before.
+
+    The file is written beside its place and renamed, so a kill leaves none that is cut short; one
+    that cannot be read is made anew.
+    """
+    path = cache_dir / f"{name}-{digest(key)}.npz"
+    if path.exists():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            print(f"{path} cannot be read ({error}): making it anew", file=sys.stderr)
+    arrays = make()
+    save(path, arrays)
+    return arrays
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """Writes an npz file in one step, as any other process sees it."""
+    write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """A digest of the names, sizes and times of files: what a cache of their content depends on."""
+    stats = ((path, path.stat()) for path in sorted(paths))
+    return digest({str(path): [s.st_size, s.st_mtime_ns] for path, s in stats})
+
+
+# ---- sequences of any length, end to end
+
+
+def pad(
+    flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = False
+) -> np.ndarray:
+    """(n, width): row i is sequence i, cut to `most` tokens and padded with 0 on the right.
+
+    Args:
+        as_bytes: byte b becomes b + 1, in uint8 unless there is a byte 255, which UTF-8 has not.
+    """
+    wide = as_bytes and len(flat) > 0 and flat.max() == 255
+    out = np.zeros((len(lengths), width), np.int16 if wide else flat.dtype)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    for row, end, length in zip(out, ends.tolist(), lengths.tolist(), strict=True):
+        keep = min(length, most)
+        row[:keep] = flat[end - length : end - length + keep]
+        if as_bytes:
+            row[:keep] += 1
+    return out

@@ -1,0 +1,104 @@
+"""The labelled reviews of aclImdb (Maas et al., 2011), as bytes."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from experiments.common.progress import progress
+from experiments.lra.tasks.cache import Arrays, cached, fingerprint
+from experiments.lra.tasks.task import require
+
+FOLDER = "aclImdb"
+FORMAT = 1  # of the cache
+HALVES = ("train", "test")
+KINDS = ("neg", "pos")  # of label 0 and 1
+MOVIE = re.compile(r"/title/(tt\d+)")
+
+
+def reviews(data_dir: Path, cache_dir: Path, *, stand_in: str = "") -> Arrays:
+    """For train and test: `train`, uint8, the bytes of all reviews end to end; `train_lengths`,
+    `train_labels`, and `train_movies`, a number for each movie, -1 where no list tells it.
+
+    The order is random, but always the same.
+    """
+    folder = require(
+        data_dir,
+        FOLDER,
+        fetch="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+        stand_in=stand_in,
+    )
+    files = {(half, kind): _files(folder / half / kind) for half in HALVES for kind in KINDS}
+    lists = [folder / half / f"urls_{kind}.txt" for half in HALVES for kind in KINDS]
+    paths = [path for some in files.values() for path in some]
+    key = {
+        "format": FORMAT,
+        "files": fingerprint([*paths, *(path for path in lists if path.exists())]),
+    }
+
+    def make() -> Arrays:
+        arrays = {}
+        for half in HALVES:
+            arrays |= _half(folder, half, [files[half, kind] for kind in KINDS])
+        return arrays
+
+    return cached(cache_dir, "imdb", key, make)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The reviews of a folder, by number."""
+    if not folder.is_dir():
+        raise ValueError(f"no folder {folder}: unpack aclImdb_v1.tar.gz again")
+    paths = sorted((_number(path), path) for path in folder.iterdir() if path.suffix == ".txt")
+    if not paths:
+        raise ValueError(f"{folder} has no reviews: unpack aclImdb_v1.tar.gz again")
+    return [path for _, path in paths]
+
+
+def _number(path: Path) -> int:
+    """N of N_RATING.txt: the line of its movie in the list of movies."""
+    number, _, rating = path.stem.partition("_")
+    if not number.isdecimal() or not rating.isdecimal():
+        raise ValueError(f"{path}: a review is named NUMBER_RATING.txt; move the file away")
+    return int(number)
+
+
+def _half(folder: Path, half: str, files: list[list[Path]]) -> Arrays:
+    paths = [path for some in files for path in some]
+    order = np.random.default_rng(0).permutation(len(paths))
+    texts = []
+    for i in progress(order.tolist(), len(paths), f"reading the {half} reviews"):
+        text = paths[i].read_bytes()
+        if not text:
+            raise ValueError(f"{paths[i]} is empty: unpack aclImdb_v1.tar.gz again")
+        texts.append(text)
+    movies = [
+        _movies(folder / half / f"urls_{kind}.txt", some)
+        for kind, some in zip(KINDS, files, strict=True)
+    ]
+    labels = np.repeat([0, 1], [len(some) for some in files])
+    return {
+        half: np.frombuffer(b"".join(texts), np.uint8),
+        f"{half}_lengths": np.array([len(text) for text in texts], np.int32),
+        f"{half}_labels": labels[order].astype(np.int64),
+        f"{half}_movies": np.concatenate(movies)[order],
+    }
+
+
+def _movies(path: Path, files: list[Path]) -> np.ndarray:
+    """The number of the movie, ttNUMBER in its address, of each review."""
+    if not path.exists():
+        return np.full(len(files), -1)
+    titles = []
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+        found = MOVIE.search(line)
+        if not found:
+            raise ValueError(f"{path}, line {number}: {line[:60]!r} is no address of a movie")
+        titles.append(int(found[1][2:]))
+    numbers = [_number(file) for file in files]
+    if max(numbers) >= len(titles):
+        raise ValueError(
+            f"{path} has {len(titles)} lines, but there is a review number {max(numbers)}: "
+            "unpack aclImdb_v1.tar.gz again"
+        )
+    return np.array(titles)[numbers]

@@ -1,0 +1,229 @@
+"""ListOps: the value, 0 to 9, of an expression of nested operators (Nangia and Bowman, 2018).
+
+Official data: `listops-1000/basic_{train,val,test}.tsv` of the LRA release, 96,000, 2,000 and 2,000
+rows. The parentheses of their binary form are dropped, as everywhere, which leaves 15 tokens.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from experiments.common.progress import progress
+from experiments.lra.tasks.cache import Arrays, cached, fingerprint, pad
+from experiments.lra.tasks.listops_trees import (
+    DIGIT,
+    OPERATORS,
+    TOKENS,
+    BadTree,
+    Trees,
+    evaluate,
+    generate,
+)
+from experiments.lra.tasks.task import (
+    SPLITS,
+    Split,
+    Task,
+    best_constant,
+    padded_length,
+    require,
+    source,
+    split_sizes,
+)
+
+FOLDER = "listops-1000"
+FORMAT = 1  # of the cache
+SIZES = (96_000, 2_000, 2_000)
+HEADER = b"Source\tTarget"
+IDS = {token.encode(): DIGIT + i for i, token in enumerate(TOKENS)}
+SHORT = {name.encode(): b"abcd"[i : i + 1] for i, name in enumerate(OPERATORS)}  # one byte each
+BATCH = 1000  # rows evaluated at a time
+NO_PARENTHESIS = bytes(byte for byte in range(256) if byte not in b"()")
+
+
+def load(
+    data_dir: Path,
+    *,
+    cache_dir: Path,
+    seed: int = 0,
+    generate: bool = False,
+    examples: Iterable[int] = SIZES,
+    max_length: int = 2000,
+    limit: int | None = None,
+    workers: int | None = None,
+) -> Task:
+    """The ListOps task, read from `listops-1000`, or generated.
+
+    Args:
+        generate: draw the expressions instead of reading them, from `seed`.
+        examples: how many are drawn for train, val and test. Expression i is the same for all.
+        max_length: tokens after it are cut off; the padded length is the next power of two.
+        limit: the first examples of each split only.
+        workers: processes that draw; None for one a core.
+    """
+    length = padded_length(max_length)
+    if generate:
+        arrays = _generated(split_sizes(examples), seed, cache_dir, workers)
+    else:
+        arrays = _official(data_dir, cache_dir)
+    splits = {}
+    for name in SPLITS:
+        lengths = arrays[f"{name}_lengths"][:limit]
+        tokens = pad(arrays[name], lengths, max_length, length)
+        labels = arrays[f"{name}_labels"][:limit]
+        splits[name] = Split(tokens, labels, np.minimum(lengths, max_length))
+    train, test = splits["train"], splits["test"]
+    return Task(
+        name="listops",
+        source=source("generated" if generate else "official", splits, SIZES),
+        classes=10,
+        vocab=1 + len(TOKENS),
+        length=length,
+        pair=False,
+        grid=None,
+        splits=splits,
+        baselines={
+            "majority": best_constant(train, test),
+            "root operator": best_constant(train, test, (train.tokens[:, 0], test.tokens[:, 0])),
+        },
+    )
+
+
+def _generated(
+    sizes: tuple[int, int, int], seed: int, cache_dir: Path, workers: int | None
+) -> Arrays:
+    def make() -> Arrays:
+        (flat, lengths), labels = generate(sum(sizes), seed, workers)
+        arrays, start, first = {}, 0, 0
+        for name, size in zip(SPLITS, sizes, strict=True):
+            own = slice(start, start + size)
+            last = first + int(lengths[own].sum())
+            arrays |= _named(name, (flat[first:last], lengths[own]), labels[own])
+            start, first = start + size, last
+        return arrays
+
+    key = {"format": FORMAT, "examples": sizes, "seed": seed}
+    return cached(cache_dir, "listops-generated", key, make)
+
+
+def _official(data_dir: Path, cache_dir: Path) -> Arrays:
+    folder = require(
+        data_dir,
+        FOLDER,
+        fetch="the LRA release (lra_release.gz of google-research/long-range-arena)",
+        stand_in="task.generate=true, which draws expressions of the same distribution",
+    )
+    paths = {name: folder / f"basic_{name}.tsv" for name in SPLITS}
+    for path in paths.values():
+        if not path.is_file():
+            raise ValueError(f"no {path.name} in {folder}: unpack the LRA release again")
+
+    def make() -> Arrays:
+        arrays = {}
+        for name, path in paths.items():
+            arrays |= _named(name, *read(path))
+        return arrays
+
+    key = {"format": FORMAT, "files": fingerprint(paths.values())}
+    return cached(cache_dir, "listops", key, make)
+
+
+def _named(name: str, trees: Trees, labels: np.ndarray) -> Arrays:
+    return {name: trees[0], f"{name}_lengths": trees[1], f"{name}_labels": labels}
+
+
+# ---- the official files
+
+
+def _table() -> bytes:
+    """Byte -> id, where every token is one byte; 255 for what is none."""
+    table = bytearray([255] * 256)
+    for token, i in IDS.items():
+        table[ord(SHORT.get(token, token))] = i
+    return bytes(table)
+
+
+TABLE = _table()
+
+
+def read(path: Path) -> tuple[Trees, np.ndarray]:
+    """The expressions of a TSV file, parsed, and their labels, which are checked.
+
+    Raises:
+        ValueError: a row that is not an expression and its value: names the file and the line.
+    """
+    flats, labels = [], []
+    with open(path, "rb") as file:
+        if file.readline().strip() != HEADER:
+            raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
+        for number, line in enumerate(progress(file, None, f"reading {path.name}"), 2):
+            try:
+                flat, label = _row(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            flats.append(flat)
+            labels.append(label)
+    if not labels:
+        raise ValueError(f"{path} has no rows")
+    for start in range(0, len(labels), BATCH):
+        _check(path, start, flats[start : start + BATCH], labels[start : start + BATCH])
+    lengths = np.array([len(flat) for flat in flats], np.int32)
+    return (np.frombuffer(b"".join(flats), np.uint8), lengths), np.array(labels, np.int64)
+
+
+def _row(line: bytes) -> tuple[bytes, int]:
+    """The token ids and the label of a line."""
+    text, tab, target = line.rstrip(b"\r\n").partition(b"\t")
+    if not tab or b"\t" in target:
+        raise ValueError("not two columns with one tab between")
+    if len(target) != 1 or not target.isdigit():
+        raise ValueError(f"the label is {_shown(target)}, not a digit")
+    short = text
+    for name, byte in SHORT.items():
+        if byte in text:
+            raise ValueError(_unknown(text))
+        short = short.replace(name, byte)
+    if short[1::2].strip(b" "):  # a token is one byte and then a blank: else something is amiss
+        raise ValueError(_unknown(text))
+    ids = short.translate(TABLE, b"() ")
+    if not ids or b"\xff" in ids:
+        raise ValueError(_unknown(text))
+    parentheses = np.frombuffer(text.translate(None, NO_PARENTHESIS), np.uint8)
+    depth = np.cumsum(np.where(parentheses == ord("("), 1, -1))
+    if len(depth) and (depth.min() < 0 or depth[-1] != 0):
+        raise ValueError(f"the parentheses of {_shown(text)} are not balanced")
+    return ids, int(target)
+
+
+def _unknown(text: bytes) -> str:
+    """What is wrong with an expression that has something other than tokens and blanks."""
+    words = [word for word in text.split() if word not in (b"(", b")")]
+    if not words:
+        return "the expression is empty"
+    odd = [word for word in words if word not in IDS]
+    if odd:
+        return f"{_shown(odd[0])} is not a token: they are ( ) {' '.join(TOKENS)}"
+    return f"the tokens of {_shown(text)} are not one blank apart"
+
+
+def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> None:
+    """ValueError for the first row whose label is not its value."""
+    lengths = np.array([len(flat) for flat in flats])
+    try:
+        values = evaluate(np.frombuffer(b"".join(flats), np.uint8), lengths)
+    except BadTree as error:
+        line = start + error.index + 2
+        raise ValueError(
+            f"{path}, line {line}: the brackets do not make one expression, "
+            "or an operator has nothing to work on"
+        ) from error
+    wrong = np.flatnonzero(values != labels)
+    if len(wrong):
+        i = int(wrong[0])
+        raise ValueError(
+            f"{path}, line {start + i + 2}: the label is {labels[i]}, but the value is {values[i]}"
+        )
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:40].decode("utf-8", "replace") + ("..." if len(text) > 40 else ""))

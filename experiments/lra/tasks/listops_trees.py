@@ -1,0 +1,210 @@
+"""ListOps expressions as token ids: drawing them, their values, their statistics.
+
+A tree as LRA draws it (Nangia and Bowman, 2018; Tay et al., 2021): a node above depth 10 is an
+operator with probability 1/4, over 2 to 10 nodes, and a digit otherwise. Trees of more than 500 and
+less than 2,000 tokens are kept, which is one of twelve. Here many are drawn at a time, depth by
+depth: first how they branch, then operators and digits of those that are kept.
+"""
+
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+
+from experiments.common.progress import progress
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+TOKENS = (*"0123456789", *OPERATORS, "]")  # ids 1 to 15; 0 pads
+DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first id of each kind
+MAX_DEPTH, MAX_CHILDREN = 10, 10
+LEAF = 0.75  # the probability of a digit
+SHORTEST, LONGEST = 501, 1999
+CHUNK = 512  # trees of one random stream
+ATTEMPTS = 14  # drawn at a time for each tree that is wanted: one of twelve is kept
+
+Trees = tuple[np.ndarray, np.ndarray]  # ids uint8 (total,), end to end, and lengths int32 (n,)
+
+
+def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.ndarray]:
+    """The first `n` trees of a seed, all different, and their values int64 (n,).
+
+    Tree i depends on (seed, i) alone: not on n, nor on how many processes draw.
+    """
+    count = -(-n // CHUNK)
+    workers = min(count // 4, workers or os.cpu_count() or 1)  # a process takes a second to start
+    if workers <= 1:
+        return _distinct(map(_chunk, [seed] * count, range(count)), n, seed)
+    context = multiprocessing.get_context("spawn")  # a forked child may hang on torch's threads
+    with ProcessPoolExecutor(workers, context) as pool:
+        return _distinct(pool.map(_chunk, [seed] * count, range(count)), n, seed)
+
+
+def _distinct(
+    chunks: Iterator[tuple[Trees, np.ndarray]], n: int, seed: int
+) -> tuple[Trees, np.ndarray]:
+    """One array of the chunks; a tree that came before is replaced, by one of its own stream."""
+    seen: set[bytes] = set()
+    trees, values = [], []
+    for (flat, lengths), labels in progress(chunks, -(-n // CHUNK), "ListOps, 512 trees each"):
+        for tree, value in zip(np.split(flat, np.cumsum(lengths)[:-1]), labels, strict=True):
+            stream = 0
+            while (key := hashlib.blake2b(tree.tobytes(), digest_size=16).digest()) in seen:
+                stream += 1
+                (flat, lengths), labels = _draw(seed, len(trees), stream)
+                tree, value = flat[: lengths[0]], labels[0]
+            seen.add(key)
+            trees.append(tree)
+            values.append(value)
+            if len(trees) == n:
+                break
+    lengths = np.array([len(tree) for tree in trees], np.int32)
+    return (np.concatenate(trees), lengths), np.array(values, np.int64)
+
+
+def _chunk(seed: int, chunk: int) -> tuple[Trees, np.ndarray]:
+    """CHUNK trees and their values."""
+    return _draw(seed, chunk, 0, CHUNK)
+
+
+def _draw(seed: int, index: int, stream: int, n: int = 1) -> tuple[Trees, np.ndarray]:
+    # Of the generator only random() is used: its stream does not change between versions of NumPy.
+    rng = np.random.default_rng([seed, index, stream])
+    flats, sizes, found = [], [], 0
+    while found < n:
+        flat, lengths = draw_trees(rng, ATTEMPTS * n)
+        keep = min(n - found, len(lengths))
+        flats.append(flat[: lengths[:keep].sum()])
+        sizes.append(lengths[:keep])
+        found += keep
+    trees = np.concatenate(flats), np.concatenate(sizes)
+    return trees, evaluate(*trees)
+
+
+def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
+    """Draws `attempts` trees and returns those whose length is within the bounds."""
+    tree = np.arange(attempts)  # of every node of a depth
+    total = np.zeros(attempts, np.int64)
+    depths = []
+    for depth in range(1, MAX_DEPTH + 1):
+        inner = rng.random(len(tree)) <= (1 - LEAF if depth < MAX_DEPTH else -1)
+        children = np.where(inner, 2, 0)
+        children[inner] += (rng.random(inner.sum()) * (MAX_CHILDREN - 1)).astype(np.int64)
+        total += np.bincount(tree, np.where(inner, 2, 1), attempts).astype(np.int64)
+        depths.append((tree, children))
+        tree = np.repeat(tree, children)
+    keep = (total >= SHORTEST) & (total <= LONGEST)
+    return _spell(rng, [children[keep[tree]] for tree, children in depths]), total[keep].astype(
+        np.int32
+    )
+
+
+def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
+    """The ids, end to end, of trees given by the number of children of the nodes of each depth."""
+    sizes = [np.ones(len(depths[-1]), np.int64)]  # tokens of the subtree of a node
+    for children in reversed(depths[:-1]):
+        size = np.ones(len(children), np.int64)
+        inner = children > 0
+        ends = np.cumsum(children[inner])
+        sums = np.concatenate([[0], np.cumsum(sizes[-1])])
+        size[inner] = 2 + sums[ends] - sums[ends - children[inner]]
+        sizes.append(size)
+    sizes.reverse()
+    flat = np.zeros(sizes[0].sum(), np.uint8)
+    start = np.cumsum(sizes[0]) - sizes[0]
+    for children, size, below in zip(depths, sizes, [*sizes[1:], None], strict=True):
+        inner = children > 0
+        flat[start[~inner]] = DIGIT + (rng.random((~inner).sum()) * 10).astype(np.uint8)
+        flat[start[inner]] = OPERATOR + (rng.random(inner.sum()) * len(OPERATORS)).astype(np.uint8)
+        flat[start[inner] + size[inner] - 1] = CLOSE
+        if below is not None:
+            before = np.cumsum(below) - below
+            first = np.cumsum(children[inner]) - children[inner]
+            start = before + np.repeat(start[inner] + 1 - before[first], children[inner])
+    return flat
+
+
+# ---- values
+
+
+def depth_of(flat: np.ndarray) -> np.ndarray:
+    """How many operators are open at each token, itself included."""
+    step = (flat >= OPERATOR).astype(np.int32) - 2 * (flat == CLOSE)
+    return np.cumsum(step) + (flat == CLOSE)
+
+
+def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The value of each expression, int64 (n,).
+
+    Raises:
+        BadTree: the number of the first expression that is not one.
+    """
+    depth, n = depth_of(flat), len(lengths)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    row = np.repeat(np.arange(n), lengths)
+    last = np.zeros(len(flat), bool)
+    last[ends - 1] = True
+    _refuse(row, (depth < 1) | (last != ((depth == 1) & (flat == CLOSE))))
+    value = flat.astype(np.int16) - DIGIT
+    inner = (flat >= OPERATOR) & (flat < CLOSE)
+    owner = np.where(flat == CLOSE, 0, depth - inner)  # the depth at which a node is an argument
+    by_owner = np.argsort(owner.astype(np.int16), kind="stable")
+    bounds = np.searchsorted(owner[by_owner], np.arange(depth.max() + 2))
+    nodes = [by_owner[a:b] for a, b in pairwise(bounds)]
+    closes = np.flatnonzero(flat == CLOSE)
+    for level in range(depth.max(), 0, -1):
+        operators = nodes[level - 1][inner[nodes[level - 1]]]
+        ends = closes[depth[closes] == level]
+        first = np.searchsorted(nodes[level], operators)
+        count = np.searchsorted(nodes[level], ends) - first
+        _refuse(row[operators], count < 1)
+        value[operators] = _apply(flat[operators], value[nodes[level]], first, count)
+    return value[inner & (depth == 1)].astype(np.int64)
+
+
+def _apply(operator: np.ndarray, values: np.ndarray, first: np.ndarray, count: np.ndarray):
+    """Each operator on its arguments: values[first : first + count]."""
+    owner = np.repeat(np.arange(len(first), dtype=np.int32), count)
+    order = np.sort(owner * 16 + values) & 15
+    results = [
+        order[first],
+        order[first + count - 1],
+        (order[first + (count - 1) // 2] + order[first + count // 2]) // 2,
+        np.add.reduceat(values, first) % 10,
+    ]
+    return np.choose(operator - OPERATOR, results)
+
+
+class BadTree(ValueError):
+    """Expression number `index` has no value."""
+
+    def __init__(self, index: int):
+        super().__init__(f"expression {index} is not one operator with all it holds")
+        self.index = index
+
+
+def _refuse(row: np.ndarray, bad: np.ndarray) -> None:
+    if bad.any():
+        raise BadTree(int(row[bad].min()))
+
+
+# ---- statistics
+
+
+def statistics(flat: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Shares (per cent) of labels, root operators and depths, and lengths in tokens."""
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    roots = flat[starts]
+    inner = (flat >= OPERATOR) & (flat < CLOSE)
+    deepest = np.maximum.reduceat(np.where(inner, depth_of(flat), 0), starts)
+    table = {f"label {label}": 100 * np.mean(labels == label) for label in range(10)}
+    for i, name in enumerate(OPERATORS):
+        table[f"root {name[1:]}"] = 100 * np.mean(roots == OPERATOR + i)
+    for depth in range(1, MAX_DEPTH):
+        table[f"operator depth {depth}"] = 100 * np.mean(deepest == depth)
+    for name in ("mean", "median", "min", "max"):
+        table[f"length {name}"] = getattr(np, name)(lengths)
+    return {name: float(value) for name, value in table.items()}

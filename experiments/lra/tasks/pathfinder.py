@@ -1,0 +1,202 @@
+"""Pathfinder 32, 64, 128 (Path-X) and 256: are the two marked ends those of one contour?
+
+Reads the release's folders, pathfinderN/<level>/{imgs/<k>/sample_<i>.png,metadata/<k>.npy}, or
+generates images of the same distribution (experiments.pathfinder). Either way the pixels are kept
+in the cache as plain arrays and mapped from there.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from experiments.common.files import digest
+from experiments.lra.tasks.task import (
+    SPLITS,
+    Split,
+    Task,
+    best_constant,
+    pixel_order,
+    require,
+    split_sizes,
+)
+from experiments.pathfinder.parameters import LEVELS, spec
+from experiments.pathfinder.store import filled
+
+VERSION = 1  # of what the cache holds of the release
+NUMPY_MAGIC = b"\x93NUMPY"
+# The release's one broken file: there, but empty.
+EMPTY = ("pathfinder32/curv_baseline", "imgs/0/sample_172.png")
+STREAM = 2**40  # images of one split of generated data at most: sizes do not move other splits
+
+
+class Entry(NamedTuple):
+    image: str  # path below the folder of the level
+    label: int
+
+
+def load(
+    size: int,
+    data_dir: str | Path,
+    *,
+    cache_dir: str | Path,
+    seed: int = 0,
+    generate: bool = False,
+    examples: Sequence[int] = (160_000, 20_000, 20_000),
+    difficulty: int = 14,
+    documented: bool = False,
+    strokes: float | list[float] | None = None,
+    order: str = "row",
+    limit: int | None = None,
+    workers: int | None = None,
+) -> Task:
+    """The Pathfinder task of one size; the pixels are the tokens.
+
+    Args:
+        seed: of generated images. The release is split in its order, 80 : 10 : 10.
+        generate: make images, `examples` (train, val, test) of them, instead of reading the
+            release. An image depends on the seed, its split and its number there alone.
+        difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
+        documented: generate with the documented distractors, not the measured ones.
+        strokes: generate with the strokes and marks of another size (`parameters.spec`). Of a list
+            the images have them in turn, so that a model meets new ones among those it knows.
+        order: of the pixels, see task.pixel_order.
+        limit: the first images of each split only; others are neither read nor made.
+        workers: threads; None: one a core.
+
+    Raises:
+        ValueError: names the file and the line at fault, and the remedy.
+    """
+    if strokes is not None and not generate:
+        raise ValueError(f"strokes={strokes}: that is for images which generate=true makes")
+    kinds = strokes if isinstance(strokes, list) else [strokes]
+    if not kinds:
+        raise ValueError("strokes=[]: give at least one, or null")
+    specs = [spec(size, difficulty, documented=documented, strokes=kind) for kind in kinds]
+    pixel = pixel_order((size, size), order)
+    cache = Path(cache_dir)
+    if generate:
+        from experiments.pathfinder.generate import on_disk  # needs numba, which reading does not
+
+        arrays = {}
+        for i, (name, n) in enumerate(zip(SPLITS, split_sizes(examples), strict=True)):
+            n = n if limit is None else min(n, limit)
+            arrays[name] = on_disk(specs, seed, i * STREAM, n, cache, workers)
+    else:
+        arrays = _release(size, difficulty, Path(data_dir), cache, limit, workers)
+    splits = {}
+    for name, (images, labels) in arrays.items():
+        tokens = images.reshape(len(images), -1)
+        tokens = tokens if order == "row" else np.take(tokens, pixel, 1)
+        splits[name] = Split(tokens, labels.astype(np.int64))
+    return Task(
+        name=f"pathfinder{size}",
+        source="generated" if generate else "official",
+        classes=2,
+        vocab=256,
+        length=size * size,
+        pair=False,
+        grid=(size, size),
+        splits=splits,
+        baselines={"majority": best_constant(splits["train"], splits["test"])},
+    )
+
+
+# ---- the release
+
+
+def _release(
+    size: int, difficulty: int, data_dir: Path, cache: Path, limit: int | None, workers: int | None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    root = require(
+        data_dir,
+        f"pathfinder{size}",
+        fetch="lra_release.gz of github.com/google-research/long-range-arena",
+        stand_in="task.generate=true",
+    )
+    level = root / LEVELS[difficulty]
+    files = _metadata_files(level)
+    whole = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    entries = [entry for file in files for entry in read_metadata(file)]
+    if EMPTY[0] == f"{root.name}/{level.name}":
+        broken = level / EMPTY[1]
+        if broken.exists() and not broken.stat().st_size:
+            entries = [entry for entry in entries if entry.image != EMPTY[1]]
+    if len(entries) < 10:
+        raise ValueError(f"{level} has {len(entries)} images: too few for 80 : 10 : 10")
+    ends = [0, len(entries) * 8 // 10, len(entries) * 9 // 10, len(entries)]
+    arrays = {}
+    for name, first, end in zip(SPLITS, ends, ends[1:], strict=False):
+        part = entries[first:end][:limit]
+        key = {"version": VERSION, "metadata": whole, "size": size, "split": name, "n": len(part)}
+        path = cache / f"pathfinder{size}-official-{digest(key)}.npy"
+        make = partial(_decode, level, part)
+        what = f"Pathfinder-{size}, official {name} images"
+        arrays[name] = filled(path, (len(part), size, size), make, workers=workers, what=what)
+    return arrays
+
+
+def _metadata_files(level: Path) -> list[Path]:
+    folder = level / "metadata"
+    files = list(folder.glob("*.npy"))
+    odd = [file for file in files if not file.stem.isdecimal()]
+    if odd or not files:
+        what = f"{odd[0]}: not a number" if odd else f"no {folder}/<number>.npy"
+        raise ValueError(f"{what}; a level of the release holds imgs/ and metadata/0.npy, ...")
+    return sorted(files, key=lambda file: int(file.stem))
+
+
+def read_metadata(file: Path) -> list[Entry]:
+    """The images of one metadata file: lines of text (the release), or a NumPy array of strings
+    (the original generator); nothing in it is ever unpickled."""
+    if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
+        try:
+            rows = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{file}: {error}") from error
+        if rows.ndim != 2 or rows.dtype.kind not in "US":
+            raise ValueError(f"{file}: {rows.dtype} {rows.shape}, not a table of strings")
+        lines = [[str(value) for value in row] for row in rows.astype(str)]
+    else:
+        try:
+            lines = [line.split() for line in file.read_text("ascii").splitlines()]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: neither text nor a NumPy array ({error})") from error
+    if not lines:
+        raise ValueError(f"{file}: empty")
+    return [_entry(file, number, fields) for number, fields in enumerate(lines, 1)]
+
+
+def _entry(file: Path, number: int, fields: list[str]) -> Entry:
+    where = f"{file}, line {number}"
+    if len(fields) < 4:
+        raise ValueError(f"{where}: {len(fields)} fields; imgs/<k> sample_<i>.png <i> <label> ...")
+    folder, name, _, label = fields[:4]
+    if not re.fullmatch(r"imgs/\d+", folder) or not re.fullmatch(r"sample_\d+\.png", name):
+        raise ValueError(f"{where}: {folder} {name} is not imgs/<k> sample_<i>.png")
+    if label not in ("0", "1"):
+        raise ValueError(f"{where}: label {label!r}, not 0 or 1")
+    return Entry(f"{folder}/{name}", int(label))
+
+
+def _decode(level: Path, entries: Sequence[Entry], first: int, pixels: np.ndarray) -> np.ndarray:
+    part = entries[first : first + len(pixels)]
+    for image, entry in zip(pixels, part, strict=True):
+        image[:] = _read(level / entry.image, image.shape)
+    return np.array([entry.label for entry in part], np.uint8)
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): fetch it again") from error
+    if pixels.shape != shape or pixels.dtype != np.uint8:
+        raise ValueError(f"{path} is {pixels.dtype} {pixels.shape}, not a grey image {shape}")
+    return pixels

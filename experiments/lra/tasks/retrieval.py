@@ -1,0 +1,136 @@
+"""Retrieval: do two texts belong together? Each is read by itself, byte by byte.
+
+Official data: `tsv_data/new_aan_pairs.{train,eval,test}.tsv` of the LRA release, two papers of the
+ACL anthology network, of which one cites the other or not (Radev et al., 2013).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.common.progress import progress
+from experiments.lra.tasks.cache import Arrays, cached, fingerprint, pad
+from experiments.lra.tasks.same_movie import load as load_same_movie
+from experiments.lra.tasks.task import (
+    SPLITS,
+    Split,
+    Task,
+    best_constant,
+    padded_length,
+    require,
+    source,
+)
+from experiments.lra.tasks.text import BYTE_VOCAB
+
+__all__ = ["load", "load_same_movie"]
+
+FOLDER = "tsv_data"
+FORMAT = 1  # of the cache
+FILES = {"train": "train", "val": "eval", "test": "test"}
+SIZES = (147_086, 18_090, 17_437)
+COLUMNS = ("label", "id1", "id2", "text1", "text2")
+CUT = 10_000  # bytes of a text that LRA looks at, before it cuts to max_length
+
+
+def load(
+    data_dir: Path,
+    *,
+    cache_dir: Path,
+    seed: int = 0,
+    max_length: int = 4000,
+    limit: int | None = None,
+) -> Task:
+    """The Retrieval task, from `tsv_data`.
+
+    Args:
+        max_length: bytes of a text after it are cut off; the padded length is the next power of
+            two.
+        limit: the first examples of each split only.
+    """
+    length = padded_length(max_length)
+    data = _official(data_dir, cache_dir, min(max_length, CUT))
+    splits = {}
+    for name in SPLITS:
+        lengths = data[f"{name}_lengths"][:limit]
+        tokens = pad(data[name], lengths.ravel(), max_length, length, as_bytes=True)
+        labels = data[f"{name}_labels"][:limit]
+        # An empty text counts as one token of padding.
+        splits[name] = Split(tokens.reshape(-1, 2, length), labels, np.maximum(lengths, 1))
+    return Task(
+        name="retrieval",
+        source=source("official", splits, SIZES),
+        classes=2,
+        vocab=BYTE_VOCAB,
+        length=length,
+        pair=True,
+        grid=None,
+        splits=splits,
+        baselines={"majority": best_constant(splits["train"], splits["test"])},
+    )
+
+
+def _official(data_dir: Path, cache_dir: Path, most: int) -> Arrays:
+    folder = require(
+        data_dir,
+        FOLDER,
+        fetch="the LRA release (lra_release.gz of google-research/long-range-arena)",
+        stand_in="task=imdb_same_movie, which pairs the reviews of aclImdb",
+    )
+    paths = {name: folder / f"new_aan_pairs.{file}.tsv" for name, file in FILES.items()}
+    for path in paths.values():
+        if not path.is_file():
+            raise ValueError(f"no {path.name} in {folder}: unpack the LRA release again")
+
+    def make() -> Arrays:
+        arrays = {}
+        for name, path in paths.items():
+            arrays |= {
+                key.format(name): array
+                for key, array in zip(
+                    ("{}", "{}_lengths", "{}_labels"), read(path, most), strict=True
+                )
+            }
+        return arrays
+
+    key = {"format": FORMAT, "max_length": most, "files": fingerprint(paths.values())}
+    return cached(cache_dir, "retrieval", key, make)
+
+
+def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first `most` bytes of all texts, end to end, their lengths int32 (n, 2), the labels.
+
+    Raises:
+        ValueError: a row without five columns, or with another label than 0 and 1: names the file
+            and the line.
+    """
+    flat, lengths, labels = bytearray(), [], []
+    with open(path, "rb") as file:
+        for number, line in enumerate(progress(file, None, f"reading {path.name}"), 1):
+            cells = line.rstrip(b"\r\n").split(b"\t")
+            if len(cells) != len(COLUMNS):
+                raise ValueError(
+                    f"{path}, line {number}: {len(cells)} columns instead of {len(COLUMNS)}: "
+                    f"{', '.join(COLUMNS)}"
+                )
+            labels.append(_label(path, number, cells[0]))
+            texts = [text[:most] for text in cells[3:]]
+            lengths.append([len(text) for text in texts])
+            flat += texts[0] + texts[1]
+    if not labels:
+        raise ValueError(f"{path} has no rows")
+    return (
+        np.frombuffer(flat, np.uint8),
+        np.array(lengths, np.int32),
+        np.array(labels, np.int64),
+    )
+
+
+def _label(path: Path, number: int, cell: bytes) -> int:
+    try:
+        label = float(cell)
+    except ValueError:
+        label = None
+    if label not in (0, 1):
+        text = cell[:20].decode("utf-8", "replace")
+        raise ValueError(f"{path}, line {number}: the label is {text!r}, not 0 or 1")
+    return int(label)

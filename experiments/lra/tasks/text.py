@@ -1,0 +1,70 @@
+"""Text: is a review of a movie, read byte by byte, a good or a bad one?
+
+LRA keeps 1,000 bytes of a review in its configuration, but 4K in its paper: both are in use. Half
+of the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.lra.tasks.cache import pad
+from experiments.lra.tasks.imdb import reviews
+from experiments.lra.tasks.task import Split, Task, best_constant, padded_length, source
+
+BYTE_VOCAB = 257  # 0 pads, byte b is b + 1
+SIZES = (25_000, 25_000, 25_000)
+
+
+def load(
+    data_dir: Path,
+    *,
+    cache_dir: Path,
+    seed: int = 0,
+    max_length: int = 1000,
+    held_out: float = 0.0,
+    limit: int | None = None,
+) -> Task:
+    """The Text task, from `aclImdb`.
+
+    Args:
+        max_length: bytes after it are cut off; the padded length is the next power of two.
+        held_out: the share of train, drawn from `seed`, that becomes val. With 0 val is the test
+            split, as in LRA, and the best checkpoint is then chosen on the test split.
+        limit: the first examples of each split only.
+    """
+    length = padded_length(max_length)
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out={held_out}: give a share of the train reviews, below 1")
+    data = reviews(data_dir, cache_dir)
+
+    def whole(half: str, most: int | None) -> Split:
+        lengths = data[f"{half}_lengths"][:most]
+        tokens = pad(data[half], lengths, max_length, length, as_bytes=True)
+        return Split(tokens, data[f"{half}_labels"][:most], np.minimum(lengths, max_length))
+
+    test = whole("test", limit)
+    if held_out:
+        train, val = _divide(whole("train", None), held_out, seed)
+    else:
+        train, val = whole("train", limit), test
+    splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
+    return Task(
+        name="text",
+        source=source("official", splits, SIZES),
+        classes=2,
+        vocab=BYTE_VOCAB,
+        length=length,
+        pair=False,
+        grid=None,
+        splits=splits,
+        baselines={"majority": best_constant(train, test)},
+    )
+
+
+def _divide(split: Split, share: float, seed: int) -> tuple[Split, Split]:
+    """Train and val, each in the order of the whole."""
+    n = len(split)
+    order = np.random.default_rng([seed, n]).permutation(n)
+    val = max(1, round(share * n))
+    return split.take(np.sort(order[val:])), split.take(np.sort(order[:val]))

@@ -1,0 +1,81 @@
+"""Examples on the device, and the order in which training takes them."""
+
+import hashlib
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.lra.tasks.task import Split, Task
+
+
+class DeviceSplit:
+    """A split as tensors on the device: a batch is gathered there."""
+
+    def __init__(self, split: Split, device: torch.device):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # files that are mapped are for reading
+            self.tokens = torch.from_numpy(np.ascontiguousarray(split.tokens)).to(device)
+        self.labels = torch.from_numpy(split.labels).to(device)
+        self.lengths = None if split.lengths is None else torch.from_numpy(split.lengths).to(device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Tokens, lengths and labels of the examples with these numbers."""
+        tokens = self.tokens.index_select(0, rows)
+        lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
+        return tokens, lengths, self.labels.index_select(0, rows)
+
+    @property
+    def bytes(self) -> int:
+        tensors = [self.tokens, self.labels, self.lengths]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class Order:
+    """Which examples each step takes: permutations from (seed, epoch), end to end.
+
+    A batch may reach from one epoch into the next, so that all have the same size.
+    """
+
+    def __init__(self, n: int, batch: int, seed: int):
+        self.n, self.batch, self.seed = n, batch, seed
+        self._epoch, self._kept = -1, np.empty(0, np.int64)
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """int64 (last - first, batch): the examples of the steps first .. last - 1."""
+        start, stop = first * self.batch, last * self.batch
+        parts = []
+        while start < stop:
+            epoch, place = divmod(start, self.n)
+            part = self._permutation(epoch)[place : place + stop - start]
+            parts.append(part)
+            start += len(part)
+        return torch.from_numpy(np.concatenate(parts)).view(-1, self.batch)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(stream(self.seed, epoch))
+            self._kept = torch.randperm(self.n, generator=generator).numpy()
+            self._epoch = epoch
+        return self._kept
+
+
+def stream(*numbers: int) -> int:
+    """A seed of 63 bits for these numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def fingerprint(task: Task) -> str:
+    """A digest of the task's data: all labels, and the tokens of some hundred examples a split."""
+    found = hashlib.sha256(f"{task.name} {task.source} {task.vocab} {task.length}".encode())
+    for name in sorted(task.splits):
+        split = task.splits[name]
+        step = max(1, len(split.labels) // 256)
+        found.update(f"{name} {split.tokens.shape} {split.tokens.dtype}".encode())
+        found.update(np.ascontiguousarray(split.labels).tobytes())
+        found.update(np.ascontiguousarray(split.tokens[::step]).tobytes())
+    return found.hexdigest()[:12]

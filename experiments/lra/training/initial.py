@@ -1,0 +1,113 @@
+"""The model of a run, and the weights that it starts from."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.positions import upsample_axis, upsample_positions
+from experiments.lra.tasks.task import Task, pixel_order
+from experiments.lra.training import checkpoint
+from experiments.lra.training.config import Settings
+
+POSITIONS = "positions"  # the name of the position table
+AXES = ("axial.rows", "axial.columns")  # those of axial positions
+HEADS = ("head.", "lm_head.", "hidden_token")  # what another objective does not share
+
+
+def make_model(settings: Settings, task: Task) -> nn.Module:
+    """The classifier of a run on a task, with fresh weights, in float32 on the CPU."""
+    if settings.pretrain and task.grid is None:
+        raise ValueError(f"pretrain={settings.pretrain} needs images; {task.name} has none")
+    changes = {name: value for name, value in settings.model.items() if value is not None}
+    setting = changes.pop("setting", "nystrom")
+    changes |= {"lm_head": True} if settings.pretrain else {}
+    sizes = model_config(setting, task.name, **changes)
+    order = None if task.grid is None else pixel_order(task.grid, _order(settings))
+    return Classifier(
+        task.vocab,
+        task.length,
+        task.classes,
+        task.pair,
+        task.grid,
+        sizes,
+        settings.attention,
+        order,
+    )
+
+
+def _order(settings: Settings) -> str:
+    return settings.task.get("order") or "row"
+
+
+def about(settings: Settings, task: Task) -> dict[str, Any]:
+    """What `start_from` has to know of the run that left a checkpoint."""
+    return {
+        "task": task.name,
+        "grid": None if task.grid is None else list(task.grid),
+        "order": _order(settings),
+        "pretrain": settings.pretrain,
+    }
+
+
+@torch.no_grad()
+def start_from(
+    model: nn.Module, folder: str | Path, here: dict[str, Any], *, fresh_head: bool = False
+) -> str:
+    """Copies the weights of the best step of another run into the model; returns what it did.
+
+    Positions of a coarser grid are upsampled. The head stays as it is with `fresh_head` and where
+    the other run had another objective or other classes, and random features and hashes where they
+    are as many as suit another length.
+
+    Raises:
+        ValueError: no such run, or a model that does not fit.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
+    if not path.exists():
+        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
+    state = checkpoint.load(path)
+    source, there = state["best"] or state, state["about"]
+    weights: dict[str, Tensor] = source["model"]
+    buffers = {name for name, _ in model.named_buffers()}
+    fresh = []
+    for name, parameter in model.state_dict(keep_vars=True).items():
+        found = weights.get(name)
+        if name == POSITIONS and found is not None and found.shape != parameter.shape:
+            found = _upsampled(found, there, here, folder)
+        elif name in AXES and found is not None:
+            found = upsample_axis(found, len(parameter))
+        in_head = name.startswith(HEADS)
+        if in_head and (fresh_head or there["pretrain"] != here["pretrain"] or found is None):
+            fresh.append(name)
+        elif found is None or found.shape != parameter.shape:
+            if in_head or name in buffers:
+                fresh.append(name)
+                continue
+            shapes = f"{tuple(found.shape)} there" if found is not None else "missing there"
+            raise ValueError(
+                f"init_from={folder}: {name} is {tuple(parameter.shape)} here, {shapes}; "
+                "the model and the attention must be those of that run"
+            )
+        else:
+            parameter.copy_(found)
+    kept = f"fresh: {', '.join(fresh)}" if fresh else "all of them"
+    return f"weights of step {source['step']} of {path.parent} ({there['task']}; {kept})"
+
+
+def _upsampled(table: Tensor, there: dict, here: dict, folder: str | Path) -> Tensor:
+    if there["grid"] is None or here["grid"] is None:
+        raise ValueError(
+            f"init_from={folder}: that run has {len(table)} positions, which only images can change"
+        )
+    from_grid, to_grid = tuple(there["grid"]), tuple(here["grid"])
+    return upsample_positions(
+        table,
+        from_grid,
+        to_grid,
+        from_order=pixel_order(from_grid, there["order"]),
+        to_order=pixel_order(to_grid, here["order"]),
+    )

@@ -1,0 +1,147 @@
+"""What a run tells: journal.jsonl, result.json, TensorBoard events, a line on the terminal."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.common.files import write_whole
+
+JOURNAL, RESULT = "journal.jsonl", "result.json"
+
+
+class Journal:
+    """One JSON object a line, appended. `kept` bytes of an older session stay, the rest goes: it
+    tells of steps that are taken again."""
+
+    def __init__(self, path: Path, kept: int = 0):
+        self.path = path
+        with open(path, "ab"):
+            pass
+        if os.path.getsize(path) < kept:
+            raise ValueError(f"{path} lost its end; delete {path.parent} to start over")
+        os.truncate(path, kept)
+        self._file = open(path, "ab", buffering=0)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        line = json.dumps({"kind": kind, "step": step} | rounded(values))
+        self._file.write(line.encode() + b"\n")
+
+    def sync(self) -> int:
+        """Brings all lines to the disk; returns how many bytes they are."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def rounded(values: Any) -> Any:
+    """Floats to six digits, which is what is known of them."""
+    if isinstance(values, float):
+        return float(f"{values:.6g}")
+    if isinstance(values, dict):
+        return {str(key): rounded(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [rounded(value) for value in values]
+    return values
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    text = json.dumps(rounded(result), indent=2) + "\n"
+    write_whole(folder / RESULT, lambda file: file.write(text.encode()), "runs")
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a run, None if it has none yet. ValueError if it cannot be read."""
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete it to have it anew") from error
+
+
+class Events:
+    """TensorBoard events, where tensorboard is installed (wanted=None) or wanted=True."""
+
+    def __init__(self, folder: Path, step: int, wanted: bool | None):
+        self._writer: Any = None
+        if wanted is False:
+            return
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError:
+            if wanted:
+                raise ValueError(
+                    "tensorboard=true, but it is not installed: pip install tensorboard"
+                ) from None
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Log:
+    """All of them for one session of a run; silent in processes that do not lead.
+
+    Args:
+        kept: bytes of the journal that an earlier session leaves.
+        step: the step at which the session begins.
+    """
+
+    def __init__(self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool):
+        self._journal: Journal | None = None
+        if leads:
+            self._events = Events(folder, step, tensorboard)
+            self._journal = Journal(folder / JOURNAL, kept)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        if self._journal is not None:
+            self._journal.write(kind, step, **values)
+            self._events.write(kind, step, values)
+
+    def sync(self) -> int:
+        return 0 if self._journal is None else self._journal.sync()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._events.close()
+
+
+class Progress:
+    """One line that is written over on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self, wanted: bool):
+        self.wanted, self.live, self._last = wanted, sys.stderr.isatty(), 0.0
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if not self.wanted or not (last or now - self._last > (0.2 if self.live else 10)):
+            return
+        self._last = now
+        end = "\n" if last or not self.live else "\r"
+        print(f"{text:<100}" if self.live else text, end=end, file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.wanted:
+            print(f"{text:<100}" if self.live else text, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,143 @@
+"""Selection by sums along antidiagonals."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from masks.algebra import Mask
+from masks.block_lists import EMPTY
+from masks.block_mask import BlockMask
+from masks.checks import integer
+from masks.spec import call_text
+from sparseflash.select.base import (
+    BlockSelector,
+    check_blocks,
+    check_masks,
+    extent_text,
+    fraction,
+    limits,
+)
+from sparseflash.select.choose import WIDEST, Rule
+from sparseflash.select.pool import dot
+from sparseflash.select.static import built, grid_codes, heads_of, to_device
+
+SCORES_AT_ONCE = 1 << 26
+FINEST = 16  # tokens: the smallest blocks that a static mask is built of
+
+
+def antidiagonal(
+    stride: int = 16,
+    threshold: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    within: Mask | BlockMask | None = None,
+    always: Mask | BlockMask | None = None,
+) -> "Antidiagonal":
+    """As few key blocks as hold `threshold` of the attention that antidiagonals promise.
+
+    Every stride x stride square of scores is judged by the mean of its antidiagonal, which meets
+    each query and each key of the square once; softmax over the squares of a row gives
+    probabilities, and those of a block add up. XAttention, arXiv:2503.16428, which also takes the
+    first block and the diagonal: always=local(0) | mask of the first keys.
+
+    Args:
+        stride: a power of two that divides both block sizes.
+        threshold: the share of a row's probability that the blocks taken must reach.
+        block_size, within, always: as in `top_k`; squares out of reach of a `within` that is a
+            Mask have probability 0 (to `stride` tokens, but not finer than 16).
+        least, most: bounds on the blocks of a row.
+
+    This takes 2 B H N_q N_k D / stride operations by nature: 1 / (2 stride) of dense attention. The
+    memory for scores is bounded. ValueError for arguments out of range.
+    """
+    block_size = check_blocks(block_size)
+    check_masks(within=within, always=always)
+    integer("stride", stride, least=1)
+    if stride & (stride - 1) or any(size % stride for size in block_size):
+        raise ValueError(
+            f"stride is {stride}: give a power of two that divides the block sizes {block_size}"
+        )
+    least, most = limits(least, most)
+    rule = Rule("mass", fraction("threshold", threshold), least, most)
+    options = {"block_size": (extent_text(block_size), 128), "least": (least, 1)}
+    options |= {"most": (most, None), "within": (within, None), "always": (always, None)}
+    text = call_text("antidiagonal", stride, threshold, **options)
+    return Antidiagonal(text, block_size, within, rule, always, stride)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Antidiagonal(BlockSelector):
+    """`antidiagonal`."""
+
+    stride: int
+    probabilities = True
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        n_q, n_k = q.shape[2], k.shape[2]
+        given = (self.within, n_q, n_k, self.block_size, self.stride, q.shape[1], q.device)
+        if q.is_cuda and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= WIDEST:
+            from sparseflash.select.antidiagonal_kernels import block_sums_kernel
+
+            allowed = None if self.within is None else _allowed(*given)
+            return block_sums_kernel(q, k, self.stride, self.block_size, allowed, SCORES_AT_ONCE)
+        return block_sums_torch(q, k, self.stride, self.block_size, _allowed(*given))
+
+
+def block_sums_torch(
+    q: Tensor, k: Tensor, stride: int, block_size: tuple[int, int], allowed: Tensor
+) -> Tensor:
+    """Probabilities of squares, added up over blocks, (B, H, rows, cols): some rows at a time.
+
+    allowed: bool, broadcastable to (B, H, squares of queries, squares of keys).
+    """
+    block_q, block_k = block_size
+    # the queries of a square in reverse, so that one product runs along the antidiagonal
+    q_rows = _squares(q, stride, block_q).flip(3).flatten(3)
+    k_rows = _squares(k, stride, block_k).flatten(3)
+    scale = q.shape[-1] ** -0.5 / stride
+    step = max(1, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * k_rows.shape[2] * block_q))
+    step *= block_q  # squares in a part: whole blocks of queries
+    parts = []
+    for start in range(0, q_rows.shape[2], step):
+        part = dot(q_rows[:, :, start : start + step], k_rows).float() * scale
+        part = part.masked_fill(~allowed[:, :, start : start + step], -torch.inf)
+        p = part.softmax(-1).nan_to_num(0.0)  # a row with nothing allowed has none
+        p = p.unflatten(3, (-1, block_k // stride)).sum(4)
+        parts.append(p.unflatten(2, (-1, block_q // stride)).sum(3))
+    return torch.cat(parts, 2)
+
+
+def _squares(x: Tensor, stride: int, block: int) -> Tensor:
+    """(B, H, N / stride, stride, D), padded with zeros to whole blocks."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % block)).unflatten(2, (-1, stride))
+
+
+def _allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
+    heads = None if within is None else heads_of(within, heads)
+    return _squares_allowed(within, n_q, n_k, block_size, stride, heads, device)
+
+
+@lru_cache(maxsize=8)
+def _squares_allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
+    """Bool (B, H, squares of queries, squares of keys), extents of 1 where they are the same."""
+    q_there, k_there = (
+        np.arange(0, -(-n // block) * block, stride) < n
+        for n, block in zip((n_q, n_k), block_size, strict=True)
+    )
+    exists = q_there[:, None] & k_there
+    if within is None:
+        return to_device(exists[None, None], device)
+    fine = max(stride, FINEST)
+    sizes = block_size if isinstance(within, BlockMask) else (fine, fine)
+    allowed = grid_codes(built(within, n_q, n_k, sizes, heads)) != EMPTY
+    for axis, size in zip((2, 3), sizes, strict=True):
+        allowed = allowed.repeat(size // stride, axis)
+    short = [(0, max(0, n - m)) for n, m in zip(exists.shape, allowed.shape[2:], strict=True)]
+    allowed = np.pad(allowed, ((0, 0), (0, 0), *short))
+    return to_device(allowed[:, :, : len(q_there), : len(k_there)] & exists, device)

@@ -1,0 +1,183 @@
+"""A learned gate over blocks, and what it learns from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from masks.algebra import Mask
+from masks.block_mask import BlockMask
+from masks.spec import call_text
+from sparseflash.select.base import (
+    BlockSelector,
+    budget,
+    check_blocks,
+    check_inputs,
+    check_masks,
+    fraction,
+    limits,
+)
+from sparseflash.select.choose import Rule
+from sparseflash.select.pool import KINDS, dot, pool_both
+
+SCORES_AT_ONCE = 1 << 26
+
+
+class Gate(nn.Module):
+    """Scores of blocks from pooled queries and keys, one linear map a head (SeerAttention,
+    arXiv:2410.13276).
+
+    The queries and keys of a block are pooled, the pooled vectors put end to end and mapped to
+    gate_dim; the score of a block is their product. Train it against `attention_map` with
+    `distillation_loss`; q and k get no gradient.
+
+    Args:
+        heads, kv_heads: of q and k; kv_heads defaults to heads.
+        head_dim: D; gate_dim defaults to it.
+        block_size: tokens, one size or (block_q, block_k).
+        q_pool, k_pool: some of "mean", "max", "min".
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        gate_dim: int | None = None,
+        block_size: int | tuple[int, int] = 64,
+        q_pool: Sequence[str] = ("mean", "max", "min"),
+        k_pool: Sequence[str] = ("mean", "max", "min"),
+    ):
+        super().__init__()
+        self.block_size = check_blocks(block_size)
+        for name, kinds in (("q_pool", q_pool), ("k_pool", k_pool)):
+            if not kinds or not set(kinds) <= set(KINDS):
+                raise ValueError(f"{name} is {kinds!r}: give some of {', '.join(KINDS)}")
+        self.q_pool, self.k_pool = tuple(q_pool), tuple(k_pool)
+        kv_heads, gate_dim = kv_heads or heads, gate_dim or head_dim
+        self.q_weight = nn.Parameter(torch.empty(heads, len(self.q_pool) * head_dim, gate_dim))
+        self.k_weight = nn.Parameter(torch.empty(kv_heads, len(self.k_pool) * head_dim, gate_dim))
+        for weight in (self.q_weight, self.k_weight):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, H, rows, cols), differentiable by the weights; softmax makes them probabilities."""
+        block_q, block_k = self.block_size
+        q_pooled, k_pooled = pool_both(q, block_q, self.q_pool, k, block_k, self.k_pool)
+        q_gate, k_gate = (
+            pooled.to(weight.dtype) @ weight
+            for pooled, weight in ((q_pooled, self.q_weight), (k_pooled, self.k_weight))
+        )
+        return dot(q_gate, k_gate, q_gate.shape[-1] ** -0.5)
+
+    forward = scores
+
+
+def gate(
+    module: Gate,
+    k: int | float | None = None,
+    *,
+    threshold: float | None = None,
+    mass: float | None = None,
+    least: int = 1,
+    most: int | None = None,
+    within: Mask | BlockMask | None = None,
+    always: Mask | BlockMask | None = None,
+) -> "Gated":
+    """The blocks that a learned gate opens; give one of k, threshold and mass.
+
+    Args:
+        module: a `Gate`, or anything with its `block_size` and `scores`.
+        k: that many key blocks of every query block, or that share of them, the best first.
+        threshold: those of at least this probability.
+        mass: the fewest whose probabilities reach this sum.
+        least, most: bounds on the blocks of a row, with `threshold` and `mass`.
+        within, always: as in `top_k`. SeerAttention takes the diagonal always: local(0).
+
+    ValueError for arguments out of range.
+    """
+    given = {name: x for name, x in (("k", k), ("threshold", threshold), ("mass", mass)) if x}
+    if len(given) != 1:
+        raise ValueError(f"k, threshold and mass are {k}, {threshold} and {mass}: give one of them")
+    check_masks(within=within, always=always)
+    least, most = limits(least, most)
+    ((name, value),) = given.items()
+    if name == "k":
+        rule = budget("k", value)
+    else:
+        rule = Rule("level" if name == "threshold" else "mass", fraction(name, value), least, most)
+    options = {x: (given.get(x), None) for x in ("k", "threshold", "mass")}
+    options |= {"least": (least, 1), "most": (most, None)}
+    options |= {"within": (within, None), "always": (always, None)}
+    text = call_text("gate", Named(type(module).__name__), **options)
+    return Gated(text, check_blocks(module.block_size), within, rule, always, module)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Shows a word without quotes."""
+
+    word: str
+
+    def __repr__(self) -> str:
+        return self.word
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Gated(BlockSelector):
+    """`gate`."""
+
+    module: Any
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.module.scores(q, k)
+
+
+@torch.no_grad()
+def attention_map(
+    q: Tensor,
+    k: Tensor,
+    block_size: int | tuple[int, int] = 64,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """What a gate should say: the largest probability of every block, each row made to sum to 1.
+
+    (B, H, rows, cols) from dense attention of q (B, H, N_q, D) and k (B, H_kv, N_k, D), block row
+    by block row; `causal` aligns the first query with the first key. For training: it takes the
+    time of dense attention.
+    """
+    check_inputs(q, k)
+    block_q, block_k = check_blocks(block_size)
+    n_q, n_k = q.shape[2], k.shape[2]
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    key = torch.arange(n_k, device=q.device)
+    step = max(1, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * n_k * block_q)) * block_q
+    rows = []
+    for start in range(0, n_q, step):
+        part = dot(q[:, :, start : start + step].to(dtype) * factor, k.to(dtype))
+        if causal:
+            token = torch.arange(start, start + part.shape[2], device=q.device)
+            part = part.masked_fill(key > token[:, None], -torch.inf)
+        p = F.pad(part.softmax(-1), (0, -n_k % block_k, 0, -part.shape[2] % block_q))
+        p = p.unflatten(3, (-1, block_k)).amax(4).unflatten(2, (-1, block_q)).amax(3)
+        rows.append(p)
+    found = torch.cat(rows, 2)
+    return found / found.sum(-1, keepdim=True)
+
+
+def distillation_loss(scores: Tensor, target: Tensor, candidates: Tensor | None = None) -> Tensor:
+    """KL divergence of a gate's softmax from `attention_map`: a scalar, the mean over rows.
+
+    candidates: bool, broadcastable to scores (B, H, rows, cols): blocks that may be taken at all,
+    such as `masks.causal().build(n, n, 64).layout() > 0` as a tensor.
+    """
+    if candidates is not None:
+        scores = scores.masked_fill(~candidates, torch.finfo(scores.dtype).min)
+    log_p = scores.log_softmax(-1).flatten(0, -2)
+    return F.kl_div(log_p, target.to(log_p.dtype).flatten(0, -2), reduction="batchmean")

@@ -1,0 +1,212 @@
+"""Selection: the block mask that a selector picked from q and k, on their device."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from masks import runs as rl
+from masks.algebra import Mask
+from masks.block_lists import EMPTY, FULL
+from masks.block_mask import BlockMask
+from masks.tiles import edge_tiles
+from sparseflash.select.static import heads_of, static_codes
+
+MAX_PRODUCTS = 1 << 14  # tiles that two tables may make together
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selection:
+    """Which blocks a query may attend to, for every batch entry and head.
+
+    `&`, `|` and `-` take a Mask, a BlockMask or another Selection, and give a Selection.
+    `sparseflash.attention` takes it for its mask. Nothing but `to_block_mask` waits for the device.
+
+    Attributes:
+        codes: int32 (B or 1, H or 1, rows, cols): EMPTY = -2, FULL = -1 (every pair of existing
+            tokens is allowed), or t >= 0: the pairs that are set in `bits[t]`.
+        bits: int32 (T, block_q, ceil(block_k / 32)); bit j of word w is key column 32 * w + j of
+            the block, 0 outside n_q x n_k. Unlike those of a BlockMask, tiles may be equal, unused,
+            and after `&` and `-` even empty.
+        n_q, n_k: tokens.
+        block_size: (block_q, block_k).
+        most: no more blocks than that are not EMPTY; known on the host, so that lists of them can
+            be laid out without asking the device.
+        owned: so many tiles, the first ones, belong to one block each; the others may be shared.
+    """
+
+    codes: Tensor
+    bits: Tensor
+    n_q: int
+    n_k: int
+    block_size: tuple[int, int]
+    most: int
+    owned: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Extent: 1 means the same for all."""
+        return self.codes.shape[0]
+
+    @property
+    def heads(self) -> int:
+        """Extent: 1 means the same for all."""
+        return self.codes.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Query blocks."""
+        return self.codes.shape[2]
+
+    @property
+    def cols(self) -> int:
+        """Key blocks."""
+        return self.codes.shape[3]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.codes.device
+
+    def density(self) -> Tensor:
+        """Non-empty blocks / all blocks: a float32 scalar on the device."""
+        return (self.codes != EMPTY).float().mean()
+
+    def __and__(self, other: "Mask | BlockMask | Selection") -> "Selection":
+        operand = self._operand(other)
+        return NotImplemented if operand is None else _join(self, operand, FULL, EMPTY)
+
+    def __or__(self, other: "Mask | BlockMask | Selection") -> "Selection":
+        operand = self._operand(other)
+        return NotImplemented if operand is None else _join(self, operand, EMPTY, FULL)
+
+    def __sub__(self, other: "Mask | BlockMask | Selection") -> "Selection":
+        if isinstance(other, Selection) and len(other.bits):
+            raise ValueError(
+                "the selection on the right of - has partial blocks: subtract one of whole blocks, "
+                "or a Mask"
+            )
+        operand = self._operand(other, complement=True)
+        return NotImplemented if operand is None else _join(self, operand, FULL, EMPTY)
+
+    __rand__, __ror__ = __and__, __or__
+
+    def _operand(self, other: object, *, complement: bool = False) -> "Selection | None":
+        """`other`, or all that is not in it, as a selection that fits this one."""
+        if isinstance(other, Mask | BlockMask):
+            if heads_of(other, 1) and self.heads == 1:
+                raise ValueError(
+                    f"{other} differs from head to head, the selection does not: pass it to the "
+                    "selector (within=)"
+                )
+            static = static_codes(
+                other, self.n_q, self.n_k, self.block_size, self.heads, self.device, complement
+            )
+            extents = (self.n_q, self.n_k, self.block_size)
+            other = Selection(static.codes, static.bits, *extents, static.most)
+        elif not isinstance(other, Selection):
+            return None
+        elif complement:
+            codes = (EMPTY + FULL) - other.codes
+            other = replace(other, codes=codes, most=codes.numel())
+        mine, its = ((x.n_q, x.n_k, x.block_size, x.device) for x in (self, other))
+        if mine != its:
+            raise ValueError(
+                f"(n_q, n_k, block_size, device) are {mine} and {its}: select with the same"
+            )
+        for name in ("batch", "heads"):
+            a, b = getattr(self, name), getattr(other, name)
+            if a != b and 1 not in (a, b):
+                raise ValueError(f"selections of {name} {a} and {b} do not combine")
+        return other
+
+    def to_block_mask(self) -> BlockMask:
+        """The same as an exact `masks.BlockMask`, for pictures, analysis and files.
+
+        Waits for the device, and copies everything to the host.
+        """
+        codes, bits = self.codes.cpu().numpy(), self.bits.cpu().numpy().view(np.uint32)
+        edges = edge_tiles(self.n_q, self.n_k, self.block_size)
+        cut = np.zeros(codes.shape[2:], np.int32)  # which edge tile a block would have when full
+        cut[-1], cut[:, -1] = cut[-1] + 2, cut[:, -1] + 1
+        x = np.flatnonzero(codes >= 0)
+        kinds = codes.ravel()[x] * 4 + cut.ravel()[x % cut.size]
+        kinds, first, group = np.unique(kinds, return_index=True, return_inverse=True)
+        tiles: dict[bytes, int] = {}  # the numbers of the distinct ones, in the order of x
+        final = np.empty(len(kinds), np.int32)
+        for i in np.argsort(first):
+            tile = bits[kinds[i] // 4]
+            if not tile.any():
+                final[i] = EMPTY
+            elif np.array_equal(tile, edges[kinds[i] % 4]):
+                final[i] = FULL
+            else:
+                final[i] = tiles.setdefault(tile.tobytes(), len(tiles))
+        flat = codes.astype(np.int32).ravel()
+        flat[x] = final[group]
+        starts, values = rl.compact(np.arange(flat.size), flat, flat.size)
+        shape = (-1, *bits.shape[1:])
+        return BlockMask(
+            n_q=self.n_q,
+            n_k=self.n_k,
+            block_size=self.block_size,
+            batch=self.batch,
+            heads=self.heads,
+            starts=starts,
+            tiles=values,
+            bits=np.array([np.frombuffer(t, np.uint32) for t in tiles], np.uint32).reshape(shape),
+            text="selection",
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Selection({self.n_q} x {self.n_k} tokens, block size {self.block_size}, "
+            f"batch {self.batch}, heads {self.heads}, {self.device})"
+        )
+
+
+def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection:
+    """a & b, where FULL is neutral and EMPTY absorbs, or a | b, where it is the other way round.
+
+    The tiles of a come first, those it owns changed in place; then the tiles of b; then one for
+    every pair of a shared tile of a and a tile of b.
+    """
+    if b.owned:
+        a, b = b, a  # at most one of the two owns tiles
+    a_codes, b_codes = torch.broadcast_tensors(a.codes, b.codes)
+    owned = a.owned if a.codes.shape == a_codes.shape else 0
+    mine, shared = a.bits[:owned], a.bits[owned:]
+    if b.owned or len(shared) * len(b.bits) > MAX_PRODUCTS:
+        raise ValueError(
+            f"selections with {len(a.bits)} and {len(b.bits)} tiles make too many together: pass "
+            "a static mask to the selector (within=), or join static masks before"
+        )
+    operator = torch.bitwise_and if neutral == FULL else torch.bitwise_or
+    if owned:
+        mine = operator(mine, _facing(a, b_codes, b.bits, -1 if neutral == FULL else 0))
+    products = operator(shared[:, None], b.bits).flatten(0, 1)
+    paired = len(a.bits) + len(b.bits) + (a_codes - owned) * len(b.bits) + b_codes
+    b_shifted = torch.where(b_codes >= 0, b_codes + len(a.bits), b_codes)
+    codes = torch.where(
+        (b_codes == neutral) | ((a_codes >= 0) & (a_codes < owned)), a_codes, paired
+    )
+    codes = torch.where(a_codes == neutral, b_shifted, codes)
+    codes = codes.masked_fill((a_codes == absorbing) | (b_codes == absorbing), absorbing)
+    a_most, b_most = (x.most * (codes.numel() // x.codes.numel()) for x in (a, b))
+    most = min(a_most, b_most) if neutral == FULL else min(a_most + b_most, codes.numel())
+    bits = torch.cat([mine, shared, b.bits, products])
+    return Selection(codes, bits, a.n_q, a.n_k, a.block_size, most, owned)
+
+
+def _facing(a: Selection, b_codes: Tensor, b_bits: Tensor, fill: int) -> Tensor:
+    """What b has in the block of each tile that a owns: int32 (a.owned, block_q, words), or words
+    of `fill` where b has no tile.
+    """
+    cell = torch.zeros(a.owned + 1, dtype=torch.int64, device=a.device)
+    tile = a.codes.flatten().long()
+    tile = tile.masked_fill((tile < 0) | (tile >= a.owned), a.owned)  # the last takes the rest
+    cell.scatter_(0, tile, torch.arange(len(tile), device=a.device))
+    code = b_codes.flatten()[cell[:-1]].long()
+    code = code.masked_fill(code < 0, len(b_bits))
+    return torch.cat([b_bits, b_bits.new_full((1, *b_bits.shape[1:]), fill)])[code]

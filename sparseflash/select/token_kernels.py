@@ -1,0 +1,180 @@
+"""Triton kernels of MoBA and NSA; their plain torch stands in tokens.py."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparseflash.select.kernels import _on, best, clamped, pool_kernel, sortable
+
+WIDEST = 2048  # chunks that a program holds the scores of
+NARROW = 32  # chunks of the narrowest tiles
+_INF = tl.constexpr(float("inf"))
+_EMPTY = tl.constexpr(-2)
+
+
+def pick_kernel(
+    q: Tensor, k: Tensor, chunk: int, count: int, first: int, own: int, padded: int, *, nsa: bool
+) -> Tensor:
+    """`ByToken.words_torch`: int16 (B, heads, padded / 16, chunks).
+
+    One program scores a tile of queries against all chunks, on the tensor cores, and keeps the
+    scores to itself.
+    """
+    q, k = q.detach(), k.detach()
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    batch, q_heads, n, dim = q.shape
+    group = q_heads // k.shape[1]
+    heads, members, sharing = (k.shape[1], group, 1) if nsa else (q_heads, 1, group)
+    exact = q.dtype == torch.bfloat16  # products of bfloat16 are exact in float32
+    (mean,) = pool_kernel((k, chunk, ("high", "middle", "low") if exact else ("mean",)))
+    chunks = mean.shape[2]
+    # zero, as a narrow tile writes only the chunks that it holds
+    words = torch.zeros(batch, heads, padded // 16, chunks, dtype=torch.int16, device=q.device)
+    sizes = (n, padded // 16, chunks)
+    with _on(q.device):
+        begin = 0
+        while begin < chunks:  # the first queries see few chunks: narrow tiles do for them
+            width = min(NARROW, triton.next_power_of_2(chunks)) if begin == 0 else 2 * begin
+            rows, step, warps = tile(max(width, 16), dim, members)
+            end = padded if width >= chunks else width * chunk
+            tiles = -(-(end - begin * chunk) // rows)
+            _pick[(tiles * batch * heads,)](
+                q, mean, words, *q.stride()[:3], *sizes, begin * chunk // rows, tiles, heads,
+                count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
+                HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
+                NSA=nsa, num_warps=warps, num_stages=2,
+            )  # fmt: skip
+            begin = width
+    return words
+
+
+def tile(width: int, dim: int, members: int) -> tuple[int, int, int]:
+    """Queries of a program, dimensions at a time, and warps; by the registers that they take."""
+    rows = 64 if width <= 64 else 32 if width <= 256 else 16
+    warps = max(4, min(16, rows * width // 2048))
+    return rows, min(64 if width <= 128 else 32 if width <= 1024 else 16, _power(dim)), warps
+
+
+def _power(dim: int) -> int:
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+@triton.jit(do_not_specialize=(
+    "n", "groups", "chunks", "tile0", "tiles", "heads", "count", "first", "own"
+))  # fmt: skip
+def _pick(
+    Q, Mean, Words, stride_b, stride_h, stride_n, n, groups, chunks, tile0, tiles, heads,
+    count, first, own, scale,
+    MEMBERS: tl.constexpr, SHARING: tl.constexpr, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr,
+    STEP: tl.constexpr, PLANES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    NSA: tl.constexpr,
+):  # fmt: skip
+    """The chunks that each of ROWS queries picks, as words of 16 queries a chunk.
+
+    A word's bit i stands for query i of its 16. In NSA the MEMBERS query heads of a KV head share
+    what they pick; in MoBA every query head picks for itself, and SHARING of them have one KV head.
+    """
+    pid = tl.program_id(0)
+    tile, bh = tile0 + pid % tiles, (pid // tiles).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    token = tile * ROWS + tl.arange(0, ROWS)
+    chunk = tl.arange(0, WIDTH)
+    last = tl.minimum(tile * ROWS + ROWS, n) - 1  # of the queries that exist
+    means = Mean + (b * (heads // SHARING) + h // SHARING) * chunks * (PLANES * HEAD_DIM)
+    near = chunk <= last // CHUNK  # no query of the tile sees the others
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for member in range(MEMBERS):
+        queries = Q + b * stride_b + (h * MEMBERS + member) * stride_h
+        score = _products(
+            queries, means, token, chunk, near, stride_n, n, HEAD_DIM, STEP, PLANES, ROWS, WIDTH
+        )
+        if NSA:  # softmax over the chunks that lie before the query whole
+            before = (chunk + 1)[None, :] * CHUNK <= token[:, None] + 1
+            score = tl.where(before, score * scale, -_INF)
+            top = tl.max(score, 1)
+            top = tl.where(top == -_INF, 0.0, top)
+            weight = tl.exp(score - top[:, None])
+            score = weight / tl.maximum(tl.sum(weight, 1), 1e-30)[:, None]
+        if MEMBERS == 1:
+            total = score
+        else:
+            total += score
+    mine = tl.where(token < n, token // CHUNK, -1)[:, None]
+    seen = chunk[None, :] <= mine
+    forced = seen & ((chunk[None, :] > mine - own) | (chunk[None, :] < first))
+    left = count - tl.sum(forced.to(tl.int32), 1)
+    rest = seen & (forced == 0)
+    taken = forced | best(tl.where(rest, sortable(clamped(total)), 0), rest, left, WIDTH)
+    bits = tl.reshape(taken.to(tl.int32), [ROWS // 16, 16, WIDTH])
+    bits = tl.sum(bits << tl.arange(0, 16)[None, :, None], 1)
+    at = tile * (ROWS // 16) + tl.arange(0, ROWS // 16)
+    to = Words + (bh * groups + at[:, None]) * chunks + chunk[None, :]
+    tl.store(to, bits.to(tl.int16), mask=(at < groups)[:, None] & (chunk < chunks)[None, :])
+
+
+@triton.jit
+def _products(
+    Q, Means, token, chunk, near, stride_n, n,
+    HEAD_DIM: tl.constexpr, STEP: tl.constexpr, PLANES: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Queries times means, to float32: a mean comes in three parts in bfloat16, or in float32."""
+    score = tl.zeros([ROWS, WIDTH], tl.float32)
+    q_at = Q + token[:, None].to(tl.int64) * stride_n
+    mean_at = Means + chunk[None, :] * (PLANES * HEAD_DIM)
+    for start in tl.range(0, HEAD_DIM, STEP):
+        dim = start + tl.arange(0, STEP)
+        inside = dim < HEAD_DIM
+        there = (token < n)[:, None] & inside[None, :]
+        q = tl.load(q_at + dim[None, :], mask=there, other=0.0)
+        wanted = near[None, :] & inside[:, None]
+        if PLANES == 3:
+            high = tl.load(mean_at + dim[:, None], mask=wanted, other=0.0)
+            middle = tl.load(mean_at + HEAD_DIM + dim[:, None], mask=wanted, other=0.0)
+            low = tl.load(mean_at + 2 * HEAD_DIM + dim[:, None], mask=wanted, other=0.0)
+            score = tl.dot(q, low, score)
+            score = tl.dot(q, middle, score)
+            score = tl.dot(q, high, score)
+        else:
+            mean = tl.load(mean_at + dim[:, None], mask=wanted, other=0.0)
+            score = tl.dot(q.to(tl.float32), mean, score, input_precision="tf32x3")
+    return score
+
+
+def union_kernel(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int) -> Tensor:
+    """`tokens.union_torch`: one program a row, 1024 of its blocks at a time."""
+    batch, own_heads, groups, chunks = words.shape
+    rows, cols = codes.shape[2:]
+    out = torch.empty(batch, heads, rows, cols, dtype=torch.int32, device=words.device)
+    with _on(words.device):
+        _union[(batch * heads * rows,)](
+            words, codes, out, codes.stride(0) if codes.shape[0] > 1 else 0,
+            codes.stride(1) if codes.shape[1] > 1 else 0, heads, own_heads, rows, cols, groups,
+            chunks, per_chunk, PER_ROW=per_row, WIDTH=min(1024, triton.next_power_of_2(cols)),
+            num_warps=1 if cols <= 256 else 4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=(
+    "heads", "own_heads", "rows", "cols", "groups", "chunks", "per_chunk"
+))  # fmt: skip
+def _union(
+    Words, Codes, Out, codes_b, codes_h, heads, own_heads, rows, cols, groups, chunks, per_chunk,
+    PER_ROW: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    b, h, row = pid // rows // heads, pid // rows % heads, pid % rows
+    own = b * own_heads + h // (heads // own_heads)
+    for start in range(0, cols, WIDTH):
+        col = start + tl.arange(0, WIDTH)
+        there = col < cols
+        at = Words + (own * groups + row * PER_ROW) * chunks + col // per_chunk
+        picked = tl.zeros([WIDTH], tl.int16)
+        for group in tl.static_range(PER_ROW):
+            picked |= tl.load(at + group * chunks, mask=there, other=0)
+        code = tl.load(
+            Codes + b * codes_b + h * codes_h + row * cols + col, mask=there, other=_EMPTY
+        )
+        tl.store(Out + pid * cols + col, tl.where(picked != 0, code, _EMPTY), mask=there)

@@ -1,0 +1,254 @@
+"""Selectors of whole blocks against plain loops in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from sparseflash import select
+from sparseflash.select.choose import Frame, Rule, choose_torch
+from sparseflash.testing import make_qkv
+from tests.sparseflash.select.oracle import (
+    block_selection,
+    chosen,
+    dense,
+    expanded,
+    pooled_scores,
+    spans,
+)
+
+CASES = [  # n_q, n_k, heads, kv_heads, block_size
+    (96, 96, 2, 2, (16, 16)),
+    (130, 75, 4, 2, (32, 16)),
+    (50, 201, 3, 1, (16, 48)),
+    (7, 5, 2, 1, (16, 16)),
+]
+SEEING = [  # within, always
+    (None, None),
+    (masks.causal(align="bottom_right"), None),
+    (masks.causal(), masks.local(0)),
+    (masks.local(40), masks.causal() & masks.sliding(30)),
+    (masks.random_blocks(0.5, block=16, per_head=True), masks.global_tokens(1)),
+]
+
+
+def agree(selection: select.Selection, expected: np.ndarray) -> None:
+    blocks = selection.to_block_mask()
+    assert np.array_equal(expanded(blocks, *expected.shape[:2]), expected)
+    assert blocks.nnz * (expected.shape[0] * expected.shape[1]) <= selection.most * (
+        blocks.batch * blocks.heads
+    )
+    assert float(selection.density()) == pytest.approx(blocks.density)
+
+
+@pytest.mark.parametrize("within, always", SEEING)
+@pytest.mark.parametrize("n_q, n_k, heads, kv_heads, block_size", CASES)
+@pytest.mark.parametrize("pool", ["mean", "max", "bound"])
+def test_pooled(n_q, n_k, heads, kv_heads, block_size, pool, within, always):
+    q, k, _ = make_qkv(1, heads, n_q, n_k, 8, kv_heads=kv_heads, dtype=torch.float64, seed=n_q)
+    scores = pooled_scores(q, k, block_size, pool)
+    given = (n_q, n_k, block_size, within, always)
+    for budget in (1, 3, 0.4, 1.0, 100):
+        selector = select.top_k(budget, pool, block_size, within=within, always=always)
+        agree(selector(q, k), block_selection(scores, *given, "count", budget))
+    for threshold, least, most in ((0.5, 1, None), (0.9, 2, 4), (1.0, 1, None), (0.01, 1, 1)):
+        selector = select.mass(
+            threshold, pool, block_size, least=least, most=most, within=within, always=always
+        )
+        expected = block_selection(scores, *given, "mass", threshold, least, most)
+        if threshold < 1:
+            agree(selector(q, k), expected)
+        else:  # the last blocks hold less than a rounding of the sum
+            assert not (expanded(selector(q, k).to_block_mask(), 1, heads) & ~expected).any()
+
+
+@pytest.mark.parametrize("within, always", SEEING[:4])
+@pytest.mark.parametrize("n_q, n_k, heads, kv_heads, block_size", CASES)
+@pytest.mark.parametrize("stride", [1, 8, 16])
+def test_antidiagonal(n_q, n_k, heads, kv_heads, block_size, stride, within, always):
+    q, k, _ = make_qkv(2, heads, n_q, n_k, 24, kv_heads=kv_heads, dtype=torch.float64, seed=n_q)
+    fine = max(stride, 16)
+    inside = dense(within, n_q, n_k, heads)
+    rows, cols = spans(n_q, block_size[0]), spans(n_k, block_size[1])
+    scores = np.zeros((2, heads, len(rows), len(cols)))
+    for b, h in np.ndindex(2, heads):
+        matrix = (q[b, h] @ k[b, h // (heads // kv_heads)].T * 24**-0.5 / stride).numpy()
+        for x in range(0, n_q, stride):
+            weights = {}
+            for y in range(0, n_k, stride):
+                near = inside[h, x // fine * fine :, y // fine * fine :][:fine, :fine]
+                if near.any():  # queries x + s and keys y + stride - 1 - s, those that exist
+                    weights[y] = np.exp(
+                        sum(
+                            matrix[x + s, y + stride - 1 - s]
+                            for s in range(stride)
+                            if x + s < n_q and y + stride - 1 - s < n_k
+                        )
+                    )
+            for y, weight in weights.items():
+                cell = x // block_size[0], y // block_size[1]
+                scores[b, h][cell] += weight / sum(weights.values())
+    for threshold in (0.3, 0.8):
+        selector = select.antidiagonal(stride, threshold, block_size, within=within, always=always)
+        expected = block_selection(
+            scores, n_q, n_k, block_size, within, always, "mass", threshold, probabilities=True
+        )
+        agree(selector(q, k), expected)
+
+
+@pytest.mark.parametrize("n_q, n_k, heads, kv_heads, block_size", CASES)
+def test_gate(n_q, n_k, heads, kv_heads, block_size):
+    q, k, _ = make_qkv(2, heads, n_q, n_k, 24, kv_heads=kv_heads, dtype=torch.float64, seed=n_q)
+    torch.manual_seed(0)
+    gate = select.Gate(heads, 24, kv_heads, 8, block_size, q_pool=("mean",), k_pool=("max", "min"))
+    gate = gate.double()
+    scores = np.zeros((2, heads, len(spans(n_q, block_size[0])), len(spans(n_k, block_size[1]))))
+    for b, h, i, j in np.ndindex(scores.shape):
+        group = h // (heads // kv_heads)
+        queries = q[b, h, spans(n_q, block_size[0])[i]].mean(0)
+        keys = k[b, group, spans(n_k, block_size[1])[j]]
+        keys = torch.cat([keys.amax(0), keys.amin(0)])
+        score = (queries @ gate.q_weight[h]) @ (keys @ gate.k_weight[group]) * 8**-0.5
+        scores[b, h, i, j] = score.item()
+    within, always = masks.causal(), masks.local(0)
+    given = (n_q, n_k, block_size, within, always)
+    seen = {"within": within, "always": always}
+    agree(select.gate(gate, 2, **seen)(q, k), block_selection(scores, *given, "count", 2))
+    agree(select.gate(gate, mass=0.7, **seen)(q, k), block_selection(scores, *given, "mass", 0.7))
+    expected = block_selection(scores, *given, "level", 0.2, 1, 3)
+    agree(select.gate(gate, threshold=0.2, most=3, **seen)(q, k), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_map(causal):
+    q, k, _ = make_qkv(1, 4, 75, 75, 16, kv_heads=2, dtype=torch.float64)
+    target = select.attention_map(q, k, 32, causal=causal)
+    scores = q @ k.repeat_interleave(2, 1).mT / 4
+    if causal:
+        scores = scores.masked_fill(torch.ones(75, 75).triu(1).bool(), -torch.inf)
+    p = scores.softmax(-1)
+    for i, row in enumerate(spans(75, 32)):
+        best = torch.stack([p[:, :, row, col].amax((2, 3)) for col in spans(75, 32)], -1)
+        assert torch.allclose(target[:, :, i], best / best.sum(-1, keepdim=True), atol=1e-12)
+
+
+def test_gate_learns_the_attention_map():
+    """A gate that is trained finds more of the attention than one that is not."""
+    torch.manual_seed(0)
+    q, k, _ = make_qkv(2, 2, 256, 256, 16, seed=3)
+    mean = torch.randn(2, 2, 16, 1, 16).expand(-1, -1, -1, 16, -1).flatten(2, 3)
+    q, k = q + 1.5 * mean, k + 1.5 * mean.flip(2)
+    gate = select.Gate(2, 16, block_size=16)
+    target = select.attention_map(q, k, 16, causal=True)
+    candidates = torch.from_numpy(masks.causal().build(256, 256, 16).layout() > 0)
+    optimiser = torch.optim.Adam(gate.parameters(), lr=0.05)
+    losses = []
+    for _ in range(25):
+        loss = select.distillation_loss(gate.scores(q, k), target, candidates)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_distillation_loss_is_zero_at_the_target_only():
+    target = torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.25, 0.25]])[None, None]
+    candidates = target > 0
+    assert select.distillation_loss(target.clamp(min=1e-9).log(), target, candidates) < 1e-6
+    uniform = (0.2 * np.log(0.4) + 0.8 * np.log(1.6), 0.5 * np.log(1.5) + 0.5 * np.log(0.75))
+    loss = select.distillation_loss(torch.zeros(1, 1, 2, 3), target, candidates)
+    assert loss.item() == pytest.approx(np.mean(uniform), abs=1e-6)
+
+
+def test_ties_go_to_the_first_and_odd_scores_stay_out():
+    codes = torch.full((1, 1, 1, 6), -1, dtype=torch.int32)
+    codes[..., 1] = -2
+    for scores, count, taken in (
+        ([1.0, 9.0, 1.0, 1.0, 0.0, 1.0], 3, [0, 2, 3]),
+        ([float("nan"), 9.0, float("-inf"), 0.0, float("inf"), 1.0], 3, [3, 4, 5]),
+        ([float("nan")] * 6, 2, [0, 2]),
+    ):
+        low = torch.tensor([[[count]]], dtype=torch.int32)
+        frame = Frame(codes, codes.new_empty((0, 16, 1)), None, low, low, count)
+        for rule in (Rule("count", count), Rule("mass", 1e-9), Rule("level", 1.0)):
+            found = choose_torch(torch.tensor(scores)[None, None, None], frame, rule, False)
+            assert torch.nonzero(found.flatten() == -1).flatten().tolist() == taken
+
+
+def test_the_oracle_itself():
+    score, all_ = np.array([1.0, 3.0, 2.0]), np.ones(3, bool)
+    assert chosen(score, all_, ~all_, "count", 2).tolist() == [False, True, True]
+    assert chosen(score, all_, score == 1, "count", 2).tolist() == [True, True, False]
+    assert chosen(score, all_, ~all_, "mass", 0.6).tolist() == [False, True, False]
+    assert chosen(score, all_, ~all_, "mass", 0.7).tolist() == [False, True, True]
+
+
+def test_block_mask_as_within_and_array_per_batch():
+    q, k, _ = make_qkv(2, 2, 64, 64, 16)
+    array = np.random.default_rng(0).random((2, 1, 64, 64)) < 0.2
+    for within in (masks.mask_from(array), masks.BlockMask.from_dense(array, 16)):
+        found = select.top_k(1.0, block_size=16, within=within)(q, k).to_block_mask()
+        assert np.array_equal(expanded(found, 2, 2), np.broadcast_to(array, (2, 2, 64, 64)))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: select.top_k(0), "k is 0"),
+        (lambda: select.top_k(1.5), "k is 1.5"),
+        (lambda: select.top_k(True), "k is True"),
+        (lambda: select.top_k(1, "median"), "pool is 'median'"),
+        (lambda: select.top_k(1, block_size=24), "block_size is 24"),
+        (lambda: select.top_k(1, within="causal"), "within is 'causal'"),
+        (lambda: select.mass(0.0), "threshold is 0.0"),
+        (lambda: select.mass(0.5, least=3, most=2), "most is 2"),
+        (lambda: select.antidiagonal(12), "stride is 12"),
+        (lambda: select.gate(select.Gate(1, 8)), "give one of them"),
+        (lambda: select.gate(select.Gate(1, 8), 1, mass=0.5), "give one of them"),
+        (lambda: select.Gate(1, 8, q_pool=("sum",)), "q_pool is"),
+        (lambda: select.moba(100, 2), "chunk is 100"),
+        (lambda: select.moba(128, 0), "k is 0"),
+        (lambda: select.nsa(2, first=2), "first . own is 3"),
+        (lambda: select.moba(128, 2, capacity=0), "capacity is 0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_bad_inputs():
+    q, k, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
+    selector = select.top_k(1, block_size=16)
+    for bad, message in (
+        ((q[0], k), "q is torch.float32"),
+        ((q, k.half()), "bring them together"),
+        ((q[:, :3], k), "multiple of the heads"),
+        ((q, k[..., :8]), "one batch and head dim"),
+        ((q, None), "k is NoneType"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            selector(*bad)
+    three_heads = masks.mask_from(np.ones((3, 64, 64), bool))
+    with pytest.raises(ValueError, match=r"within has \(batch, heads\) \(1, 3\)"):
+        select.top_k(1, block_size=16, within=three_heads)(q, k)
+    with pytest.raises(ValueError, match="needs as many of both"):
+        select.moba(32, 1, 16)(q[:, :, :32], k)
+    with pytest.raises(ValueError, match="pass the Mask it comes from"):
+        select.top_k(1, block_size=16, within=masks.causal().build(64))(q, k)
+
+
+def test_selectors_print_as_the_call_that_makes_them():
+    for text in (
+        "top_k(16)",
+        "top_k(0.1, pool='bound', block_size=(64, 128), within=causal(), always=local(0))",
+        "mass(0.9, block_size=64, most=32)",
+        "moba(512, 3, union=True)",
+        "nsa(16, first=1, own=2, capacity=1000)",
+        "antidiagonal(8, 0.8, within=causal())",
+    ):
+        assert (
+            repr(eval(text, vars(select) | {"causal": masks.causal, "local": masks.local})) == text
+        )
+    assert repr(select.gate(select.Gate(1, 8), 4)) == "gate(Gate, k=4)"
