@@ -8,10 +8,9 @@ canonical texts are; the text is Python, and `masks.parse` reads it back.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from masks.build import build
 from masks.checks import integer
 from masks.registry import remember
 from masks.runs import Bools, Grid, Ints, Runs
+from masks.types import Placed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,19 +30,13 @@ if TYPE_CHECKING:
     from masks.check import Report
 
 
-class Placed(NamedTuple):
-    """A mask on a grid."""
-
-    runs: Runs  # the code of every block
-    allowed: Callable[[Ints, Ints, Ints], Bools]  # of (slice, query, key) arrays, broadcasting
-    signature: Callable[[Ints], list[Ints]]  # columns for block positions; equal rows: equal tiles
-
-
 class Mask:
     """An immutable, hashable, picklable expression. Make one with the functions of `masks`.
 
     Attributes:
         key: canonical text; equality and hash go by it.
+        kind: what is on top: the name of a pattern or of a transform, or "|", "&" or "~".
+        parts: the masks that it is made of; none for a pattern.
         batch, heads: the extent that an array leaf fixes, None when any count fits.
         per_head: whether it differs from head to head, so that `build` needs `heads=`.
         period: heads after which it repeats, or 0 when it never does; `build` takes it for `heads=`
@@ -53,6 +47,8 @@ class Mask:
     """
 
     key: str
+    kind: str
+    parts: "tuple[Mask, ...]" = ()
     batch: int | None = None
     heads: int | None = None
     per_head: bool = False
@@ -211,6 +207,10 @@ class Leaf(Mask):
         if not self.spelled:
             remember(self)
 
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self.key.partition("(")[0]
+
     def runs(self, grid: Grid) -> Runs:
         """The code of every block. MIXED is always safe, and costs a look at the tokens."""
         raise NotImplementedError
@@ -259,14 +259,14 @@ class _Join(Mask):
     """Operands joined by an associative operator; nested joins of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
-    symbol = ""
+    kind = ""
     operator = np.maximum  # of block codes, and of booleans as well
 
     def __init__(self, parts: tuple[Mask, ...]):
         # no str() and no generators here: torch.compile traces the making of a mask
         words = [f"({p.key})" if p.binding < 3 else p.key for p in parts]
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "key", f" {self.symbol} ".join(words))
+        object.__setattr__(self, "key", f" {self.kind} ".join(words))
         inherit(self, parts)
 
     def layer(self, index: int) -> Mask:
@@ -291,22 +291,27 @@ class _Join(Mask):
 
 
 class Or(_Join):
-    symbol, operator, binding = "|", np.maximum, 0
+    kind, operator, binding = "|", np.maximum, 0
 
 
 class And(_Join):
-    symbol, operator, binding = "&", np.minimum, 1
+    kind, operator, binding = "&", np.minimum, 1
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Not(Mask):
     part: Mask
+    kind = "~"
 
     def __init__(self, part: Mask):
         object.__setattr__(self, "part", part)
         word = f"~({part.key})" if part.binding < 3 else f"~{part.key}"
         object.__setattr__(self, "key", word)
         inherit(self, (part,))
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:  # type: ignore[override]
+        return (self.part,)
 
     def layer(self, index: int) -> Mask:
         return ~self.part.layer(index) if self.per_layer else super().layer(index)

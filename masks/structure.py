@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask, Placed, inherit
+from masks.algebra import Mask, inherit
 from masks.checks import integer
 from masks.runs import Bools, Grid, Ints
 from masks.spec import pattern
+from masks.types import Placed
 
 
 @pattern()
@@ -43,6 +44,7 @@ def _checked(name: str, parts: tuple[Mask, ...]) -> tuple[Mask, ...]:
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Heads(Mask):
     parts: tuple[Mask, ...]
+    kind = "heads"
     per_head = True
 
     def __init__(self, parts: tuple[Mask, ...]):
@@ -88,6 +90,7 @@ class Heads(Mask):
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Layers(Mask):
     parts: tuple[Mask, ...]
+    kind = "layers"
     per_layer = True
 
     def __init__(self, parts: tuple[Mask, ...]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks import spec
-from masks.algebra import Leaf, Mask, Placed
+from masks.algebra import Leaf, Mask
 from masks.checks import flag
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, lift
@@ -19,6 +19,7 @@ from masks.predicate.likeness import Likeness, combine
 from masks.predicate.operators import symbol
 from masks.predicate.quadtree import Squares, classify
 from masks.runs import Bools, Codes, Grid, Ints, Runs
+from masks.types import Placed
 
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this

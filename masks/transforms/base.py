@@ -21,6 +21,14 @@ class Transformed(Mask):
         object.__setattr__(self, "key", f"{word} >> {transform.key}")
         inherit(self, (part,), spelled=transform.spelled, prefix_stable=False)
 
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self.transform.key.partition("(")[0]
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:  # type: ignore[override]
+        return (self.part,)
+
     def layer(self, index: int) -> Mask:
         if not self.per_layer:
             return super().layer(index)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from masks.algebra import Mask, Placed, Transform, inherit
+from masks.algebra import Mask, Transform, inherit
 from masks.patterns.documents import documents
 from masks.patterns.lengths import Cuts, Lengths, numbers_text, read_lengths, same_counts
 from masks.runs import Grid
@@ -11,6 +11,7 @@ from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
 from masks.transforms.slices import place_own
+from masks.types import Placed
 
 
 @transform()

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask, Placed
+from masks.algebra import Mask
 from masks.patterns.lengths import FAR, Cuts
 from masks.patterns.rectangles import interval_runs
 from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.types import Placed
 
 MOST_TOKENS = 1 << 15  # of a block, so that four numbers up to it fit one int64
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from masks import runs as rl
-from masks.algebra import And, Mask, Not, Or, Placed, Transform
+from masks.algebra import And, Mask, Not, Or, Transform
 from masks.checks import choice
 from masks.patterns.canvas import OnCanvas, canvas_extents, per_axis, plain
 from masks.runs import Grid, Ints
@@ -16,6 +16,7 @@ from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.curves import hilbert_order, morton_order, tiled_order
 from masks.transforms.regroup import Side, regroup
+from masks.types import Placed
 
 SIDES = ("both", "queries", "keys")
 SPELLED = 64  # tokens of a permutation that is written out

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from masks.algebra import Mask, Placed, Transform, inherit
+from masks.algebra import Mask, Transform, inherit
 from masks.checks import integer
 from masks.patterns.lengths import FAR, Cuts
 from masks.runs import Grid
@@ -12,6 +12,7 @@ from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
 from masks.transforms.slices import place_own
+from masks.types import Placed
 
 MOST = FAR // 4  # so that tokens that are moved stay apart from those of other batch entries
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask, Placed
+from masks.algebra import Mask
 from masks.runs import Bools, Grid, Ints
+from masks.types import Placed
 
 
 def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask, Placed, Transform
+from masks.algebra import Mask, Transform
 from masks.build import alike, mixed_blocks
 from masks.checks import choice, integer
 from masks.patterns.rectangles import rectangle_runs
@@ -14,6 +14,7 @@ from masks.spec import call_text, transform
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Transformed
 from masks.transforms.slices import place_own
+from masks.types import Placed
 
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
