@@ -1,5 +1,6 @@
 """Attention masks that compose: shape-free expressions, and the exact block mask of a length."""
 
+from masks import interop
 from masks.algebra import Mask
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
@@ -79,6 +80,7 @@ __all__ = [
     "heads",
     "hilbert",
     "hubs",
+    "interop",
     "keys_at",
     "last_rows",
     "layers",

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import integer
-from masks.interop.methods import Conversions
 from masks.registry import remember
 from masks.runs import Bools, Grid, Ints
 
@@ -27,7 +26,7 @@ _ARRAYS = {"starts": np.int64, "tiles": np.int32, "bits": np.uint32}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockMask(Conversions):
+class BlockMask:
     """Which (query, key) pairs may attend, for n_q x n_k tokens cut into blocks.
 
     Block (b, h, I, J) lies at x = ((b * heads + h) * rows + I) * cols + J. It is FULL when every
@@ -142,6 +141,26 @@ class BlockMask(Conversions):
             self.batch, self.heads, self.rows * block_q, self.cols * block_k
         )
         return np.ascontiguousarray(dense[:, :, : self.n_q, : self.n_k])
+
+    def crop(self, n_q: int, n_k: int | None = None) -> "BlockMask":
+        """The block mask of the first n_q queries and n_k keys (n_q unless given).
+
+        Exact: blocks at the new ends are cut and classified again. For a mask that is
+        `prefix_stable` it equals the one built for that length. Raises ValueError for more tokens
+        than there are.
+        """
+        from masks.crop import crop
+
+        return crop(self, n_q, n_k)
+
+    def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
+        """The same mask in larger blocks, as if it had been built with them.
+
+        Raises ValueError for sizes that are not multiples of `block_size`, or above 256.
+        """
+        from masks.crop import coarsen
+
+        return coarsen(self, block_size)
 
     def csr(self) -> BlockLists:
         """The non-empty key blocks of every (slice, query block)."""

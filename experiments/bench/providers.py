@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sparseflash
 from experiments.bench import fa4
 from experiments.bench.cases import DENSE, Case
+from masks import interop
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIRECTIONS = ("forward", "backward")
@@ -133,7 +134,7 @@ class Flex:
         compiled = torch.compile(flex_attention, dynamic=False)
         block_mask = None
         if case.blocks is not None:
-            block_mask = case.blocks.to_flex(device)
+            block_mask = interop.to_flex(case.blocks, device)
             if not block_mask.kv_num_blocks.any():  # whole blocks: nothing to look up
                 block_mask.mask_mod = noop_mask
             elif case.causal:

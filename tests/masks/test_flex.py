@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import masks
+from masks import interop
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -295,7 +296,7 @@ def test_the_same_mask(case: Case):
         check_kinds(ours, theirs)
         tokens = flex.create_mask(theirs.mask_mod, None, ours.heads, n_q, n_k, device="cpu")
         assert np.array_equal(ours.to_dense(), tokens.numpy())
-    assert masks.BlockMask.from_flex(theirs) == ours
+    assert interop.from_flex(theirs) == ours
 
 
 @pytest.mark.parametrize("case", PARAMETERS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask
+from masks import BlockMask, interop
 from masks.interop.flex import tile_lookup
 from tests.masks.cases import BLOCKS, LENGTHS, composition
 
@@ -34,8 +34,8 @@ def any_blocks(rng: random.Random) -> BlockMask:
 @pytest.mark.parametrize("seed", range(40))
 def test_round_trip(seed: int):
     blocks = any_blocks(random.Random(seed))
-    flex_mask = blocks.to_flex()
-    assert BlockMask.from_flex(flex_mask) == blocks
+    flex_mask = interop.to_flex(blocks)
+    assert interop.from_flex(flex_mask) == blocks
     # The lookup alone is the whole mask, with no lists to help it.
     shape = blocks.batch, blocks.heads, blocks.n_q, blocks.n_k
     tokens = flex.create_mask(flex_mask.mask_mod, *shape, device="cpu")
@@ -53,12 +53,12 @@ def test_the_lists_that_flex_attention_makes(seed: int):
         device="cpu",
         BLOCK_SIZE=blocks.block_size,
     )
-    ours = blocks.to_flex()
+    ours = interop.to_flex(blocks)
     for name in LISTS:
         a, b = getattr(ours, name), getattr(theirs, name)
         assert a.dtype == b.dtype and torch.equal(a, b), name
     assert ours.seq_lengths == theirs.seq_lengths and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
-    assert BlockMask.from_flex(theirs) == blocks
+    assert interop.from_flex(theirs) == blocks
 
 
 def test_formula_instead_of_lookup():
@@ -67,8 +67,8 @@ def test_formula_instead_of_lookup():
     def formula(b, h, q, k):
         return q >= k
 
-    flex_mask = blocks.to_flex(mask_mod=formula)
-    assert flex_mask.mask_mod is formula and BlockMask.from_flex(flex_mask) == blocks
+    flex_mask = interop.to_flex(blocks, mask_mod=formula)
+    assert flex_mask.mask_mod is formula and interop.from_flex(flex_mask) == blocks
 
 
 def test_a_mask_without_full_lists():
@@ -84,7 +84,7 @@ def test_a_mask_without_full_lists():
         separate_full_blocks=False,
     )
     assert theirs.full_kv_num_blocks is None
-    assert BlockMask.from_flex(theirs) == masks.causal().build(200, 150, 32)
+    assert interop.from_flex(theirs) == masks.causal().build(200, 150, 32)
 
 
 def test_only_partial_blocks_are_looked_at():
@@ -95,7 +95,7 @@ def test_only_partial_blocks_are_looked_at():
         seen.append(1)
         return (q >= k) & (q // 128 == k // 128)  # wrong in full blocks, which are trusted
 
-    assert BlockMask.from_flex(blocks.to_flex(mask_mod=formula)) == blocks
+    assert interop.from_flex(interop.to_flex(blocks, mask_mod=formula)) == blocks
     assert len(seen) <= 4  # 128 diagonal blocks, some at a time
 
 
@@ -108,15 +108,15 @@ def test_masks_that_index_what_they_capture():
 
     theirs = flex.create_block_mask(formula, 2, None, 96, 96, device="cpu", BLOCK_SIZE=16)
     dense = (documents[:, :, None] == documents[:, None, :])[:, None].numpy()
-    assert np.array_equal(BlockMask.from_flex(theirs).to_dense(), dense)
+    assert np.array_equal(interop.from_flex(theirs).to_dense(), dense)
 
 
 def test_a_slice_of_a_mask():
     array = np.random.default_rng(0).random((2, 3, 64, 80)) < 0.3
     blocks = BlockMask.from_dense(array, 16)
-    head = blocks.to_flex()[:, 1:2]
+    head = interop.to_flex(blocks)[:, 1:2]
     head.mask_mod = lambda b, h, q, k: torch.from_numpy(array[:, 1])[b, q, k]
-    assert BlockMask.from_flex(head) == BlockMask.from_dense(array[:, 1:2], 16)
+    assert interop.from_flex(head) == BlockMask.from_dense(array[:, 1:2], 16)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -124,7 +124,7 @@ def test_attention_without_compilation_sees_the_mask():
     blocks = (masks.local(20) | masks.global_tokens(3)).build(100, 90, (32, 16))
     rng = np.random.default_rng(0)
     q, k, v = (torch.from_numpy(rng.standard_normal((1, 1, n, 8))) for n in (100, 90, 90))
-    out = flex.flex_attention(q, k, v, block_mask=blocks.to_flex())
+    out = flex.flex_attention(q, k, v, block_mask=interop.to_flex(blocks))
     scores = (q @ k.mT / 8**0.5).masked_fill(~torch.from_numpy(blocks.to_dense()), -torch.inf)
     torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
 
@@ -134,7 +134,7 @@ def test_full_masks_have_a_lookup_too():
     assert len(blocks.bits) == 0
     one = torch.tensor(1)
     assert tile_lookup(blocks)(one, one, one * 63, one * 7).item() is True
-    assert BlockMask.from_flex(blocks.to_flex()) == blocks
+    assert interop.from_flex(interop.to_flex(blocks)) == blocks
 
 
 def test_too_large():
@@ -142,26 +142,26 @@ def test_too_large():
     with pytest.raises(
         ValueError, match=r"square lists would take 80\.0 GiB, more than limit_gib=8"
     ):
-        blocks.to_flex()
+        interop.to_flex(blocks)
     with pytest.raises(ValueError, match=r"limit_gib=0\.001"):
-        masks.local(64).build(1 << 16).to_flex(limit_gib=0.001)
+        interop.to_flex(masks.local(64).build(1 << 16), limit_gib=0.001)
 
 
 def test_lists_that_contradict():
     blocks = masks.causal().build(128, block_size=32)
-    flex_mask = blocks.to_flex()
+    flex_mask = interop.to_flex(blocks)
     flex_mask.full_kv_num_blocks = flex_mask.full_kv_num_blocks + 1
     flex_mask.full_kv_indices = flex_mask.full_kv_indices.flip(-1)
     with pytest.raises(ValueError, match="listed twice"):
-        BlockMask.from_flex(flex_mask)
-    flex_mask = blocks.to_flex()
+        interop.from_flex(flex_mask)
+    flex_mask = interop.to_flex(blocks)
     flex_mask.seq_lengths = (500, 128)
     with pytest.raises(ValueError, match="4 query blocks, but 500 queries need 16"):
-        BlockMask.from_flex(flex_mask)
-    flex_mask = blocks.to_flex()
+        interop.from_flex(flex_mask)
+    flex_mask = interop.to_flex(blocks)
     flex_mask.kv_indices = flex_mask.kv_indices + 4
     with pytest.raises(ValueError, match="blocks 4 to 7 are listed: give 0 to 3"):
-        BlockMask.from_flex(flex_mask)
+        interop.from_flex(flex_mask)
     flex_mask.BLOCK_SIZE = (1024, 1024)
     with pytest.raises(ValueError, match="16 and 256"):
-        BlockMask.from_flex(flex_mask)
+        interop.from_flex(flex_mask)

@@ -11,8 +11,8 @@ from masks import BlockMask, Mask
 from masks.analysis import bitsets, relations, walk
 from masks.analysis.expressions import reach_of
 from masks.analysis.reach import reach
+from tests.masks.analysis.test_stats import any_mask
 from tests.masks.brute import brute_layout
-from tests.masks.test_analysis import any_mask
 
 BLOCK, N = 16, 4096  # 256 blocks
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask
-from masks.interop.scipy import to_scipy_blocks
-from tests.masks.test_interop_flex import any_blocks
+from masks import BlockMask, interop
+from tests.masks.interop.test_flex import any_blocks
 
 torch = pytest.importorskip("torch")
 sparse = pytest.importorskip("scipy.sparse")
@@ -29,7 +28,7 @@ def lists_of(counts, indices) -> set[tuple[int, ...]]:
 def test_fa4(seed: int):
     blocks = any_blocks(random.Random(seed))
     layout = blocks.layout()
-    mask = blocks.to_fa4()
+    mask = interop.to_fa4(blocks)
     for tensors, codes in ((mask.forward, layout), (mask.backward, layout.swapaxes(-1, -2))):
         assert tensors.block_size == blocks.block_size
         for code, name in ((1, "mask"), (2, "full")):
@@ -41,19 +40,19 @@ def test_fa4(seed: int):
             assert lists_of(counts, indices) == wanted
     dense = blocks.to_dense()
     formula = torch.from_numpy(dense)
-    again = BlockMask.from_fa4(
+    again = interop.from_fa4(
         mask.forward, blocks.n_q, blocks.n_k, mask_mod=lambda b, h, q, k: formula[b, h, q, k]
     )
     assert again == blocks
     tables = {"aux_tensors": mask.aux_tensors}
-    assert BlockMask.from_fa4(mask.forward, blocks.n_q, blocks.n_k, **tables) == blocks
+    assert interop.from_fa4(mask.forward, blocks.n_q, blocks.n_k, **tables) == blocks
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_lookup_that_fa4_has_to_make(seed: int):
     """The words of the docstring, in Python's integers."""
     blocks = any_blocks(random.Random(seed))
-    aux = blocks.to_fa4().aux_tensors
+    aux = interop.to_fa4(blocks).aux_tensors
     if aux is None:
         assert not (blocks.layout() == 1).any()
         return
@@ -73,27 +72,27 @@ def test_the_lookup_that_fa4_has_to_make(seed: int):
 def test_fa4_fields_and_errors():
     names = "mask_block_cnt mask_block_idx full_block_cnt full_block_idx cu_total_m_blocks "
     names += "cu_block_idx_offsets block_size dq_write_order dq_write_order_full spt"
-    mask = masks.causal().build(100, block_size=32).to_fa4()
+    mask = interop.to_fa4(masks.causal().build(100, block_size=32))
     assert " ".join(mask.forward._fields) == names
     with pytest.raises(ValueError, match="4 blocks are partial: give aux_tensors, or the mask_mod"):
-        BlockMask.from_fa4(mask.forward, 100, 100)
+        interop.from_fa4(mask.forward, 100, 100)
     with pytest.raises(ValueError, match="block_size is None"):
-        BlockMask.from_fa4(mask.forward._replace(block_size=None), 100, 100)
+        interop.from_fa4(mask.forward._replace(block_size=None), 100, 100)
     with pytest.raises(ValueError, match="4 query blocks, but 900 queries need 29"):
-        BlockMask.from_fa4(mask.forward, 900, 100, aux_tensors=mask.aux_tensors)
+        interop.from_fa4(mask.forward, 900, 100, aux_tensors=mask.aux_tensors)
     with pytest.raises(ValueError, match="no tile"):
         none = torch.full_like(mask.aux_tensors[0], -2)
-        BlockMask.from_fa4(mask.forward, 100, 100, aux_tensors=[none, mask.aux_tensors[1]])
+        interop.from_fa4(mask.forward, 100, 100, aux_tensors=[none, mask.aux_tensors[1]])
     with pytest.raises(ValueError, match="the lists would take"):
-        masks.causal().build(100, block_size=32).to_fa4(limit_gib=0)
-    assert masks.dense().build(100, block_size=32).to_fa4().aux_tensors is None
+        interop.to_fa4(masks.causal().build(100, block_size=32), limit_gib=0)
+    assert interop.to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bsr(seed: int):
     blocks = any_blocks(random.Random(seed))
     for b, h in np.ndindex(blocks.batch, blocks.heads):
-        bsr = blocks.to_bsr(b, h)
+        bsr = interop.to_bsr(blocks, b, h)
         assert bsr.indptr.dtype == bsr.indices.dtype == torch.int32
         assert (bsr.M, bsr.R, bsr.C) == (blocks.n_q, *blocks.block_size) and bsr.N % bsr.C == 0
         dense = blocks.to_dense()[b, h]
@@ -105,7 +104,7 @@ def test_bsr(seed: int):
         ).toarray()
         assert np.array_equal(theirs[: bsr.M, : blocks.n_k], dense)
         assert not theirs[:, blocks.n_k :].any()
-        again = BlockMask.from_bsr(
+        again = interop.from_bsr(
             bsr.indptr, bsr.indices, blocks.n_q, blocks.n_k, blocks.block_size, bsr.mask
         )
         assert again == BlockMask.from_dense(dense, blocks.block_size)
@@ -131,21 +130,21 @@ def test_bsr(seed: int):
 
 def test_bsr_without_a_mask_and_errors():
     blocks = masks.random_blocks(0.5, block=32).build(90, 128, 32)
-    bsr = blocks.to_bsr()
+    bsr = interop.to_bsr(blocks)
     assert bsr.mask is None and bsr.packed_mask() is None
-    assert masks.dense().build(64, 100, 32).to_bsr().mask is not None  # for the padded keys
-    again = BlockMask.from_bsr(bsr.indptr.numpy(), bsr.indices.numpy(), 90, 128, 32)
+    assert interop.to_bsr(masks.dense().build(64, 100, 32)).mask is not None  # for the padded keys
+    again = interop.from_bsr(bsr.indptr.numpy(), bsr.indices.numpy(), 90, 128, 32)
     assert again == blocks
     with pytest.raises(ValueError, match="give 6 numbers that end with"):
-        BlockMask.from_bsr(bsr.indptr, bsr.indices, 160, 128, 32)
+        interop.from_bsr(bsr.indptr, bsr.indices, 160, 128, 32)
     with pytest.raises(ValueError, match=r"mask has shape \(1, 32, 32\): give"):
-        BlockMask.from_bsr(bsr.indptr, bsr.indices, 90, 128, 32, np.ones((1, 32, 32), bool))
+        interop.from_bsr(bsr.indptr, bsr.indices, 90, 128, 32, np.ones((1, 32, 32), bool))
     with pytest.raises(ValueError, match="listed twice"):
-        BlockMask.from_bsr(np.array([0, 2]), np.array([1, 1]), 32, 64, 32)
+        interop.from_bsr(np.array([0, 2]), np.array([1, 1]), 32, 64, 32)
     with pytest.raises(ValueError, match="head is 1: give an integer <= 0"):
-        blocks.to_bsr(head=1)
+        interop.to_bsr(blocks, head=1)
     with pytest.raises(ValueError, match="FlashInfer's mask would take"):
-        masks.causal().build(100, block_size=32).to_bsr(limit_gib=0)
+        interop.to_bsr(masks.causal().build(100, block_size=32), limit_gib=0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -153,11 +152,11 @@ def test_scipy(seed: int):
     blocks = any_blocks(random.Random(seed))
     dense, layout = blocks.to_dense(), blocks.layout()
     for b, h in np.ndindex(blocks.batch, blocks.heads):
-        matrix = blocks.to_scipy(b, h)
+        matrix = interop.to_scipy(blocks, b, h)
         assert matrix.dtype == bool and matrix.has_canonical_format
         assert np.array_equal(matrix.toarray(), dense[b, h])
-        assert np.array_equal(to_scipy_blocks(blocks, b, h).toarray(), layout[b, h])
-        again = BlockMask.from_scipy(matrix, blocks.block_size)
+        assert np.array_equal(interop.to_scipy_blocks(blocks, b, h).toarray(), layout[b, h])
+        again = interop.from_scipy(matrix, blocks.block_size)
         assert again == BlockMask.from_dense(dense[b, h], blocks.block_size)
 
 
@@ -165,7 +164,7 @@ def test_scipy(seed: int):
 def test_scipy_forms(form: str):
     dense = np.random.default_rng(0).random((96, 80)) < 0.02
     matrix = getattr(sparse, form)(dense.astype(np.float32))
-    assert BlockMask.from_scipy(matrix, 16) == BlockMask.from_dense(dense, 16)
+    assert interop.from_scipy(matrix, 16) == BlockMask.from_dense(dense, 16)
 
 
 def test_scipy_zeros_and_repetitions():
@@ -173,20 +172,20 @@ def test_scipy_zeros_and_repetitions():
     dense = np.zeros((40, 30), bool)
     dense[[5, 7], [1, 2]] = True
     matrix = sparse.coo_array((data, (q, k)), (40, 30))
-    assert BlockMask.from_scipy(matrix, 16) == BlockMask.from_dense(dense, 16)
-    assert BlockMask.from_scipy(sparse.csr_array((40, 30), dtype=bool), 16).nnz == 0
+    assert interop.from_scipy(matrix, 16) == BlockMask.from_dense(dense, 16)
+    assert interop.from_scipy(sparse.csr_array((40, 30), dtype=bool), 16).nnz == 0
     with pytest.raises(ValueError, match="matrix is ndarray of shape"):
-        BlockMask.from_scipy(dense)
+        interop.from_scipy(dense)
     with pytest.raises(ValueError, match="the allowed pairs would take"):
-        masks.causal().build(1 << 20).to_scipy()
+        interop.to_scipy(masks.causal().build(1 << 20))
 
 
 def test_scipy_at_many_tokens():
     """Nothing grows with the square of the length."""
     blocks = masks.local(1).build(1 << 18)
-    matrix = blocks.to_scipy()
+    matrix = interop.to_scipy(blocks)
     assert matrix.nnz == 3 * (1 << 18) - 2
-    assert BlockMask.from_scipy(matrix) == blocks
+    assert interop.from_scipy(matrix) == blocks
 
 
 def test_tensors_are_arrays_too():
