@@ -18,8 +18,9 @@ import numpy as np
 from omegaconf import DictConfig
 
 from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_table import newest, shape_of, shape_text
-from experiments.common.records import OK, Row, read
+from experiments.common.records import OK, read
 from experiments.common.text_table import aligned
 
 PEERS = ("fa4", "sdpa_cudnn", "flex", "triton")
@@ -36,7 +37,7 @@ class Score(NamedTuple):
     value: float
 
 
-def scores(rows: Sequence[Row], own: str) -> list[Score]:
+def scores(rows: Sequence[SpeedRow], own: str) -> list[Score]:
     """Every comparison that the measured rows allow for the provider `own`."""
     measured = [row for row in newest(rows) if row.status == OK]
     ours = [row for row in measured if row.provider == own]
@@ -62,17 +63,17 @@ def scores(rows: Sequence[Row], own: str) -> list[Score]:
     return found
 
 
-def _score(bar: str, row: Row, value: float) -> Score:
+def _score(bar: str, row: SpeedRow, value: float) -> Score:
     block = "" if row.mask == DENSE else f" {row.block_q}x{row.block_k}"
     return Score(bar, row.direction, f"{row.mask}{block} N {row.n_q} D {row.head_dim}", value)
 
 
-def _place(row: Row) -> tuple[object, ...]:
+def _place(row: SpeedRow) -> tuple[object, ...]:
     """What rows of two providers share when they measure the same thing."""
     return (*shape_of(row), row.mask, row.block_q, row.block_k)
 
 
-def _alike(row: Row, rows: Iterable[Row]) -> Row | None:
+def _alike(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
     """The random mask nearest in density to a structured one."""
     if _random(row) or row.mask == DENSE:
         return None
@@ -82,7 +83,7 @@ def _alike(row: Row, rows: Iterable[Row]) -> Row | None:
     return min(near, key=lambda r: abs(r.density - row.density), default=None)
 
 
-def _whole(row: Row, rows: Iterable[Row]) -> Row | None:
+def _whole(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
     """The random mask of the same density in blocks of 128."""
     if not _random(row) or max(row.block_q, row.block_k) >= WHOLE:
         return None
@@ -91,11 +92,11 @@ def _whole(row: Row, rows: Iterable[Row]) -> Row | None:
     return next((r for r in whole if abs(r.density / row.density - 1) < 0.02), None)
 
 
-def _random(row: Row) -> bool:
+def _random(row: SpeedRow) -> bool:
     return row.mask.startswith("random_blocks")
 
 
-def report(rows: Sequence[Row], own: str) -> str:
+def report(rows: Sequence[SpeedRow], own: str) -> str:
     """The comparisons as text. ValueError where `own` has no measured row."""
     mine = [row for row in newest(rows) if row.status == OK and row.provider == own]
     if not mine:
@@ -112,13 +113,13 @@ def report(rows: Sequence[Row], own: str) -> str:
     return "\n\n".join(parts)
 
 
-def _by_shape(rows: list[Row]) -> Iterable[Iterable[Row]]:
+def _by_shape(rows: list[SpeedRow]) -> Iterable[Iterable[SpeedRow]]:
     order = list(dict.fromkeys(shape_of(r) for r in rows))
     rows = sorted(rows, key=lambda r: (order.index(shape_of(r)), r.block_q, r.mask != CAUSAL))
     return (group for _, group in groupby(rows, shape_of))
 
 
-def _shape_table(mine: list[Row], rows: Sequence[Row], own: str) -> str:
+def _shape_table(mine: list[SpeedRow], rows: Sequence[SpeedRow], own: str) -> str:
     """Our rows of one shape and direction, each with its ratios."""
     per_case: dict[str, dict[str, float]] = {}
     for score in scores([r for r in rows if shape_of(r) == shape_of(mine[0])], own):
@@ -162,7 +163,7 @@ def _summary(found: Sequence[Score]) -> str:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="bars")
 def entry(config: DictConfig) -> None:
-    text = report(read(config.csv), config.own)
+    text = report(read(config.csv, SpeedRow), config.own)
     print(text)
     Path(config.csv).with_suffix(".bars.txt").write_text(text + "\n")
 

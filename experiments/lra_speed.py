@@ -25,7 +25,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.bench.warm import breaks_context
-from experiments.common.records import OK, device_name, now, source_digest, versions
+from experiments.common.devices import device_name
+from experiments.common.provenance import code_version, now
+from experiments.common.records import OK
 from experiments.lra import published as lra
 from experiments.lra.models.attention import NAMES
 from experiments.lra.models.classifier import model_config
@@ -110,7 +112,7 @@ def empty_row(case: StepCase, settings: Settings, task: Task, command: str) -> S
         device=device_name(settings.device),
         date=now(),
         command=command,
-        **versions() | {"source": source_digest(*SOURCES)},
+        **code_version(SOURCES),
     )
 
 

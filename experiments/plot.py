@@ -21,9 +21,10 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from omegaconf import DictConfig
 
 from experiments.bench.cases import DENSE, LAYOUTS, Case
-from experiments.bench.speed_table import best_dense, is_own, newest, shape_of
+from experiments.bench.rows import OWN, SpeedRow
+from experiments.bench.speed_table import best_dense, newest, shape_of
 from experiments.common.figures import OTHER, PAGE, RC, Style, legend, save, token_text
-from experiments.common.records import OK, Row, read
+from experiments.common.records import OK, read
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 STYLES = {
@@ -47,7 +48,7 @@ def draw_all(csv: str | Path, out: str | Path) -> list[Path]:
 
     Raises ValueError where the file is missing or holds no measured row.
     """
-    rows = [row for row in newest(read(csv)) if row.status == OK]
+    rows = [row for row in newest(read(csv, SpeedRow)) if row.status == OK]
     if not rows:
         raise ValueError(f"{csv} holds no measured row; measure first: python -m experiments.speed")
     out = Path(out)
@@ -65,7 +66,7 @@ def draw_all(csv: str | Path, out: str | Path) -> list[Path]:
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 
-def draw_speedup(rows: Sequence[Row]) -> Figure:
+def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
     """Speed-up over the fastest dense attention against sparsity, a panel for each direction."""
     figure, panels = _panels(rows)
     best, ours = best_dense(rows), best_dense(rows, own=True)
@@ -102,7 +103,7 @@ def draw_speedup(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _device_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
+def _device_line(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
     """What the rates of the device allow for random masks and dense."""
     ideal = {r.density: r.ideal_ms for r in rows if r.mask.startswith(("random", DENSE))}
     points = sorted((x, ms) for x, ms in ideal.items() if ms)
@@ -111,7 +112,7 @@ def _device_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
         axes.plot(np.log2(1 / x), dense.ms / ms, color="0.35", lw=1, ls="-.", label="device limit")
 
 
-def _speedup_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
+def _speedup_line(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
     """A provider's random masks joined by a line, and its other masks as open markers."""
     masked = sorted((r for r in rows if r.mask != DENSE), key=lambda r: r.density)
     random = grouped((r for r in masked if _random(r)), lambda r: (r.block_q, r.block_k))
@@ -140,11 +141,11 @@ def _speedup_line(axes: Axes, rows: Sequence[Row], dense: Row) -> None:
         )
 
 
-def _random(row: Row) -> bool:
+def _random(row: SpeedRow) -> bool:
     return row.mask.startswith("random")
 
 
-def draw_length(rows: Sequence[Row]) -> Figure:
+def draw_length(rows: Sequence[SpeedRow]) -> Figure:
     """Time against length on logarithmic axes: dense filled, masked open, a panel a direction."""
     figure, panels = _panels(rows)
     for axes, group in panels:
@@ -174,9 +175,9 @@ def draw_length(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def draw_masks(rows: Sequence[Row], columns: int = 4, most: int = 12) -> Figure:
+def draw_masks(rows: Sequence[SpeedRow], columns: int = 4, most: int = 12) -> Figure:
     """The masks of the rows, each at the length that it was measured at most often."""
-    chosen: dict[str, Row] = {}
+    chosen: dict[str, SpeedRow] = {}
     for row in sorted(rows, key=lambda r: (-sum(r.n_q == s.n_q for s in rows), -r.density)):
         if row.mask != DENSE and len(chosen) < most:
             chosen.setdefault(row.mask, row)
@@ -214,21 +215,21 @@ def draw_masks(rows: Sequence[Row], columns: int = 4, most: int = 12) -> Figure:
 # ---- what the figures share
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], T]) -> list[list[Row]]:
+def grouped(rows: Iterable[SpeedRow], key: Callable[[SpeedRow], T]) -> list[list[SpeedRow]]:
     """Rows with the same key together, in the order in which the keys come first."""
-    groups: dict[T, list[Row]] = defaultdict(list)
+    groups: dict[T, list[SpeedRow]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     return list(groups.values())
 
 
-def _by_length(rows: Iterable[Row]) -> list[list[Row]]:
+def _by_length(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
     """The rows that differ in nothing but their length together, short to long."""
     rows = sorted(rows, key=lambda r: r.n_q)
     return grouped(rows, lambda r: (r.provider, r.direction, r.mask, r.block_q, r.block_k))
 
 
-def _panels(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Axes, list[Row]]]]:
+def _panels(rows: Sequence[SpeedRow]) -> tuple[Figure, list[tuple[Axes, list[SpeedRow]]]]:
     groups = sorted(grouped(rows, lambda r: r.direction), key=lambda g: g[0].direction != "forward")
     width = PAGE / 2 * max(len(groups), 1.3)
     figure, grid = plt.subplots(
@@ -246,10 +247,10 @@ def _sparsity_axis(axes: Axes, deepest: float) -> None:
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
 
 
-def _providers(rows: Sequence[Row]) -> list[str]:
+def _providers(rows: Sequence[SpeedRow]) -> list[str]:
     """Providers that have masked rows, ours first."""
     names = dict.fromkeys(r.provider for r in rows if r.mask != DENSE)
-    return sorted(names, key=lambda name: not is_own(name))
+    return sorted(names, key=lambda name: name not in OWN)
 
 
 def _style(provider: str) -> Style:
@@ -266,7 +267,7 @@ def _wrapped(mask: str, width: int = 30) -> str:
     return "\n".join(line.strip() for line in lines)
 
 
-def _caption(row: Row, *, length: bool = True) -> str:
+def _caption(row: SpeedRow, *, length: bool = True) -> str:
     heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
     tokens = f", N {row.n_q}" if length else ""
     dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
@@ -274,7 +275,7 @@ def _caption(row: Row, *, length: bool = True) -> str:
     return f"{row.device}: B {row.batch}, {heads}{tokens}, {dims}, {row.dtype}{layout}"
 
 
-def _slug(row: Row, *, length: bool = True) -> str:
+def _slug(row: SpeedRow, *, length: bool = True) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", _caption(row, length=length)).strip("-").lower()
 
 

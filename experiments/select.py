@@ -9,24 +9,21 @@ and backward with the schedule made beforehand, and the whole chain. `share` is
 CUDA graph and its replay timed: the difference is what the host takes that the GPU does not hide.
 """
 
-import csv
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 import masks
 import sparseflash
 from experiments.bench.cases import DTYPES
+from experiments.bench.rows import SelectRow
 from experiments.bench.timing import measure
-from experiments.common.records import device_name, now, versions
+from experiments.common.checks import choose, positive_number, whole_number
+from experiments.common.devices import find_device
+from experiments.common.program import program
+from experiments.common.records import OK, Records
 from sparseflash import select
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
@@ -37,38 +34,6 @@ SHAPES: dict[str, tuple[Any, ...]] = {  # batch, heads, seq_len, head_dim, dtype
     "cuda": (2, 16, 32768, 128, "bfloat16"),
     "cpu": (1, 4, 1024, 64, "float32"),
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement; the fields in order are the columns."""
-
-    selector: str
-    step: str  # selection | schedule | forward | backward | chain
-    batch: int
-    heads: int
-    kv_heads: int
-    n_q: int
-    n_k: int
-    head_dim: int
-    dtype: str
-    block_q: int
-    block_k: int
-    density: float  # non-empty blocks / all blocks
-    partial: float  # blocks with a bit tile / all blocks
-    ms_median: float
-    ms_p20: float
-    ms_p80: float
-    share: float | None  # (selection + schedule) / forward; with the step "chain" only
-    ms_graph: float | None  # median of a CUDA graph's replays; None where it was not captured
-    graph_share: float | None  # as `share`
-    device: str
-    torch: str
-    triton: str
-    source: str
-    commit: str
-    date: str
-    command: str
 
 
 def default_selectors(density: float, seq_len: int, heads: int, kv_heads: int, head_dim: int):
@@ -128,7 +93,7 @@ def steps(
 
 def run(
     selector: select.Selector, qkv: tuple[Tensor, ...], dtype: str, seconds: float, command: str
-) -> list[Row]:
+) -> list[SelectRow]:
     """The rows of one selector."""
     q, k, v = qkv
     selection, calls = steps(selector, q, k, v)
@@ -138,8 +103,9 @@ def run(
         step: graph_ms(calls[step], q.device, seconds) for step in STEPS if step != "backward"
     }
     return [
-        Row(
-            selector=str(selector),
+        SelectRow(
+            mask=str(selector),
+            status=OK,
             step=step,
             batch=q.shape[0],
             heads=q.shape[1],
@@ -158,10 +124,7 @@ def run(
             share=share(medians) if step == "chain" else None,
             ms_graph=in_graph.get(step),
             graph_share=share(in_graph) if step == "chain" else None,
-            device=device_name(str(q.device)),
-            date=now(),
-            command=command,
-            **versions(),
+            **SelectRow.origin(str(q.device), command),
         )
         for step in STEPS
     ]
@@ -197,45 +160,36 @@ def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -
     return measure(graph.replay, device, seconds).median
 
 
-def append(path: Path, rows: list[Row]) -> None:
-    """Add rows to a CSV file; ValueError where it has other columns."""
-    names = [field.name for field in fields(Row)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    if not new and path.read_text().split("\n", 1)[0] != ",".join(names):
-        raise ValueError(f"{path} has other columns: move it away or name another with csv=PATH")
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for row in rows:
-            values = asdict(row)
-            writer.writerow(
-                {n: f"{x:.6g}" if isinstance(x, float) else x for n, x in values.items()}
-            )
-
-
-def describe(rows: list[Row]) -> str:
+def describe(rows: list[SelectRow]) -> str:
     """One line for a selector."""
     last = rows[-1]
     eager = "  ".join(f"{row.step} {row.ms_median:.3f}" for row in rows)
-    text = f"{last.selector:58} density {last.density:.3f}  ms: {eager}  share {last.share:.3f}"
+    text = f"{last.mask:58} density {last.density:.3f}  ms: {eager}  share {last.share:.3f}"
     graph = "  ".join(f"{row.step} {row.ms_graph:.3f}" for row in rows if row.ms_graph)
     if graph:
         text += f"\n    in a graph: {graph}"
     return text if last.graph_share is None else f"{text}  share {last.graph_share:.3f}"
 
 
-def main(config: DictConfig, command: str) -> list[Row]:
+@program("select")
+def main(given: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
-    given = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(given, dict)
-    device = torch.device(given["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    measure_all(given, command)
+
+
+def measure_all(given: dict[str, Any], command: str) -> list[SelectRow]:
+    """The rows of the selectors of a configuration, which are also added to its CSV."""
+    device = find_device(given["device"])
     names = ("batch", "heads", "seq_len", "head_dim", "dtype")
     batch, heads, seq_len, head_dim, dtype = (
         given[name] or default for name, default in zip(names, SHAPES[device.type], strict=True)
     )
     kv_heads = given["kv_heads"] or heads
+    counts = {"batch": batch, "heads": heads, "seq_len": seq_len, "head_dim": head_dim}
+    for name, value in (counts | {"kv_heads": kv_heads}).items():
+        whole_number(name, value)
+    choose("dtype", dtype, DTYPES)
+    positive_number("density", given["density"])
     qkv = make_qkv(
         batch, heads, seq_len, seq_len, head_dim,
         kv_heads=kv_heads, dtype=DTYPES[dtype], device=device,
@@ -245,23 +199,20 @@ def main(config: DictConfig, command: str) -> list[Row]:
     else:
         selectors = default_selectors(given["density"], seq_len, heads, kv_heads, head_dim)
     seconds = given["seconds"] or (0.15 if device.type == "cuda" else 0.5)
-    found: list[Row] = []
+    positive_number("seconds", seconds)
+    records = Records(given["csv"], SelectRow, allow_changes=given["allow_changes"])
+    found: list[SelectRow] = []
     for selector in selectors:
         module = getattr(selector, "module", None)
         if module is not None:
             module.to(device)
         rows = run(selector, qkv, dtype, seconds, command)
-        append(Path(given["csv"]), rows)
+        for row in rows:
+            records.append(row)
         print(describe(rows), flush=True)
         found += rows
     return found
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="select")
-def entry(config: DictConfig) -> None:
-    overrides = HydraConfig.get().overrides.task
-    main(config, shlex.join(["python", "-m", "experiments.select", *overrides]))
-
-
 if __name__ == "__main__":
-    entry()
+    main()

@@ -7,23 +7,23 @@ What the CSV holds already is not measured again, so a run that was stopped goes
 See docs/measuring.md.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import hydra
 import torch
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
 
 from experiments.bench.cases import Case, make_grid
 from experiments.bench.grids import GRIDS
 from experiments.bench.loop import Bench, Task
 from experiments.bench.providers import DIRECTIONS, concerns, default_providers, find
+from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_table import newest, tables
 from experiments.bench.warm import breaks_context, warm
-from experiments.common.records import OK, Records, Row, device_name, now, versions
+from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.devices import find_device
+from experiments.common.program import program
+from experiments.common.records import OK, Records
 
 
 def plan(cases: Sequence[Case], providers: Sequence[str], directions: Sequence[str]) -> list[Task]:
@@ -32,8 +32,7 @@ def plan(cases: Sequence[Case], providers: Sequence[str], directions: Sequence[s
     Raises ValueError for a provider, direction, mask or block size that does not exist.
     """
     for direction in directions:
-        if direction not in DIRECTIONS:
-            raise ValueError(f"direction {direction!r}: choose from {', '.join(DIRECTIONS)}")
+        choose("directions", direction, DIRECTIONS)
     found = {name: find(name) for name in providers}
     for case in cases:
         _ = case.blocks  # an impossible mask is refused now, not in the middle of the run
@@ -46,36 +45,32 @@ def plan(cases: Sequence[Case], providers: Sequence[str], directions: Sequence[s
     ]
 
 
-def empty_row(task: Task, device: torch.device, command: str) -> Row:
+def empty_row(task: Task, device: torch.device, command: str) -> SpeedRow:
     """The row of a task before it is measured."""
-    measured = "error ms_median ms_p20 ms_p80 tflops extra_mib extra_expected_mib ideal_ms".split()
-    known: dict[str, Any] = asdict(task.case) | dict.fromkeys(measured) | versions()
-    known["v_dim"] = task.case.value_dim
-    return Row(
+    known: dict[str, Any] = asdict(task.case) | {"v_dim": task.case.value_dim}
+    return SpeedRow(
         provider=task.provider,
         direction=task.direction,
         density=task.case.density,
         elements=task.case.elements,
-        status="",
-        device=device_name(str(device)),
-        date=now(),
-        command=command,
-        **known,
+        **known | SpeedRow.origin(str(device), command),
     )
 
 
-def measured(task: Task, device: torch.device, records: Records) -> bool:
+def measured(task: Task, device: torch.device, records: Records[SpeedRow]) -> bool:
     """Whether the records hold a time for this task."""
-    known = records.find(empty_row(task, device, ""), own=find(task.provider).own)
+    known = records.find(empty_row(task, device, ""))
     return known is not None and known.status == OK
 
 
-def run_tasks(tasks: Sequence[Task], bench: Bench, records: Records, command: str) -> list[Row]:
+def run_tasks(
+    tasks: Sequence[Task], bench: Bench, records: Records[SpeedRow], command: str
+) -> list[SpeedRow]:
     """The row of every task, measured now or found in `records`, to which new ones are added."""
     rows = []
     for i, task in enumerate(tasks, 1):
         row = empty_row(task, bench.device, command)
-        known = records.find(row, own=find(task.provider).own)
+        known = records.find(row)
         if known is not None and known.status == OK:
             rows.append(known)
             print(f"[{i:3}/{len(tasks)}] {describe(known)}  (measured {known.date})", flush=True)
@@ -91,7 +86,7 @@ def run_tasks(tasks: Sequence[Task], bench: Bench, records: Records, command: st
     return rows
 
 
-def describe(row: Row) -> str:
+def describe(row: SpeedRow) -> str:
     what = f"{row.provider:20} {row.direction:8} {row.mask:46} N {row.n_q:<6} D {row.head_dim:<3}"
     if row.status != OK:
         return f"{what}  {row.status}"
@@ -101,15 +96,14 @@ def describe(row: Row) -> str:
 
 def chosen_tasks(options: dict[Any, Any], device: torch.device) -> list[Task]:
     """The tasks of the named grid, or of the masks and shapes that are given."""
-    providers, directions = options["providers"], options["directions"]
-    providers = [providers] if isinstance(providers, str) else providers
+    providers, directions = options["providers"], as_list(options["directions"])
+    providers = None if providers is None else as_list(providers)
     names = "mask seq_len batch heads kv_heads head_dim v_dim dtype layout block_size".split()
     given = {name: options[name] for name in names}
     if options["grid"] is None:
         cases = make_grid(str(device), **given).cases()
         return plan(cases, providers or default_providers(device), directions)
-    if options["grid"] not in GRIDS:
-        raise ValueError(f"no grid {options['grid']!r}; choose from {', '.join(GRIDS)}")
+    choose("grid", options["grid"], GRIDS)
     if any(value is not None for value in given.values()):
         raise ValueError(f"grid={options['grid']} has its own masks and shapes: leave these out")
     tasks = [
@@ -124,14 +118,22 @@ def chosen_tasks(options: dict[Any, Any], device: torch.device) -> list[Task]:
     return list(dict.fromkeys(tasks))
 
 
-def main(config: DictConfig, command: str) -> None:
+@program("speed")
+def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for and prints it as tables."""
-    options = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(options, dict)
-    device = torch.device(options["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = find_device(options["device"])
+    whole_number("workers", options["workers"], 0)
+    for name in ("warm_s", "seconds"):
+        if options[name] is not None:
+            positive_number(name, options[name])
     tasks = chosen_tasks(options, device)
     seconds = options["seconds"] or (0.15 if device.type == "cuda" else 0.5)
-    records = Records(options["csv"], fresh=options["fresh"])
+    records = Records(
+        options["csv"],
+        SpeedRow,
+        fresh=options["fresh"],
+        allow_changes=options["allow_changes"],
+    )
     if options["workers"]:
         missing = [t for t in tasks if not measured(t, device, records)]
         left_out = set(missing) - set(warm(missing, device, options["workers"], options["warm_s"]))
@@ -143,11 +145,5 @@ def main(config: DictConfig, command: str) -> None:
     print(f"\nrows:  {records.path}\ntable: {table}\nplots: python -m experiments.plot")
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="speed")
-def entry(config: DictConfig) -> None:
-    overrides = HydraConfig.get().overrides.task
-    main(config, shlex.join(["python", "-m", "experiments.speed", *overrides]))
-
-
 if __name__ == "__main__":
-    entry()
+    main()

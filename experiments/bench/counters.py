@@ -21,7 +21,8 @@ import torch
 from experiments.bench.cases import Case, make_grid
 from experiments.bench.loop import Bench, Task
 from experiments.bench.providers import DIRECTIONS
-from experiments.common.records import ROOT, device_name
+from experiments.common.devices import device_name
+from experiments.common.provenance import ROOT
 from experiments.common.text_table import aligned
 from sparseflash.cost import CEILINGS, cost, ideal
 

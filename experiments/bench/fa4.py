@@ -32,7 +32,6 @@ class FlashAttention4:
     """Block lists by `to_fa4`; partial blocks look up their bits, `causal` has its own kernel."""
 
     deterministic: bool = False
-    own = False
     dense_only = False
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:

@@ -11,8 +11,10 @@ from torch import Tensor
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.bench.providers import Attention, find
+from experiments.bench.rows import SpeedRow
 from experiments.bench.timing import Times, expected_mib, measure, peak_extra_mib
-from experiments.common.records import OK, Row, device_name
+from experiments.common.devices import device_name
+from experiments.common.records import OK
 from sparseflash.cost import CEILINGS, Shape, cost, ideal, measure_ceilings
 
 
@@ -35,7 +37,7 @@ class Bench:
         self.inputs = lru_cache(maxsize=1)(self._inputs)
         self.ideal_ms = lru_cache(maxsize=2)(self._ideal_ms)
 
-    def run(self, task: Task, row: Row) -> Row:
+    def run(self, task: Task, row: SpeedRow) -> SpeedRow:
         """`row` filled in: with times, or with the status that says why there are none."""
         try:
             reason = find(task.provider).unsupported(task.case, self.device, task.direction)
@@ -47,7 +49,7 @@ class Bench:
         except Exception as failure:  # one provider's failure is a result, not the end of the run
             return _replace(row, status=f"failed: {type(failure).__name__}: {_brief(failure)}")
 
-    def _measure(self, task: Task, row: Row) -> Row:
+    def _measure(self, task: Task, row: SpeedRow) -> SpeedRow:
         case, backward = task.case, task.direction == "backward"
         gate, attention = self.gate(case), self.attention(case, task.provider)
         q, k, v = (t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
@@ -140,14 +142,14 @@ def _timed(
     return lambda: torch.autograd.grad(out, qkv, dout, retain_graph=True)
 
 
-def _replace(row: Row, **values: object) -> Row:
+def _replace(row: SpeedRow, **values: object) -> SpeedRow:
     fields: dict[str, Any] = asdict(row) | values
-    return Row(**fields)
+    return SpeedRow(**fields)
 
 
 def _filled(
-    row: Row, case: Case, times: Times, error: float, extra: float | None, ideal_ms: float
-) -> Row:
+    row: SpeedRow, case: Case, times: Times, error: float, extra: float | None, ideal_ms: float
+) -> SpeedRow:
     return _replace(
         row,
         status=OK,

@@ -29,11 +29,6 @@ DIRECTIONS = ("forward", "backward")
 
 class Provider(Protocol):
     @property
-    def own(self) -> bool:
-        """Whether this is a backend of sparseflash."""
-        ...
-
-    @property
     def dense_only(self) -> bool:
         """Whether it has no masks to skip blocks by: only dense and causal cases concern it."""
         ...
@@ -52,7 +47,6 @@ class SparseFlash:
 
     backend: str
     deterministic: bool = False
-    own = True
     dense_only = False
 
     @property
@@ -85,7 +79,6 @@ class Sdpa:
     """torch's scaled_dot_product_attention: the one it chooses itself, or the one named."""
 
     kernel: SDPBackend | None = None
-    own = False
     dense_only = True
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
@@ -114,7 +107,6 @@ class Flex:
     Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
     """
 
-    own = False
     dense_only = False
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:

@@ -4,23 +4,25 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from experiments.bench.cases import DENSE, LAYOUTS
-from experiments.bench.providers import PROVIDERS
-from experiments.common.records import OK, Row
+from experiments.bench.rows import SpeedRow
+from experiments.common.records import OK
 from experiments.common.text_table import aligned
 
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
 
 
-def shape_of(row: Row) -> tuple[object, ...]:
+def shape_of(row: SpeedRow) -> tuple[object, ...]:
     """What rows must share to be compared: everything but mask, blocks and provider."""
     return tuple(getattr(row, name) for name in SHAPE)
 
 
-def best_dense(rows: Sequence[Row], *, own: bool | None = None) -> dict[tuple[object, ...], Row]:
+def best_dense(
+    rows: Sequence[SpeedRow], *, own: bool | None = None
+) -> dict[tuple[object, ...], SpeedRow]:
     """The fastest dense row of each shape: of ours (own), of the peers (not own), or of all."""
-    best: dict[tuple[object, ...], Row] = {}
+    best: dict[tuple[object, ...], SpeedRow] = {}
     for row in newest(rows):
-        if row.mask != DENSE or row.status != OK or own not in (None, is_own(row.provider)):
+        if row.mask != DENSE or row.status != OK or own not in (None, row.own):
             continue
         shape = shape_of(row)
         if shape not in best or row.ms < best[shape].ms:
@@ -28,16 +30,12 @@ def best_dense(rows: Sequence[Row], *, own: bool | None = None) -> dict[tuple[ob
     return best
 
 
-def newest(rows: Sequence[Row]) -> list[Row]:
+def newest(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
     """Of rows that measure the same thing with different versions or sources, the last one."""
     return list({(shape_of(r), r.mask, r.block_q, r.block_k, r.provider): r for r in rows}.values())
 
 
-def is_own(provider: str) -> bool:
-    return provider in PROVIDERS and PROVIDERS[provider].own
-
-
-def tables(rows: Sequence[Row], known: Sequence[Row] = ()) -> str:
+def tables(rows: Sequence[SpeedRow], known: Sequence[SpeedRow] = ()) -> str:
     """A table for each shape and direction of `rows`, and why cells are empty.
 
     Each cell: milliseconds, the speed-up over our own dense attention, which is looked up in `rows`
@@ -52,13 +50,13 @@ def tables(rows: Sequence[Row], known: Sequence[Row] = ()) -> str:
     return "\n\n".join(parts)
 
 
-def _shape_order(row: Row) -> tuple[str, ...]:
+def _shape_order(row: SpeedRow) -> tuple[str, ...]:
     values = [getattr(row, name) for name in SHAPE if name != "direction"]
     order = [f"{v:012}" if isinstance(v, int) else v for v in values]
     return (*order, "0" if row.direction == "forward" else "1")
 
 
-def _table(rows: list[Row], dense: Row | None) -> str:
+def _table(rows: list[SpeedRow], dense: SpeedRow | None) -> str:
     first = rows[0]
     providers = list(dict.fromkeys(r.provider for r in rows))
     masks = list(dict.fromkeys((-r.density, r.mask, r.block_q, r.block_k) for r in rows))
@@ -72,7 +70,7 @@ def _table(rows: list[Row], dense: Row | None) -> str:
     return f"{title}{shape_text(first)}\n{aligned(lines)}"
 
 
-def shape_text(row: Row) -> str:
+def shape_text(row: SpeedRow) -> str:
     """The shape and the device of a row, in words; what is as usual is not said."""
     heads = f"{row.heads}" + ("" if row.heads == row.kv_heads else f"/{row.kv_heads}")
     v_dim = "" if row.v_dim == row.head_dim else f", v_dim {row.v_dim}"
@@ -83,7 +81,7 @@ def shape_text(row: Row) -> str:
     )
 
 
-def _cell(row: Row, dense: Row | None) -> str:
+def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
     if row.status != OK:
         return "-"
     times = "" if dense is None else f"({dense.ms / row.ms:.2f}x)"

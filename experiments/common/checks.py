@@ -1,9 +1,35 @@
-"""Checks of options at the border, each a ValueError that names the value and the remedy."""
+"""Checks of options, each a ValueError that names the option, its value and the remedy."""
 
+import difflib
+import math
+from collections.abc import Iterable
 from typing import Any
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> None:
-    """ValueError for anything but an int of at least `least`."""
+    """Raises ValueError unless the value is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give a whole number, at least {least}")
+
+
+def positive_number(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ValueError(f"{name}={value!r}: give a number above 0")
+
+
+def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises ValueError with the choices, and the nearest, unless the value is one of them."""
+    choices = [str(choice) for choice in choices]
+    if str(value) not in choices:
+        close = difflib.get_close_matches(str(value), choices, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
+
+
+def as_list(value: Any) -> list[Any]:
+    """The values of an option that takes one or a list: [] for None."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

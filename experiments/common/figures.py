@@ -1,15 +1,30 @@
-"""What all figures share: the width of a page, fonts and lines, one legend, PNG and SVG."""
+"""What all figures share: widths, fonts, the style of curves, one legend, PNG and SVG files.
 
+A figure is drawn inside `style()`, in a paper column (COLUMN inches) or across a page (PAGE):
+
+    with style():
+        figure, axes = plt.subplots(figsize=(COLUMN, 2.4))
+        curve(axes, lengths, ms, Style("#0072B2", "o", "-"), "FlashAttention", low=p20, high=p80)
+        length_axis(axes, lengths)
+        legend(figure, [axes])
+        paths = save(figure, out / file_name("length", "NVIDIA H200"))  # length-nvidia-h200
+"""
+
+import re
 import textwrap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-PAGE = 6.9  # inches: the width of a page's text; half of it is a column
+PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page's text, and of one of its two columns
+MAX_ENTRIES = 8  # of a legend
 LEGEND = 100  # characters of a line of a legend
 RC: dict[Any, Any] = {
     "font.size": 8,
@@ -48,15 +63,68 @@ class Style(NamedTuple):
 OTHER = Style("#F0E442", "X", ":")
 
 
+def style() -> AbstractContextManager[None]:
+    """The context in which figures are drawn; it needs no display."""
+    matplotlib.use("Agg")
+    return matplotlib.rc_context(RC)
+
+
+def curve(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    style: Style,
+    label: str | None = None,
+    *,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    line: bool = True,
+    filled: bool = True,
+) -> None:
+    """One curve with its error bars.
+
+    low, high: the ends of the error bars, as values of y; None draws none.
+    line: False for markers that belong to no curve; filled: False for open markers.
+    """
+    bars = None
+    if low is not None and high is not None:
+        bars = [
+            [max(at - end, 0) for at, end in zip(y, low, strict=True)],
+            [max(end - at, 0) for at, end in zip(y, high, strict=True)],
+        ]
+    axes.errorbar(
+        x,
+        y,
+        yerr=bars,
+        color=style.color,
+        marker=style.marker,
+        ls=style.line if line else "none",
+        mfc=style.color if filled else "white",
+        elinewidth=0.8,
+        label=label,
+    )
+
+
+def reference(axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:
+    """A thin grey line that curves are compared with, such as the ideal."""
+    axes.plot(x, y, color="0.5", lw=1, ls=(0, (1, 1.5)), label=label)
+
+
 def legend(
     figure: Figure, axes: Sequence[Axes], columns: int = 3, title: str | None = None
 ) -> None:
     """One legend below all panels, each label once, in fewer columns where it would be wider than
     the figure.
+
+    Of more than MAX_ENTRIES labels it shows the first and counts the others, so draw what matters
+    first, and group what belongs together under one label.
     """
     found = [pair for a in axes for pair in zip(*a.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in reversed(found)}
     labels = list(dict.fromkeys(label for _, label in found))
+    if len(labels) > MAX_ENTRIES:
+        more = f"and {len(labels) - MAX_ENTRIES} more"
+        labels, title = labels[:MAX_ENTRIES], more if title is None else f"{title}; {more}"
     for ncols in range(columns, 0, -1):
         drawn = figure.legend(
             [handles[label] for label in labels],
@@ -71,9 +139,29 @@ def legend(
         drawn.remove()
 
 
+def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick at each length."""
+    axes.set(xscale="log", xlabel="length (tokens)")
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(lengths))))
+    axes.xaxis.set_major_formatter(lambda n, _: token_text(int(n)))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def plain_log_axis(axes: Axes, base: int = 10, unit: str = "") -> None:
+    """A logarithmic y axis with plain numbers: 0.5, 1, 2x where unit is "x"."""
+    axes.set_yscale("log", base=base)
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}{unit}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def token_text(n: int) -> str:
     """A length as a tick has it: 16k for 16384."""
     return f"{n // 1024}k" if n % 1024 == 0 else str(n)
+
+
+def file_name(*words: object) -> str:
+    """Words as the stem of a file name: lower case, hyphens between them."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -1,150 +1,213 @@
-"""One tidy CSV row per measurement: written at once, read back typed, never overwritten.
+"""The one format of measurements: a dataclass is a kind of row, a CSV file holds rows of one kind.
 
-A file grows by whole lines. A run that was killed keeps every row it had written, and a line that
-it left half-written is cut off when the file is opened again.
+To define a kind of row, subclass `Row`, or `TimedRow` if it has times:
+
+    @dataclass(frozen=True, kw_only=True)
+    class StepRow(TimedRow):
+        task: str  # the fields are columns; None is an empty cell
+        length: int
+        peak_mib: float | None = None
+
+        WHAT = ("task", "length")  # the fields that say what was measured, besides the mask
+        SOURCES = ("masks", "sparseflash", "experiments/lra")  # what the digest `source` covers
+        COMMAND = "python -m experiments.lra_speed"  # writes such rows
+
+    records = Records("runs/steps.csv", StepRow)  # creates the file, or reads it
+    row = StepRow(task="text", length=1024, mask="", density=None, **StepRow.origin("cpu", command))
+    if records.find(row) is None:  # rows with equal keys measure the same thing
+        records.append(replace(row, status=OK, ms_median=3.5))
+
+`read(path, StepRow)` reads a file typed. Fields are str, int, float or bool, each `| None` or not.
+A file grows by whole lines and is never overwritten. A killed run keeps every row it had written.
 """
 
 import csv
-import hashlib
-import platform
-import subprocess
+import dataclasses
+import inspect
+import io
+import os
+import types
+import typing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
+from experiments.common import provenance
 
-from experiments.common import rows
-from experiments.common.files import write_whole
-
-ROOT = Path(__file__).resolve().parents[2]
 OK = "ok"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement. The fields in order are the columns; None is an empty cell."""
+    """One measurement, with where it comes from: the last columns of every file."""
 
-    mask: str  # mask text, "dense" for no mask at all
-    provider: str
-    direction: str  # forward | backward
-    batch: int
-    heads: int
-    kv_heads: int
-    n_q: int
-    n_k: int
-    head_dim: int
-    dtype: str
-    block_q: int  # 0 without a mask
-    block_k: int
-    density: float  # non-empty blocks / all blocks
-    elements: float  # allowed (query, key) pairs / all pairs
-    status: str  # ok, or the reason why there is no time
-    error: float | None  # relative to float64
-    ms_median: float | None
-    ms_p20: float | None
-    ms_p80: float | None
-    tflops: float | None  # over the blocks that are computed
-    extra_mib: float | None  # peak memory beyond the inputs
-    extra_expected_mib: float | None  # what the results alone take
+    mask: str  # resolved text, "dense" or empty where there is none
+    density: float | None  # non-empty blocks / all blocks
     device: str
     torch: str
     triton: str
-    source: str  # digest of masks/ and sparseflash/
-    commit: str
+    source: str  # digest of the Python files of SOURCES
+    commit: str  # "+changes" for changed files, "untraced" for rows that no commit can reproduce
     date: str
     command: str
-    v_dim: int  # head dim of v and out
-    layout: str  # of q, k and v in memory: head_major | token_major
-    ideal_ms: float | None  # the least time on this device (sparseflash.cost)
+
+    WHAT: ClassVar[Sequence[str]] = ()
+    SOURCES: ClassVar[tuple[str, ...]] = ("masks", "sparseflash")
+    COMMAND: ClassVar[str] = "python -m experiments.speed"
+
+    @classmethod
+    def origin(cls, device: str, command: str) -> dict[str, Any]:
+        """The values of the last seven fields for a measurement made now on this device."""
+        return provenance.origin(device, command, cls.SOURCES)
 
     @property
-    def fraction(self) -> float | None:
-        """The ideal time as a share of the measured one."""
-        return self.ideal_ms / self.ms if self.ideal_ms and self.ms_median else None
+    def key(self) -> tuple[object, ...]:
+        """What was measured, on what: rows with equal keys measure the same thing."""
+        names = (*self.WHAT, "mask", "device", "torch", "triton", "source")
+        return tuple(getattr(self, name) for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow(Row):
+    """A measurement of time in milliseconds: the median, the 20th and the 80th percentile."""
+
+    status: str = ""  # ok, or the reason why there is no time
+    ms_median: float | None = None
+    ms_p20: float | None = None
+    ms_p80: float | None = None
 
     @property
     def ms(self) -> float:
-        """The median time of a row that has one."""
+        """The median of a row that has one."""
         assert self.ms_median is not None, self
         return self.ms_median
 
 
-FIELDS = rows.fields_of(Row)
-# Columns that older files lack, and what their rows were: a text, or a column with the same value.
-ADDED = {"v_dim": "{head_dim}", "layout": "head_major", "ideal_ms": ""}
-# What a measurement is of. Peers do not change with our source: `source` counts for ours only.
-KEY = (
-    "mask provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
-    "block_q block_k device torch triton source"
-).split()
+R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 
-def key_of(row: Row, *, own: bool) -> tuple[object, ...]:
-    """The values that make two rows measurements of the same thing."""
-    return tuple(getattr(row, name) for name in (KEY if own else KEY[:-1]))
+class Records(Generic[R]):
+    """An append-only CSV file of rows of one kind; `rows` are those that it holds.
 
+    fresh: write to the next free name (speed-2.csv) instead of adding to an existing file.
+    allow_changes: publish rows although files have changed since the last commit.
 
-class Records:
-    """An append-only CSV file of `Row`; an older file is first given the columns that it lacks.
-
-    Raises ValueError if the file holds other columns than `Row` has, or had.
+    Raises ValueError if the file has other columns or a damaged row, or if it lies under docs and
+    its rows would not come from a commit.
     """
 
-    def __init__(self, path: str | Path, *, fresh: bool = False):
+    def __init__(
+        self, path: str | Path, kind: type[R], *, fresh: bool = False, allow_changes: bool = False
+    ):
         self.path = _free_name(Path(path)) if fresh else Path(path)
+        if not allow_changes:
+            provenance.check_published(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.path.exists():
-            rows.append(self.path, rows.line(FIELDS))
-        else:
-            rows.heal(self.path, FIELDS)
-        self.rows = read(self.path)
-        if columns(self.path) != FIELDS:
-            self._upgrade()
+        _truncate_partial_line(self.path)
+        if not self.path.exists() or not self.path.stat().st_size:
+            _append(self.path, _line(columns(kind)))
+        self.kind, self.rows = kind, read(self.path, kind)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: R) -> None:
         """Adds one row to the file."""
-        rows.append(self.path, rows.row_line(row))
+        _append(self.path, _line(_cells(row)))
         self.rows.append(row)
 
-    def find(self, row: Row, *, own: bool) -> Row | None:
-        """The newest row that measures the same thing as `row` does, or None."""
-        wanted = key_of(row, own=own)
-        return next((r for r in reversed(self.rows) if key_of(r, own=own) == wanted), None)
-
-    def _upgrade(self) -> None:
-        """Writes all rows anew; a kill loses none."""
-        lines = [rows.line(FIELDS), *(rows.row_line(row) for row in self.rows)]
-        write_whole(self.path, lambda file: file.write("".join(lines).encode()), "csv")
+    def find(self, row: R) -> R | None:
+        """The newest row with the same key, or None."""
+        return next((r for r in reversed(self.rows) if r.key == row.key), None)
 
 
-def read(path: str | Path) -> list[Row]:
-    """The rows of a CSV file, typed. ValueError if it is missing or its columns are not `Row`'s."""
+def read(path: str | Path, kind: type[T]) -> list[T]:
+    """The rows of a CSV file, typed; a last line without an end, as a kill leaves it, is skipped.
+
+    Raises ValueError with file, line and remedy if the file is missing or does not fit the kind.
+    """
     path = Path(path)
-    if not path.exists():
-        raise ValueError(f"no such file: {path}; measure first: python -m experiments.speed")
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        found = tuple(reader.fieldnames or ())
-        if found != tuple(name for name in FIELDS if name in found or name not in ADDED):
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        remedy = f"; measure first: {kind.COMMAND}" if issubclass(kind, Row) else ""
+        raise ValueError(f"cannot read {path} ({error.strerror}){remedy}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a CSV file in UTF-8 ({error}): move it away") from None
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
+    names, found, types_ = columns(kind), [], typing.get_type_hints(kind)
+    try:
+        head = tuple(next(reader, ()))
+        if head != names:
+            differ = ", ".join(sorted(set(names) ^ set(head))) or "the order"
             raise ValueError(
-                f"{path} has other columns than this version writes "
-                f"({', '.join(sorted(set(FIELDS) ^ set(found))) or 'order'}); "
+                f"{path} has other columns than this version writes ({differ}); "
                 "move it away or name another file with csv=PATH"
             )
-        old = {name: text for name, text in ADDED.items() if name not in found}
-        lines = (
-            {name: text.format(**line) for name, text in old.items()} | line for line in reader
-        )
-        return [rows.from_texts(Row, line) for line in lines]
+        for cells in reader:
+            if len(cells) != len(names):
+                raise ValueError(f"{len(cells)} cells instead of {len(names)}")
+            texts = zip(names, cells, strict=True)
+            found.append(kind(**{name: _typed(name, types_[name], cell) for name, cell in texts}))
+    except (csv.Error, ValueError) as error:
+        if str(error).startswith(str(path)):
+            raise
+        place = f"{path}, line {reader.line_num}"
+        raise ValueError(f"{place}: {error}; correct or delete that line") from None
+    return found
 
 
-def columns(path: Path) -> tuple[str, ...]:
-    """The columns that a file has."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return tuple(next(csv.reader(file), ()))
+def columns(kind: type) -> tuple[str, ...]:
+    """The columns of a kind of row: its own fields, then those of its bases, `Row`'s last."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    bases = map(inspect.get_annotations, kind.__mro__)
+    return tuple(dict.fromkeys(name for own in bases for name in own if name in names))
+
+
+def as_csv(rows: Iterable[Any], kind: type) -> str:
+    """A whole CSV file as text, for derived tables: any dataclass will do."""
+    return _line(columns(kind)) + "".join(_line(_cells(row)) for row in rows)
+
+
+def _cells(row: Any) -> list[str]:
+    return [_text(getattr(row, name)) for name in columns(type(row))]
+
+
+def _line(cells: Iterable[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())  # one row is one line
+
+
+def _typed(name: str, kind: Any, text: str) -> Any:
+    if isinstance(kind, types.UnionType):
+        if text == "":
+            return None
+        kind = typing.get_args(kind)[0]
+    try:
+        return {"True": True, "False": False}[text] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}={text!r} must be of type {kind.__name__}") from None
+
+
+def _append(path: Path, text: str) -> None:
+    """Adds whole lines with a single write, so that a kill cannot mix two rows."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(text.encode())
+        os.fsync(file.fileno())
+
+
+def _truncate_partial_line(path: Path) -> None:
+    """Cuts off a last line without an end, as a killed run or a full disk leaves it."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _free_name(path: Path) -> Path:
@@ -154,63 +217,3 @@ def _free_name(path: Path) -> Path:
         i += 1
         name = path.with_stem(f"{path.stem}-{i}")
     return name
-
-
-# ---- where a measurement was made
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def device_name(device: str) -> str:
-    """The name of the device, with the number of threads where it is a CPU."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{_cpu_name()} ({torch.get_num_threads()} threads)"
-
-
-@cache
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of torch and triton, digest of our source, commit (empty outside git)."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = ""
-    return {
-        "torch": torch.__version__,
-        "triton": triton,
-        "source": source_digest("masks", "sparseflash"),
-        "commit": _commit(),
-    }
-
-
-@cache
-def source_digest(*folders: str) -> str:
-    """Twelve hex digits of the Python files of these folders of the project."""
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        return head + ("+changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""

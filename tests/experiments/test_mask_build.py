@@ -12,12 +12,14 @@ import torch
 import masks
 from experiments import mask_build
 from experiments.bench import build_case
-from experiments.common.records import OK
-from experiments.mask_build import Row, append, measure, read, table, verdict
+from experiments.bench.rows import BuildRow
+from experiments.common.records import OK, read
+from experiments.mask_build import measure, table, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-ROW = Row("local:256", "masks", 4096, 128, "", device="a CPU", torch="2", source="x")
+ORIGIN = dict.fromkeys("device torch triton source commit date command".split(), "x")
+ROW = BuildRow(mask="local:256", builder="masks", seq_len=4096, block=128, density=None, **ORIGIN)
 OPTIONS = {"seconds": 0.01, "limit_s": 60, "limit_gib": None}
 
 
@@ -49,16 +51,6 @@ def test_refusals():
     assert "unknown pattern 'nothing'" in wrong.status
     late = measure(flex, CPU, OPTIONS | {"limit_s": 0.01})
     assert late.status == "unsupported: more than 0.01 s"
-
-
-def test_rows_survive_the_file(tmp_path):
-    row = replace(ROW, status="unsupported: a, b", ms_first=1.5, nnz=3)
-    for _ in range(2):
-        append(tmp_path / "sub" / "m.csv", row)
-    assert read(tmp_path / "sub" / "m.csv") == [row, row] and read(tmp_path / "none.csv") == []
-    (tmp_path / "other.csv").write_text("a,b\n")
-    with pytest.raises(ValueError, match="other columns"):
-        read(tmp_path / "other.csv")
 
 
 def test_table():
@@ -101,13 +93,13 @@ def test_program(tmp_path):
     for _ in range(2):  # what there is already is not measured again
         done = run("mask=[causal,local:256]", "builders=[masks]")
         assert done.returncode == 0, done.stderr
-    rows = read(tmp_path / "m.csv")
+    rows = read(tmp_path / "m.csv", BuildRow)
     assert [(row.mask, row.seq_len, row.status) for row in rows] == [
         (mask, n, OK) for mask in ("causal", "local:256") for n in (1024, 2048)
     ]
     assert "mask=[causal,local:256]" in rows[0].command and "masks ms (MiB)" in done.stdout
     wrong = run("builders=[fast]")
-    assert wrong.returncode != 0 and "no builder 'fast'; choose from masks" in wrong.stderr
+    assert wrong.returncode != 0 and "builders='fast': choose from masks" in wrong.stderr
 
 
 def test_what_was_too_slow_is_not_tried_longer(tmp_path, monkeypatch):
@@ -121,6 +113,9 @@ def test_what_was_too_slow_is_not_tried_longer(tmp_path, monkeypatch):
     monkeypatch.setattr(mask_build, "measure", slow)
     config = {"mask": "causal", "seq_len": [2048, 1024], "block_size": 128, "device": "cpu"}
     config |= {"builders": ["masks", "flex"], "csv": str(tmp_path / "m.csv"), "fresh": False}
-    mask_build.main(mask_build.OmegaConf.create(config), "")
+    config |= {"seconds": 0.01, "limit_s": 5, "allow_changes": False}
+    mask_build.measure_all(config, "")
     assert tried == [("masks", 1024), ("flex", 1024), ("masks", 2048)]
-    assert [row.status for row in read(tmp_path / "m.csv")][3] == "unsupported: more than 5 s"
+    assert [row.status for row in read(tmp_path / "m.csv", BuildRow)][
+        3
+    ] == "unsupported: more than 5 s"

@@ -5,14 +5,15 @@ from dataclasses import asdict
 import pytest
 
 from experiments.bench.cases import make_grid
-from experiments.common.records import OK, Records, Row
+from experiments.bench.rows import SpeedRow
+from experiments.common.records import OK, Records
 from experiments.plot import draw_all
-from tests.experiments.test_records import ROW
+from tests.experiments.bench.speed_rows import ROW
 
 
 def written(path, **grid):
     """A CSV as `speed` writes it, with made-up times."""
-    records = Records(path)
+    records = Records(path, SpeedRow)
     for case in make_grid("cpu", heads=1, block_size=32, **grid).cases():
         for provider in ("cpu", "sdpa", "flex", "a new one"):
             for direction in ("forward", "backward"):
@@ -22,7 +23,7 @@ def written(path, **grid):
                 fields = asdict(ROW) | asdict(case)
                 fields |= {"provider": provider, "direction": direction, "density": case.density}
                 fields |= {"v_dim": case.value_dim, "ideal_ms": case.flops(direction) / 1e9}
-                records.append(Row(**fields | {"ms_median": ms, "ms_p20": ms, "ms_p80": ms}))
+                records.append(SpeedRow(**fields | {"ms_median": ms, "ms_p20": ms, "ms_p80": ms}))
     return path
 
 
@@ -60,7 +61,7 @@ def test_dense_alone_gives_time_against_length(tmp_path):
 
 
 def test_a_file_without_measurements_is_refused(tmp_path):
-    Records(tmp_path / "s.csv").append(Row(**asdict(ROW) | {"status": "failed: x"}))
+    Records(tmp_path / "s.csv", SpeedRow).append(SpeedRow(**asdict(ROW) | {"status": "failed: x"}))
     with pytest.raises(ValueError, match=r"no measured row.*experiments\.speed"):
         draw_all(tmp_path / "s.csv", tmp_path)
     assert OK not in (tmp_path / "s.csv").read_text().splitlines()[1].split(",")

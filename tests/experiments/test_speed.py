@@ -12,6 +12,7 @@ from experiments import speed
 from experiments.bench import providers
 from experiments.bench.cases import Case
 from experiments.bench.gate import Gate
+from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_table import tables
 from experiments.common.records import OK, Records, read
 from sparseflash.testing import make_qkv, oracle
@@ -50,7 +51,6 @@ def halves_dk(case):
 @dataclass(frozen=True)
 class Injected:
     make: object
-    own = False
     dense_only = False
 
     def unsupported(self, case, device, direction):
@@ -138,7 +138,7 @@ def test_plan_keeps_dense_only_providers_to_dense_cases():
 def test_plan_refuses_what_does_not_exist():
     with pytest.raises(ValueError, match="no provider 'fast'; choose from reference, cpu"):
         speed.plan([CASE], ["fast"], ["forward"])
-    with pytest.raises(ValueError, match="direction 'sideways': choose from forward, backward"):
+    with pytest.raises(ValueError, match="directions='sideways': choose from forward, backward"):
         speed.plan([CASE], ["cpu"], ["sideways"])
     with pytest.raises(ValueError, match=r"24.*multiples of 16"):
         speed.plan([replace(CASE, block_q=24)], ["cpu"], ["forward"])
@@ -155,17 +155,17 @@ def test_sdpa_says_where_it_cannot_run():
 def test_a_rerun_measures_only_what_is_missing(tmp_path, capsys):
     tasks = speed.plan([CASE], ["cpu"], speed.DIRECTIONS)
     bench = speed.Bench(CPU, seconds=0.01)
-    first = speed.run_tasks(tasks[:1], bench, Records(tmp_path / "s.csv"), "")
-    again = speed.run_tasks(tasks, bench, Records(tmp_path / "s.csv"), "")
-    assert again[0].date == first[0].date and len(read(tmp_path / "s.csv")) == 2
+    first = speed.run_tasks(tasks[:1], bench, Records(tmp_path / "s.csv", SpeedRow), "")
+    again = speed.run_tasks(tasks, bench, Records(tmp_path / "s.csv", SpeedRow), "")
+    assert again[0].date == first[0].date and len(read(tmp_path / "s.csv", SpeedRow)) == 2
     assert "(measured " in capsys.readouterr().out
 
 
 def test_the_same_refusal_is_written_once(tmp_path):
     tasks = speed.plan([replace(CASE, mask="dense")], ["flex"], ["backward"])
     for _ in range(2):
-        speed.run_tasks(tasks, speed.Bench(CPU, 0.01), Records(tmp_path / "s.csv"), "")
-    assert [row.status[:11] for row in read(tmp_path / "s.csv")] == ["unsupported"]
+        speed.run_tasks(tasks, speed.Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), "")
+    assert [row.status[:11] for row in read(tmp_path / "s.csv", SpeedRow)] == ["unsupported"]
 
 
 def test_table_compares_with_our_own_dense():
@@ -198,7 +198,7 @@ def test_programs_from_end_to_end(tmp_path):
         *small,
     )
     assert done.returncode == 0, done.stderr
-    rows = read(tmp_path / "s.csv")
+    rows = read(tmp_path / "s.csv", SpeedRow)
     assert len(rows) == 10 and {row.status for row in rows} == {OK}
     assert "random:0.5:block=32" in rows[0].command
     assert "random_blocks(0.25" in (tmp_path / "s.txt").read_text()

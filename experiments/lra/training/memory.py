@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from experiments.common.records import device_name
+from experiments.common.devices import device_name
 from experiments.lra.tasks.task import Task
 from experiments.lra.training.config import Settings
 from experiments.lra.training.distributed import Group

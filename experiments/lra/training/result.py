@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from experiments.common.records import device_name, now, versions
+from experiments.common.devices import device_name
+from experiments.common.provenance import code_version, now
 from experiments.lra.tasks.task import Task
 from experiments.lra.training import memory
 from experiments.lra.training.clock import Clock
@@ -53,7 +54,7 @@ def make_result(
         "data_mib": data_mib,
         "processes": group.world,
         "device": device_name(str(group.device)),
-        "versions": versions(),
+        "versions": code_version(),
         "date": now(),
         "baselines": task.baselines,
     }

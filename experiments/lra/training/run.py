@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from experiments.common.devices import device_name
 from experiments.common.files import write_whole
-from experiments.common.records import device_name, now, versions
+from experiments.common.provenance import code_version, now
 from experiments.lra.tasks.task import Task
 from experiments.lra.training import begin, checkpoint, initial, memory
 from experiments.lra.training.clock import Clock
@@ -174,7 +175,7 @@ class Run:
             config=asdict(settings),
             device=device,
             processes=self.group.world,
-            versions=versions(),
+            versions=code_version(),
             params=parameters,
             task={
                 "name": task.name,

@@ -54,7 +54,7 @@ def test_masks_of_the_grid_have_the_text_that_rows_have(monkeypatch):
 
 
 def test_named_grids_are_refused_where_they_make_no_sense():
-    with pytest.raises(ValueError, match="no grid 'all'; choose from limits"):
+    with pytest.raises(ValueError, match="grid='all': choose from limits"):
         speed.chosen_tasks(OPTIONS | {"grid": "all"}, CPU)
     with pytest.raises(ValueError, match="its own masks and shapes"):
         speed.chosen_tasks(OPTIONS | {"heads": 3}, CPU)

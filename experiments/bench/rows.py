@@ -1,0 +1,124 @@
+"""The kinds of rows that measurements of speed write."""
+
+from dataclasses import dataclass
+
+from experiments.common.records import Row, TimedRow
+
+OWN = ("reference", "cpu", "triton", "hopper", "hopper_deterministic")  # our own providers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRow(TimedRow):
+    """A provider at one case and direction: experiments.speed."""
+
+    provider: str
+    direction: str  # forward | backward
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    head_dim: int
+    v_dim: int
+    dtype: str
+    layout: str  # of q, k and v in memory: head_major | token_major
+    block_q: int  # 0 without a mask
+    block_k: int
+    density: float  # non-empty blocks / all blocks
+    elements: float  # allowed (query, key) pairs / all pairs
+    error: float | None = None  # relative to float64
+    tflops: float | None = None  # over the blocks that are computed
+    extra_mib: float | None = None  # peak memory beyond the inputs
+    extra_expected_mib: float | None = None  # what the results alone take
+    ideal_ms: float | None = None  # the least time on this device (sparseflash.cost)
+    warning: str = ""  # why the row may be wrong
+
+    WHAT = (
+        *("provider", "direction", "batch", "heads", "kv_heads", "n_q", "n_k", "head_dim"),
+        *("v_dim", "dtype", "layout", "block_q", "block_k"),
+    )
+
+    @property
+    def own(self) -> bool:
+        """Whether the provider is one of ours."""
+        return self.provider in OWN
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured; peers do not change with our source."""
+        return super().key if self.own else super().key[:-1]
+
+    @property
+    def fraction(self) -> float | None:
+        """The ideal time as a share of the measured one."""
+        return self.ideal_ms / self.ms if self.ideal_ms and self.ms_median else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRow(TimedRow):
+    """A builder of a block mask, in a process of its own: experiments.mask_build."""
+
+    builder: str
+    seq_len: int
+    block: int
+    ms_first: float | None = None  # in a new process; flex_compiled compiles here
+    import_mib: float | None = None  # peak resident memory before it,
+    peak_mib: float | None = None  # and with it
+    device_mib: float | None = None  # peak on the GPU
+    runs: int | None = None
+    tiles: int | None = None
+    nnz: int | None = None  # non-empty blocks
+
+    WHAT = ("builder", "seq_len", "block")
+    COMMAND = "python -m experiments.mask_build"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured; FlexAttention's builders do not change with our source."""
+        return super().key[:-1] if self.builder.startswith("flex") else super().key
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectRow(TimedRow):
+    """A step of a selector, whose text is `mask`: experiments.select."""
+
+    step: str  # selection | schedule | forward | backward | chain
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    head_dim: int
+    dtype: str
+    block_q: int
+    block_k: int
+    partial: float  # blocks with a bit tile / all blocks
+    share: float | None = None  # (selection + schedule) / forward; with the step "chain" only
+    ms_graph: float | None = None  # median of a CUDA graph's replays; None where not captured
+    graph_share: float | None = None  # as `share`
+
+    WHAT = (
+        *("step", "batch", "heads", "kv_heads", "n_q", "n_k", "head_dim", "dtype"),
+        *("block_q", "block_k"),
+    )
+    COMMAND = "python -m experiments.select"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileRow(TimedRow):
+    """A Triton kernel with one choice of tiles: experiments.tune."""
+
+    kernel: str
+    head_dim: int
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None
+    tflops: float
+
+    WHAT = tuple("kernel head_dim block_m block_n num_warps num_stages max_registers".split())
+    COMMAND = "python -m experiments.tune"
+
+
+KINDS: tuple[type[Row], ...] = (SpeedRow, BuildRow, SelectRow, TileRow)

@@ -1,0 +1,42 @@
+"""The device that a program runs on."""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device of an option `device=`; None: a GPU where there is one, else the CPU.
+
+    Raises ValueError if there is no such device here.
+    """
+    count = torch.cuda.device_count()
+    if name is None:
+        return torch.device("cuda" if count else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r}: choose from cpu, cuda, cuda:1, ...")
+    if device.type == "cuda" and (device.index or 0) >= count:
+        here = f"torch finds {count} GPUs here" if count else "torch finds no GPU here"
+        raise ValueError(f"device={name!r}: {here}; give device=cpu or leave it out")
+    return device
+
+
+def device_name(device: str | torch.device) -> str:
+    """The name of a device, with the number of threads for a CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()} ({torch.get_num_threads()} threads)"
+
+
+@cache
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

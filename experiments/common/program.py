@@ -1,0 +1,81 @@
+"""The entry of every program: its Hydra configuration, and errors as one line.
+
+    @program("speed")  # conf/speed.yaml
+    def main(options: dict[str, Any], command: str) -> None: ...
+
+    if __name__ == "__main__":
+        main()
+
+`command` is the command line, for records. An unknown option, and every ValueError of the program,
+ends in `error: ...` and exit status 2. With `-m`, the remaining jobs still run.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.common.checks import choose
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+Main = Callable[[dict[str, Any], str], object]
+
+
+def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[], None]]:
+    """Makes a function the program of conf/`name`.yaml; `module` is run as python -m `module`."""
+    command = ["python", "-m", module or f"experiments.{name}"]
+
+    def decorate(main: Main) -> Callable[[], None]:
+        failed: list[str] = []  # jobs of a sweep
+
+        def job(config: DictConfig) -> None:
+            overrides = list(HydraConfig.get().overrides.task)
+            options: Any = OmegaConf.to_container(config, resolve=True)
+            try:
+                main(options, shlex.join([*command, *overrides]))
+            except ValueError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                if HydraConfig.get().mode != RunMode.MULTIRUN:
+                    sys.exit(2)
+                failed.append(shlex.join(overrides))
+
+        @wraps(main)
+        def entry() -> None:
+            failed.clear()
+            try:
+                _check_keys(name, sys.argv[1:])
+                hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+            except ValueError as error:
+                sys.exit(_fail(f"error: {error}"))
+            except KeyboardInterrupt:
+                sys.exit(130)
+            if failed:
+                sys.exit(_fail(f"failed: {'; '.join(failed)}"))
+
+        return entry
+
+    return decorate
+
+
+def _fail(text: str) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return 2
+
+
+def _check_keys(name: str, arguments: list[str]) -> None:
+    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has."""
+    given = [found[1] for text in arguments if (found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text))]
+    if not set(given) - {"hydra"}:
+        return
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        known = [str(key) for key in hydra.compose(name)]
+    for key in given:
+        choose("option", key, [*known, "hydra"])

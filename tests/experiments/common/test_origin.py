@@ -1,0 +1,80 @@
+"""The source digest of files and of commits, and what may be published."""
+
+import subprocess
+
+import pytest
+
+from experiments.common import provenance
+
+FOLDERS = ("masks", "sparseflash")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A small git repository as the project, with one commit."""
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "masks" / "a.py").write_text("a = 1\n")
+    for words in (["init", "-q"], ["add", "."], [*AUTHOR, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+    clear()
+    yield tmp_path
+    clear()
+
+
+AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@b"]
+
+
+def clear():
+    for function in (provenance.source_digest, provenance.digest_at, provenance.commit):
+        function.cache_clear()
+    provenance._history.cache_clear()
+
+
+def test_the_digest_of_the_files_is_that_of_their_commit(repository):
+    head = provenance.commit()
+    now = provenance.source_digest("masks")
+    assert len(now) == 12 and now == provenance.digest_at(head, "masks")
+    assert provenance.trace(now, ("masks",)).startswith(head)
+    assert provenance.trace(now, ("masks",), head) == head
+
+
+def test_a_changed_file_has_another_digest_and_no_commit(repository):
+    before = provenance.source_digest("masks")
+    (repository / "masks" / "a.py").write_text("a = 2\n")
+    (repository / "masks" / "notes.txt").write_text("not code")
+    clear()
+    now = provenance.source_digest("masks")
+    assert now != before and provenance.trace(now, ("masks",)) is None
+    assert provenance.commit().endswith("+changes")
+    assert provenance.trace(before, ("masks",), "0123456") is not None  # unknown commits pass
+
+
+def test_results_alone_do_not_make_the_code_changed(repository):
+    (repository / "docs" / "speed.csv").write_text("a row\n")
+    assert not provenance.commit().endswith("+changes")
+
+
+def test_only_a_commit_is_published(repository, tmp_path):
+    published = repository / "docs" / "results" / "speed.csv"
+    provenance.check_published(published)
+    (repository / "masks" / "a.py").write_text("a = 2\n")
+    clear()
+    with pytest.raises(ValueError, match=r"commit first, or allow it with allow_changes=true"):
+        provenance.check_published(published)
+    provenance.check_published(repository / "runs" / "speed.csv")
+
+
+def test_a_copy_without_git_names_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+    clear()
+    with pytest.raises(ValueError, match=r"not a git checkout: give the commit.*SOURCE_COMMIT="):
+        provenance.check_published(tmp_path / "docs" / "speed.csv")
+    monkeypatch.setenv(provenance.COMMIT, "abc")
+    clear()
+    provenance.check_published(tmp_path / "docs" / "speed.csv")
+    assert provenance.origin("cpu", "python", FOLDERS)["commit"] == "abc"
+    clear()

@@ -1,0 +1,66 @@
+"""The entry of programs: unknown options, bad values and sweeps end in a line, not a trace."""
+
+import sys
+
+import pytest
+
+from experiments.common.program import program
+
+
+def run(monkeypatch, main, *words):
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    try:
+        program("plot")(main)()
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_a_program_gets_its_options_and_its_command(monkeypatch):
+    seen = []
+    assert run(monkeypatch, lambda *given: seen.append(given), "out=a b", "csv=x.csv") == 0
+    ((options, command),) = seen
+    assert options == {"csv": "x.csv", "out": "a b"}
+    assert command == "python -m experiments.plot 'out=a b' csv=x.csv"
+
+
+@pytest.mark.parametrize("word", ["cvs=x.csv", "+cvs=x.csv", "++cvs=1", "~cvs=2", "+cvs.a=1"])
+def test_an_unknown_option_is_refused_with_the_choices(monkeypatch, capsys, word):
+    assert run(monkeypatch, lambda *_: None, word) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: option='cvs': choose from csv, out")
+    assert error.endswith("(did you mean csv?)\n")
+
+
+def test_options_of_hydra_itself_pass(monkeypatch):
+    assert run(monkeypatch, lambda *_: None, "hydra.verbose=false") == 0
+
+
+def test_a_bad_value_is_one_line(monkeypatch, capsys):
+    def fails(options, command):
+        raise ValueError("out=3: give a folder")
+
+    assert run(monkeypatch, fails) == 2
+    assert capsys.readouterr().err == "error: out=3: give a folder\n"
+
+
+def test_other_errors_are_faults_and_keep_their_trace(monkeypatch):
+    def fails(options, command):
+        raise KeyError("a fault")
+
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(KeyError):
+        run(monkeypatch, fails)
+
+
+def test_the_remaining_jobs_of_a_sweep_still_run(monkeypatch, capsys, tmp_path):
+    seen = []
+
+    def main(options, command):
+        seen.append(options["out"])
+        if options["out"] == "a":
+            raise ValueError("not a")
+
+    assert run(monkeypatch, main, "out=a,b", f"hydra.sweep.dir={tmp_path}", "-m") == 2
+    assert seen == ["a", "b"]
+    assert "failed: out=a\n" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""The CSV of measurements: typed round trip, partial lines, and what counts as measured already."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from experiments.bench.rows import SpeedRow
+from experiments.common.records import OK, Records, Row, as_csv, columns, read
+from tests.experiments.bench.speed_rows import ROW
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(Row):
+    """One field of each type."""
+
+    name: str
+    count: int
+    share: float | None = None
+    done: bool
+    late: bool | None = None
+
+    WHAT = ("name", "count")
+
+
+ORIGIN = dict.fromkeys("device torch triton source commit date command".split(), "x")
+SMALL = Small(name="a", count=3, done=False, mask="", density=None, **ORIGIN)
+
+
+def speed(path, **options):
+    return Records(path, SpeedRow, **options)
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    records = speed(tmp_path / "new" / "speed.csv")
+    rows = [ROW, replace(ROW, direction="backward", ms_median=None, error=None, status="failed: x")]
+    for row in rows:
+        records.append(row)
+    assert read(records.path, SpeedRow) == rows
+    assert speed(records.path).rows == rows
+
+
+@pytest.mark.parametrize("row", [SMALL, replace(SMALL, share=0.5, done=True, late=False)])
+def test_every_type_comes_back(tmp_path, row):
+    Records(tmp_path / "small.csv", Small).append(row)
+    assert read(tmp_path / "small.csv", Small) == [row]
+    assert (tmp_path / "small.csv").read_text() == as_csv([row], Small)
+
+
+def test_a_kinds_own_columns_come_first_and_the_origin_last():
+    found = columns(Small)
+    assert found[:5] == ("name", "count", "share", "done", "late")
+    assert found[5:] == ("mask", "density", *ORIGIN)
+
+
+def test_a_status_of_several_lines_stays_one_row(tmp_path):
+    records = speed(tmp_path / "speed.csv")
+    records.append(replace(ROW, status="failed: first\nsecond"))
+    assert [row.status for row in read(records.path, SpeedRow)] == ["failed: first second"]
+
+
+@pytest.mark.parametrize("kept", [1, 20, -1])
+def test_a_partial_last_row_is_cut_off_and_the_others_stay(tmp_path, kept):
+    records = speed(tmp_path / "speed.csv")
+    records.append(ROW)
+    whole = records.path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    records.path.write_bytes(whole + last[:kept])
+    assert read(records.path, SpeedRow) == [ROW]
+    again = speed(records.path)
+    assert records.path.read_bytes() == whole
+    again.append(replace(ROW, n_q=512))
+    assert [row.n_q for row in read(records.path, SpeedRow)] == [256, 512]
+
+
+@pytest.mark.parametrize("content", ["", "mask,prov"])
+def test_a_file_killed_before_its_header_was_whole_starts_again(tmp_path, content):
+    path = tmp_path / "speed.csv"
+    path.write_text(content)
+    assert speed(path).rows == []
+    assert path.read_text() == ",".join(columns(SpeedRow)) + "\n"
+
+
+def test_other_columns_are_refused_and_left_alone(tmp_path):
+    path = tmp_path / "speed.csv"
+    path.write_text("mask,ms\na,1\n")
+    with pytest.raises(ValueError, match=r"speed\.csv has other columns.*csv=PATH"):
+        speed(path)
+    assert path.read_text() == "mask,ms\na,1\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("a,3,", "a,three,", r"small\.csv, line 3: count='three' must be of type int; correct or"),
+        ("a,3,", "a,,", r"line 3: count='' must be of type int"),
+        ("False", "no", r"line 3: done='no' must be of type bool"),
+        ("a,3,", "a,", r"line 3: 13 cells instead of 14; correct or delete that line"),
+        ("a,3,", "a,3,,", r"line 3: 15 cells instead of 14"),
+        ("a,3,", '"a,3,', r"line 3: unexpected end of data"),
+    ],
+)
+def test_a_damaged_row_is_named_with_file_line_and_remedy(tmp_path, old, new, message):
+    path = tmp_path / "small.csv"
+    path.write_text(as_csv([SMALL, SMALL], Small))
+    first, second, third = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second + third.replace(old, new, 1))
+    for use in (lambda: read(path, Small), lambda: Records(path, Small)):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
+def test_a_missing_file_says_how_to_make_it(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read .*none\.csv.*experiments\.speed"):
+        read(tmp_path / "none.csv", SpeedRow)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"binary\.csv is not a CSV file in UTF-8"):
+        read(tmp_path / "binary.csv", SpeedRow)
+
+
+def test_fresh_takes_the_next_free_name(tmp_path):
+    speed(tmp_path / "speed.csv").append(ROW)
+    names = [speed(tmp_path / "speed.csv", fresh=True).path.name for _ in range(2)]
+    assert names == ["speed-2.csv", "speed-3.csv"]
+    assert read(tmp_path / "speed.csv", SpeedRow) == [ROW]
+
+
+def test_the_same_measurement_is_found_whatever_came_out_of_it(tmp_path):
+    records = speed(tmp_path / "speed.csv")
+    records.append(ROW)
+    newer = replace(ROW, ms_median=9.0, date="2027-01-01", command="other")
+    records.append(newer)
+    assert records.find(replace(ROW, ms_median=None, commit="123")) == newer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "another"},
+        {"torch": "3.0"},
+        {"n_k": 512},
+        {"block_q": 64},
+        {"v_dim": 8},
+        {"mask": "causal()"},
+    ],
+)
+def test_another_device_version_or_shape_is_another_measurement(tmp_path, change):
+    records = speed(tmp_path / "speed.csv")
+    records.append(ROW)
+    assert records.find(replace(ROW, **change)) is None
+
+
+def test_our_own_providers_are_measured_again_when_the_source_changes(tmp_path):
+    records = speed(tmp_path / "speed.csv")
+    peer = replace(ROW, provider="sdpa")
+    for row in (ROW, peer):
+        records.append(row)
+    assert records.find(replace(ROW, source="def")) is None
+    assert records.find(replace(peer, source="def")) == peer
+    assert OK == peer.status
