@@ -1,13 +1,13 @@
-"""Selectors: block masks that depend on q and k, picked on their device; needs torch.
+"""Selectors: block masks that depend on q and k, made on their device.
 
 `sparseflash.attention` takes `selection = selector(q, k)` for its mask; `&`, `|` and `-` join it
 with static masks. See docs/selectors.md.
 """
 
-from sparseflash.select.antidiagonal import antidiagonal
+from sparseflash.select.antidiagonals import antidiagonal
 from sparseflash.select.base import Selector
 from sparseflash.select.blocks import mass, top_k
-from sparseflash.select.gate import Gate, attention_map, distillation_loss, gate
+from sparseflash.select.gates import Gate, attention_map, distillation_loss, gate
 from sparseflash.select.selection import Selection
 from sparseflash.select.tokens import moba, nsa
 

@@ -1,15 +1,18 @@
-"""What all selectors share: the call, its checks, and the choice among scored blocks."""
+"""Base classes of the selectors, and the checks that they share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask, block_sizes
-from masks.checks import integer
-from sparseflash.select.choose import Rule, choose, frame
+from sparseflash.select.candidates import candidates_of
+from sparseflash.select.choose import choose
+from sparseflash.select.rules import Rule
 from sparseflash.select.selection import Selection
 
 
@@ -17,11 +20,11 @@ from sparseflash.select.selection import Selection
 class Selector:
     """Picks blocks by looking at q and k: `selection = selector(q, k)`.
 
-    Make one with the functions of `sparseflash.select`. It keeps to the blocks of the mask
-    `within`, and within those to its pairs; no gradient flows through the choice.
+    The functions of `sparseflash.select` make selectors. A selector picks only blocks of the mask
+    `within`, and in those only its pairs. No gradient flows through the choice.
     """
 
-    text: str  # the call that makes it
+    text = ""  # the call that made it
     block_size: tuple[int, int]
     within: Mask | BlockMask | None
 
@@ -29,14 +32,13 @@ class Selector:
     def __call__(self, q: Tensor, k: Tensor) -> Selection:
         """The selection for q (B, H, N_q, D) and k (B, H_kv, N_k, D), H a multiple of H_kv.
 
-        Raises:
-            ValueError: inputs that do not fit together, or not to the selector.
+        Raises ValueError for inputs that do not fit each other or the selector.
         """
         check_inputs(q, k)
         return self.select(q, k)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
-        """What the call does once the inputs are checked."""
+        """The selection for inputs that are checked."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -45,11 +47,17 @@ class Selector:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BlockSelector(Selector):
-    """One that scores whole blocks: a row takes the best, by its rule."""
+    """Scores whole blocks, of which a row takes the best by its rule."""
 
     rule: Rule
     always: Mask | BlockMask | None
-    probabilities = False  # whether `scores` are such already
+    probabilities = False  # whether the scores are probabilities already
+
+    def __post_init__(self) -> None:
+        for name in ("within", "always"):
+            mask = getattr(self, name)
+            if not isinstance(mask, Mask | BlockMask | None):
+                raise ValueError(f"{name} is {mask!r}: give a Mask, a BlockMask or None")
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """(B, H, rows, cols), the higher the better."""
@@ -58,8 +66,8 @@ class BlockSelector(Selector):
     def select(self, q: Tensor, k: Tensor) -> Selection:
         batch, heads, n_q, _ = q.shape
         extents = (n_q, k.shape[2], self.block_size)
-        keep = frame(self.rule, self.within, self.always, *extents, heads, q.device)
-        for name, mask in (("within", keep.codes), ("always", keep.forced)):
+        found = candidates_of(self.rule, self.within, self.always, *extents, heads, q.device)
+        for name, mask in (("within", found.codes), ("always", found.forced)):
             if mask is not None and any(
                 m not in (1, n) for m, n in zip(mask.shape[:2], (batch, heads), strict=True)
             ):
@@ -67,13 +75,34 @@ class BlockSelector(Selector):
                     f"{name} has (batch, heads) {tuple(mask.shape[:2])}, q {(batch, heads)}: "
                     "each extent must be 1 or that of q"
                 )
-        codes = choose(self.scores(q, k), keep, self.rule, probabilities=self.probabilities)
-        most = keep.most * (batch * heads // (keep.high.shape[0] * keep.high.shape[1]))
-        return Selection(codes, keep.bits, *extents, most)
+        codes = choose(self.scores(q, k), found, self.rule, probabilities=self.probabilities)
+        copies = batch * heads // (found.high.shape[0] * found.high.shape[1])
+        return Selection(codes, found.bits, *extents, found.max_blocks * copies)
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Selector)
+
+
+def selector(make: Callable[P, S]) -> Callable[P, S]:
+    """Decorates a function that makes selectors: they print as the call that made them."""
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> S:
+        made = make(*args, **kwargs)
+        words = [_shown(x) for x in args] + [f"{name}={_shown(x)}" for name, x in kwargs.items()]
+        object.__setattr__(made, "text", f"{make.__name__}({', '.join(words)})")
+        return made
+
+    return call
+
+
+def _shown(value: object) -> str:
+    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
 
 
 def check_inputs(q: Tensor, k: Tensor) -> None:
-    """ValueError for q and k that do not belong together."""
+    """Raises ValueError where q and k do not fit each other."""
     for name, t in (("q", q), ("k", k)):
         if not isinstance(t, Tensor) or t.ndim != 4 or not t.is_floating_point() or 0 in t.shape:
             found = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
@@ -89,44 +118,10 @@ def check_inputs(q: Tensor, k: Tensor) -> None:
         )
 
 
-def check_masks(**named: Any) -> None:
-    """ValueError for what is no mask and not None."""
-    for name, mask in named.items():
-        if not isinstance(mask, Mask | BlockMask | None):
-            raise ValueError(f"{name} is {mask!r}: give a Mask, a BlockMask or None")
-
-
-def check_blocks(block_size: int | tuple[int, int]) -> tuple[int, int]:
+def check_blocks(block_size: Any) -> tuple[int, int]:
     """(block_q, block_k) as `Mask.build` takes them."""
     sizes = block_sizes(block_size)
     for size in sizes:
         if size % 16 or not 16 <= size <= 256:
             raise ValueError(f"block_size is {block_size!r}: give multiples of 16, 16 to 256")
     return sizes
-
-
-def budget(name: str, value: Any) -> Rule:
-    """The rule of a number of blocks, at least 1, or of a share of them in (0, 1]."""
-    if isinstance(value, float):
-        if not 0 < value <= 1:
-            raise ValueError(f"{name} is {value}: give a share in (0, 1], or a number of blocks")
-        return Rule("share", value)
-    return Rule("count", integer(name, value, least=1))
-
-
-def fraction(name: str, value: Any) -> float:
-    """A probability in (0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"{name} is {value!r}: give a number in (0, 1]")
-    return float(value)
-
-
-def limits(least: Any, most: Any) -> tuple[int, int | None]:
-    """The bounds of a rule that adapts itself to the row."""
-    least = integer("least", least, least=1)
-    return least, None if most is None else integer("most", most, least=least)
-
-
-def extent_text(block_size: tuple[int, int]) -> int | tuple[int, int]:
-    """The shortest way to write a block size."""
-    return block_size[0] if block_size[0] == block_size[1] else block_size

@@ -1,44 +1,33 @@
-"""One vector for every block of tokens: means, maxima and minima, put end to end."""
+"""One vector for each block of tokens: means, maxima and minima, end to end."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from sparseflash.select.device import kernels
+
 KINDS = ("mean", "max", "min")
 PARTS = ("positive", "negative")  # the mean where it is above 0, and where it is below
+SCORES_AT_ONCE = 1 << 26  # bounds the memory of scores that are computed part by part
 
 
-def pool(x: Tensor, block: int, kinds: Sequence[str]) -> Tensor:
-    """(B, H, blocks, kinds * D): the kinds end to end, over existing tokens of x (B, H, N, D).
+def pool(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...]:
+    """Pools one or two (x, block, kinds), in one launch on a GPU that reads each x once.
 
-    x is read once. float64 stays as it is, all else comes out in float32.
+    Returns (B, H, blocks, kinds * D) for each x (B, H, N, D): the kinds end to end, over the
+    tokens that exist. float64 stays float64, all else comes out in float32.
     """
-    if _by_kernel(x, kinds):
-        from sparseflash.select.kernels import pool_kernel
-
-        return pool_kernel((x, block, kinds))[0]
-    return pool_torch(x, block, kinds)
-
-
-def pool_both(
-    q: Tensor, q_block: int, q_kinds: Sequence[str], k: Tensor, k_block: int, k_kinds: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """`pool` of both, in one launch where there is one."""
-    if _by_kernel(q, q_kinds) and _by_kernel(k, k_kinds):
-        from sparseflash.select.kernels import pool_kernel
-
-        of_q, of_k = pool_kernel((q, q_block, q_kinds), (k, k_block, k_kinds))
-        return of_q, of_k
-    return pool(q, q_block, q_kinds), pool(k, k_block, k_kinds)
-
-
-def _by_kernel(x: Tensor, kinds: Sequence[str]) -> bool:
-    return x.is_cuda and x.dtype != torch.float64 and len(set(kinds)) == len(kinds)
+    if all(
+        x.is_cuda and x.dtype != torch.float64 and len(set(kinds)) == len(kinds)
+        for x, _, kinds in inputs
+    ):
+        return kernels().pool_blocks(*inputs)
+    return tuple(pool_torch(*given) for given in inputs)
 
 
 def pool_torch(x: Tensor, block: int, kinds: Sequence[str]) -> Tensor:
-    """`pool` in plain torch."""
+    """`pool` of one tensor in plain torch."""
     x = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     whole = x.shape[2] // block * block
     blocks = x[:, :, :whole].unflatten(2, (-1, block)) if whole else x[:, :, :0, None]

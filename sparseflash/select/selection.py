@@ -31,9 +31,9 @@ class Selection:
             and after `&` and `-` even empty.
         n_q, n_k: tokens.
         block_size: (block_q, block_k).
-        most: no more blocks than that are not EMPTY; known on the host, so that lists of them can
-            be laid out without asking the device.
-        owned: so many tiles, the first ones, belong to one block each; the others may be shared.
+        max_blocks: a bound on the blocks that are not EMPTY. The host knows it, and lays out lists
+            of blocks without asking the device.
+        owned: that many tiles, the first ones, belong to one block each; the others may be shared.
     """
 
     codes: Tensor
@@ -41,7 +41,7 @@ class Selection:
     n_q: int
     n_k: int
     block_size: tuple[int, int]
-    most: int
+    max_blocks: int
     owned: int = 0
 
     @property
@@ -104,12 +104,12 @@ class Selection:
                 other, self.n_q, self.n_k, self.block_size, self.heads, self.device, complement
             )
             extents = (self.n_q, self.n_k, self.block_size)
-            other = Selection(static.codes, static.bits, *extents, static.most)
+            other = Selection(static.codes, static.bits, *extents, static.max_blocks)
         elif not isinstance(other, Selection):
             return None
         elif complement:
             codes = (EMPTY + FULL) - other.codes
-            other = replace(other, codes=codes, most=codes.numel())
+            other = replace(other, codes=codes, max_blocks=codes.numel())
         mine, its = ((x.n_q, x.n_k, x.block_size, x.device) for x in (self, other))
         if mine != its:
             raise ValueError(
@@ -193,10 +193,10 @@ def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection
     )
     codes = torch.where(a_codes == neutral, b_shifted, codes)
     codes = codes.masked_fill((a_codes == absorbing) | (b_codes == absorbing), absorbing)
-    a_most, b_most = (x.most * (codes.numel() // x.codes.numel()) for x in (a, b))
-    most = min(a_most, b_most) if neutral == FULL else min(a_most + b_most, codes.numel())
+    a_max, b_max = (x.max_blocks * (codes.numel() // x.codes.numel()) for x in (a, b))
+    max_blocks = min(a_max, b_max) if neutral == FULL else min(a_max + b_max, codes.numel())
     bits = torch.cat([mine, shared, b.bits, products])
-    return Selection(codes, bits, a.n_q, a.n_k, a.block_size, most, owned)
+    return Selection(codes, bits, a.n_q, a.n_k, a.block_size, max_blocks, owned)
 
 
 def _facing(a: Selection, b_codes: Tensor, b_bits: Tensor, fill: int) -> Tensor:

@@ -18,7 +18,7 @@ class Static(NamedTuple):
 
     codes: Tensor
     bits: Tensor
-    most: int  # non-empty blocks
+    max_blocks: int  # non-empty blocks
 
 
 def static_codes(

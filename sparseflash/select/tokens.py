@@ -12,187 +12,75 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.checks import flag, integer
 from masks.patterns.band import causal
-from masks.spec import call_text
 from masks.tiles import edge_tiles
-from sparseflash.select.base import Selector, check_blocks, extent_text
-from sparseflash.select.choose import Frame, Rule, choose
-from sparseflash.select.pool import dot, pool
+from sparseflash.select.base import Selector, check_blocks, selector
+from sparseflash.select.choose import choose
+from sparseflash.select.device import kernels
+from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
+from sparseflash.select.rules import Candidates, Rule
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import heads_of, static_codes, to_device
 
-SCORES_AT_ONCE = 1 << 26  # bounds the memory of scores of tokens
 GROUP = 16  # queries in a word of those that take a chunk; it divides every block size
 
 
-def moba(
-    chunk: int,
-    k: int,
-    block_size: int | tuple[int, int] = 128,
-    *,
-    union: bool = False,
-    capacity: int | None = None,
-    within: Mask | None = None,
-) -> "Moba":
-    """Every query attends to its own chunk and to the k - 1 earlier ones that suit it best.
-
-    The score of a chunk of keys is query times mean key; a query sees keys up to itself, and its
-    own chunk counts among the k. MoBA, arXiv:2502.13189. Needs as many queries as keys.
-
-    Args:
-        chunk: tokens, a multiple of both block sizes.
-        k: chunks of a query; fewer where there are no more.
-        block_size: of the mask that comes out, one size or (block_q, block_k).
-        union: take a chunk for the whole query block when one of its queries picks it: no bit
-            tiles, but more pairs than MoBA has, up to all of them.
-        capacity: room for partial blocks in all. None waits for the device to count them; with a
-            number nothing waits, and the partial blocks that have no room are taken whole, as with
-            `union`.
-        within: pairs that may be allowed at all, besides `causal()`.
-
-    Takes 2 B H N^2 D / chunk operations for the scores; on a GPU they stay on the chip, and memory
-    is for B H N^2 / (8 chunk) bytes of what was picked.
-    ValueError for arguments out of range.
-    """
-    block_size = _checked(block_size, union, within)
-    integer("chunk", chunk, least=16)
-    if chunk % block_size[0] or chunk % block_size[1]:
-        raise ValueError(f"chunk is {chunk}: give a multiple of the block sizes {block_size}")
-    integer("k", k, least=1)
-    options = {"block_size": (extent_text(block_size), 128)} | _shown(union, capacity, within)
-    text = call_text("moba", chunk, k, **options)
-    return Moba(text, block_size, within, chunk, k, 0, 1, union, capacity)
-
-
-def nsa(
-    k: int = 16,
-    block: int = 64,
-    block_q: int = 64,
-    *,
-    first: int = 0,
-    own: int = 1,
-    union: bool = False,
-    capacity: int | None = None,
-    within: Mask | None = None,
-) -> "Nsa":
-    """The selection branch of native sparse attention: k key blocks for every query and KV head.
-
-    A block is compressed to its mean key. The importance of a block is its probability, softmax
-    over the compressed blocks that lie before the query whole, summed over the query heads that
-    share the KV head. The query's own block is always taken, and counts among the k. NSA,
-    arXiv:2502.11089, whose learned compression is the mean here. Needs as many queries as keys.
-
-    Args:
-        k: blocks of a query; fewer where there are no more.
-        block: keys of a block; block_q: queries in a block of the mask that comes out.
-        first: blocks at the beginning that are always taken, and count.
-        own: blocks up to the query's own that are always taken, and count. The paper trains with
-            first=1, own=2.
-        union, capacity, within: as in `moba`.
-
-    Takes 2 B H N^2 D / block operations. ValueError for arguments out of range.
-    """
-    block_size = _checked((block_q, block), union, within)
-    integer("k", k, least=1)
-    integer("first", first, least=0)
-    integer("own", own, least=1)
-    if first + own > k:
-        raise ValueError(f"first + own is {first + own}: give no more than k, {k}")
-    options = {"block": (block, 64), "block_q": (block_q, 64), "first": (first, 0), "own": (own, 1)}
-    text = call_text("nsa", k, **options, **_shown(union, capacity, within))
-    return Nsa(text, block_size, within, block, k, first, own, union, capacity)
-
-
-def _checked(block_size, union, within) -> tuple[int, int]:
-    flag("union", union)
-    if not isinstance(within, Mask | None):
-        raise ValueError(f"within is {within!r}: give a Mask or None")
-    return check_blocks(block_size)
-
-
-def _shown(union, capacity, within) -> dict:
-    if capacity is not None:
-        integer("capacity", capacity, least=1)
-    return {"union": (union, False), "capacity": (capacity, None), "within": (within, None)}
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class ByToken(Selector):
-    """Scores chunks of keys for every query."""
+class TokenSelector(Selector):
+    """The selectors of `moba` and `nsa`: every query picks chunks of keys."""
 
-    chunk: int
+    chunk: int  # tokens
     k: int
     first: int  # chunks at the beginning that every query takes
     own: int  # chunks up to its own that every query takes
     union: bool
     capacity: int | None
+    nsa: bool  # the query heads of a KV head pick together, by importance
 
-    def scores(self, q: Tensor, k_mean: Tensor, start: int) -> Tensor:
-        """(B, heads, n, chunks) for the queries q (B, H, n, D) from number `start` on."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        flag("union", self.union)
+        integer("k", self.k, least=1)
+        if not isinstance(self.within, Mask | None):
+            raise ValueError(f"within is {self.within!r}: give a Mask or None")
+        if self.capacity is not None:
+            integer("capacity", self.capacity, least=1)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
-        n = k.shape[2]
+        n, heads = k.shape[2], q.shape[1]
         if q.shape[2] != n:
             raise ValueError(f"q has {q.shape[2]} tokens, k {n}: {self} needs as many of both")
-        words = self._words(q, k)
+        words = self.picks(q, k)
         mask = causal() & self.within if isinstance(self.within, Mask) else causal()
         if self.union:
-            return self._union(words, mask, n, q.shape[1])
-        if heads_of(mask, 2) and words.shape[1] != q.shape[1]:
-            words = words.repeat_interleave(q.shape[1] // words.shape[1], 1)
-        selection = self._blocks(words, n) & mask
-        if selection.heads not in (1, q.shape[1]):
-            return _widened(selection, q.shape[1])
-        return selection
+            return self._union(words, mask, n, heads)
+        if heads_of(mask, 2) and words.shape[1] != heads:
+            words = words.repeat_interleave(heads // words.shape[1], 1)
+        found = self._blocks(words, n) & mask
+        if found.heads in (1, heads):
+            return found
+        group = heads // found.heads  # query heads that share a KV head
+        codes = found.codes[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+        return Selection(codes, found.bits, n, n, self.block_size, found.max_blocks * group)
 
-    def _words(self, q: Tensor, k: Tensor) -> Tensor:
+    def picks(self, q: Tensor, k: Tensor) -> Tensor:
         """int16 (B, heads, groups, chunks): who of 16 queries takes a chunk, the first in bit 0.
 
         The groups fill the last query block.
         """
         padded = q.shape[2] + -q.shape[2] % self.block_size[0]
-        chunks = -(-k.shape[2] // self.chunk)
         if q.is_cuda and q.dtype != torch.float64:
-            from sparseflash.select.token_kernels import WIDEST, pick_kernel
-
-            if chunks <= WIDEST:
-                forced = (self.first, self.own, padded)
-                return pick_kernel(q, k, self.chunk, self.k, *forced, nsa=isinstance(self, Nsa))
-        return self.words_torch(q, k, padded)
-
-    def words_torch(self, q: Tensor, k: Tensor, padded: int) -> Tensor:
-        """`_words` in plain torch: the scores of some queries at a time."""
-        n = q.shape[2]
-        mean = pool(k, self.chunk, ["mean"])
-        rule = Rule("count", self.k)
-        step = max(self.chunk, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * mean.shape[2]))
-        step += -step % GROUP
-        weight = 1 << torch.arange(GROUP, dtype=torch.int32, device=q.device)[:, None]
-        words = []
-        for start in range(0, n, step):
-            part = q[:, :, start : start + step].to(mean.dtype)
-            forced = (self.chunk, self.first, self.own)
-            keep = _token_frame(self.k, start, part.shape[2], n, *forced, q.device)
-            picks = choose(self.scores(part, mean, start), keep, rule)
-            picks = F.pad(picks, (0, 0, 0, -picks.shape[2] % GROUP), value=EMPTY) == FULL
-            picks = picks.unflatten(2, (-1, GROUP))
-            words.append((picks * weight).sum(3, dtype=torch.int32).to(torch.int16))
-        missing = padded // GROUP - sum(part.shape[2] for part in words)
-        return F.pad(torch.cat(words, 2), (0, 0, 0, missing))
+            if -(-k.shape[2] // self.chunk) <= kernels().MAX_CHUNKS:
+                sizes = (self.chunk, self.k, self.first, self.own, padded)
+                return kernels().pick_chunks(q, k, *sizes, nsa=self.nsa)
+        return pick_torch(self, q, k, padded)
 
     def _union(self, words: Tensor, mask: Mask, n: int, heads: int) -> Selection:
-        """What `mask` has in the blocks that a query picked."""
+        """`mask` in the blocks that a query picked."""
         block_q, block_k = self.block_size
         static = static_codes(mask, n, n, self.block_size, heads, words.device)
-        sizes = (heads, block_q // GROUP, self.chunk // block_k)
-        if words.is_cuda:
-            from sparseflash.select.token_kernels import union_kernel
-
-            codes = union_kernel(words, static.codes, *sizes)
-        else:
-            codes = union_torch(words, static.codes, *sizes)
-        most = static.most * (codes.numel() // static.codes.numel())
-        return Selection(codes, static.bits, n, n, self.block_size, most)
+        unite = kernels().union_of_picks if words.is_cuda else union_torch
+        codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
+        max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
+        return Selection(codes, static.bits, n, n, self.block_size, max_blocks)
 
     def _blocks(self, words: Tensor, n: int) -> Selection:
         """The block mask of what every query picked, not yet causal."""
@@ -203,28 +91,148 @@ class ByToken(Selector):
         partial = picked & (words != _existing(n, block_q, words.device)).any(3)
         per_chunk = self.chunk // block_k
         picked, partial = (_by_block(x, per_chunk, cols) for x in (picked, partial))
-        most = picked.numel()
         number = partial.flatten().cumsum(0)
-        room = int(number[-1]) if self.capacity is None else min(self.capacity, most)
+        room = min(self.capacity or int(number[-1]), picked.numel())
         tile = (number - 1).int().view_as(partial)
         code = torch.where(picked, FULL, EMPTY).int()
         code = torch.where(partial & (tile < room), tile, code)
         cell = torch.zeros(room + 1, dtype=torch.int64, device=code.device)
         index = torch.where(code >= 0, code, room).long().flatten()
-        cell.scatter_(0, index, torch.arange(most, device=code.device))
-        line, col = cell[:-1] // cols, cell[:-1] % cols
-        word = words.flatten(0, 2)[line, :, col // per_chunk]  # (T, block_q / 16)
+        cell.scatter_(0, index, torch.arange(code.numel(), device=code.device))
+        row, col = cell[:-1] // cols, cell[:-1] % cols
+        word = words.flatten(0, 2)[row, :, col // per_chunk]  # (T, block_q / 16)
         bit = torch.arange(GROUP, dtype=torch.int16, device=code.device)
         chosen = ((word[..., None] >> bit) & 1).flatten(1) != 0  # (T, block_q)
         keys = _key_words(n, self.block_size, code.device)[(col == cols - 1).int()]
         bits = torch.where(chosen[..., None], keys[:, None], 0)
-        return Selection(code, bits, n, n, self.block_size, most, owned=room)
+        return Selection(code, bits, n, n, self.block_size, code.numel(), owned=room)
+
+
+@selector
+def moba(
+    chunk: int,
+    k: int,
+    block_size: int | tuple[int, int] = 128,
+    *,
+    union: bool = False,
+    capacity: int | None = None,
+    within: Mask | None = None,
+) -> TokenSelector:
+    """Every query attends to its own chunk and to the k - 1 earlier chunks of the best scores.
+
+    The score of a chunk of keys is query times mean key. A query sees keys up to itself, and its
+    own chunk counts among the k. MoBA, arXiv:2502.13189. Needs as many queries as keys.
+
+    Args:
+        chunk: tokens, a multiple of both block sizes.
+        k: chunks of a query; fewer where there are no more.
+        block_size: of the mask that comes out, one size or (block_q, block_k).
+        union: take a chunk for the whole query block when one of its queries picks it. This makes
+            no bit tiles, but more pairs than MoBA has, up to all of them.
+        capacity: room for partial blocks in all. None waits for the device to count them. With a
+            number nothing waits, and partial blocks that have no room are taken whole, as with
+            `union`.
+        within: pairs that may be allowed at all, besides `causal()`.
+
+    Takes 2 B H N^2 D / chunk operations for the scores. On a GPU they stay on the chip, and the
+    picks take B H N^2 / (8 chunk) bytes. Raises ValueError for arguments out of range.
+    """
+    block_size = check_blocks(block_size)
+    integer("chunk", chunk, least=16)
+    if chunk % block_size[0] or chunk % block_size[1]:
+        raise ValueError(f"chunk is {chunk}: give a multiple of the block sizes {block_size}")
+    return TokenSelector(block_size, within, chunk, k, 0, 1, union, capacity, nsa=False)
+
+
+@selector
+def nsa(
+    k: int = 16,
+    block: int = 64,
+    block_q: int = 64,
+    *,
+    first: int = 0,
+    own: int = 1,
+    union: bool = False,
+    capacity: int | None = None,
+    within: Mask | None = None,
+) -> TokenSelector:
+    """The selection branch of native sparse attention: k key blocks for every query and KV head.
+
+    A block is compressed to its mean key. The importance of a block is its probability, a softmax
+    over the compressed blocks that lie wholly before the query, summed over the query heads that
+    share the KV head. The query's own block is always taken, and counts among the k. NSA,
+    arXiv:2502.11089, whose learned compression is the mean here. Needs as many queries as keys.
+
+    Args:
+        k: blocks of a query; fewer where there are no more.
+        block: keys of a block.
+        block_q: queries in a block of the mask that comes out.
+        first: blocks at the beginning that are always taken, and count.
+        own: blocks up to the query's own that are always taken, and count. The paper trains with
+            first=1, own=2.
+        union, capacity, within: as in `moba`.
+
+    Takes 2 B H N^2 D / block operations. Raises ValueError for arguments out of range.
+    """
+    block_size = check_blocks((block_q, block))
+    integer("first", first, least=0)
+    integer("own", own, least=1)
+    made = TokenSelector(block_size, within, block, k, first, own, union, capacity, nsa=True)
+    if first + own > k:
+        raise ValueError(f"first + own is {first + own}: give no more than k, {k}")
+    return made
+
+
+def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Tensor:
+    """`TokenSelector.picks` in plain torch: the scores of some queries at a time."""
+    n, chunk = q.shape[2], selector.chunk
+    (mean,) = pool((k, chunk, ["mean"]))
+    rule = Rule("count", selector.k)
+    step = max(chunk, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * mean.shape[2]))
+    step += -step % GROUP
+    weight = 1 << torch.arange(GROUP, dtype=torch.int32, device=q.device)[:, None]
+    words = []
+    for start in range(0, n, step):
+        part = q[:, :, start : start + step].to(mean.dtype)
+        token = torch.arange(start, start + part.shape[2], device=q.device)[:, None]
+        scores = importance(part, mean, token, chunk) if selector.nsa else dot(part, mean)
+        picks = choose(scores, _candidates(selector, token, mean.shape[2]), rule)
+        picks = F.pad(picks, (0, 0, 0, -picks.shape[2] % GROUP), value=EMPTY) == FULL
+        picks = picks.unflatten(2, (-1, GROUP))
+        words.append((picks * weight).sum(3, dtype=torch.int32).to(torch.int16))
+    missing = padded // GROUP - sum(part.shape[2] for part in words)
+    return F.pad(torch.cat(words, 2), (0, 0, 0, missing))
+
+
+def importance(q: Tensor, k_mean: Tensor, token: Tensor, chunk: int) -> Tensor:
+    """(B, H_kv, n, chunks): the probabilities of the chunks before each token, summed by group.
+
+    q: (B, H, n, D); k_mean: (B, H_kv, chunks, D); token: (n, 1), the places of the queries.
+    """
+    scores = dot(q * q.shape[-1] ** -0.5, k_mean)
+    last = torch.arange(1, k_mean.shape[2] + 1, device=q.device) * chunk - 1
+    hidden = last > token
+    p = scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)
+    return p.unflatten(1, (k_mean.shape[1], -1)).sum(2)
+
+
+def _candidates(selector: TokenSelector, token: Tensor, n_chunks: int) -> Candidates:
+    """The chunks that the queries at the places `token` (n, 1) may pick; int8 codes."""
+    chunks = torch.arange(n_chunks, device=token.device)
+    mine = (token // selector.chunk)[None, None]
+    seen = chunks <= mine
+    forced = seen & ((chunks > mine - selector.own) | (chunks < selector.first))
+    low = forced.sum(-1, dtype=torch.int32).clamp(min=selector.k)
+    low = low.minimum(seen.sum(-1, dtype=torch.int32))
+    codes = torch.where(seen, FULL, EMPTY).to(torch.int8)
+    no_bits = codes.new_empty((0, 1, 1), dtype=torch.int32)
+    return Candidates(codes, no_bits, forced.to(torch.int8), low, low, 0)
 
 
 def union_torch(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int) -> Tensor:
     """The codes of the blocks that a query picked, int32 (B, heads, rows, cols), else EMPTY.
 
-    words: as from `ByToken._words`, `per_row` of them to a query block; codes: (1 or B, 1 or
+    words: as from `TokenSelector.picks`, `per_row` of them to a query block; codes: (1 or B, 1 or
         heads, rows, cols); a chunk has `per_chunk` key blocks.
     """
     picked = (words.unflatten(2, (codes.shape[2], per_row)) != 0).any(3)
@@ -236,42 +244,6 @@ def union_torch(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chun
 def _by_block(x: Tensor, per_chunk: int, cols: int) -> Tensor:
     """From chunks to the key blocks of each."""
     return x[..., None].expand(*x.shape, per_chunk).flatten(-2)[..., :cols]
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Moba(ByToken):
-    """`moba`."""
-
-    def scores(self, q: Tensor, k_mean: Tensor, start: int) -> Tensor:
-        return dot(q, k_mean)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Nsa(ByToken):
-    """`nsa`."""
-
-    def scores(self, q: Tensor, k_mean: Tensor, start: int) -> Tensor:
-        scores = dot(q * q.shape[-1] ** -0.5, k_mean)
-        token = torch.arange(start, start + q.shape[2], device=q.device)[:, None]
-        last = torch.arange(1, k_mean.shape[2] + 1, device=q.device) * self.chunk - 1
-        hidden = last > token
-        p = scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)
-        return p.unflatten(1, (k_mean.shape[1], -1)).sum(2)
-
-
-def _token_frame(
-    k: int, start: int, count: int, n: int, chunk: int, first: int, own: int, device: torch.device
-) -> Frame:
-    """What the queries from `start` on have to keep to; codes are int8 (1, 1, queries, chunks)."""
-    chunks = torch.arange(-(-n // chunk), device=device)
-    mine = (torch.arange(start, start + count, device=device) // chunk)[None, None, :, None]
-    seen = chunks <= mine
-    forced = seen & ((chunks > mine - own) | (chunks < first))
-    candidates = seen.sum(-1, dtype=torch.int32)
-    low = forced.sum(-1, dtype=torch.int32).clamp(min=k).minimum(candidates)
-    codes = torch.where(seen, FULL, EMPTY).to(torch.int8)
-    no_bits = codes.new_empty((0, 1, 1), dtype=torch.int32)
-    return Frame(codes, no_bits, forced.to(torch.int8), low, low, 0)
 
 
 @lru_cache(maxsize=16)
@@ -286,11 +258,3 @@ def _existing(n: int, block_q: int, device: torch.device) -> Tensor:
 def _key_words(n: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
     """int32 (2, words): the bits of the keys in an inner block, and in the last."""
     return to_device(edge_tiles(n, n, block_size)[:2, 0].view(np.int32), device)
-
-
-def _widened(selection: Selection, heads: int) -> Selection:
-    """The selection of KV heads, for the query heads that share them."""
-    group = heads // selection.heads
-    codes = selection.codes[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
-    shared = (selection.bits, selection.n_q, selection.n_k, selection.block_size)
-    return Selection(codes, *shared, selection.most * group)

@@ -1,7 +1,5 @@
 """Selectors on a GPU: no waiting, capture in a graph, the results of the CPU."""
 
-import sys
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ import sparseflash
 from sparseflash import select
 from sparseflash.backends import reasons
 from sparseflash.schedule import as_tensors
+from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
 
@@ -26,7 +25,7 @@ def selectors(heads: int, dim: int, kv_heads: int) -> dict[str, select.Selector]
         "mean": select.top_k(4, block_size=64),
         "max": select.top_k(0.2, "max", 64, within=CAUSAL),
         "bound": select.top_k(4, "bound", (128, 64), within=CAUSAL, always=masks.local(0)),
-        "mass": select.mass(0.5, block_size=64, within=CAUSAL, most=8),
+        "mass": select.mass(0.5, block_size=64, within=CAUSAL, max_blocks=8),
         "antidiagonal": select.antidiagonal(16, 0.5, 64, within=CAUSAL),
         "gate": select.gate(gate, threshold=0.1, within=CAUSAL),
         "moba": select.moba(128, 3, 64, capacity=4096),
@@ -68,7 +67,7 @@ def test_same_as_on_the_cpu(name, n):
     selector = selectors(4, 64, 2)[name]
     expected = selector(q, k)
     found = on_gpu(name, selector)(q.cuda(), k.cuda())
-    assert found.codes.is_cuda and found.most == expected.most
+    assert found.codes.is_cuda and found.max_blocks == expected.max_blocks
     assert shared(found, expected) > 0.999
 
 
@@ -142,7 +141,7 @@ def test_in_a_graph(name):
 def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
     """Many chunks, so that tiles of several widths take part."""
     q, k, _ = make_qkv(1, 4, 20000, 20000, 64, kv_heads=kv_heads, dtype=dtype, device="cuda")
-    found, expected = selector._words(q, k), selector.words_torch(q, k, 20032)
+    found, expected = selector.picks(q, k), tokens.pick_torch(selector, q, k, 20032)
     assert found.shape == expected.shape
     assert float((found != expected).float().mean()) < 1e-4  # rounding may swap near ties
 
@@ -150,11 +149,10 @@ def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
 @pytest.mark.parametrize("within", [None, CAUSAL])
 @pytest.mark.parametrize("stride", [16, 64])
 def test_block_sums_as_in_torch(stride, within):
-    module = sys.modules["sparseflash.select.antidiagonal"]
     q, k, _ = make_qkv(1, 4, 5000, 5000, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda")
     found = select.antidiagonal(stride, within=within).scores(q, k)
-    allowed = module._allowed(within, 5000, 5000, (128, 128), stride, 4, q.device)
-    expected = module.block_sums_torch(q.float(), k.float(), stride, (128, 128), allowed)
+    allowed = antidiagonals._allowed(within, 5000, 5000, (128, 128), stride, 4, q.device)
+    expected = antidiagonals.block_sums_torch(q.float(), k.float(), stride, (128, 128), allowed)
     assert relative_error(found, expected) < 1e-3
 
 
@@ -166,4 +164,4 @@ def test_one_million_tokens_of_codes():
     taken = (picked.codes != -2).sum(-1)
     assert torch.equal(taken.cpu(), torch.arange(1, 8193).clamp(max=8).expand(1, 2, -1))
     assert torch.equal(schedule.rows.ptr[1:].cpu(), taken.flatten().cumsum(0).cpu())
-    assert schedule.cols.ptr[-1] == schedule.rows.ptr[-1] == picked.most
+    assert schedule.cols.ptr[-1] == schedule.rows.ptr[-1] == picked.max_blocks

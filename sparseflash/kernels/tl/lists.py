@@ -1,4 +1,4 @@
-"""Triton kernels that turn block codes into the lists of a schedule; see select_schedule.py."""
+"""Triton kernels that turn block codes into lists; select/kernels/lists.py launches them."""
 
 import triton
 import triton.language as tl

@@ -59,7 +59,7 @@ def test_the_blocks_are_those_of_the_mask_and_of_the_real_tokens(mask):
 def test_there_is_room_for_every_block(mask):
     for lengths in (LENGTHS, [N] * 4, [N - 1] * 4):
         selection = skipped(mask, lengths)
-        assert int((selection.codes != -2).sum()) <= selection.most
+        assert int((selection.codes != -2).sum()) <= selection.max_blocks
         assert int(selection.codes.max()) < len(selection.bits)
 
 

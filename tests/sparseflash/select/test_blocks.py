@@ -6,7 +6,8 @@ import torch
 
 import masks
 from sparseflash import select
-from sparseflash.select.choose import Frame, Rule, choose_torch
+from sparseflash.select.choose import choose_torch
+from sparseflash.select.rules import Candidates, Rule
 from sparseflash.testing import make_qkv
 from tests.sparseflash.select.oracle import (
     block_selection,
@@ -35,7 +36,7 @@ SEEING = [  # within, always
 def agree(selection: select.Selection, expected: np.ndarray) -> None:
     blocks = selection.to_block_mask()
     assert np.array_equal(expanded(blocks, *expected.shape[:2]), expected)
-    assert blocks.nnz * (expected.shape[0] * expected.shape[1]) <= selection.most * (
+    assert blocks.nnz * (expected.shape[0] * expected.shape[1]) <= selection.max_blocks * (
         blocks.batch * blocks.heads
     )
     assert float(selection.density()) == pytest.approx(blocks.density)
@@ -51,11 +52,17 @@ def test_pooled(n_q, n_k, heads, kv_heads, block_size, pool, within, always):
     for budget in (1, 3, 0.4, 1.0, 100):
         selector = select.top_k(budget, pool, block_size, within=within, always=always)
         agree(selector(q, k), block_selection(scores, *given, "count", budget))
-    for threshold, least, most in ((0.5, 1, None), (0.9, 2, 4), (1.0, 1, None), (0.01, 1, 1)):
+    for threshold, low, high in ((0.5, 1, None), (0.9, 2, 4), (1.0, 1, None), (0.01, 1, 1)):
         selector = select.mass(
-            threshold, pool, block_size, least=least, most=most, within=within, always=always
+            threshold,
+            pool,
+            block_size,
+            min_blocks=low,
+            max_blocks=high,
+            within=within,
+            always=always,
         )
-        expected = block_selection(scores, *given, "mass", threshold, least, most)
+        expected = block_selection(scores, *given, "mass", threshold, low, high)
         if threshold < 1:
             agree(selector(q, k), expected)
         else:  # the last blocks hold less than a rounding of the sum
@@ -116,7 +123,7 @@ def test_gate(n_q, n_k, heads, kv_heads, block_size):
     agree(select.gate(gate, 2, **seen)(q, k), block_selection(scores, *given, "count", 2))
     agree(select.gate(gate, mass=0.7, **seen)(q, k), block_selection(scores, *given, "mass", 0.7))
     expected = block_selection(scores, *given, "level", 0.2, 1, 3)
-    agree(select.gate(gate, threshold=0.2, most=3, **seen)(q, k), expected)
+    agree(select.gate(gate, threshold=0.2, max_blocks=3, **seen)(q, k), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -170,9 +177,9 @@ def test_ties_go_to_the_first_and_odd_scores_stay_out():
         ([float("nan")] * 6, 2, [0, 2]),
     ):
         low = torch.tensor([[[count]]], dtype=torch.int32)
-        frame = Frame(codes, codes.new_empty((0, 16, 1)), None, low, low, count)
+        candidates = Candidates(codes, codes.new_empty((0, 16, 1)), None, low, low, count)
         for rule in (Rule("count", count), Rule("mass", 1e-9), Rule("level", 1.0)):
-            found = choose_torch(torch.tensor(scores)[None, None, None], frame, rule, False)
+            found = choose_torch(torch.tensor(scores)[None, None, None], candidates, rule, False)
             assert torch.nonzero(found.flatten() == -1).flatten().tolist() == taken
 
 
@@ -202,7 +209,7 @@ def test_block_mask_as_within_and_array_per_batch():
         (lambda: select.top_k(1, block_size=24), "block_size is 24"),
         (lambda: select.top_k(1, within="causal"), "within is 'causal'"),
         (lambda: select.mass(0.0), "threshold is 0.0"),
-        (lambda: select.mass(0.5, least=3, most=2), "most is 2"),
+        (lambda: select.mass(0.5, min_blocks=3, max_blocks=2), "max_blocks is 2"),
         (lambda: select.antidiagonal(12), "stride is 12"),
         (lambda: select.gate(select.Gate(1, 8)), "give one of them"),
         (lambda: select.gate(select.Gate(1, 8), 1, mass=0.5), "give one of them"),
@@ -243,7 +250,7 @@ def test_selectors_print_as_the_call_that_makes_them():
     for text in (
         "top_k(16)",
         "top_k(0.1, pool='bound', block_size=(64, 128), within=causal(), always=local(0))",
-        "mass(0.9, block_size=64, most=32)",
+        "mass(0.9, block_size=64, max_blocks=32)",
         "moba(512, 3, union=True)",
         "nsa(16, first=1, own=2, capacity=1000)",
         "antidiagonal(8, 0.8, within=causal())",
@@ -251,4 +258,4 @@ def test_selectors_print_as_the_call_that_makes_them():
         assert (
             repr(eval(text, vars(select) | {"causal": masks.causal, "local": masks.local})) == text
         )
-    assert repr(select.gate(select.Gate(1, 8), 4)) == "gate(Gate, k=4)"
+    assert repr(select.gate(select.Gate(1, 8), 4)) == "gate(Gate, 4)"

@@ -72,7 +72,7 @@ def test_with_static_masks(name, block):
         (((picked - mask) | masks.sliding(30)) & mask, ((found & ~other) | third) & other),
     ):
         assert np.array_equal(dense_of(joined), expected)
-        assert (joined.codes != -2).sum() <= joined.most
+        assert (joined.codes != -2).sum() <= joined.max_blocks
 
 
 def test_with_each_other():

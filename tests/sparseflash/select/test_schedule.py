@@ -13,7 +13,6 @@ from sparseflash.schedule import (
     schedule_for,
     unpack_bits,
 )
-from sparseflash.select import schedule as select_schedule
 from sparseflash.select.schedule import lists_torch, schedule_from_selection
 from sparseflash.testing import assert_close, make_qkv
 
@@ -80,14 +79,14 @@ def test_whole_blocks_need_no_masking():
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 40, 70), (1, 1, 300)])
 @pytest.mark.parametrize("n_tiles", [0, 4])
 def test_kernels_make_the_same_lists(n_tiles, shape, by_row):
-    pytest.importorskip("triton")
+    block_lists = pytest.importorskip("sparseflash.select.kernels").block_lists
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(-2, n_tiles, shape, generator=generator, dtype=torch.int32).to(device)
     for cut in ((False, False), (True, False), (True, True)):
         most = codes.numel()
         expected = lists_torch(codes, n_tiles, most, cut, by_row=by_row)
-        found = select_schedule.both_lists(codes, n_tiles, most, cut)[0 if by_row else 1]
+        found = block_lists(codes, n_tiles, most, cut)[0 if by_row else 1]
         used = int(expected.ptr[-1])
         assert torch.equal(found.ptr, expected.ptr) and torch.equal(found.mid, expected.mid)
         assert torch.equal(found.idx[:used], expected.idx[:used])

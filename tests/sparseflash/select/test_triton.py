@@ -1,21 +1,18 @@
 """The Triton kernels of the selectors against their plain torch."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import masks
 from sparseflash import select
-from sparseflash.select import tokens
-from sparseflash.select.choose import Rule, choose_torch, frame
+from sparseflash.select import antidiagonals, tokens
+from sparseflash.select.candidates import candidates_of
+from sparseflash.select.choose import choose_torch
 from sparseflash.select.pool import pool_torch
+from sparseflash.select.rules import Rule
 from sparseflash.select.static import static_codes
 
-antidiagonal = sys.modules[
-    "sparseflash.select.antidiagonal"
-]  # the package has a function of that name
 kernels = pytest.importorskip("sparseflash.select.kernels")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,21 +28,21 @@ def normal(*shape, seed: int = 0) -> torch.Tensor:
 def test_pool(n, dim, block):
     for x in (normal(1, 2, n, dim), normal(2, n, 1, dim).transpose(1, 2), normal(1, 1, dim, n).mT):
         for kinds in (["mean"], ["max", "min"], ["min", "negative", "mean", "max", "positive"]):
-            (found,) = kernels.pool_kernel((x, block, kinds))
+            (found,) = kernels.pool_blocks((x, block, kinds))
             expected = pool_torch(x, block, kinds)
             assert found.dtype == torch.float32 and torch.allclose(found, expected, atol=1e-6)
 
 
 def test_pool_of_two_tensors_and_in_parts():
     q, k = normal(2, 3, 70, 24), normal(2, 1, 50, 24, seed=1)
-    found = kernels.pool_kernel((q, 16, ["max"]), (k, 32, ["mean", "min"]))
+    found = kernels.pool_blocks((q, 16, ["max"]), (k, 32, ["mean", "min"]))
     for x, expected in zip(
         found, (pool_torch(q, 16, ["max"]), pool_torch(k, 32, ["mean", "min"])), strict=True
     ):
         assert x.shape == expected.shape and torch.allclose(x, expected, atol=1e-6)
-    (parts,) = kernels.pool_kernel((k, 32, ("high", "middle", "low")))
+    (parts,) = kernels.pool_blocks((k, 32, ("high", "middle", "low")))
     assert parts.dtype == torch.bfloat16
-    (three,) = kernels.pool_kernel((k, 32, ["mean", "max", "min"]))  # summed in the same order
+    (three,) = kernels.pool_blocks((k, 32, ["mean", "max", "min"]))  # summed in the same order
     assert torch.equal(parts.double().unflatten(-1, (3, 24)).sum(-2).float(), three[..., :24])
 
 
@@ -61,10 +58,9 @@ PICKS = [  # n, heads, kv_heads, dim, selector
 @pytest.mark.parametrize("n, heads, kv_heads, dim, selector", PICKS)
 @pytest.mark.parametrize("kind", ["normal", "ties", "odd"])
 def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
-    token_kernels = pytest.importorskip("sparseflash.select.token_kernels")
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **options: empty(*a, **options).fill_(3))
-    monkeypatch.setattr(token_kernels, "NARROW", 4)  # a launch for the first queries, one for more
+    monkeypatch.setattr(kernels.tokens, "NARROW", 4)  # a launch for the first queries, one for more
     q, k = normal(2, heads, n, dim), normal(2, kv_heads, n, dim, seed=1)
     if kind == "ties":
         # products without rounding, so that what is equal on paper is so in floats
@@ -73,31 +69,28 @@ def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
         q[:, :, 20:30] = 0
     if kind == "odd":
         k[:, :, 3], k[:, :, 20], k[:, :, 34:39] = float("nan"), float("inf"), float("-inf")
-        if isinstance(selector, type(PICKS[3][-1])):
+        if selector.nsa:
             pytest.skip("a softmax over them is not a number anywhere")
     padded = n + -n % selector.block_size[0]
-    expected = selector.words_torch(q, k, padded)
-    found = token_kernels.pick_kernel(
-        q, k, selector.chunk, selector.k, selector.first, selector.own, padded,
-        nsa=isinstance(selector, type(PICKS[3][-1])),
-    )  # fmt: skip
+    expected = tokens.pick_torch(selector, q, k, padded)
+    sizes = (selector.chunk, selector.k, selector.first, selector.own, padded)
+    found = kernels.pick_chunks(q, k, *sizes, nsa=selector.nsa)
     assert found.dtype == torch.int16 and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("within", [None, masks.random_blocks(0.5, block=16, per_head=True)])
 def test_union(within):
-    token_kernels = pytest.importorskip("sparseflash.select.token_kernels")
     words = (normal(2, 2, 8, 5) > 1).to(torch.int16) << 3  # 8 groups of 16, 5 chunks of 32
     mask = masks.causal() if within is None else within
     codes = static_codes(mask, 120, 150, (32, 16), 4, torch.device(DEVICE)).codes
-    found = token_kernels.union_kernel(words, codes, 4, 2, 2)
+    found = kernels.union_of_picks(words, codes, 4, 2, 2)
     assert torch.equal(found, tokens.union_torch(words, codes, 4, 2, 2))
 
 
 @pytest.mark.parametrize("stride", [2, 16])
 @pytest.mark.parametrize("n_q, n_k, block_size", [(50, 75, (32, 48)), (30, 101, (16, 16))])
 def test_antidiagonal(stride, n_q, n_k, block_size, monkeypatch):
-    module = pytest.importorskip("sparseflash.select.antidiagonal_kernels")
+    module = kernels.antidiagonals
     q, k = normal(2, 2, n_q, 24), normal(2, 1, n_k, 24, seed=1)
     if DEVICE == "cpu":  # large tiles take the interpreter long
         monkeypatch.setattr(module, "ROWS", 32)
@@ -106,10 +99,10 @@ def test_antidiagonal(stride, n_q, n_k, block_size, monkeypatch):
     k[0, 0, 5] *= 30  # softmax of large scores
     for within in (None, masks.local(25), masks.random_blocks(0.3, block=16, per_head=True)):
         given = (within, n_q, n_k, block_size, stride, 2, torch.device(DEVICE))
-        allowed = antidiagonal._allowed(*given)
-        expected = antidiagonal.block_sums_torch(q, k, stride, block_size, allowed)
+        allowed = antidiagonals._allowed(*given)
+        expected = antidiagonals.block_sums_torch(q, k, stride, block_size, allowed)
         for at_once in (1 << 20, 500):
-            found = module.block_sums_kernel(
+            found = module.antidiagonal_sums(
                 q, k, stride, block_size, None if within is None else allowed, at_once
             )
             assert torch.allclose(found, expected, atol=1e-5)
@@ -134,24 +127,24 @@ def test_choose(rule, n_q, n_k):
         (masks.random_blocks(0.5, block=16, per_head=True), masks.causal() & masks.sliding(40)),
         (masks.sliding(20, align="bottom_right"), None),
     ):
-        keep = frame(rule, within, always, n_q, n_k, (16, 16), 2, torch.device(DEVICE))
+        keep = candidates_of(rule, within, always, n_q, n_k, (16, 16), 2, torch.device(DEVICE))
         scores = normal(1, 2, -(-n_q // 16), -(-n_k // 16), seed=n_k)
         for given, probabilities in (
             (scores, False),
             (scores.round(), True),
             (1e30 * scores, False),
         ):
-            found = kernels.choose_kernel(given, keep, rule, probabilities)
+            found = kernels.choose_blocks(given, keep, rule, probabilities)
             expected = choose_torch(given, keep, rule, probabilities)
             assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_choose_keeps_odd_scores_out_and_takes_bytes():
     rule = Rule("count", 2)
-    keep = frame(rule, masks.causal(), None, 64, 64, (16, 16), 1, torch.device(DEVICE))
+    keep = candidates_of(rule, masks.causal(), None, 64, 64, (16, 16), 1, torch.device(DEVICE))
     keep = keep._replace(codes=keep.codes.clamp(max=-1).to(torch.int8))
     scores = normal(1, 1, 4, 4)
     scores[..., 1], scores[..., 2], scores[..., 0] = float("nan"), float("inf"), float("-inf")
-    found = kernels.choose_kernel(scores, keep, rule, False)
+    found = kernels.choose_blocks(scores, keep, rule, False)
     assert found.dtype == torch.int8 and torch.equal(found, choose_torch(scores, keep, rule, False))
     assert found[0, 0, 3].tolist() == [-2, -2, -1, -1]

@@ -94,4 +94,4 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
     bits = torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
     n = len(blocks.starts) * BLOCK
-    return Selection(codes, bits, n, n, (BLOCK, BLOCK), most=batch * blocks.most)
+    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks=batch * blocks.most)

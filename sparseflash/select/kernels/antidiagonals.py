@@ -1,19 +1,18 @@
-"""Triton kernels of the antidiagonal sums; their plain torch stands in antidiagonal.py."""
+"""The Triton kernels of sums along antidiagonals."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.select.kernels import _on
+from sparseflash.select.kernels.common import INF, on, shared_strides
 
-_INF = tl.constexpr(float("inf"))
 ROWS, COLS = 128, 256  # squares of a tile
 MASKED_COLS = 128  # a mask takes registers
 LOOK = tl.constexpr(64)
 
 
-def block_sums_kernel(
+def antidiagonal_sums(
     q: Tensor,
     k: Tensor,
     stride: int,
@@ -21,7 +20,7 @@ def block_sums_kernel(
     allowed: Tensor | None,
     at_once: int,
 ) -> Tensor:
-    """`antidiagonal.block_sums_torch`.
+    """`antidiagonals.block_sums_torch`.
 
     The scores of squares never leave the chip: what is written is the logarithm of the sum of
     their exponentials, for every row of squares and key block, `at_once` numbers at a time.
@@ -40,11 +39,11 @@ def block_sums_kernel(
     held = triton.next_power_of_2(per_col)  # squares of a key block, in a tile
     width = max(held, COLS if allowed is None else MASKED_COLS)
     row_tiles, col_tiles = -(-each * per_row // ROWS), -(-cols // (width // held))
-    mask = () if allowed is None else tuple(x if n > 1 else 0 for x, n in _strides(allowed))
-    with _on(q.device):
+    strides = (0, 0, 0, 0) if allowed is None else shared_strides(allowed, (0, 1, 2, 3))
+    with on(q.device):
         for first in range(0, rows, each):
             _log_sums[(row_tiles * col_tiles * batch * heads,)](
-                q, k, allowed, logs, *q.stride()[:3], *k.stride()[:3], *(mask or (0, 0, 0, 0)),
+                q, k, allowed, logs, *q.stride()[:3], *k.stride()[:3], *strides,
                 n_q, k.shape[2], first * per_row, each * per_row, cols, heads,
                 heads // k.shape[1], row_tiles, col_tiles, dim**-0.5 / stride,
                 STRIDE=stride, PER_COL=per_col, HELD=held, HEAD_DIM=dim,
@@ -57,10 +56,6 @@ def block_sums_kernel(
                 WIDTH=triton.next_power_of_2(cols), num_warps=1 if cols <= 512 else 8,
             )  # fmt: skip
     return out
-
-
-def _strides(x: Tensor):
-    return zip(x.stride(), x.shape, strict=True)
 
 
 @triton.jit(do_not_specialize=(
@@ -126,11 +121,11 @@ def _log_sums(
         if MASKED:
             place = tl.arange(0, ROWS)[:, None] * allowed_q + col[None, :] * allowed_k
             there = there & (tl.load(at + place, mask=there, other=0) != 0)
-        score = tl.reshape(tl.where(there, score * scale, -_INF), [ROWS, BLOCKS, HELD])
+        score = tl.reshape(tl.where(there, score * scale, -INF), [ROWS, BLOCKS, HELD])
         top = tl.max(score, 2)
-        shown = tl.where(top == -_INF, 0.0, top)
+        shown = tl.where(top == -INF, 0.0, top)
         sums = tl.sum(tl.exp(score - shown[:, :, None]), 2)
-        found = tl.where(top == -_INF, -_INF, shown + tl.log(sums))
+        found = tl.where(top == -INF, -INF, shown + tl.log(sums))
     block = block0 + tl.arange(0, BLOCKS)
     to = Logs + bh * lines * cols + (line[:, None] * cols + block[None, :])
     tl.store(to, found, mask=(line < lines)[:, None] & (block < cols)[None, :])
@@ -147,9 +142,9 @@ def _probabilities(
     total = tl.zeros([WIDTH], tl.float32)
     for i in range(PER_ROW):
         at = Logs + (bh * lines + row * PER_ROW + i) * cols + col
-        log = tl.load(at, mask=col < cols, other=-_INF)
+        log = tl.load(at, mask=col < cols, other=-INF)
         top = tl.max(log, 0)
-        weight = tl.exp(log - tl.where(top == -_INF, 0.0, top))
+        weight = tl.exp(log - tl.where(top == -INF, 0.0, top))
         p = weight / tl.maximum(tl.sum(weight, 0), 1e-30)
         total += tl.where(p == p, p, 0.0)  # a row with a score that is no number has none
     tl.store(Out + (bh * rows + first + row) * cols + col, total, mask=col < cols)

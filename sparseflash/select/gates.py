@@ -1,4 +1,4 @@
-"""A learned gate over blocks, and what it learns from."""
+"""A learned gate over blocks, and the target and the loss to train it with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,9 @@ from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from masks.spec import call_text
-from sparseflash.select.base import (
-    BlockSelector,
-    budget,
-    check_blocks,
-    check_inputs,
-    check_masks,
-    fraction,
-    limits,
-)
-from sparseflash.select.choose import Rule
-from sparseflash.select.pool import KINDS, dot, pool_both
-
-SCORES_AT_ONCE = 1 << 26
+from sparseflash.select.base import BlockSelector, check_blocks, check_inputs, selector
+from sparseflash.select.pool import KINDS, SCORES_AT_ONCE, dot, pool
+from sparseflash.select.rules import adaptive, budget
 
 
 class Gate(nn.Module):
@@ -66,7 +55,7 @@ class Gate(nn.Module):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """(B, H, rows, cols), differentiable by the weights; softmax makes them probabilities."""
         block_q, block_k = self.block_size
-        q_pooled, k_pooled = pool_both(q, block_q, self.q_pool, k, block_k, self.k_pool)
+        q_pooled, k_pooled = pool((q, block_q, self.q_pool), (k, block_k, self.k_pool))
         q_gate, k_gate = (
             pooled.to(weight.dtype) @ weight
             for pooled, weight in ((q_pooled, self.q_weight), (k_pooled, self.k_weight))
@@ -76,64 +65,49 @@ class Gate(nn.Module):
     forward = scores
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class Gated(BlockSelector):
+    """The selectors of `gate`."""
+
+    module: Any
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.module.scores(q, k)
+
+
+@selector
 def gate(
     module: Gate,
     k: int | float | None = None,
     *,
     threshold: float | None = None,
     mass: float | None = None,
-    least: int = 1,
-    most: int | None = None,
+    min_blocks: int = 1,
+    max_blocks: int | None = None,
     within: Mask | BlockMask | None = None,
     always: Mask | BlockMask | None = None,
-) -> "Gated":
+) -> Gated:
     """The blocks that a learned gate opens; give one of k, threshold and mass.
 
     Args:
-        module: a `Gate`, or anything with its `block_size` and `scores`.
-        k: that many key blocks of every query block, or that share of them, the best first.
-        threshold: those of at least this probability.
-        mass: the fewest whose probabilities reach this sum.
-        least, most: bounds on the blocks of a row, with `threshold` and `mass`.
-        within, always: as in `top_k`. SeerAttention takes the diagonal always: local(0).
+        module: a `Gate`, or any module with its `block_size` and `scores`.
+        k: that many key blocks of each query block, or that share of them, the best first.
+        threshold: the blocks of at least this probability.
+        mass: the fewest blocks whose probabilities reach this sum.
+        min_blocks, max_blocks: bounds on the blocks of a row, with `threshold` and `mass`.
+        within, always: as in `top_k`. SeerAttention always takes the diagonal: local(0).
 
-    ValueError for arguments out of range.
+    Raises ValueError for arguments out of range.
     """
-    given = {name: x for name, x in (("k", k), ("threshold", threshold), ("mass", mass)) if x}
-    if len(given) != 1:
+    if sum(x is not None for x in (k, threshold, mass)) != 1:
         raise ValueError(f"k, threshold and mass are {k}, {threshold} and {mass}: give one of them")
-    check_masks(within=within, always=always)
-    least, most = limits(least, most)
-    ((name, value),) = given.items()
-    if name == "k":
-        rule = budget("k", value)
+    if threshold is not None:
+        rule = adaptive("level", "threshold", threshold, min_blocks, max_blocks)
+    elif mass is not None:
+        rule = adaptive("mass", "mass", mass, min_blocks, max_blocks)
     else:
-        rule = Rule("level" if name == "threshold" else "mass", fraction(name, value), least, most)
-    options = {x: (given.get(x), None) for x in ("k", "threshold", "mass")}
-    options |= {"least": (least, 1), "most": (most, None)}
-    options |= {"within": (within, None), "always": (always, None)}
-    text = call_text("gate", Named(type(module).__name__), **options)
-    return Gated(text, check_blocks(module.block_size), within, rule, always, module)
-
-
-@dataclass(frozen=True)
-class Named:
-    """Shows a word without quotes."""
-
-    word: str
-
-    def __repr__(self) -> str:
-        return self.word
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Gated(BlockSelector):
-    """`gate`."""
-
-    module: Any
-
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.module.scores(q, k)
+        rule = budget("k", k)
+    return Gated(check_blocks(module.block_size), within, rule, always, module)
 
 
 @torch.no_grad()
@@ -145,11 +119,11 @@ def attention_map(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """What a gate should say: the largest probability of every block, each row made to sum to 1.
+    """The target of a gate: the largest probability of every block, each row scaled to sum to 1.
 
-    (B, H, rows, cols) from dense attention of q (B, H, N_q, D) and k (B, H_kv, N_k, D), block row
-    by block row; `causal` aligns the first query with the first key. For training: it takes the
-    time of dense attention.
+    Returns (B, H, rows, cols) from dense attention of q (B, H, N_q, D) and k (B, H_kv, N_k, D);
+    `causal` aligns the first query with the first key. Takes the time of dense attention, for
+    training; the scores are computed some block rows at a time.
     """
     check_inputs(q, k)
     block_q, block_k = check_blocks(block_size)
@@ -174,8 +148,8 @@ def attention_map(
 def distillation_loss(scores: Tensor, target: Tensor, candidates: Tensor | None = None) -> Tensor:
     """KL divergence of a gate's softmax from `attention_map`: a scalar, the mean over rows.
 
-    candidates: bool, broadcastable to scores (B, H, rows, cols): blocks that may be taken at all,
-    such as `masks.causal().build(n, n, 64).layout() > 0` as a tensor.
+    candidates: bool, broadcastable to scores (B, H, rows, cols): the blocks that are allowed, such
+    as `masks.causal().build(n, n, 64).layout() > 0` as a tensor.
     """
     if candidates is not None:
         scores = scores.masked_fill(~candidates, torch.finfo(scores.dtype).min)

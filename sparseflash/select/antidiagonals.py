@@ -1,4 +1,4 @@
-"""Selection by sums along antidiagonals."""
+"""The selector that estimates attention by sums along antidiagonals."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,68 +12,19 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import integer
-from masks.spec import call_text
-from sparseflash.select.base import (
-    BlockSelector,
-    check_blocks,
-    check_masks,
-    extent_text,
-    fraction,
-    limits,
-)
-from sparseflash.select.choose import WIDEST, Rule
-from sparseflash.select.pool import dot
+from sparseflash.select.base import BlockSelector, check_blocks, selector
+from sparseflash.select.choose import MAX_COLS
+from sparseflash.select.device import kernels
+from sparseflash.select.pool import SCORES_AT_ONCE, dot
+from sparseflash.select.rules import adaptive
 from sparseflash.select.static import built, grid_codes, heads_of, to_device
 
-SCORES_AT_ONCE = 1 << 26
 FINEST = 16  # tokens: the smallest blocks that a static mask is built of
-
-
-def antidiagonal(
-    stride: int = 16,
-    threshold: float = 0.9,
-    block_size: int | tuple[int, int] = 128,
-    *,
-    least: int = 1,
-    most: int | None = None,
-    within: Mask | BlockMask | None = None,
-    always: Mask | BlockMask | None = None,
-) -> "Antidiagonal":
-    """As few key blocks as hold `threshold` of the attention that antidiagonals promise.
-
-    Every stride x stride square of scores is judged by the mean of its antidiagonal, which meets
-    each query and each key of the square once; softmax over the squares of a row gives
-    probabilities, and those of a block add up. XAttention, arXiv:2503.16428, which also takes the
-    first block and the diagonal: always=local(0) | mask of the first keys.
-
-    Args:
-        stride: a power of two that divides both block sizes.
-        threshold: the share of a row's probability that the blocks taken must reach.
-        block_size, within, always: as in `top_k`; squares out of reach of a `within` that is a
-            Mask have probability 0 (to `stride` tokens, but not finer than 16).
-        least, most: bounds on the blocks of a row.
-
-    This takes 2 B H N_q N_k D / stride operations by nature: 1 / (2 stride) of dense attention. The
-    memory for scores is bounded. ValueError for arguments out of range.
-    """
-    block_size = check_blocks(block_size)
-    check_masks(within=within, always=always)
-    integer("stride", stride, least=1)
-    if stride & (stride - 1) or any(size % stride for size in block_size):
-        raise ValueError(
-            f"stride is {stride}: give a power of two that divides the block sizes {block_size}"
-        )
-    least, most = limits(least, most)
-    rule = Rule("mass", fraction("threshold", threshold), least, most)
-    options = {"block_size": (extent_text(block_size), 128), "least": (least, 1)}
-    options |= {"most": (most, None), "within": (within, None), "always": (always, None)}
-    text = call_text("antidiagonal", stride, threshold, **options)
-    return Antidiagonal(text, block_size, within, rule, always, stride)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Antidiagonal(BlockSelector):
-    """`antidiagonal`."""
+    """The selectors of `antidiagonal`."""
 
     stride: int
     probabilities = True
@@ -81,12 +32,49 @@ class Antidiagonal(BlockSelector):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         n_q, n_k = q.shape[2], k.shape[2]
         given = (self.within, n_q, n_k, self.block_size, self.stride, q.shape[1], q.device)
-        if q.is_cuda and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= WIDEST:
-            from sparseflash.select.antidiagonal_kernels import block_sums_kernel
-
+        if q.is_cuda and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= MAX_COLS:
             allowed = None if self.within is None else _allowed(*given)
-            return block_sums_kernel(q, k, self.stride, self.block_size, allowed, SCORES_AT_ONCE)
+            shape = (self.stride, self.block_size)
+            return kernels().antidiagonal_sums(q, k, *shape, allowed, SCORES_AT_ONCE)
         return block_sums_torch(q, k, self.stride, self.block_size, _allowed(*given))
+
+
+@selector
+def antidiagonal(
+    stride: int = 16,
+    threshold: float = 0.9,
+    block_size: int | tuple[int, int] = 128,
+    *,
+    min_blocks: int = 1,
+    max_blocks: int | None = None,
+    within: Mask | BlockMask | None = None,
+    always: Mask | BlockMask | None = None,
+) -> Antidiagonal:
+    """The fewest key blocks that hold `threshold` of the attention estimated from antidiagonals.
+
+    The mean of its antidiagonal estimates the scores of a stride x stride square: it meets each
+    query and each key of the square once. A softmax over the squares of a row gives probabilities,
+    which add up over a block. XAttention, arXiv:2503.16428, also takes the first block and the
+    diagonal: always=local(0) | sinks(1).
+
+    Args:
+        stride: a power of two that divides both block sizes.
+        threshold: the share of a row's probability that the blocks taken must reach.
+        block_size, within, always: as in `top_k`. Squares outside a `within` that is a Mask have
+            probability 0, to `stride` tokens but not finer than 16.
+        min_blocks, max_blocks: bounds on the blocks of a row.
+
+    Takes 2 B H N_q N_k D / stride operations, 1 / (2 stride) of dense attention; the memory for
+    scores is bounded. Raises ValueError for arguments out of range.
+    """
+    block_size = check_blocks(block_size)
+    integer("stride", stride, least=1)
+    if stride & (stride - 1) or any(size % stride for size in block_size):
+        raise ValueError(
+            f"stride is {stride}: give a power of two that divides the block sizes {block_size}"
+        )
+    rule = adaptive("mass", "threshold", threshold, min_blocks, max_blocks)
+    return Antidiagonal(block_size, within, rule, always, stride)
 
 
 def block_sums_torch(

@@ -1,22 +1,29 @@
-"""Triton kernels of MoBA and NSA; their plain torch stands in tokens.py."""
+"""The Triton kernels by which every query picks chunks of keys (MoBA, NSA)."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparseflash.select.kernels import _on, best, clamped, pool_kernel, sortable
+from sparseflash.select.kernels.common import (
+    EMPTY,
+    INF,
+    best,
+    clamped,
+    on,
+    shared_strides,
+    sortable,
+)
+from sparseflash.select.kernels.pool import pool_blocks
 
-WIDEST = 2048  # chunks that a program holds the scores of
+MAX_CHUNKS = 2048  # whose scores a program holds
 NARROW = 32  # chunks of the narrowest tiles
-_INF = tl.constexpr(float("inf"))
-_EMPTY = tl.constexpr(-2)
 
 
-def pick_kernel(
+def pick_chunks(
     q: Tensor, k: Tensor, chunk: int, count: int, first: int, own: int, padded: int, *, nsa: bool
 ) -> Tensor:
-    """`ByToken.words_torch`: int16 (B, heads, padded / 16, chunks).
+    """`tokens.pick_torch`: int16 (B, heads, padded / 16, chunks).
 
     One program scores a tile of queries against all chunks, on the tensor cores, and keeps the
     scores to itself.
@@ -27,12 +34,12 @@ def pick_kernel(
     group = q_heads // k.shape[1]
     heads, members, sharing = (k.shape[1], group, 1) if nsa else (q_heads, 1, group)
     exact = q.dtype == torch.bfloat16  # products of bfloat16 are exact in float32
-    (mean,) = pool_kernel((k, chunk, ("high", "middle", "low") if exact else ("mean",)))
+    (mean,) = pool_blocks((k, chunk, ("high", "middle", "low") if exact else ("mean",)))
     chunks = mean.shape[2]
     # zero, as a narrow tile writes only the chunks that it holds
     words = torch.zeros(batch, heads, padded // 16, chunks, dtype=torch.int16, device=q.device)
     sizes = (n, padded // 16, chunks)
-    with _on(q.device):
+    with on(q.device):
         begin = 0
         while begin < chunks:  # the first queries see few chunks: narrow tiles do for them
             width = min(NARROW, triton.next_power_of_2(chunks)) if begin == 0 else 2 * begin
@@ -91,9 +98,9 @@ def _pick(
         )
         if NSA:  # softmax over the chunks that lie before the query whole
             before = (chunk + 1)[None, :] * CHUNK <= token[:, None] + 1
-            score = tl.where(before, score * scale, -_INF)
+            score = tl.where(before, score * scale, -INF)
             top = tl.max(score, 1)
-            top = tl.where(top == -_INF, 0.0, top)
+            top = tl.where(top == -INF, 0.0, top)
             weight = tl.exp(score - top[:, None])
             score = weight / tl.maximum(tl.sum(weight, 1), 1e-30)[:, None]
         if MEMBERS == 1:
@@ -142,15 +149,16 @@ def _products(
     return score
 
 
-def union_kernel(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int) -> Tensor:
+def union_of_picks(
+    words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int
+) -> Tensor:
     """`tokens.union_torch`: one program a row, 1024 of its blocks at a time."""
     batch, own_heads, groups, chunks = words.shape
     rows, cols = codes.shape[2:]
     out = torch.empty(batch, heads, rows, cols, dtype=torch.int32, device=words.device)
-    with _on(words.device):
+    with on(words.device):
         _union[(batch * heads * rows,)](
-            words, codes, out, codes.stride(0) if codes.shape[0] > 1 else 0,
-            codes.stride(1) if codes.shape[1] > 1 else 0, heads, own_heads, rows, cols, groups,
+            words, codes, out, *shared_strides(codes), heads, own_heads, rows, cols, groups,
             chunks, per_chunk, PER_ROW=per_row, WIDTH=min(1024, triton.next_power_of_2(cols)),
             num_warps=1 if cols <= 256 else 4,
         )  # fmt: skip
@@ -175,6 +183,6 @@ def _union(
         for group in tl.static_range(PER_ROW):
             picked |= tl.load(at + group * chunks, mask=there, other=0)
         code = tl.load(
-            Codes + b * codes_b + h * codes_h + row * cols + col, mask=there, other=_EMPTY
+            Codes + b * codes_b + h * codes_h + row * cols + col, mask=there, other=EMPTY
         )
-        tl.store(Out + pid * cols + col, tl.where(picked != 0, code, _EMPTY), mask=there)
+        tl.store(Out + pid * cols + col, tl.where(picked != 0, code, EMPTY), mask=there)

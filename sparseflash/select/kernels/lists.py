@@ -1,0 +1,41 @@
+"""Lists of the blocks of a selection, by the kernels that count, place and fill."""
+
+import torch
+from torch import Tensor
+
+from sparseflash.kernels.tl.lists import count_blocks, fill_lists, place_lists
+from sparseflash.schedule import BlockLists
+from sparseflash.select.kernels.common import on
+
+_BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
+
+
+def block_lists(
+    codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool]
+) -> tuple[BlockLists, BlockLists]:
+    """`schedule.lists_torch` by row and by column, in three kernels: count, place, fill."""
+    slices, rows, cols = codes.shape
+    n_rows, n_cols = slices * rows, slices * cols
+    row_programs, col_programs = slices * -(-rows // _BY_ROW[0]), slices * -(-cols // _BY_COL[0])
+    total, partial = torch.empty((2, n_rows + n_cols), dtype=torch.int32, device=codes.device)
+    # every tensor begins at a multiple of 16 bytes, whatever the extents
+    lengths = (n_rows + 1, n_rows, n_cols + 1, n_cols)
+    places = torch.empty(sum(n + n % 2 for n in lengths), dtype=torch.int64, device=codes.device)
+    places = places.split([size for n in lengths for size in (n, n % 2)])[::2]
+    row_idx, row_tile, col_idx, col_tile = torch.empty(
+        (4, max_blocks + -max_blocks % 4), dtype=torch.int32, device=codes.device
+    )[:, :max_blocks]
+    by_row, by_col = (
+        BlockLists(*places[:2], row_idx, row_tile),
+        BlockLists(*places[2:], col_idx, col_tile),
+    )
+    partials = n_tiles > 0 or any(cut)
+    sizes = (*cut, partials, *_BY_ROW, *_BY_COL)
+    grid = (row_programs + col_programs,)
+    with on(codes.device):
+        count_blocks[grid](codes, total, partial, rows, cols, n_tiles, row_programs, n_rows, *sizes)
+        place_lists[(2,)](
+            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=4096, num_warps=8
+        )
+        fill_lists[grid](codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
+    return by_row, by_col
