@@ -25,7 +25,8 @@ from omegaconf import DictConfig
 from experiments.common.figures import PAGE, RC, Style, legend, save, token_text
 from experiments.lra import published as lra
 from experiments.lra.cells import Cell, Cells, Column, RowKey, make_cells, speedup
-from experiments.lra.run_logs import Run, read_runs
+from experiments.lra.run_files import read_runs
+from experiments.lra.runs import Run
 
 RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
 UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on

@@ -1,313 +1,32 @@
-"""The Long Range Arena table from the folders of training runs: Markdown, text and CSV.
+"""Writes the Long Range Arena table of training runs: Markdown, text and CSV.
 
     python -m experiments.table
-    python -m experiments.table 'runs=[runs/train,other/*/train]' out=docs/results/lra/table
+    python -m experiments.table 'runs=[runs/train,other/*/train]' out=runs/lra/table
+    python -m experiments.table runs=runs/train/image archive=docs/results/lra/runs/image.jsonl
 
-Accuracy by task and its average, training speed-up and peak memory, each task's speed, every run
-with its steps and wall time, and the shortcuts that an accuracy has to beat. The paper's values
-(Dao et al. 2022) stand in brackets. See docs/lra.md.
+Runs are folders of experiments.train, or archives of them. See docs/guide/lra.md.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.common import rows
-from experiments.common.text_table import MISSING, aligned, markdown
-from experiments.lra import published as lra
-from experiments.lra.cells import (
-    Average,
-    Cell,
-    Cells,
-    Column,
-    RowKey,
-    average,
-    make_cells,
-    mean_speedup,
-    speedup,
-    with_times,
-)
-from experiments.lra.run_logs import PRETRAINED, Run, read_runs
-from experiments.lra.speed_rows import StepRow
-from experiments.lra.speed_rows import read as read_steps
-
-CUT, VALIDATION = "†", "‡"
-LEGEND = {
-    "[x]": "the paper's value",
-    CUT: "cut short: fewer steps than planned",
-    VALIDATION: "best validation accuracy, the run was not tested",
-    MISSING: "not run",
-}
-
-RUN_COLUMNS: tuple[str, ...] = (
-    *("task", "attention", "seed", "steps", "planned", "minutes", "ms a step"),
-    *("test %", "val %", "device", "date"),
-)
-Lines = list[list[str]]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table under its title."""
-
-    title: str
-    lines: Lines
-    left: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class CellRow:
-    """A cell of the table as a line of the CSV; None is an empty cell."""
-
-    attention: str
-    mask: str
-    name: str
-    task: str
-    source: str
-    accuracy: float | None  # mean over the seeds, %
-    spread: float | None  # standard deviation
-    runs: int
-    split: str  # that the accuracy is of: test | val
-    complete: bool | None
-    paper: float | None
-    ms_per_step: float | None
-    speedup: float | None
-    memory_mib: float | None
-    steps: int | None  # the fewest of the runs
-    seconds: float | None  # the longest
-    device: str
-
-
-class Table:
-    """What the runs of a table say, cell by cell, with times of measured steps if given."""
-
-    def __init__(self, runs: Sequence[Run], steps: Sequence[StepRow] | None = None):
-        self.cells, self.notes = make_cells(runs)
-        if steps is not None:
-            self.cells = with_times(self.cells, steps)
-        found = {column for _, column in self.cells}
-        absent = [Column(t, "") for t in lra.AVERAGED if t not in {c.task for c in found}]
-        columns = sorted({*found, *absent}, key=lambda c: (lra.task_order(c.task), c))
-        self.columns = [c for c in columns if c.task not in lra.PATH]
-        self.paths = [c for c in columns if c.task in lra.PATH]
-        keys = {row for row, _ in self.cells}
-        usual = {key.attention for key in keys if not key.label}
-        others = [RowKey(name, "", "") for name in lra.ATTENTIONS if name not in usual]
-        self.rows = sorted({*keys, *others}, key=lambda k: (lra.attention_order(k.attention), k))
-
-    def sections(self) -> list[Section]:
-        """The tables that the runs give."""
-        found = [Section("Accuracy (%), speed-up and memory", self._accuracy())]
-        if self.paths:
-            found.append(Section("Path-X and Path-256: accuracy (%)", self._paths()))
-        found.append(
-            Section("A training step: ms (speed-up over the Transformer) MiB", self._speed())
-        )
-        return [*found, Section("Runs", self._runs(), (0, 1, 2, 9, 10))]
-
-    def _accuracy(self) -> Lines:
-        head = [c.text for c in self.columns]
-        lines = [["", *head, "average", "speed-up", "peak MiB"]]
-        for row in self.rows:
-            cells = [self.cells.get((row, c)) for c in self.columns]
-            paper = [_paper(row, c) for c in self.columns]
-            lines.append([row.text, *map(_accuracy_text, cells, paper)])
-            lines[-1].append(_average_text(average(self.cells, row, self.columns)))
-            lines[-1].append(self._mean_speedup_text(row))
-            peak = [cell.memory_mib for cell in cells if cell and cell.memory_mib]
-            lines[-1].append(f"{max(peak):.0f}" if peak else MISSING)
-        return lines + _baseline_lines(self.cells, self.columns, width=3)
-
-    def _mean_speedup_text(self, row: RowKey) -> str:
-        value, count = mean_speedup(self.cells, row, self.columns)
-        timed = {c for r, c in self.cells if r.attention == lra.BASE and c.task in lra.TIMED}
-        some = f" ({count} of {len(timed)})" if count < len(timed) else ""
-        ours = MISSING if value is None else f"{value:.2f}x{some}"
-        paper = lra.PAPER_SPEEDUP.get(row.attention)
-        return ours if paper is None or row.label else f"{ours} [{paper:.1f}x]"
-
-    def _paths(self) -> Lines:
-        lines = [["", *[c.text for c in self.paths]]]
-        for row in self.rows:
-            cells = [self.cells.get((row, c)) for c in self.paths]
-            paper = [_paper(row, c) for c in self.paths]
-            if any(cells) or any(paper):
-                lines.append([row.text, *map(_accuracy_text, cells, paper)])
-        return lines + _baseline_lines(self.cells, self.paths)
-
-    def _speed(self) -> Lines:
-        columns = [*self.columns, *self.paths]
-        lines = [["", *[c.text for c in columns]]]
-        for row in self.rows:
-            lines.append([row.text, *[self._speed_text(row, c) for c in columns]])
-        return lines
-
-    def _speed_text(self, row: RowKey, column: Column) -> str:
-        cell = self.cells.get((row, column))
-        if cell is None or not cell.ms_by_place:
-            return MISSING
-        ms = ", ".join(f"{ms:.2f}" for ms in cell.ms_by_place.values())
-        factor = speedup(self.cells, row, column)
-        times = "" if factor is None else f" ({factor:.2f}x)"
-        return ms + times + (f" {cell.memory_mib:.0f}" if cell.memory_mib else "")
-
-    def _runs(self) -> Lines:
-        lines: Lines = [list(RUN_COLUMNS)]
-        for column in (*self.columns, *self.paths):
-            for row in self.rows:
-                cell = self.cells.get((row, column), Cell(()))
-                lines += [_run_line(run, row, column) for run in cell.runs]
-        return lines
-
-    def cell_rows(self) -> list[CellRow]:
-        """Every cell, the missing ones too."""
-        return [
-            _cell_row(self.cells, row, column)
-            for column in (*self.columns, *self.paths)
-            for row in self.rows
-        ]
-
-    def footnotes(self) -> list[str]:
-        """The marks that were used, cut runs with their steps, and what was left out."""
-        found = [f"{mark} {meaning}" for mark, meaning in LEGEND.items()]
-        for cell in self.cells.values():
-            for run in cell.runs:
-                if not run.complete:
-                    planned = run.planned_steps or "an unknown number"
-                    found.append(f"{CUT} {run.folder}: {run.steps} of {planned} steps")
-        return found + self.notes
-
-
-def _paper(row: RowKey, column: Column) -> float | None:
-    """Of the reference recipe, which on Path-X and Path-256 starts from Pathfinder-64."""
-    usual = ("", PRETRAINED) if column.task in lra.PATH else ("",)
-    return lra.PAPER.get((row.attention, column.task)) if row.label in usual else None
-
-
-def _accuracy_text(cell: Cell | None, paper: float | None) -> str:
-    text = MISSING
-    if cell is not None and cell.accuracy is not None:
-        text = f"{cell.accuracy:.1f}"
-        if cell.spread is not None:
-            text += f" ± {cell.spread:.1f} ({len(cell.accuracies)})"
-        text += _marks(cell.complete, cell.tested)
-    elif cell is not None:
-        text = CUT
-    return text if paper is None else f"{text} [{paper:.1f}]"
-
-
-def _average_text(found: Average | None) -> str:
-    if found is None:
-        return MISSING
-    text = f"{found.value:.1f}" + _marks(found.complete, found.tested)
-    if found.tasks < len(lra.AVERAGED):
-        text += f" ({found.tasks} of {len(lra.AVERAGED)})"
-    return text if found.paper is None else f"{text} [{found.paper:.1f}]"
-
-
-def _marks(complete: bool, tested: bool) -> str:
-    return ("" if complete else CUT) + ("" if tested else VALIDATION)
-
-
-def _baseline_lines(cells: Cells, columns: Sequence[Column], width: int = 0) -> Lines:
-    """A line for each shortcut, with as many empty cells at its end as `width` says."""
-    found: dict[str, dict[Column, float]] = {}
-    for (_, column), cell in cells.items():
-        for run in cell.runs:
-            for name, value in run.baselines.items():
-                found.setdefault(name, {})[column] = value
-    lines = []
-    for name, values in found.items():
-        texts = [f"{values[c]:.1f}" if c in values else "" for c in columns]
-        if any(texts):
-            lines.append([f"shortcut: {name}", *texts, *[""] * width])
-    return lines
-
-
-def _run_line(run: Run, row: RowKey, column: Column) -> list[str]:
-    def text(value: float | None, form: str = ".1f") -> str:
-        return MISSING if value is None else format(value, form)
-
-    return [
-        column.text,
-        row.text,
-        str(run.seed),
-        str(run.steps) + ("" if run.complete else CUT),
-        str(run.planned_steps or MISSING),
-        f"{run.seconds / 60:.1f}",
-        text(run.ms_per_step, ".2f"),
-        text(run.accuracy),
-        text(run.val_accuracy),
-        run.device,
-        run.date[:10],
-    ]
-
-
-def _cell_row(cells: Cells, row: RowKey, column: Column) -> CellRow:
-    cell = cells.get((row, column), Cell(()))
-    times = cell.ms_by_place
-    return CellRow(
-        attention=row.attention,
-        mask=row.mask,
-        name=row.label,
-        task=column.task,
-        source=column.source,
-        accuracy=cell.accuracy,
-        spread=cell.spread,
-        runs=len(cell.runs),
-        split="" if cell.accuracy is None else "test" if cell.tested else "val",
-        complete=cell.complete if cell.runs else None,
-        paper=_paper(row, column),
-        ms_per_step=next(iter(times.values()), None),
-        speedup=speedup(cells, row, column),
-        memory_mib=cell.memory_mib,
-        steps=min((run.steps for run in cell.runs), default=None),
-        seconds=max((run.seconds for run in cell.runs), default=None),
-        device=" and ".join(dict.fromkeys(run.device for run in cell.runs)),
-    )
-
-
-def as_text(table: Table) -> str:
-    """All tables aligned for a terminal."""
-    return _document(table, aligned, "{title}", "{note}")
-
-
-def as_markdown(table: Table) -> str:
-    return _document(table, markdown, "### {title}\n", "- {note}")
-
-
-def _document(table: Table, draw: Callable[..., str], title: str, note: str) -> str:
-    parts = [
-        f"{title.format(title=s.title)}\n{draw(s.lines, left=s.left)}" for s in table.sections()
-    ]
-    notes = [note.format(note=text) for text in table.footnotes()]
-    return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
-
-
-def as_csv(table: Table) -> str:
-    return rows.line(rows.fields_of(CellRow)) + "".join(map(rows.row_line, table.cell_rows()))
-
-
-def write(table: Table, stem: Path) -> list[Path]:
-    """Writes `stem`.md, `stem`.txt and `stem`.csv; their paths."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = {".md": as_markdown(table), ".txt": as_text(table), ".csv": as_csv(table)}
-    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
-    return paths
+from experiments.lra.run_files import read_runs, write_archive
+from experiments.lra.speed_rows import read
+from experiments.lra.table import Table, as_text, write
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="table")
 def entry(config: DictConfig) -> None:
     options = OmegaConf.to_container(config, resolve=True)
     assert isinstance(options, dict)
-    steps = read_steps(options["speed"]) if options["speed"] else None
-    table = Table(read_runs(options["runs"]), steps)
+    runs = read_runs(options["runs"])
+    table = Table(runs, read(options["speed"]) if options["speed"] else None)
     paths = write(table, Path(options["out"]))
+    if options["archive"]:
+        write_archive(runs, Path(options["archive"]))
+        paths.append(Path(options["archive"]))
     print(as_text(table))
     print("\n".join(f"written: {path}" for path in paths))
 

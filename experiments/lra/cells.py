@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.common.figures import token_text
 from experiments.lra import published as lra
-from experiments.lra.run_logs import Run
+from experiments.lra.runs import Run
 from experiments.lra.speed_rows import StepRow, measured, newest
 
 # Settings that runs of one cell may differ in.
@@ -20,11 +20,11 @@ FREE = set(
 
 
 class RowKey(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     attention: str
     mask: str  # of block-sparse attention
-    label: str  # what sets its runs apart from the reference recipe
+    label: str  # how its runs differ from the reference recipe
 
     @property
     def text(self) -> str:
@@ -33,16 +33,17 @@ class RowKey(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A task with what its data is: official and generated data never share a column."""
+    """A task and its data. Official and generated data never share a column."""
 
     task: str
-    source: str  # empty where nothing was run
-    length: int = 0  # tokens as padded, where that is known
+    source: str  # empty if nothing was run
+    length: int = 0  # tokens as padded, if that is known
 
     @property
     def text(self) -> str:
+        """The task with the source of its data, without counts, and the length."""
         label = lra.LABELS.get(self.task, self.task)
-        source = re.sub("[()]", "", self.source)
+        source = re.sub("[()]", "", self.source.partition(",")[0])
         words = [source] if source != label else []
         words += [token_text(self.length)] if self.length else []
         return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
@@ -50,10 +51,10 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed only.
 
-    timed: measured training steps of the same task and attention, whose times and memory count
-        instead of those of the runs, which may have shared a GPU; None: those of the runs count.
+    timed: measured training steps of the same task and attention. Their times and memory replace
+        those of the runs, which may have shared a GPU. None keeps those of the runs.
     """
 
     runs: tuple[Run, ...]
@@ -64,13 +65,33 @@ class Cell:
         return all(run.complete for run in self.runs)
 
     @property
+    def traced(self) -> bool:
+        """Whether commits hold the code of all runs."""
+        return all(run.traced for run in self.runs)
+
+    @property
+    def reconstructed(self) -> bool:
+        """Whether the mask of a run was resolved after it."""
+        return any(run.reconstructed for run in self.runs)
+
+    @property
+    def resolved_mask(self) -> str:
+        """The mask that the runs had, defaults included."""
+        return next((run.resolved_mask for run in self.runs), "")
+
+    @property
+    def density(self) -> float | None:
+        """Non-empty blocks / all blocks, in percent."""
+        return next((run.density for run in self.runs), None)
+
+    @property
     def tested(self) -> bool:
-        """Whether the accuracy is that of the test split, not of the validation split."""
+        """Whether the accuracy is of the test split instead of the validation split."""
         return all(run.accuracy is not None for run in self.runs)
 
     @property
     def accuracies(self) -> list[float]:
-        """In percent; of the validation split where a run was not tested."""
+        """In percent. Of the validation split if a run was not tested."""
         found = [r.accuracy if self.tested else r.val_accuracy for r in self.runs]
         return [value for value in found if value is not None]
 
@@ -80,7 +101,7 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the seeds (n - 1); None of a single one."""
+        """The standard deviation of the seeds (n - 1). None for a single run."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
@@ -105,10 +126,10 @@ Cells = dict[tuple[RowKey, Column], Cell]
 
 
 def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells, list[str]]:
-    """The cell of every attention and task, and notes on runs that are left out.
+    """Returns the cell of every attention and task, and notes on runs that are left out.
 
-    A cell takes the settings with the most complete runs (then the newest), of each seed one run
-    (the complete one, then the newest), and runs that were cut short only if none is complete.
+    A cell takes the settings with the most complete runs, then the newest. Each seed counts once:
+    the complete run, then the newest. Runs cut short count only if none is complete.
     """
     groups: dict[tuple[RowKey, Column], list[Run]] = {}
     runs = list(runs)
@@ -119,17 +140,18 @@ def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells
         column = Column(run.task, run.source, run.length or 0)
         groups.setdefault((row, column), []).append(run)
     cells: Cells = {}
-    notes = [f"left out: {run.folder}, pre-training" for run in runs if run.pretraining]
+    notes = [f"left out: {run.place}, pre-training" for run in runs if run.pretraining]
     notes = [] if pretraining else notes
     for key, found in groups.items():
         cells[key], left_out = _cell(found)
-        notes += [f"left out: {run.folder}, {why}" for run, why in left_out]
+        notes += [f"left out: {run.place}, {why}" for run, why in left_out]
     return cells, notes
 
 
 def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
-    """The cells with the times of measured steps; those of another recipe, or for which nothing was
-    measured, have none.
+    """Returns the cells with the times of measured steps.
+
+    A cell of another recipe, or without a measurement, has no times.
     """
     times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
     for step in newest(measured(steps)):
@@ -169,9 +191,9 @@ def _settings(run: Run) -> str:
 
 
 def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
-    """How many times as fast a training step is as the standard Transformer's.
+    """Returns the Transformer's time of a training step / that of the row.
 
-    Compared are runs of the same device, batch and model, of the same name first.
+    It compares runs of the same device, batch and model, and prefers those of the same name.
     """
     ours = cells.get((row, column))
     if ours is None:
@@ -187,14 +209,14 @@ def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
 
 
 def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[float | None, int]:
-    """The geometric mean over the tasks, and over how many."""
+    """Returns the geometric mean of the speed-up over the tasks, and their number."""
     found = [speedup(cells, row, column) for column in columns if column.task in lra.TIMED]
     found = [value for value in found if value is not None]
     return lra.geometric_mean(found), len(found)
 
 
 class Average(NamedTuple):
-    """Of the tasks that a row has."""
+    """The mean over the tasks that a row has."""
 
     value: float
     paper: float | None  # over the same tasks
@@ -204,9 +226,9 @@ class Average(NamedTuple):
 
 
 def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
-    """The mean accuracy over those of the five tasks that the row has; None if it has none.
+    """Returns the mean accuracy over those of the five tasks that the row has, None without any.
 
-    Of a task with data of several sources, the official one counts.
+    If a task has data of several sources, the official one counts.
     """
     chosen: dict[str, Cell] = {}
     for column in sorted(columns, key=lambda c: c.source != "official"):

@@ -1,0 +1,131 @@
+"""Reads training runs from their folders and from archives, and writes archives.
+
+A folder is what experiments.train writes: settings, journal and result. An archive is a file with
+one JSON object a line, and keeps of a run what tables and curves need: settings, result, every
+validation, and POINTS averages of the logged training steps.
+"""
+
+import glob
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.common.files import write_whole
+from experiments.lra.runs import Run
+from experiments.lra.training.journal import JOURNAL, RESULT, rounded
+
+POINTS = 200  # of a training curve in an archive
+START = ("config", "device", "processes", "versions", "params", "task", "date", "density")
+QUANTITIES = ("loss", "accuracy")
+
+
+def read_runs(places: str | Sequence[str]) -> list[Run]:
+    """Returns every run below the given folders, archives or globs, each once, in order.
+
+    Raises ValueError for a place that does not exist, and if no run is found at all.
+    """
+    places = [places] if isinstance(places, str) else list(places)
+    found: dict[Path, Path] = {}  # by their real paths, so that each counts once
+    for place in places:
+        roots = [Path(name) for name in sorted(glob.glob(place, recursive=True))]
+        if not roots:
+            raise ValueError(f"no such folder: {place}; train first: python -m experiments.train")
+        for root in roots:
+            for path in [root] if root.is_file() else _inside(root):
+                found.setdefault(path.resolve(), path)
+    runs: list[Run] = []
+    for path in sorted(found.values()):
+        runs += _archived(path) if path.is_file() else [r for r in [read_run(path)] if r]
+    if not runs:
+        raise ValueError(
+            f"no run in {', '.join(places)}; train first: python -m experiments.train task=listops"
+        )
+    return runs
+
+
+def _inside(root: Path) -> Iterator[Path]:
+    """The folders of runs, and the archives, below a folder."""
+    for path in root.rglob("*.jsonl"):
+        yield path.parent if path.name == JOURNAL else path
+    for path in root.rglob(RESULT):
+        yield path.parent
+
+
+def read_run(folder: Path) -> Run | None:
+    """Returns the run of a folder, or None if nothing in it says what was trained.
+
+    Raises ValueError for a file that is not JSON. A killed run may leave half a last line.
+    """
+    journal, file = folder / JOURNAL, folder / RESULT
+    lines = _lines(journal, may_end_early=True) if journal.exists() else []
+    result = {}
+    if file.exists():
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from None
+    run = Run(str(folder), tuple(lines), result)
+    return run if result or run.start else None
+
+
+def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
+    found, texts = [], path.read_text(encoding="utf-8").split("\n")
+    for number, text in enumerate(texts, 1):
+        try:
+            found += [json.loads(text)] if text.strip() else []
+        except json.JSONDecodeError as error:
+            if not (may_end_early and number == len(texts)):
+                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+    return found
+
+
+# ---- archives
+
+
+def write_archive(runs: Sequence[Run], path: Path) -> None:
+    """Writes an archive of the runs, one line each."""
+    text = "".join(json.dumps(_packed(run), separators=(",", ":")) + "\n" for run in runs)
+    write_whole(path, lambda file: file.write(text.encode()), "archive")
+
+
+def _packed(run: Run) -> dict[str, Any]:
+    start = {name: run.start[name] for name in START if name in run.start}
+    packed = {"run": run.place, "untraced": not run.traced, "memory_mib": run.memory_mib}
+    packed |= {"start": start, "result": run.result}
+    for kind in ("train", "val", "test"):
+        lines = _thinned(run.of(kind)) if kind == "train" else run.of(kind)
+        names = ("step", "seconds", *QUANTITIES)
+        packed[kind] = {name: [rounded(line.get(name)) for line in lines] for name in names}
+    return packed
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The means of groups of lines, each at the last step of its group."""
+    size = max(1, math.ceil(len(lines) / POINTS))
+    found = []
+    for group in (lines[i : i + size] for i in range(0, len(lines), size)):
+        found.append({"step": group[-1]["step"], "seconds": group[-1]["seconds"]})
+        for name in QUANTITIES:
+            values = [line[name] for line in group if line.get(name) is not None]
+            found[-1][name] = statistics.fmean(values) if values else None
+    return found
+
+
+def _archived(path: Path) -> list[Run]:
+    try:
+        return [_unpacked(path, packed) for packed in _lines(path)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not an archive of runs: {error!r}") from None
+
+
+def _unpacked(path: Path, packed: dict[str, Any]) -> Run:
+    memory = {"memory_mib": packed["memory_mib"]} if packed["memory_mib"] else {}
+    lines = [{"kind": "start", "step": 0} | packed["start"] | memory]
+    for kind in ("train", "val", "test"):
+        names = packed[kind].keys()
+        rows = zip(*packed[kind].values(), strict=True)
+        lines += [{"kind": kind} | dict(zip(names, row, strict=True)) for row in rows]
+    return Run(f"{path}: {packed['run']}", tuple(lines), packed["result"])
