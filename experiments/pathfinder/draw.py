@@ -17,7 +17,7 @@ COLOURS = ("tab:orange", "tab:cyan")
 
 
 def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
-    """Writes a picture: for each label the first `columns` images of a seed, bare and traced."""
+    """Writes a picture of the first `columns` images of a seed for each label, plain and traced."""
     images = make(spec, seed, 0, 16 * columns)
     figure, axes = plt.subplots(4, columns, figsize=(2.2 * columns, 9.2), layout="constrained")
     for label in (0, 1):
@@ -40,8 +40,10 @@ def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
 
 
 def ends(images: Images, image: int, spec: Spec) -> np.ndarray:
-    """(paddles, 2, 2): row and column of both ends of every paddle, the start of the patch first,
-    unrounded at the other end."""
+    """Returns row and column of both ends of every paddle, (paddles, 2, 2).
+
+    The start of the patch comes first. The other end is not rounded.
+    """
     angle = headings(images, spec)[image, : images.counts[image]]
     start = images.placed[image, : images.counts[image], 2:].astype(float)
     end = start + spec.length * np.stack([np.sin(angle), np.cos(angle)], -1)

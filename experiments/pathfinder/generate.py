@@ -1,4 +1,4 @@
-"""Images by (seed, index), alone or in runs, and as arrays on disk."""
+"""Images by (seed, index), one or many at a time, and as arrays on disk."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +12,12 @@ from experiments.pathfinder.render import INFO, MARGIN, draw_images, make_images
 from experiments.pathfinder.store import filled
 from experiments.pathfinder.tables import tables
 
-VERSION = 1  # of the images: to be raised with every change of what (seed, index) gives
+VERSION = 1  # of the images: raise it with every change of the image of a (seed, index)
 
 
 @dataclass(frozen=True)
 class Images:
-    """A run of images and what the generator knows of them."""
+    """Consecutive images with what the generator knows about them."""
 
     pixels: np.ndarray  # uint8 (n, N, N)
     info: np.ndarray  # int64 (n, INFO), columns as named in render
@@ -30,8 +30,12 @@ class Images:
 
 
 def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = None) -> Images:
-    """Images first .. first + n - 1 of a seed (into `pixels`, if given). Same ones whatever runs
-    they are made in, and however many threads."""
+    """Returns images first .. first + n - 1 of a seed.
+
+    They are the same however many are made at a time, and in however many threads.
+
+    pixels: uint8 (n, N, N) to write them into. None makes a new array.
+    """
     check_seed(seed)
     paddles = 2 * spec.contour + spec.distractors * spec.distractor_length
     images = Images(
@@ -50,7 +54,7 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
 
 
 def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
-    """uint8 (n, N, N): the images with those paddles alone that are kept, bool (n, paddles)."""
+    """Returns the images with only the paddles that `kept`, bool (n, paddles), names."""
     pixels = np.empty_like(images.pixels)
     for which, margin in enumerate(spec.margins):
         draw_images(
@@ -65,8 +69,9 @@ def _intensity(spec: Spec) -> np.ndarray:
 
 
 def headings(images: Images, spec: Spec) -> np.ndarray:
-    """(n, paddles): the angle from where a paddle starts to its other end, in radians from the
-    columns towards the rows.
+    """Returns the angle (n, paddles) from the start of each paddle to its other end.
+
+    In radians, from the columns towards the rows.
     """
     found = np.zeros(images.placed.shape[:2])
     for which, margin in enumerate(spec.margins):
@@ -93,13 +98,13 @@ def on_disk(
     cache_dir: Path,
     workers: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images first .. first + n - 1 of a seed and their labels, made once and kept in cache_dir.
+    """Returns images first .. first + n - 1 of a seed and their labels, kept in `cache_dir`.
 
-    Returns uint8 (n, N, N), mapped from the disk, and uint8 (n,). Takes up where it was interrupted
-    (Ctrl-C, kill).
+    The images are uint8 (n, N, N), mapped from the disk, and the labels uint8 (n,). They are made
+    once. An interrupted call (Ctrl-C, kill) continues where it stopped.
 
-    specs: of one size; where there are several, images have them in turn.
-    workers: threads; None: as many as there are cores.
+    specs: of one size. Images take several in turn.
+    workers: threads. None: one for each core.
     """
     check_seed(seed)
     one, count = specs[0], len(specs)

@@ -1,8 +1,8 @@
 """Places the snakes of one image: two long ones side by side, then the short distractors.
 
-The occupancy `mask` of an image holds the masks of all paddles but the newest of a snake that
-grows, so that a snake does not run into itself at the joint. It has a frame of `half` pixels, so
-that no look-up needs a bound; what sticks out into the frame meets nobody.
+The occupancy `mask` of an image holds the masks of all paddles, except the newest of a growing
+snake, which would collide with the next at the joint. A frame of `half` pixels saves the bounds
+checks. Paddles may extend into the frame.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ RANDOM_TAILS = 100  # tried before all free ones are counted
 
 
 class Board(NamedTuple):
-    """The occupancy of an image, with what pasting overwrote."""
+    """The occupancy of an image, and the values that pasting overwrote."""
 
     mask: NDArray[np.float32]  # (W * W,)
     pasted: NDArray[np.int64]  # (paddles + 1, 2): direction, place; last: how many
@@ -28,7 +28,7 @@ class Board(NamedTuple):
 
 
 class Paddles(NamedTuple):
-    """What was placed, in order."""
+    """The paddles of an image in the order of their placement."""
 
     placed: NDArray[np.int64]  # (paddles, 4): snake, direction, row and column where it starts
     count: NDArray[np.int64]  # (1,)
@@ -38,9 +38,9 @@ class Paddles(NamedTuple):
 def grow_image(
     t: Tables, board: Board, paddles: Paddles, state, size, frame, contour, distractor, wanted
 ):
-    """Grows all snakes of an image: the paddles go to `paddles`, snakes 0 and 1 are the long ones.
+    """Grows all snakes of an image into `paddles`. Snakes 0 and 1 are the long ones.
 
-    Returns (how often the two long snakes were begun anew, distractors placed).
+    Returns (restarts of the two long snakes, distractors placed).
     """
     snakes = np.empty((2, 5), np.int64)
     restarts = 0

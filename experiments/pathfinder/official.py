@@ -1,7 +1,7 @@
-"""Generated images as the folders of the Long Range Arena's release:
+"""Writes generated images in the folders of the Long Range Arena release:
 
 pathfinder128/curv_contour_length_14/imgs/0/sample_0.png, ...
-pathfinder128/curv_contour_length_14/metadata/0.npy, ...    (text, in spite of the name)
+pathfinder128/curv_contour_length_14/metadata/0.npy, ...    (text, despite the name)
 """
 
 import json
@@ -24,7 +24,7 @@ SETTINGS = "generated.json"  # the release has no such file
 
 
 def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None = None) -> Path:
-    """Writes images 0 .. examples - 1 of a seed below `out`; folders that are whole stay.
+    """Writes images 0 .. examples - 1 of a seed below `out`, and keeps complete folders.
 
     Returns the folder of the level. Raises ValueError if it holds other images.
     """
@@ -33,9 +33,11 @@ def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None =
     known = level / SETTINGS
     if known.exists():
         if json.loads(known.read_text()) != settings:
-            raise ValueError(f"{level} holds images of other settings (see {known}): name another")
+            raise ValueError(
+                f"{level} holds images of other settings (see {known}): give another out="
+            )
     elif level.exists() and any(level.iterdir()):
-        raise ValueError(f"{level} holds something else: name another folder")
+        raise ValueError(f"{level} holds other files: give another out=")
     (level / "metadata").mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps(settings, indent=1) + "\n")
     folders = range(0, examples, FOLDER)

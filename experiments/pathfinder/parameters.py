@@ -1,19 +1,19 @@
-"""What the Long Range Arena's four Pathfinder releases are made with.
+"""Parameters of the four Pathfinder releases of the Long Range Arena.
 
-The documented values stand in google-research/long-range-arena, lra_benchmarks/data/pathfinder.py.
-Images of the release differ from them in two things, the number of distractors and the grey level
-of paddles; `spec` takes what was measured on the images unless documented=True.
+The documented values are from google-research/long-range-arena, lra_benchmarks/data/pathfinder.py.
+The released images differ from them in the number of distractors and the grey level of paddles.
+`spec` returns the values measured on the images, unless documented=True.
 """
 
 from dataclasses import dataclass, replace
 
 LEVELS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
 ANTIALIAS = 2  # lines and disks are drawn this much larger and scaled down by Lanczos
-DRAWS = 3  # of a seed's place, or of a paddle's direction, before a snake is given up
+DRAWS = 3  # attempts to place a seed or a paddle before the snake is dropped
 COLLISION = 1.8  # the sum of two masks, which are about 1 inside, that a new paddle must not reach
-TAKEN = 0.3  # the mask of a cell that a seed must not lie on
+TAKEN = 0.3  # the mask of a cell from which a seed must not lie on it
 DEAD_END = 1e-4  # the sum of the weights of all turns
-SNAKE_DRAWS = 5  # of a distractor before it is left out
+SNAKE_DRAWS = 5  # attempts to place a distractor before it is left out
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Spec:
     seed_distance: int  # between the first paddles of the two snakes
     continuity: float  # how straight snakes are
     padding: int  # of the image, kept free
-    distractors: int  # asked for: those that find no room are left out
+    distractors: int  # wanted; those without room are left out
     target_intensity: float
     distractor_intensity: float
 
@@ -51,9 +51,9 @@ _GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int]]
 }
 #          paddles of all distractors, intensity of the two snakes and of distractors
 _DOCUMENTED = {32: (20, 1.5, 2.0), 64: (22, 0.8, 0.8), 128: (35, 0.9, 0.9), 256: (30, 1.0, 1.0)}
-# How many distractors at each contour length, and the intensities. At 32 fitted to the mean and
-# deviation of the released levels; at 64 and 128 seen on images of contour 14, and the same number
-# taken for the other levels, as 32 has it; nothing but the documented numbers is known of 256.
+# Distractors at each contour length, and the intensities. Size 32: fitted to the mean and deviation
+# of the released levels. Sizes 64 and 128: seen on images of contour 14; the other levels take the
+# same number. Size 256: only the documented numbers are known.
 _MEASURED = {
     32: ({6: 6, 9: 6, 14: 7}, 1.365, 1.82),
     64: ({6: 11, 9: 11, 14: 11}, 0.927, 0.927),
@@ -61,7 +61,7 @@ _MEASURED = {
     256: ({6: 15, 9: 10, 14: 7}, 1.0, 1.0),
 }
 SIZES = tuple(_GEOMETRY)
-STROKES = {  # what strokes are, and the fields that hold it
+STROKES = {  # the parts of strokes, and their fields
     "thickness": ("thickness",),
     "marks": ("marker_radius",),
     "intensity": ("target_intensity", "distractor_intensity"),
@@ -71,19 +71,19 @@ STROKES = {  # what strokes are, and the fields that hold it
 def spec(
     size: int, contour: int = 14, *, documented: bool = False, strokes: float | None = None
 ) -> Spec:
-    """The parameters of one release (32, 64, 128, 256) and level (contour 6, 9, 14).
+    """Returns the parameters of a release (32, 64, 128, 256) and level (contour 6, 9, 14).
 
-    strokes: another size, whose thickness and intensity of paddles and whose marks these images
-        get, or a number between two sizes, for what lies as far between theirs. So what a model
-        learns of strokes on small images is true on large ones.
+    strokes: another size that gives the thickness and intensity of paddles and the marks. A number
+        between two sizes interpolates. A model can so learn on small images the strokes of large
+        ones.
 
-    Raises ValueError for others.
+    Raises ValueError for another size, contour or strokes.
     """
     if size not in _GEOMETRY:
-        raise ValueError(f"Pathfinder of size {size}: there are {', '.join(map(str, SIZES))}")
+        raise ValueError(f"Pathfinder of size {size}: choose from {', '.join(map(str, SIZES))}")
     if contour not in LEVELS:
         raise ValueError(
-            f"contour length {contour}: there are {', '.join(map(str, LEVELS))} (easy to hard)"
+            f"contour={contour}: choose from {', '.join(map(str, LEVELS))} (easy to hard)"
         )
     if documented:
         paddles, target, distractor = _DOCUMENTED[size]
@@ -102,16 +102,16 @@ def spec(
 
 
 def _between(size: int, strokes: float) -> tuple[int, int, float]:
-    """The sizes next to `strokes`, and how far it is from the first to the second, 0 to 1."""
+    """Returns the sizes below and above `strokes`, and its place between them, 0 to 1."""
     if isinstance(strokes, bool) or not isinstance(strokes, int | float):
         raise ValueError(f"strokes={strokes!r}: give a size, or a number between two")
     length = _GEOMETRY[size][0]
     alike = [other for other in SIZES if _GEOMETRY[other][0] == length]
     if not alike[0] <= strokes <= alike[-1]:
-        reach = f"{alike[0]}" if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
+        choices = f"{alike[0]}" if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
         raise ValueError(
-            f"strokes={strokes}: images of size {size} can have those of {reach}, whose paddles "
-            f"are {length} pixels long like theirs"
+            f"strokes={strokes}: images of size {size} can have those of {choices}, "
+            f"which share paddles of {length} pixels"
         )
     below = max(other for other in alike if other <= strokes)
     above = min(other for other in alike if other >= strokes)

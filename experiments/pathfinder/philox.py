@@ -1,4 +1,4 @@
-"""Philox4x32-10 (Salmon et al., SC 2011): random numbers that depend on (seed, index) alone."""
+"""Philox4x32-10 (Salmon et al., SC 2011): random numbers that depend only on (seed, index)."""
 
 import numpy as np
 from numba import njit
@@ -13,8 +13,10 @@ WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 
 @njit(cache=True, nogil=True)
 def start(state, seed, index, kind):
-    """Sets the state to the beginning of the stream of image `index`; kind < 2**32 tells apart
-    images of other sizes and levels."""
+    """Sets the state to the beginning of the stream of image `index`.
+
+    kind: below 2**32, different for each size and level.
+    """
     state[:] = 0
     state[KEY] = np.uint64(seed) & LOW
     state[KEY + 1] = np.uint64(seed) >> HALF
@@ -26,7 +28,7 @@ def start(state, seed, index, kind):
 
 @njit(cache=True, nogil=True)
 def refill(state):
-    """Four new words of 32 bits; the counter goes on."""
+    """Draws four new words of 32 bits and advances the counter."""
     k0, k1 = state[KEY], state[KEY + 1]
     c0, c1, c2, c3 = state[COUNTER], state[COUNTER + 1], state[COUNTER + 2], state[COUNTER + 3]
     for _ in range(10):
@@ -51,11 +53,11 @@ def word(state):
 
 @njit(cache=True, nogil=True)
 def uniform(state):
-    """In [0, 1)."""
+    """Returns a float in [0, 1)."""
     return float(word(state)) * 2.0**-32
 
 
 @njit(cache=True, nogil=True)
 def below(state, n):
-    """An integer in [0, n), n < 2**32."""
+    """Returns an integer in [0, n), for n < 2**32."""
     return np.int64((word(state) * np.uint64(n)) >> HALF)

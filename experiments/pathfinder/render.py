@@ -1,4 +1,4 @@
-"""Draws a grown image, and the kernel that makes a run of images."""
+"""Draws a grown image, and the kernel that makes many images."""
 
 import numpy as np
 from numba import njit
@@ -18,8 +18,8 @@ def make_images(
     """Makes those of the images first, first + 1, ... of a seed that draw margin number `which`.
 
     Args:
-        t: Tables of that margin.
-        frame: kept clear by the first seed.
+        t: the Tables of that margin.
+        frame: pixels at the border that the first seed leaves free.
         contour, distractor, wanted: paddles of a long snake and of a distractor, how many of these.
         intensity: (2,) of the two long snakes and of distractors.
         images: (n, N, N), out.
@@ -56,9 +56,9 @@ def make_images(
 
 @njit(cache=True, nogil=True)
 def draw_images(t, which, intensity, info, placed, counts, kept, images):
-    """Draws images of margin number `which` again, with those paddles alone that are `kept`.
+    """Draws images of margin number `which` again, with only the paddles that `kept` names.
 
-    kept: bool (n, paddles); the rest as in make_images.
+    kept: bool (n, paddles). The others as in make_images.
     """
     canvas = np.empty(images.shape[1:], np.float32)
     for n in range(len(images)):

@@ -1,7 +1,7 @@
-"""What the marks, and the paddles at them, tell about the label: no curve is followed.
+"""How well the marks, and the paddles at them, predict the label without following a curve.
 
-A classifier that beats these accuracies has followed curves; one at the first of them may do no
-more than measure the distance between the marks.
+A classifier needs a higher accuracy than these to show that it follows curves. One at the first of
+them may only measure the distance between the marks.
 """
 
 import numpy as np
@@ -12,20 +12,21 @@ from experiments.pathfinder.generate import Images, headings, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import LABEL, MARKERS, ORIGIN
 
-PADDLES = 3  # at each mark, the most that are looked at
+PADDLES = 3  # at each mark, at most
 STEPS, BATCH, WIDTH = 1500, 512, 128
 
 
 def shortcuts(each: Spec, seed: int, n: int) -> list[float]:
-    """Test accuracy of a small perceptron on n images, a fifth of them for the test: from the two
-    marks alone, and with the first 1, 2, .. PADDLES paddles at each of them.
+    """Returns test accuracies of a small perceptron on n images, a fifth of them for the test.
+
+    The first uses only the two marks, the others also the first 1, 2, .. PADDLES paddles at each.
     """
     images = make(each, seed, 0, n)
     return [_fit(x, images.info[:, LABEL], seed) for x in _features(images, each)]
 
 
 def _features(images: Images, each: Spec) -> list[np.ndarray]:
-    """float32 (n, features) for 0 .. PADDLES paddles at each mark."""
+    """Returns float32 (n, features) for 0 .. PADDLES paddles at each mark."""
     info, row = images.info, np.arange(len(images.info))
     start, heading = images.placed[:, :, 2:].astype(float), headings(images, each)
     # the first mark is on the tail of its snake, the second on the head of the same or the other
@@ -72,7 +73,7 @@ def _fit(features: np.ndarray, labels: np.ndarray, seed: int) -> float:
 
 
 def table(found: dict[tuple[int, int], list[float]]) -> str:
-    """Markdown, accuracies in percent by (size, contour)."""
+    """Returns a Markdown table of accuracies in percent by (size, contour)."""
     names = ["marks", *(f"{k} paddle{'s' * (k > 1)} at each" for k in range(1, PADDLES + 1))]
     lines = [f"| size | contour | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for (size, contour), accuracies in found.items():

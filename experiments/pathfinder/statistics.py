@@ -1,4 +1,4 @@
-"""Statistics of generated images beside those of the Long Range Arena's release."""
+"""Statistics of generated images beside those of the Long Range Arena release."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from experiments.pathfinder.render import DISTRACTORS, LABEL, RESTARTS
 
 @dataclass(frozen=True)
 class Statistics:
-    """None: not known."""
+    """Statistics of a set of images. None: unknown."""
 
     images: int
     mean: float | None = None  # grey level over all pixels
@@ -57,7 +57,7 @@ def measure(images: Images) -> Statistics:
 
 
 def table(measured: dict[tuple[int, int], Statistics]) -> str:
-    """Rows by (size, contour): the generator, and the release where something is known of it."""
+    """Returns a table by (size, contour) of the generator, and of the release where known."""
     head = "size level source images mean std non-zero distractors positive restarts"
     lines: list[Sequence[str]] = [head.split()]
     for (size, contour), ours in measured.items():

@@ -1,4 +1,4 @@
-"""Many images as one array on disk, filled by threads, that an interruption does not lose."""
+"""Many images as one array on disk, filled by threads, safe against interruptions."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ from numpy.lib.format import open_memmap
 from experiments.common.files import write_whole
 from experiments.common.progress import progress
 
-RUN = 64  # images a thread makes at a time: under a second, so Ctrl-C is heard
+RUN = 64  # images that a thread makes at a time: under a second, so Ctrl-C works
 FLUSH = 32  # runs between two safe points
 
 Shape = tuple[int, int, int]
@@ -25,18 +25,18 @@ MakeRun = Callable[[int, np.ndarray], np.ndarray]
 def filled(
     path: Path, shape: Shape, make: MakeRun, *, workers: int | None = None, what: str = "images"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The array in `path` and its labels, made if they are not there.
+    """Returns the array in `path` and its labels, and makes them if they are missing.
 
     Args:
         shape: (images, rows, columns).
-        make: (first, pixels) fills `pixels`, images from number `first` on, and returns their
-            labels. Called from several threads.
+        make: (first, pixels) fills `pixels` with the images from number `first`, and returns
+            their labels. Called from several threads.
 
     Returns:
-        uint8 `shape`, mapped from the disk, read-only; and uint8 (images,).
+        uint8 `shape`, mapped from the disk and read-only, and uint8 (images,).
 
-    They are made in files named .part, which the next call goes on with, and renamed when whole.
-    Of several processes one makes them and the others wait.
+    The images are written to files named .part, and renamed when complete. A later call continues
+    an incomplete file. If several processes need them, one makes them and the others wait.
     """
     labels_path = path.with_suffix(".labels.npy")
     if not path.exists():
@@ -48,8 +48,8 @@ def filled(
         except OSError as error:
             gib = np.prod(shape, dtype=np.int64) / 2**30
             raise ValueError(
-                f"cannot write {path}, {gib:.2f} GiB ({error}): free some space or name another "
-                "folder with cache_dir"
+                f"cannot write {path}, {gib:.2f} GiB ({error}): free some space or give another "
+                "folder with cache_dir="
             ) from error
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -62,7 +62,7 @@ def filled(
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -71,7 +71,7 @@ def _fill(
 ) -> None:
     part, labels_part = path.with_suffix(".part"), path.with_suffix(".labels.part")
     pixels, marks = _opened(part, shape), _opened(labels_part, shape[:1])
-    if pixels is None or marks is None:  # not begun yet, or cut off in its first moments
+    if pixels is None or marks is None:  # new, or interrupted at once
         labels_part.unlink(missing_ok=True)
         pixels, marks = _created(part, shape), _created(labels_part, shape[:1])
     starts = [i for i in range(0, shape[0], RUN) if not marks[i : i + RUN].all()]
@@ -104,7 +104,7 @@ def _fill(
 def _in_threads(
     make: Callable[[int], tuple[int, np.ndarray]], starts: list[int], workers: int
 ) -> Generator[tuple[int, np.ndarray], None, None]:
-    """make(start) of all starts, in order; a few runs ahead of the reader."""
+    """Yields make(start) of all starts in order, and makes a few ahead of the reader."""
     with ThreadPoolExecutor(workers) as pool:
         ahead: deque[Future[tuple[int, np.ndarray]]] = deque()
         try:
@@ -119,10 +119,10 @@ def _in_threads(
 
 
 def _created(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    """Zeros, with their room on the disk."""
+    """Zeros, with space reserved on the disk."""
     try:
         array = open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # else a full disk is a signal when it is written to
+        if hasattr(os, "posix_fallocate"):  # otherwise a write to a full disk ends the process
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     except OSError:

@@ -1,10 +1,10 @@
-"""Everything of the algorithm that depends on shapes only, computed once per size and margin.
+"""Tables of the algorithm that depend only on shapes, computed once per size and margin.
 
-Pathfinder is translation invariant: a paddle looks the same wherever its first end lies, and it can
-point in few ways only: K cells of a ring around the pivot (growth), 360 whole degrees (seeds). So
-each of these K + 360 directions has a drawn patch and all its offsets here, and growing a snake is
-looking up. Rows go down, columns to the right; direction a goes (sin a, cos a). Places are rounded
-as the original does: up for whatever is translated, down for the ring.
+Pathfinder is translation invariant: a paddle looks the same wherever its first end lies. It has
+few directions: K cells of a ring around the pivot (growth), and 360 whole degrees (seeds). The
+tables hold a drawn patch and all offsets for each of these K + 360, so growing a snake is a
+look-up. Rows go down, columns to the right, and direction a goes (sin a, cos a). Places are rounded
+as in the original: up after a translation, down for the ring.
 """
 
 from collections.abc import Sequence
@@ -149,8 +149,11 @@ def _turns(angle: float, ring: np.ndarray, continuity: float) -> tuple[np.ndarra
 
 
 def _patches(spec: Spec, margin: int, half: int, angles: np.ndarray) -> tuple[Floats, Floats]:
-    """Paddles drawn from the centre, and their masks. The overshoot of the Lanczos filter stays;
-    what it leaves below 0 is lost when an image takes the maximum."""
+    """Paddles drawn from the centre, and their masks.
+
+    They keep the overshoot of the Lanczos filter. An image takes a maximum, which drops values
+    below 0.
+    """
     scale, centre = ANTIALIAS, half * ANTIALIAS
     canvas = []
     for angle in angles:
@@ -192,16 +195,21 @@ def _footprint(mask: np.ndarray, half: int, full: int) -> np.ndarray:
 
 
 def _in_all_quadrants(cells: np.ndarray) -> bool:
-    """OpenCV's dilation is -inf where a footprint has no cell in the image, and the original gives
-    a direction up if that happens anywhere, as it does in a corner for most directions if L is
-    small."""
+    """Whether the original keeps a direction.
+
+    OpenCV's dilation is -inf if a footprint has no cell in the image, and the original drops such a
+    direction. With a small L that happens in a corner for most directions.
+    """
     signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
     return all(((cells * sign) >= 0).all(1).any() for sign in signs)
 
 
 def _marker(radius: float) -> tuple[int, Floats]:
-    """Disks at every place of a window, the places before the middle one near the image's edge:
-    there the filter has less to average. Further inside all are as the middle one."""
+    """Disks at every place of a window.
+
+    Places before the middle are for markers near the edge of the image, where the filter averages
+    fewer pixels. Further inside, all markers look like the middle one.
+    """
     reach = int(np.ceil(radius)) + 3  # Lanczos reaches three pixels
     width = 2 * reach + 1
     y, x = np.ogrid[: width * ANTIALIAS, : width * ANTIALIAS]

@@ -8,12 +8,12 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from experiments.pathfinder import strokes
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import spec
-from tests.experiments.lra.pathfinder_runs import small_run
+from experiments.pathfinder.studies import strokes
+from tests.experiments.pathfinder.studies.small_run import small_run
 
-CONFIG = Path(strokes.__file__).parents[1] / "conf/strokes.yaml"
+CONFIG = Path(strokes.__file__).parents[2] / "conf/strokes.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
             seen.append(tokens)
             return torch.tensor([[1.0, 0.0]]).expand(len(tokens), 2)
 
-    monkeypatch.setattr("experiments.pathfinder.trained._model", lambda *_: Blind())
+    monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: Blind())
     plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
     marks = replace(plain, marker_radius=coarse.marker_radius)
     for asked, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):

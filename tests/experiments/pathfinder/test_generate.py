@@ -235,7 +235,7 @@ def test_strokes_between_two_sizes():
     with pytest.raises(ValueError, match="strokes=128: images of size 32 can have those of 32"):
         spec(32, strokes=128)
     for size, strokes in ((64, 32), (128, 257), (256, float("nan"))):
-        with pytest.raises(ValueError, match=f"strokes={strokes}: .* those of 64 to 256, whose"):
+        with pytest.raises(ValueError, match=f"strokes={strokes}: .* those of 64 to 256, which"):
             spec(size, strokes=strokes)
     for none in ("128", True, [128]):
         with pytest.raises(ValueError, match=r"strokes=.*: give a size, or a number between two"):

@@ -8,13 +8,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from experiments.pathfinder import cuts
 from experiments.pathfinder.generate import make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
-from tests.experiments.lra.pathfinder_runs import small_run
+from experiments.pathfinder.studies import cuts
+from tests.experiments.pathfinder.studies.small_run import small_run
 
-CONFIG = Path(cuts.__file__).parents[1] / "conf/cuts.yaml"
+CONFIG = Path(cuts.__file__).parents[2] / "conf/cuts.yaml"
 
 
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (64, 9), (128, 14)])
@@ -79,7 +79,7 @@ def test_a_run_is_asked(run, monkeypatch):
             yes = (tokens > 0).sum(1) > limit
             return torch.stack([~yes, yes], 1).float()
 
-    monkeypatch.setattr("experiments.pathfinder.trained._model", lambda *_: Bright())
+    monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: Bright())
     images = make(spec(32), 1000, 0, 12)
     limit = int(np.median((images.pixels[images.labels == 1] > 0).sum((1, 2)))) - 1
     none, rows = cuts.answers(config(run[0], erased=[0, 6, 14]))
@@ -90,7 +90,7 @@ def test_a_run_is_asked(run, monkeypatch):
     ("changes", "words"),
     [
         ({"run": "nowhere"}, "run=nowhere: no config.yaml there"),
-        ({"erased": [0, 15]}, r"erased=\[15\]: the curve has 14 paddles"),
+        ({"erased": [0, 15]}, r"erased=\[15\]: give 0 to 14, the paddles of the curve"),
         ({"erased": 4}, "erased=4: give a list"),
         ({"erased": []}, "give a list of numbers of paddles"),
         ({"seed": 0}, "seed=0: the run was trained on images of this seed"),
@@ -108,10 +108,10 @@ def test_bad_values(changes, words, run):
 
 
 def test_other_runs_are_refused(run, tmp_path):
-    with pytest.raises(ValueError, match="a classifier of Pathfinder is wanted, and this is path"):
+    with pytest.raises(ValueError, match="give a classifier of Pathfinder; this run is of path"):
         cuts.answers(config(run[1]))
     (tmp_path / "config.yaml").write_text("task: {name: pathfinder32}\n")
-    with pytest.raises(ValueError, match=r"config\.yaml has not the settings of a run"):
+    with pytest.raises(ValueError, match=r"config\.yaml does not hold the settings of a run"):
         cuts.answers(config(tmp_path))
 
 
@@ -120,5 +120,5 @@ def test_several_strokes_are_refused(run, tmp_path):
     settings.task.strokes = [32, 32]
     OmegaConf.save(settings, tmp_path / "config.yaml")
     (tmp_path / "weights.pt").symlink_to((run[0] / "weights.pt").absolute())
-    with pytest.raises(ValueError, match=r"its images have several strokes, \[32, 32\]"):
+    with pytest.raises(ValueError, match=r"has images of several strokes, \[32, 32\]"):
         cuts.answers(config(tmp_path))

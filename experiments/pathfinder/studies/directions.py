@@ -1,10 +1,11 @@
-"""How fast a small model learns the direction of a paddle, and whether it knows it at another size.
+"""How fast a small model learns the direction of a paddle, and whether this carries over to images
+of another size.
 
-    python -m experiments.pathfinder.directions model.rotary=true
-    python -m experiments.pathfinder.directions strokes=128 model.embedding=table,smooth -m
+    python -m experiments.pathfinder.studies.directions model.rotary=true
+    python -m experiments.pathfinder.studies.directions strokes=128 model.embedding=table,smooth -m
 
-Crops around the first mark of an image, in eight classes by the direction of the paddle there: what
-a model has to see before it can follow a contour, in a minute on a processor.
+The model classifies crops around the first mark of an image by the direction of the paddle there,
+in eight classes. A model needs this before it can follow a contour. It takes a minute on a CPU.
 """
 
 import sys
@@ -24,12 +25,14 @@ from experiments.pathfinder.render import MARKERS, ORIGIN
 
 CLASSES = 8
 TESTED = 1000  # crops of each size
-EVERY = 100  # steps
+EVERY = 100  # steps between two lines of progress
 
 
 def crops(each: Spec, seed: int, n: int, side: int, shift: int) -> tuple[Tensor, Tensor]:
-    """int32 (n, side * side): the surroundings of the first mark of n images, up to `shift` pixels
-    off the middle, black beyond the border; and int64 (n,), the classes.
+    """Returns crops around the first mark of n images, int32 (n, side * side), and their classes,
+    int64 (n,).
+
+    shift: how many pixels the mark may be off the middle. Pixels beyond the border are 0.
     """
     images = make(each, seed, 0, n)
     angle = headings(images, each)[np.arange(n), images.info[:, ORIGIN]]
@@ -47,16 +50,17 @@ def crops(each: Spec, seed: int, n: int, side: int, shift: int) -> tuple[Tensor,
 
 
 def learn(config: DictConfig) -> tuple[float, float, float]:
-    """Trains; returns the mean loss of the last steps, and the test accuracy on crops of `size` and
-    of `other`.
+    """Trains a model, and returns the mean loss of the last steps and two test accuracies: on crops
+    of images of `size` and of `other`.
 
-    Raises ValueError for a value that is none.
+    Raises ValueError for an option out of range.
     """
     check_seed(config.seed)
     for name in ("examples", "side", "steps", "batch", "warmup"):
         whole_number(name, config[name])
     if config.side > config.size or config.side > config.other:
-        raise ValueError(f"side={config.side}: crops are no larger than the images")
+        most = min(config.size, config.other)
+        raise ValueError(f"side={config.side}: give at most {most}, the side of the images")
     if config.shift not in range(config.side // 2 + 1):
         raise ValueError(f"shift={config.shift!r}: give 0 to {config.side // 2}, half of side")
     own = spec(config.size, config.contour, strokes=config.strokes)
@@ -99,7 +103,7 @@ def accuracy(model: Classifier, x: Tensor, y: Tensor) -> float:
     return right.float().mean().item()
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="directions")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="directions")
 def main(config: DictConfig) -> None:
     try:
         loss, own, other = learn(config)

@@ -1,4 +1,4 @@
-"""Runs on Pathfinder that are over at once, for what asks trained models."""
+"""Tiny runs on Pathfinder for the studies of trained models."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from experiments.lra.training.run import train
 
 
 def small_run(place: Path, *words: str) -> Path:
-    """Trains for two steps with everything below `place`; the folder of the run."""
+    """Trains for two steps, with all files below `place`. Returns the folder of the run."""
     small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
     small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
     small += [f"runs={place}/runs", f"cache_dir={place}/data", "tensorboard=false"]

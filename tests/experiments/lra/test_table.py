@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +11,10 @@ import pytest
 
 from experiments.lra import published as lra
 from experiments.lra.cells import Column, RowKey, average, make_cells, mean_speedup, speedup
-from experiments.lra.run_logs import read_runs
-from experiments.table import Table, as_csv, as_markdown, as_text
-from tests.experiments.lra.lra_runs import write_run
-from tests.experiments.lra.lra_step_rows import ROW
+from experiments.lra.run_files import read_runs
+from experiments.lra.table import Table, as_csv, as_markdown, as_text
+from tests.experiments.lra.made_runs import write_run
+from tests.experiments.lra.speed.made_rows import ROW
 
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
@@ -198,39 +197,6 @@ def test_shortcuts_stand_below_their_tasks(tmp_path):
     assert line(found, "shortcut: majority")[1:6] == ["17.5", "", "", "17.5", ""]
 
 
-def test_a_resumed_journal_counts_each_step_once(tmp_path):
-    path = write_run(tmp_path, "listops", "standard", steps=100)
-    lines = (path / "journal.jsonl").read_text().splitlines()
-    again = [json.dumps(json.loads(text) | {"loss": 9.0}) for text in lines[-5:]]
-    (path / "journal.jsonl").write_text("\n".join([*lines, lines[0], *again]) + "\n")
-    (run,) = read_runs(str(tmp_path))
-    steps = [found["step"] for found in run.of("train")]
-    assert steps == sorted(set(steps)) and run.of("train")[-1]["loss"] == 9.0
-
-
-def test_globs_and_several_folders_find_each_run_once(tmp_path):
-    write_run(tmp_path / "one", "listops", "standard")
-    write_run(tmp_path / "two", "text", "standard")
-    places = [str(tmp_path / "*"), str(tmp_path / "one" / "listops")]
-    assert sorted(run.task for run in read_runs(places)) == ["listops", "text"]
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_no_run_says_how_to_make_one(tmp_path, made):
-    place = tmp_path / "train"
-    if made:
-        place.mkdir()
-    with pytest.raises(ValueError, match=r"train first: python -m experiments\.train"):
-        read_runs(str(place))
-
-
-def test_a_damaged_journal_names_its_line(tmp_path):
-    path = write_run(tmp_path, "listops", "standard") / "journal.jsonl"
-    path.write_text(path.read_text().replace('"kind": "val"', '"kind": val', 1))
-    with pytest.raises(ValueError, match=r"journal\.jsonl, line 3 is no JSON"):
-        read_runs(str(tmp_path))
-
-
 def test_markdown_escapes_bars_and_holds_every_section(tmp_path):
     write_run(tmp_path, "listops", "sparse", mask="local(64) | butterfly(32)")
     text = as_markdown(table(tmp_path))
@@ -240,13 +206,14 @@ def test_markdown_escapes_bars_and_holds_every_section(tmp_path):
     assert "† cut short" in as_text(table(tmp_path))
 
 
-def test_the_program_writes_three_files(tmp_path):
+def test_the_program_writes_three_files_and_an_archive(tmp_path):
     write_run(tmp_path / "runs", "listops", "standard")
     command = [sys.executable, "-m", "experiments.table", f"runs={tmp_path / 'runs'}"]
-    command.append(f"out={tmp_path / 'new' / 'lra'}")
+    command += [f"out={tmp_path / 'new' / 'lra'}", f"archive={tmp_path / 'runs.jsonl'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Transformer" in done.stdout
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md", "lra.txt"]
+    assert [run.task for run in read_runs(str(tmp_path / "runs.jsonl"))] == ["listops"]
 
 
 def test_lengths_of_one_task_have_columns_of_their_own(tmp_path):
@@ -299,18 +266,44 @@ def test_path_x_from_another_run_is_the_papers_recipe(tmp_path):
     assert ["FlashAttention, from another run", "61.0 [61.4]"] in lines
 
 
-@pytest.mark.parametrize(
-    ("strokes", "words"), [(192, "strokes of 192"), ([256, 128, 160.5], "strokes of 128 to 256")]
-)
-def test_strokes_have_a_word(tmp_path, strokes, words):
-    settings = {"task": {"name": "pathfinder128", "strokes": strokes}}
-    write_run(tmp_path, "pathfinder128", "flash", settings=settings)
-    (run,) = read_runs(str(tmp_path))
-    assert run.label == words
+def test_untraced_runs_are_marked(tmp_path):
+    write_run(tmp_path, "listops", "standard", accuracy=0.361, commit="0123456789ab+changes")
+    write_run(tmp_path, "listops", "flash", accuracy=0.37, commit="")
+    write_run(tmp_path, "listops", "linear", accuracy=0.38)
+    found = table(tmp_path)
+    assert line(found, "Transformer")[1] == "36.1§ [36.0]"
+    assert line(found, "FlashAttention")[1] == "37.0§ [37.6]"
+    assert line(found, "linear attention")[1] == "38.0 [38.8]"
+    assert [r["traced"] for r in csv.DictReader(io.StringIO(as_csv(found)))][:3] == [
+        "False", "False", "",
+    ]  # fmt: skip
+    assert any(note.startswith("§ untraced") for note in found.footnotes())
 
 
-def test_settings_as_sections_are_read(tmp_path):
-    sections = {"attention": {"name": "sparse", "mask": "butterfly"}, "task": {"name": "listops"}}
-    write_run(tmp_path, "listops", "sparse", result=False, settings=sections)
-    (run,) = read_runs(str(tmp_path))
-    assert (run.attention, run.mask, run.label) == ("sparse", "butterfly", "")
+def test_block_sparse_rows_show_their_density_and_where_their_mask_comes_from(tmp_path):
+    resolved = {"mask": "local:64", "density": 0.125}
+    write_run(tmp_path, "listops", "sparse", more=resolved | {"mask_reconstructed": True})
+    write_run(tmp_path, "text", "sparse", more=resolved | {"density": 0.25})
+    write_run(tmp_path, "text", "flash")
+    found = table(tmp_path)
+    lines = found.sections()[0].lines
+    row = [cells[0] for cells in lines].index("block-sparse")
+    assert lines[row + 1][:3] == ["  density of its blocks (%)", "12.5*", "25.0"]
+    assert sum("density" in cells[0] for cells in lines) == 1
+    assert "* block-sparse on ListOps (generated, 2k): local:64" in found.footnotes()
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    listops = next(r for r in rows if (r["attention"], r["task"]) == ("sparse", "listops"))
+    assert (listops["mask"], listops["resolved_mask"], listops["density"]) == (
+        "",
+        "local:64",
+        "12.5",
+    )
+
+
+def test_a_long_source_is_a_footnote(tmp_path):
+    write_run(tmp_path, "image", "standard", source="CIFAR-10 (gray), 44,849 + 9,966 examples")
+    found = table(tmp_path)
+    assert "Image (CIFAR-10 gray, 2k)" in found.sections()[0].lines[0]
+    assert (
+        "Image (CIFAR-10 gray, 2k): CIFAR-10 (gray), 44,849 + 9,966 examples" in found.footnotes()
+    )

@@ -1,4 +1,4 @@
-"""A trained classifier of Pathfinder images, to be asked about others than those of its task."""
+"""A trained classifier of Pathfinder images, for questions about images outside its task."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from experiments.pathfinder.parameters import Spec, spec
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's best model and what it was trained on."""
+    """The best model of a run, and what it was trained on."""
 
     settings: Settings
     model: nn.Module
@@ -33,13 +33,16 @@ class Trained:
         return PATHFINDER[self.settings.task["name"]]
 
     def spec(self, strokes: float | None = None) -> Spec:
-        """Of the run's images, with other strokes where they are given."""
+        """Returns the parameters of the run's images, with other strokes if given."""
         task = self.settings.task
         contour, documented = task.get("difficulty") or 14, task.get("documented") or False
         return spec(self.size, contour, documented=documented, strokes=strokes)
 
     def fresh(self, spec: Spec, seed: int, examples: int) -> Images:
-        """Images that it was not trained on, of both labels; ValueError if they are not."""
+        """Returns images of both labels that the run was not trained on.
+
+        Raises ValueError for the seed of its training data, and if all labels are the same.
+        """
         check_seed(seed)
         whole_number("examples", examples)
         if self.settings.task.get("generate") and seed == self.settings.data_seed:
@@ -51,20 +54,25 @@ class Trained:
 
     @torch.no_grad()
     def answers(self, pixels: np.ndarray, batch: int) -> Tensor:
-        """float32 (n, 2) on the CPU: its logits for uint8 (n, N, N), `batch` at a time."""
+        """Returns the logits, float32 (n, 2) on the CPU, of uint8 images (n, N, N).
+
+        batch: images that the model sees at a time.
+        """
         whole_number("batch", batch)
         tokens = torch.from_numpy(pixels.reshape(len(pixels), -1)[:, self.order])
         with autocast(self.device, self.dtype):
-            said = [self.model(part.to(self.device)).float().cpu() for part in tokens.split(batch)]
-        return torch.cat(said)
+            logits = [
+                self.model(part.to(self.device)).float().cpu() for part in tokens.split(batch)
+            ]
+        return torch.cat(logits)
 
 
 def trained(run: str | Path, device: str | None = None) -> Trained:
-    """The model of a run of experiments.train.
+    """Returns the model of a run of experiments.train.
 
     Args:
-        run: its folder: config.yaml, and weights.pt or checkpoint.pt.
-        device: None: cuda where there is one, else cpu.
+        run: its folder, with config.yaml and weights.pt or checkpoint.pt.
+        device: None for cuda if there is a GPU, else cpu.
 
     Raises:
         ValueError: no such run or device, or a run of another task.
@@ -84,7 +92,7 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
 
 
 def _settings(folder: Path) -> Settings:
-    """The settings of a run on Pathfinder; ValueError for a folder without."""
+    """Returns the settings of a run. Raises ValueError for a folder without one on Pathfinder."""
     path = folder / CONFIG
     if not path.exists():
         raise ValueError(f"run={folder}: no {CONFIG} there; give the folder of a run")
@@ -92,11 +100,11 @@ def _settings(folder: Path) -> Settings:
         values = OmegaConf.to_container(OmegaConf.load(path))
         settings = Settings(**{str(name): value for name, value in dict(values).items()})  # type: ignore
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} has not the settings of a run: {error}") from error
+        raise ValueError(f"{path} does not hold the settings of a run: {error}") from error
     name = settings.task.get("name")
     if name not in PATHFINDER or settings.pretrain:
         what = f"{name}, {settings.pretrain}" if settings.pretrain else name
-        raise ValueError(f"run={folder}: a classifier of Pathfinder is wanted, and this is {what}")
+        raise ValueError(f"run={folder}: give a classifier of Pathfinder; this run is of {what}")
     return settings
 
 

@@ -1,10 +1,12 @@
-"""Does a trained model follow the curve? What it says when paddles of the curve are left out.
+"""Does a trained model follow the curve? Its answers when paddles of the curve are left out.
 
-    python -m experiments.pathfinder.cuts run=docs/results/lra/path_x/128-c14
-    python -m experiments.pathfinder.cuts run=runs/train/pathfinder32/flash/seed0 'erased=[0,4]'
+    python -m experiments.pathfinder.studies.cuts run=docs/results/lra/path_x
+    python -m experiments.pathfinder.studies.cuts run=runs/train/pathfinder32/flash/seed0 \
+        'erased=[0,4]'
 
-Paddles are left out in the middle of the curve, or at both marks. A model that follows the curve
-minds both; one that goes by the directions at the marks does not notice the first.
+Paddles are left out in the middle of the curve, or at both marks. Both gaps change the answer of a
+model that follows the curve. A gap in the middle does not change the answer of a model that uses
+only the paddles at the marks.
 """
 
 import sys
@@ -16,26 +18,32 @@ from omegaconf import DictConfig, ListConfig
 from experiments.common.checks import whole_number
 from experiments.pathfinder.generate import Images, redraw
 from experiments.pathfinder.render import ORIGIN
-from experiments.pathfinder.trained import trained
+from experiments.pathfinder.studies.trained import trained
 
 
 def answers(config: DictConfig) -> tuple[float, list[tuple[int, float, float]]]:
-    """How often the model says that a curve leads from mark to mark: of images without one; and for
-    each n of `erased` of those with one, n paddles being left out in its middle, or at its ends.
+    """Returns how often the model answers that a curve joins the marks, as shares of 1.
 
-    Raises ValueError for a value that is none, and a folder without such a run.
+    Returns:
+        The share of the images without such a curve, and for each n of `erased` a row (n, share
+        with n paddles left out in the middle, share with n left out at the ends) of the others.
+
+    Raises:
+        ValueError: an option out of range, or a folder without a run on Pathfinder.
     """
     whole_number("batch", config.batch)
     run = trained(config.run, config.device)
     strokes = run.settings.task.get("strokes")
     if isinstance(strokes, list):
-        raise ValueError(f"run={config.run}: its images have several strokes, {strokes}")
+        raise ValueError(
+            f"run={config.run} has images of several strokes, {strokes}; one is needed"
+        )
     each = run.spec(strokes)
     erased = config.erased
     if not isinstance(erased, ListConfig) or not erased:
         raise ValueError(f"erased={erased!r}: give a list of numbers of paddles, such as [0,4]")
     if wrong := [n for n in erased if n not in range(each.contour + 1)]:
-        raise ValueError(f"erased={wrong}: the curve has {each.contour} paddles")
+        raise ValueError(f"erased={wrong}: give 0 to {each.contour}, the paddles of the curve")
     images = run.fresh(each, config.seed, config.examples)
 
     def yes(label: int, without: np.ndarray) -> float:
@@ -53,9 +61,10 @@ def answers(config: DictConfig) -> tuple[float, list[tuple[int, float, float]]]:
 
 
 def on_curve(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarray:
-    """bool (n, paddles): n paddles of the snake with the first mark, in its middle or at its ends.
+    """Returns a bool array (images, paddles): n paddles of the snake with the first mark.
 
-    Where a curve leads from mark to mark, that snake is the curve.
+    middle: True for those in its middle, False for those at its ends. If a curve joins the marks,
+        the snake is that curve.
     """
     number = np.arange(contour)
     first = (contour - n) // 2
@@ -69,7 +78,7 @@ def on_curve(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarra
     return found
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="cuts")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="cuts")
 def main(config: DictConfig) -> None:
     try:
         none, rows = answers(config)
@@ -79,7 +88,7 @@ def main(config: DictConfig) -> None:
     print("| paddles left out | in the middle | at the marks |", "|---:|---:|---:|", sep="\n")
     for n, *shares in rows:
         print("|".join(["", f" {n} ", *(f" {100 * share:.1f} " for share in shares), ""]))
-    print(f"\nsays yes to so many images with a curve (%); without one to {100 * none:.1f}")
+    print(f"\npercent of the images with a curve answered yes; without a curve {100 * none:.1f}")
 
 
 if __name__ == "__main__":

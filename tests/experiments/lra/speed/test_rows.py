@@ -17,7 +17,7 @@ from experiments.lra.speed_table import (
     step_ms,
     tables,
 )
-from tests.experiments.lra.lra_step_rows import ROW, step_rows
+from tests.experiments.lra.speed.made_rows import ROW, step_rows
 
 
 def test_rows_come_back_typed_and_a_half_written_one_is_cut_off(tmp_path):

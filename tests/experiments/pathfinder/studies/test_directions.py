@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.pathfinder import directions
 from experiments.pathfinder.parameters import spec
+from experiments.pathfinder.studies import directions
 
-CONFIG = Path(directions.__file__).parents[1] / "conf/directions.yaml"
+CONFIG = Path(directions.__file__).parents[2] / "conf/directions.yaml"
 
 
 def config(**changes):
@@ -53,12 +53,12 @@ def test_it_learns():
         ({"warmup": 0}, "warmup=0: give a whole number"),
         ({"shift": -1}, "shift=-1: give 0 to 6, half of side"),
         ({"shift": 9}, "shift=9: give 0 to 6"),
-        ({"side": 100}, "side=100: crops are no larger than the images"),
+        ({"side": 100}, "side=100: give at most 64"),
         ({"size": 50}, "Pathfinder of size 50"),
         ({"size": 32, "strokes": 128}, "strokes=128: images of size 32 can have those of 32"),
         ({"model": {"rotary": "yes"}}, "rotary is 'yes'"),
     ],
 )
-def test_values_that_are_none(changes, words):
+def test_bad_values(changes, words):
     with pytest.raises(ValueError, match=words):
         directions.learn(config(examples=10, steps=1, **changes))

@@ -8,8 +8,8 @@ from matplotlib import pyplot as plt
 from experiments.common.figures import PAGE, RC, legend
 from experiments.curves import _smoothed, draw_accuracy_speed, draw_all, row_styles
 from experiments.lra.cells import RowKey, make_cells
-from experiments.lra.run_logs import read_runs
-from tests.experiments.lra.lra_runs import write_run
+from experiments.lra.run_files import read_runs
+from tests.experiments.lra.made_runs import write_run
 
 
 def drawn(root, out):

@@ -26,8 +26,13 @@ def write_run(
     length: int = 2048,
     date: str = "2026-01-01T00:00:00+00:00",
     settings: dict | None = None,
+    commit: str = "0123456789ab",
+    more: dict | None = None,
 ) -> Path:
-    """A run whose accuracy climbs to `accuracy` on both splits; without `result` it was killed."""
+    """Writes a run whose accuracy rises to `accuracy` on both splits.
+
+    result: False for a run that was killed. more: further entries of its result.
+    """
     path = root / task / (folder or name or attention + mask.replace("/", "-")) / f"seed{seed}"
     path.mkdir(parents=True)
     baselines = {"majority": 0.175} | ({"root operator": 0.373} if task == "listops" else {})
@@ -38,7 +43,7 @@ def write_run(
         "seconds": 0.0,
         "config": config | {"name": name} | (settings or {}),
         "device": device,
-        "versions": {"torch": "2.13.0"},
+        "versions": {"torch": "2.13.0", "commit": commit},
         "params": 1000,
         "task": {"name": task, "source": source, "length": length, "classes": 10}
         | {"baselines": baselines},
@@ -75,9 +80,9 @@ def write_run(
             "ms_per_step": ms,
             "memory_mib": memory,
             "device": device,
-            "versions": {"torch": "2.13.0"},
+            "versions": {"torch": "2.13.0", "commit": commit},
             "date": date,
             "baselines": baselines,
         }
-        (path / "result.json").write_text(json.dumps(found))
+        (path / "result.json").write_text(json.dumps(found | (more or {})))
     return path

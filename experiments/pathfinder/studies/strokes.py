@@ -1,10 +1,10 @@
-"""What does a trained model make of images with other strokes than those it was trained on?
+"""How accurate is a trained model on images with other strokes than those it was trained on?
 
-    python -m experiments.pathfinder.strokes run=docs/results/lra/path_x/128-c14
-    python -m experiments.pathfinder.strokes 'strokes=[256]' 'parts=[marks]'
+    python -m experiments.pathfinder.studies.strokes run=docs/results/lra/path_x
+    python -m experiments.pathfinder.studies.strokes 'strokes=[256]' 'parts=[marks]'
 
 Strokes are the thickness and the intensity of paddles and the radius of the marks. `parts` changes
-some of them alone, and so tells which one it is that the model does not know.
+some of them only, and so shows which of them the model depends on.
 """
 
 import sys
@@ -17,22 +17,22 @@ from torch.nn.functional import cross_entropy
 
 from experiments.common.checks import whole_number
 from experiments.pathfinder.parameters import STROKES
-from experiments.pathfinder.trained import trained
+from experiments.pathfinder.studies.trained import trained
 
 
 def answers(config: DictConfig) -> list[tuple[float, float, float]]:
-    """(strokes, accuracy, loss) for each of `strokes`.
+    """Returns (strokes, accuracy, loss) for each of `strokes`.
 
-    Raises ValueError for a value that is none, and a folder without such a run.
+    Raises ValueError for an option out of range, and a folder without a run on Pathfinder.
     """
     whole_number("batch", config.batch)
     parts = list(STROKES) if config.parts is None else config.parts
-    for name, values, such in (
+    for name, values, what in (
         ("parts", parts, f"from {', '.join(STROKES)}"),
         ("strokes", config.strokes, "of sizes, or numbers between them, such as [128,192]"),
     ):
         if not isinstance(values, list | ListConfig) or not values:
-            raise ValueError(f"{name}={values!r}: give a list {such}")
+            raise ValueError(f"{name}={values!r}: give a list {what}")
     if wrong := [part for part in parts if part not in STROKES]:
         raise ValueError(f"parts={wrong}: choose from {', '.join(STROKES)}")
     run = trained(config.run, config.device)
@@ -42,15 +42,15 @@ def answers(config: DictConfig) -> list[tuple[float, float, float]]:
     for strokes, other in zip(config.strokes, drawn, strict=True):
         spec = replace(run.spec(), **{field: getattr(other, field) for field in fields})
         images = run.fresh(spec, config.seed, config.examples)
-        said = run.answers(images.pixels, config.batch)
+        logits = run.answers(images.pixels, config.batch)
         labels = from_numpy(images.labels).long()
-        accuracy = (said.argmax(1) == labels).float().mean().item()
-        rows.append((strokes, accuracy, cross_entropy(said, labels).item()))
-        print(f"strokes of {strokes} asked", file=sys.stderr, flush=True)
+        accuracy = (logits.argmax(1) == labels).float().mean().item()
+        rows.append((strokes, accuracy, cross_entropy(logits, labels).item()))
+        print(f"strokes of {strokes} done", file=sys.stderr, flush=True)
     return rows
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="strokes")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="strokes")
 def main(config: DictConfig) -> None:
     try:
         rows = answers(config)

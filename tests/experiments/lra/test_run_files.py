@@ -1,0 +1,106 @@
+"""Runs read from folders and archives."""
+
+import json
+
+import pytest
+
+from experiments.lra.run_files import POINTS, read_runs, write_archive
+from experiments.lra.table import Table, as_csv
+from tests.experiments.lra.made_runs import write_run
+
+
+def test_a_resumed_journal_counts_each_step_once(tmp_path):
+    path = write_run(tmp_path, "listops", "standard", steps=100)
+    lines = (path / "journal.jsonl").read_text().splitlines()
+    again = [json.dumps(json.loads(text) | {"loss": 9.0}) for text in lines[-5:]]
+    (path / "journal.jsonl").write_text("\n".join([*lines, lines[0], *again]) + "\n")
+    (run,) = read_runs(str(tmp_path))
+    steps = [found["step"] for found in run.of("train")]
+    assert steps == sorted(set(steps)) and run.of("train")[-1]["loss"] == 9.0
+
+
+def test_globs_and_several_folders_find_each_run_once(tmp_path):
+    write_run(tmp_path / "one", "listops", "standard")
+    write_run(tmp_path / "two", "text", "standard")
+    places = [str(tmp_path / "*"), str(tmp_path / "one" / "listops")]
+    assert sorted(run.task for run in read_runs(places)) == ["listops", "text"]
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_no_run_says_how_to_make_one(tmp_path, made):
+    place = tmp_path / "train"
+    if made:
+        place.mkdir()
+    with pytest.raises(ValueError, match=r"train first: python -m experiments\.train"):
+        read_runs(str(place))
+
+
+def test_a_damaged_journal_names_its_line(tmp_path):
+    path = write_run(tmp_path, "listops", "standard") / "journal.jsonl"
+    path.write_text(path.read_text().replace('"kind": "val"', '"kind": val', 1))
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 3 is not JSON"):
+        read_runs(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("strokes", "words"), [(192, "strokes of 192"), ([256, 128, 160.5], "strokes of 128 to 256")]
+)
+def test_strokes_have_a_word(tmp_path, strokes, words):
+    settings = {"task": {"name": "pathfinder128", "strokes": strokes}}
+    write_run(tmp_path, "pathfinder128", "flash", settings=settings)
+    (run,) = read_runs(str(tmp_path))
+    assert run.label == words
+
+
+def test_settings_as_sections_are_read(tmp_path):
+    sections = {"attention": {"name": "sparse", "mask": "butterfly"}, "task": {"name": "listops"}}
+    write_run(tmp_path, "listops", "sparse", result=False, settings=sections)
+    (run,) = read_runs(str(tmp_path))
+    assert (run.attention, run.mask, run.label) == ("sparse", "butterfly", "")
+
+
+def test_an_archive_gives_the_table_of_its_runs(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs", "listops", "sparse", seed, more={"density": 0.5})
+    write_run(tmp_path / "runs", "text", "flash", steps=330, result=False, memory=70.0)
+    write_run(tmp_path / "runs", "image", "linear", settings={"pretrain": "masked_pixels"})
+    runs = read_runs(str(tmp_path / "runs"))
+    write_archive(runs, tmp_path / "new" / "some.jsonl")
+    for place in ("new", "new/some.jsonl"):
+        again = read_runs(str(tmp_path / place))
+        assert as_csv(Table(again)) == as_csv(Table(runs))
+        assert again[-1].place == f"{tmp_path}/new/some.jsonl: {runs[-1].place}"
+        for run, old in zip(again, runs, strict=True):
+            for quantity in ("step", "loss", "accuracy"):
+                values = [line[quantity] for line in old.of("val")]
+                assert [line[quantity] for line in run.of("val")] == pytest.approx(values, rel=1e-5)
+
+
+def test_training_curves_are_averaged_in_archives(tmp_path):
+    path = write_run(tmp_path, "listops", "standard")
+    lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
+    train = [
+        {"kind": "train", "step": i, "seconds": i, "loss": float(i), "accuracy": None}
+        for i in range(1, 2 * POINTS)
+    ]
+    (path / "journal.jsonl").write_text("".join(json.dumps(l) + "\n" for l in [lines[0], *train]))
+    write_archive(read_runs(str(path)), tmp_path / "new.jsonl")
+    (run,) = read_runs(str(tmp_path / "new.jsonl"))
+    found = run.of("train")
+    assert len(found) == POINTS and found[-1]["step"] == 2 * POINTS - 1
+    assert (found[0]["step"], found[0]["loss"], found[0]["accuracy"]) == (2, 1.5, None)
+
+
+def test_an_archive_says_which_runs_are_untraced(tmp_path):
+    write_run(tmp_path / "runs", "listops", "standard", commit="0123456789ab+changes")
+    write_run(tmp_path / "runs", "text", "standard")
+    write_archive(read_runs(str(tmp_path / "runs")), tmp_path / "new.jsonl")
+    packed = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert [line["untraced"] for line in packed] == [True, False]
+
+
+@pytest.mark.parametrize("text", ['{"run": "a"}\n', "[1]\n", '{"run": "a", "start": \n'])
+def test_a_damaged_archive_names_its_file(tmp_path, text):
+    (tmp_path / "some.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"some\.jsonl(, line 1)? is not"):
+        read_runs(str(tmp_path))
