@@ -28,7 +28,7 @@ from experiments.lra.speed_together import run_together
 from experiments.lra.tasks.load import _loader
 from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 OPTIONS = {
     "tasks": None,
     "attentions": ["standard", "sparse"],
