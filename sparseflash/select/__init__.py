@@ -1,7 +1,7 @@
 """Selectors: block masks that depend on q and k, made on their device.
 
 `sparseflash.attention` takes `selection = selector(q, k)` for its mask; `&`, `|` and `-` join it
-with static masks. See docs/selectors.md.
+with static masks. See docs/guide/selectors.md.
 """
 
 from sparseflash.select.antidiagonals import antidiagonal
