@@ -4,7 +4,7 @@
     python -m experiments.speed mask=local:256,butterfly,random:0.1 seq_len=16384 -m
 
 What the CSV holds already is not measured again, so a run that was stopped goes on where it was.
-See docs/measuring.md.
+See docs/guide/measuring.md.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """What attention must cost: work, least traffic and the ideal time of a shape, a mask and a device.
 
 A kernel can be compared with these numbers. They hold for any implementation that computes the
-non-empty blocks and nothing else; see docs/measuring.md.
+non-empty blocks and nothing else; see docs/guide/measuring.md.
 """
 
 from typing import NamedTuple
