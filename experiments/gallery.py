@@ -7,17 +7,20 @@ of 16. The counts are compared with the masks on the way.
 """
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import masks
-from experiments.bench.gallery_entries import SECTIONS, Entry
 from masks.draw import COLOURS, tokens
+from masks.registry import PATTERNS, TRANSFORMS, Example
 
 TOKENS, BLOCK = 256, 16
+JOINED = (  # no pattern of its own
+    Example("(local(24) | butterfly(16)) & causal()", "or, and"),
+    Example("causal() - sliding(48)", "without"),
+)
 HEAD = f"""# Gallery
 
 Made by `python -m experiments.gallery`, which also compares every count with the mask.
@@ -34,66 +37,68 @@ def write(out: Path) -> list[Path]:
     pictures = out / "figures" / "gallery"
     pictures.mkdir(parents=True, exist_ok=True)
     lines, written = [HEAD], []
-    for section, entries in SECTIONS.items():
+    for section, examples in sections().items():
         lines += [
             f"## {section}",
             "",
             "| | use | pairs | blocks | source |",
             "|---|---|---|---|---|",
         ]
-        for entry in filter(exists, entries):
-            path = pictures / f"{slug(entry.code)}.png"
-            blocks = build(entry)
-            verify(entry, blocks)
-            codes = tokens(blocks, (0, TOKENS - 1), (0, TOKENS - 1), batch=0, head=entry.head)
+        for example in examples:
+            path = pictures / f"{slug(example.code)}.png"
+            blocks = build(example)
+            verify(example, blocks)
+            codes = tokens(blocks, (0, TOKENS - 1), (0, TOKENS - 1), batch=0, head=example.head)
             save(codes, path)
             written.append(path)
-            lines.append(row(entry, path.relative_to(out), blocks))
+            lines.append(row(example, path.relative_to(out), blocks))
         lines.append("")
     page = out / "gallery.md"
     page.write_text("\n".join(lines))
     return [page, *written]
 
 
-def exists(entry: Entry) -> bool:
-    """Whether `masks` has all the names of the entry."""
-    names = re.findall(r"\b([a-z_]\w*)\(", entry.code)
-    known = all(hasattr(masks, name) or name in ("tuple", "range", "layer") for name in names)
-    if not known:
-        print(f"skipped, not in masks: {entry.code}", file=sys.stderr)
-    return known
+def sections() -> dict[str, list[Example]]:
+    """The examples that patterns and transforms are registered with, by section."""
+    entries = {entry.function: entry for entry in (PATTERNS | TRANSFORMS).values()}
+    found: dict[str, list[Example]] = {}
+    for entry in entries.values():
+        if entry.function.__module__.startswith("masks."):
+            found.setdefault(entry.section, []).extend(entry.examples)
+    found["Composition"].extend(JOINED)
+    return found
 
 
-def build(entry: Entry) -> masks.BlockMask:
-    """The block mask of an entry."""
-    mask = eval(entry.code, vars(masks).copy())  # the table beside this file, no input
+def build(example: Example) -> masks.BlockMask:
+    """The block mask of an example."""
+    mask = eval(example.code, vars(masks).copy())  # of the registration, no input
     return mask.build(TOKENS, block_size=BLOCK, heads=2 if mask.per_head else None)
 
 
-def verify(entry: Entry, blocks: masks.BlockMask) -> None:
+def verify(example: Example, blocks: masks.BlockMask) -> None:
     """ValueError where the count of the table is not that of the mask."""
-    if not entry.count:
+    if not example.count:
         return
-    pairs = blocks.stats(head=entry.head).pairs
-    count = eval(entry.count, {"N": TOKENS, **entry.given})
+    pairs = blocks.stats(head=example.head).pairs
+    count = eval(example.count, {"N": TOKENS, **example.given})
     if count != pairs:
-        raise ValueError(f"{entry.code} allows {pairs} pairs, and not {entry.count} = {count}")
+        raise ValueError(f"{example.code} allows {pairs} pairs, and not {example.count} = {count}")
 
 
-def row(entry: Entry, picture: Path, blocks: masks.BlockMask) -> str:
+def row(example: Example, picture: Path, blocks: masks.BlockMask) -> str:
     """A line of a table in Markdown."""
-    count = entry.count.replace("**2", "²").replace("*", "\N{MIDDLE DOT}")
-    found = blocks.stats(head=entry.head)
+    count = example.count.replace("**2", "²").replace("*", "\N{MIDDLE DOT}")
+    found = blocks.stats(head=example.head)
     pairs = f"{count} = {found.pairs}" if count else str(found.pairs)
-    code = entry.code.replace("|", "\\|")
+    code = example.code.replace("|", "\\|")
     return (
-        f'| <img src="{picture.as_posix()}" width="128" alt=""> | `{code}`<br>{entry.what} | '
-        f"{pairs} | {found.block_density:.3g} | {entry.source} |"
+        f'| <img src="{picture.as_posix()}" width="128" alt=""> | `{code}`<br>{example.use} | '
+        f"{pairs} | {found.block_density:.3g} | {example.source} |"
     )
 
 
 def slug(code: str) -> str:
-    """A file name for an entry."""
+    """A file name for an example."""
     return re.sub(r"[^a-z0-9]+", "-", code.lower()).strip("-")[:60].strip("-")
 
 

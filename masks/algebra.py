@@ -8,26 +8,26 @@ canonical texts are; the text is Python, and `masks.parse` reads it back.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from masks import runs as rl
+from masks.analysis.expressions import reach_of
+from masks.analysis.reach import Reach
+from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
+from masks.check import Report, check
 from masks.checks import integer
-from masks.registry import remember
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.living import remember
+from masks.runs import Grid
 from masks.types import Placed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from masks.analysis.reach import Reach
-    from masks.analysis.stats import Stats
-    from masks.check import Report
 
 
 class Mask:
@@ -42,7 +42,6 @@ class Mask:
         period: heads after which it repeats, or 0 when it never does; `build` takes it for `heads=`
             where that is not given.
         per_layer: whether it differs from layer to layer: take `layer(i)` before `build`.
-        prefix_stable: whether the mask of a shorter length is a crop of that of a longer one.
         spelled: whether `parse(key)` gives it back: no array is in it.
     """
 
@@ -54,7 +53,6 @@ class Mask:
     per_head: bool = False
     period: int = 1
     per_layer: bool = False
-    prefix_stable: bool = False
     spelled: bool = True
     binding = 3  # of the operator on top: | 0, & 1, >> 2, calls and ~ 3
 
@@ -116,22 +114,18 @@ class Mask:
         block_size: int | tuple[int, int] = 128,
         *,
         heads: int | None = None,
-    ) -> "Stats":
+    ) -> Stats:
         """Build, and count: densities, loads, holes, symmetry; see `BlockMask.stats`."""
         return self.build(n_q, n_k, block_size, heads=heads).stats()
 
-    def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> "Reach":
+    def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:
         """What is seen after 1, 2, .. layers; see `masks.analysis.expressions.reach_of`."""
-        from masks.analysis.expressions import reach_of
-
         return reach_of(self, seq_len, layers, **options)
 
     def check(
         self, seq_len: int, layers: int | None = None, causal: bool | None = None, **options: Any
-    ) -> "Report":
+    ) -> Report:
         """What is wrong with the mask, in words; see `masks.check.check`."""
-        from masks.check import check
-
         return check(self, seq_len, layers, causal, **options)
 
     def __or__(self, other: "Mask") -> "Mask":
@@ -175,10 +169,12 @@ class Mask:
 class Transform:
     """The right side of `mask >> transform`: an immutable function from masks to masks.
 
-    A subclass is a frozen dataclass with a canonical text `key`, by which it is equal and hashed.
+    A subclass is a frozen dataclass. It is equal and hashed by its canonical text `key`, which the
+    function with `@masks.transform()` gives it.
     """
 
     key: str
+    kind: str
     spelled: bool = True
 
     def __call__(self, mask: Mask) -> Mask:
@@ -194,64 +190,6 @@ class Transform:
         return self.key
 
     __repr__ = __str__
-
-
-class Leaf(Mask):
-    """A pattern. A subclass is a frozen dataclass with a `key` and the three methods below.
-
-    All three see a grid with the leaf's own extents: one slice, unless it fixes batch or heads, or
-    is per head.
-    """
-
-    def __post_init__(self):
-        if not self.spelled:
-            remember(self)
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self.key.partition("(")[0]
-
-    def runs(self, grid: Grid) -> Runs:
-        """The code of every block. MIXED is always safe, and costs a look at the tokens."""
-        raise NotImplementedError
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        """Whether key k is allowed for query q in slice s.
-
-        Shapes are (T, 1, 1), (T, block_q, 1) and (T, 1, block_k), or others that broadcast.
-        """
-        raise NotImplementedError
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        """(T,) integers for MIXED blocks: equal ones have equal tiles.
-
-        Blocks cut by the end of the sequence are told apart elsewhere. Unless a pattern knows
-        better, all are told apart.
-        """
-        return (s * grid.rows + row) * grid.cols + col
-
-    def place(self, grid: Grid) -> Placed:
-        heads = self.heads or (grid.heads if self.per_head else 1)
-        own = replace(grid, batch=self.batch or 1, heads=heads)
-        b, h = np.divmod(np.arange(grid.slices), grid.heads)
-        own_slice = np.minimum(b, own.batch - 1) * own.heads + np.minimum(h, own.heads - 1)
-        runs = self.runs(own)
-        if own != grid:
-            runs = rl.spread(runs, grid.area, own_slice)
-
-        def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
-            return self.allowed(own, own_slice[s], q, k)
-
-        def signature(x: Ints) -> list[Ints]:
-            codes = runs.at(x)
-            inner = np.zeros(len(x), np.int64)
-            mixed = codes == rl.MIXED  # the code tells all of the others
-            if mixed.any():
-                s, row, col = grid.split(x[mixed])
-                inner[mixed] = self.signature(own, own_slice[s], row, col)
-            return [codes.astype(np.int64), inner]
-
-        return Placed(runs, allowed, signature)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -326,12 +264,11 @@ class Not(Mask):
         )
 
 
-def inherit(
-    mask: Mask, parts: tuple[Mask, ...], *, spelled: bool = True, prefix_stable: bool = True
-) -> None:
+def inherit(mask: Mask, parts: tuple[Mask, ...], *, spelled: bool = True) -> None:
     """Give a mask made of others what follows from theirs: extents and flags.
 
-    `spelled` and `prefix_stable` tell of the making itself.
+    Args:
+        spelled: whether the text of what is done to the parts can be parsed.
     """
     own = object.__setattr__
     own(mask, "batch", _common_extent("batch", parts))
@@ -339,7 +276,6 @@ def inherit(
     own(mask, "per_head", any([part.per_head for part in parts]))
     own(mask, "period", math.lcm(*[part.period for part in parts]))  # 0 if any is 0
     own(mask, "per_layer", any([part.per_layer for part in parts]))
-    own(mask, "prefix_stable", prefix_stable and all([part.prefix_stable for part in parts]))
     own(mask, "spelled", spelled and all([part.spelled for part in parts]))
     if not mask.spelled:
         remember(mask)

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from masks import files
+from masks.analysis.plots import overview
+from masks.analysis.reach import Reach, reach
+from masks.analysis.stats import Stats, stats
+from masks.arrays import from_array
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
-from masks.checks import integer
-from masks.registry import remember
+from masks.checks import block_sizes
+from masks.crop import coarsen, crop
+from masks.draw import draw
+from masks.living import remember
 from masks.runs import Bools, Grid, Ints
+from masks.tiles import unpack_bits
+from masks.types import BlockData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from masks.analysis.reach import Reach
-    from masks.analysis.stats import Stats
-
-FORMAT = 1  # of the files that `save` writes
-_SCALARS = ("n_q", "n_k", "block_size", "batch", "heads")
+DIGEST = 1  # version of what `key` is computed from
 _ARRAYS = {"starts": np.int64, "tiles": np.int32, "bits": np.uint32}
 
 
@@ -87,11 +92,7 @@ class BlockMask:
     @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
         """The block mask of a boolean array or tensor; shapes and errors as in `mask_from`."""
-        from masks.interop.common import to_numpy
-        from masks.patterns.array import mask_from
-
-        mask = mask_from(to_numpy(array))
-        return mask.build(*mask.lengths, block_size)
+        return cls(*from_array(array, block_size))
 
     @cached_property
     def grid(self) -> Grid:
@@ -142,26 +143,6 @@ class BlockMask:
         )
         return np.ascontiguousarray(dense[:, :, : self.n_q, : self.n_k])
 
-    def crop(self, n_q: int, n_k: int | None = None) -> "BlockMask":
-        """The block mask of the first n_q queries and n_k keys (n_q unless given).
-
-        Exact: blocks at the new ends are cut and classified again. For a mask that is
-        `prefix_stable` it equals the one built for that length. Raises ValueError for more tokens
-        than there are.
-        """
-        from masks.crop import crop
-
-        return crop(self, n_q, n_k)
-
-    def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
-        """The same mask in larger blocks, as if it had been built with them.
-
-        Raises ValueError for sizes that are not multiples of `block_size`, or above 256.
-        """
-        from masks.crop import coarsen
-
-        return coarsen(self, block_size)
-
     def csr(self) -> BlockLists:
         """The non-empty key blocks of every (slice, query block)."""
         return row_lists(self.grid, self.starts, self.tiles)
@@ -170,16 +151,12 @@ class BlockMask:
         """The non-empty query blocks of every (slice, key block)."""
         return column_lists(self.grid, self.starts, self.tiles)
 
-    def stats(self, *, batch: int | None = None, head: int | None = None) -> "Stats":
+    def stats(self, *, batch: int | None = None, head: int | None = None) -> Stats:
         """Densities, loads, holes, symmetry and connection; see `masks.analysis.stats.stats`."""
-        from masks.analysis.stats import stats
-
         return stats(self, batch=batch, head=head)
 
-    def reach(self, layers: int | None = None, **options: Any) -> "Reach":
+    def reach(self, layers: int | None = None, **options: Any) -> Reach:
         """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach`."""
-        from masks.analysis.reach import reach
-
         return reach(self, layers, **options)
 
     def draw(
@@ -202,40 +179,52 @@ class BlockMask:
             panels: a new figure with the loads and the reach beside the picture.
         """
         if panels:
-            from masks.analysis.plots import overview
-
             return overview(self, path, batch=batch, head=head, rows=rows, cols=cols)
-        from masks.draw import draw
-
         return draw(self, path, ax, batch=batch, head=head, rows=rows, cols=cols)
+
+    def crop(self, n_q: int, n_k: int | None = None) -> "BlockMask":
+        """The block mask of the first n_q queries and n_k keys (n_q unless given).
+
+        Exact: blocks at the new ends are cut and classified again. ValueError for more tokens than
+        there are.
+        """
+        cut = crop(self, n_q, n_k)
+        return self if cut is None else BlockMask(*cut)
+
+    def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
+        """The same mask in larger blocks, as if it had been built with them.
+
+        ValueError for sizes that are no multiples of `block_size`, or above 256.
+        """
+        coarse = coarsen(self, block_size)
+        return self if coarse is None else BlockMask(*coarse)
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file, without pickle, to exactly `path`."""
-        content = {name: getattr(self, name) for name in (*_SCALARS, *_ARRAYS, "text")}
-        with open(path, "wb") as file:
-            np.savez_compressed(file, format=FORMAT, **content)
+        files.write(path, BlockData(*(getattr(self, name) for name in BlockData._fields)), self.key)
 
     @classmethod
     def load(cls, path: str | Path) -> "BlockMask":
-        """Read a file that `save` wrote. ValueError when it is something else."""
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
-        with file:
-            if set(file.files) != {"format", "text", *_SCALARS, *_ARRAYS}:
-                raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
-            if int(file["format"]) != FORMAT:
-                raise ValueError(f"{path} has format {file['format']}: this version reads {FORMAT}")
-            content: dict[str, Any] = {name: file[name].tolist() for name in _SCALARS}
-            content |= {name: file[name] for name in _ARRAYS}
-            return cls(**content, text=str(file["text"]))
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged, changed, or something else; the message names it.
+        """
+        data, key = files.read(path)
+        try:
+            blocks = cls(*data)
+        except ValueError as error:
+            raise files.changed(path) from error
+        if blocks.key != key:
+            raise files.changed(path)
+        return blocks
 
     def _lengths(self) -> Ints:
         """Blocks of every run, (R,)."""
         return np.diff(self.starts, append=self.grid.size)
 
     def _digest(self) -> str:
-        header = [FORMAT, self.n_q, self.n_k, *self.block_size, self.batch, self.heads]
+        header = [DIGEST, self.n_q, self.n_k, *self.block_size, self.batch, self.heads]
         header += [len(self.starts), len(self.bits)]
         digest = hashlib.sha256(np.array(header, "<i8").data)
         for array in (self.starts, self.tiles, self.bits):
@@ -257,32 +246,3 @@ class BlockMask:
             f"{self.block_size}, batch {self.batch}, heads {self.heads}, "
             f"density {self.density:.4g})"
         )
-
-
-def block_sizes(block_size: Any) -> tuple[int, int]:
-    """(block_q, block_k) from one size or a pair."""
-    if isinstance(block_size, tuple | list):
-        if len(block_size) != 2:
-            raise ValueError(f"block_size is {block_size!r}: give one size or (block_q, block_k)")
-        sizes = block_size
-    else:
-        sizes = (block_size, block_size)
-    block_q, block_k = (integer("block_size", size, least=1) for size in sizes)
-    for size in (block_q, block_k):
-        if size % 16 or not 16 <= size <= 256:
-            raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")
-    return block_q, block_k
-
-
-def pack_bits(allowed: Bools) -> NDArray[np.uint32]:
-    """Bool (T, block_q, block_k) -> uint32 (T, block_q, ceil(block_k / 32)), low bit first."""
-    packed = np.packbits(allowed, axis=-1, bitorder="little")
-    padding = -packed.shape[-1] % 4
-    packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
-    return packed.view("<u4").astype(np.uint32, copy=False)
-
-
-def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
-    """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
-    bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
-    return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)

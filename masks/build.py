@@ -9,26 +9,23 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
-from masks.block_mask import BlockMask, block_sizes, pack_bits
-from masks.checks import integer
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes, integer
 from masks.runs import Grid, Ints
-
-if TYPE_CHECKING:
-    from masks.algebra import Mask, Placed
-    from masks.tiles import Tiles
+from masks.tiles import Tiles, pack_bits
+from masks.types import BlockData, Mask, Placed
 
 BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
 
 
 def build(
-    mask: "Mask",
+    mask: Mask,
     n_q: int,
     n_k: int | None,
     block_size: int | tuple[int, int],
@@ -50,39 +47,12 @@ def build(
     )
     blocks = cache.get((mask.key, grid))
     if blocks is None:
-        blocks = _from_other_length(mask, grid) or resolve(mask.place(grid), grid, mask.key)
+        blocks = BlockMask(*resolve(mask.place(grid), grid, mask.key))
         cache.put((mask.key, grid), blocks)
     return blocks
 
 
-def _from_other_length(mask: "Mask", grid: Grid) -> BlockMask | None:
-    """The block mask from one in the cache, where that spares most of the work."""
-    if not mask.prefix_stable:
-        return None
-    from masks.crop import crop
-    from masks.extend import extend
-
-    lengths = {"n_q": grid.n_q, "n_k": grid.n_k}
-    built = [
-        blocks
-        for (key, other), blocks in cache.all()
-        if (key, replace(other, **lengths)) == (mask.key, grid)
-    ]
-    longer = [b for b in built if b.n_q >= grid.n_q and b.n_k >= grid.n_k]
-    if longer:
-        least = min(longer, key=lambda blocks: blocks.n_q * blocks.n_k)
-        return replace(crop(least, grid.n_q, grid.n_k), text=mask.key)
-    pairs = grid.n_q * grid.n_k
-    shorter = [
-        b for b in built if b.n_q <= grid.n_q and b.n_k <= grid.n_k and b.n_q * b.n_k > pairs / 2
-    ]
-    if shorter:
-        most = max(shorter, key=lambda blocks: blocks.n_q * blocks.n_k)
-        return extend(mask, most, grid.n_q, grid.n_k)
-    return None
-
-
-def _extent(name: str, mask: "Mask", fixed: int | None, period: int, given: int | None) -> int:
+def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | None) -> int:
     """Extent of the block mask along batch or heads: 1 where the mask is the same for all."""
     if given is not None:
         given = integer(name, given, least=1)
@@ -101,10 +71,8 @@ def _extent(name: str, mask: "Mask", fixed: int | None, period: int, given: int 
     return given or period
 
 
-def resolve(placed: "Placed", grid: Grid, text: str = "") -> BlockMask:
-    """Evaluate the mixed blocks, and join everything to the BlockMask of the grid's tokens."""
-    from masks.tiles import Tiles  # it needs BlockMask
-
+def resolve(placed: Placed, grid: Grid, text: str = "") -> BlockData:
+    """Evaluate the mixed blocks, and join everything to the block mask of the grid's tokens."""
     starts, codes = placed.runs
     decided = codes != rl.MIXED
     all_starts = [starts[decided]]
@@ -120,7 +88,7 @@ def resolve(placed: "Placed", grid: Grid, text: str = "") -> BlockMask:
         new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
         order = np.argsort(new_starts, kind="stable")
         new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
-    return BlockMask(
+    return BlockData(
         n_q=grid.n_q - grid.q_origin,
         n_k=grid.n_k - grid.k_origin,
         block_size=(grid.block_q, grid.block_k),
@@ -146,7 +114,7 @@ def mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
         yield starts[run] + rank - (stops[run] - lengths[run])
 
 
-def _evaluate(placed: "Placed", grid: Grid, x: Ints, tiles: "Tiles") -> np.ndarray:
+def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> np.ndarray:
     """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
     first, group = alike(placed, grid, x)
     codes = np.empty(len(first), np.int32)
@@ -163,7 +131,7 @@ def _evaluate(placed: "Placed", grid: Grid, x: Ints, tiles: "Tiles") -> np.ndarr
     return codes[group]
 
 
-def alike(placed: "Placed", grid: Grid, x: Ints) -> tuple[Ints, Ints]:
+def alike(placed: Placed, grid: Grid, x: Ints) -> tuple[Ints, Ints]:
     """(first, group): one MIXED block at `x` of each kind, ascending, and the kinds of them all."""
     _, row, col = grid.split(x)
     return _groups([grid.cut(row, col), *placed.signature(x)])
@@ -207,10 +175,6 @@ class Cache:
     def clear(self) -> None:
         with self.lock:
             self.items.clear()
-
-    def all(self) -> list[tuple[Any, BlockMask]]:
-        with self.lock:
-            return list(self.items.items())
 
     def _bytes(self) -> int:
         return sum(blocks.nbytes for blocks in self.items.values())

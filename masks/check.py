@@ -13,7 +13,7 @@ from masks.analysis.words import count_of
 from masks.checks import flag, integer
 
 if TYPE_CHECKING:
-    from masks.algebra import Mask
+    from masks.types import Mask
 
 MOST_DIFFERENT = 4  # layers whose speed is looked at
 
@@ -101,7 +101,7 @@ def check(
         notes += [where + sentence for sentence in worth + costs]
     allowed = mask
     if claim and not all(s.causal for s in numbers):
-        from masks.patterns.band import causal as causal_mask
+        from masks.patterns.bands import causal as causal_mask
 
         allowed = mask & causal_mask()  # what looks ahead is no help
         blocks = built(allowed, seq_len, layers, block_size, heads)

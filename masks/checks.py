@@ -33,3 +33,18 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: give True or False")
     return value
+
+
+def block_sizes(block_size: Any) -> tuple[int, int]:
+    """(block_q, block_k) from one size or a pair."""
+    if isinstance(block_size, tuple | list):
+        if len(block_size) != 2:
+            raise ValueError(f"block_size is {block_size!r}: give one size or (block_q, block_k)")
+        sizes = block_size
+    else:
+        sizes = (block_size, block_size)
+    block_q, block_k = (integer("block_size", size, least=1) for size in sizes)
+    for size in (block_q, block_k):
+        if size % 16 or not 16 <= size <= 256:
+            raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")
+    return block_q, block_k

@@ -5,20 +5,20 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
-from masks.checks import integer
+from masks.checks import block_sizes, integer
 from masks.runs import Grid, Ints, ranges
-from masks.tiles import Tiles, assemble
+from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
+from masks.types import BlockData, BlockMask
 
 BLOCKS_AT_ONCE = 1 << 15
 
 
-def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockMask:
-    """See `BlockMask.crop`."""
+def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockData | None:
+    """See `BlockMask.crop`; None where nothing is cut."""
     n_q = integer("n_q", n_q, least=1, most=blocks.n_q)
     n_k = integer("n_k", n_q if n_k is None else n_k, least=1, most=blocks.n_k)
     if (n_q, n_k) == (blocks.n_q, blocks.n_k):
-        return blocks
+        return None
     grid = Grid(n_q, n_k, *blocks.block_size, blocks.batch, blocks.heads)
     line, first, length, tile = row_segments(blocks.grid, blocks.starts, blocks.tiles)
     s, row = np.divmod(line, blocks.rows)
@@ -44,14 +44,14 @@ def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockMask:
     return assemble(tiles, x, codes, length, text=text)
 
 
-def coarsen(blocks: BlockMask, block_size: int | tuple[int, int]) -> BlockMask:
-    """See `BlockMask.coarsen`."""
+def coarsen(blocks: BlockMask, block_size: int | tuple[int, int]) -> BlockData | None:
+    """See `BlockMask.coarsen`; None where the sizes stay the same."""
     sizes = block_sizes(block_size)
     for new, old in zip(sizes, blocks.block_size, strict=True):
         if new % old:
             raise ValueError(f"block_size is {sizes}: give multiples of {blocks.block_size}")
     if sizes == blocks.block_size:
-        return blocks
+        return None
     grid = Grid(blocks.n_q, blocks.n_k, *sizes, blocks.batch, blocks.heads)
     starts, codes = _coarse_runs(blocks, grid)
     length = np.diff(starts, append=grid.size)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.block_mask import BlockMask, unpack_bits
 from masks.checks import integer
+from masks.tiles import unpack_bits
+from masks.types import BlockMask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,25 +1,181 @@
-"""Masks found again by their key.
+"""The register of patterns and transforms: their names, canonical texts and gallery entries."""
 
-A compiled graph knows a mask by its key alone. Text names most masks; arrays and block masks are
-remembered here for as long as they live.
-"""
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
-from typing import Any
-from weakref import WeakValueDictionary
+from masks.living import remember
 
-_living: WeakValueDictionary[str, Any] = WeakValueDictionary()
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+Made = TypeVar("Made")
 
-
-def remember(mask: Any) -> None:
-    """Make a Mask or BlockMask known under its key."""
-    first = _living.setdefault(mask.key, mask)
-    if first is not mask:
-        object.__setattr__(mask, "_twin", first)  # the entry lives as long as the last equal mask
+BLOCKS = {"n": 16, "L": 4, "B": 16}  # of examples: n = 2**L token blocks of B tokens
+WRITTEN_OUT = 64  # numbers of an argument; with `digest`, more of them become a digest
 
 
-def find(key: str) -> Any:
-    """The living mask of this key, or the one that the key spells. ValueError where neither is."""
-    from masks.spec import parse
+class Example(NamedTuple):
+    """A row of the gallery.
 
-    found = _living.get(key)
-    return parse(key) if found is None else found
+    Attributes:
+        code: a Python expression of `masks`, for N = 256 tokens.
+        use: what the pattern is good for, in a line.
+        count: the allowed pairs as an expression of N and of the names in `given`. The gallery and
+            the tests compare it with the mask. Empty where there is no closed form.
+        source: a number of arXiv, or a library.
+        given: the values of the names in `count`.
+        head: which of two heads is drawn and counted, where they differ.
+    """
+
+    code: str
+    use: str
+    count: str = ""
+    source: str = ""
+    given: dict[str, int] = {}  # noqa: RUF012
+    head: int = 0
+
+
+class Entry(NamedTuple):
+    """A registered function."""
+
+    function: Callable[..., Any]
+    section: str
+    examples: tuple[Example, ...]
+
+
+PATTERNS: dict[str, Entry] = {}  # by every name, long and short
+TRANSFORMS: dict[str, Entry] = {}
+
+
+def pattern(
+    *examples: Example,
+    short: str | None = None,
+    section: str = "Other",
+    written: int | None = None,
+    digest: bool = False,
+) -> Callable[[Factory], Factory]:
+    """Decorator of a function that makes a mask.
+
+    `masks.parse` knows the function by its name, and by `short`. A leaf that it returns gets its
+    canonical text, which follows from the arguments of the call. So does `masks.where(rule)`; any
+    other mask keeps its own text.
+
+    Args:
+        examples, section: of the gallery, which the tests go through as well.
+        written: how many leading arguments the text always has, by position. By default these are
+            the ones without a default value. The others are written as name=value, and left out
+            where they have their default.
+        digest: whether an argument of more than 64 numbers is written as a digest.
+
+    Raises:
+        ValueError: the name belongs to another function.
+    """
+    return _register(PATTERNS, short, section, examples, written, digest)
+
+
+def transform(
+    *examples: Example,
+    short: str | None = None,
+    section: str = "Transforms",
+    written: int | None = None,
+    digest: bool = False,
+) -> Callable[[Factory], Factory]:
+    """Decorator of a function that makes what stands right of `>>`; see `pattern`."""
+    return _register(TRANSFORMS, short, section, examples, written, digest)
+
+
+def canonical(made: Made, **arguments: Any) -> Made:
+    """`made`, whose text has these arguments in place of the given ones, which mean the same."""
+    object.__setattr__(made, "_canonical", arguments)
+    return made
+
+
+def name(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
+    """`made` with its canonical text, its kind and the arguments that it was made with."""
+    values = {"key": key, "kind": kind, "arguments": arguments, "spelled": spelled}
+    for attribute, value in values.items():
+        object.__setattr__(made, attribute, value)
+    if not spelled:
+        remember(made)
+    return made
+
+
+def call_text(function: str, *args: Any, **options: tuple[Any, Any]) -> str:
+    """Canonical text of a call; `options` are (value, default), and defaults are left out."""
+    parts = [repr(arg) for arg in args]
+    parts += [f"{key}={value!r}" for key, (value, default) in options.items() if value != default]
+    return f"{function}({', '.join(parts)})"
+
+
+def _register(
+    names: dict[str, Entry],
+    short: str | None,
+    section: str,
+    examples: tuple[Example, ...],
+    written: int | None,
+    digest: bool,
+) -> Callable[[Factory], Factory]:
+    def register(function: Factory) -> Factory:
+        kind = function.__name__
+        parameters = inspect.signature(function).parameters
+        defaults = {p.name: p.default for p in parameters.values()}
+        by_position = written
+        if written is None:
+            by_position = sum(default is inspect.Parameter.empty for default in defaults.values())
+
+        @functools.wraps(function)
+        def make(*args: Any, **keywords: Any) -> Any:
+            made = function(*args, **keywords)
+            known = getattr(made, "key", "")
+            if known and not getattr(made, "anonymous", False):
+                return made
+            arguments = dict(defaults)
+            arguments.update(zip(arguments, args, strict=False))
+            arguments.update(keywords)
+            arguments.update(made.__dict__.pop("_canonical", {}))
+            arguments = {key: plain(value) for key, value in arguments.items()}
+            shown = {key: _shown(value, digest) for key, value in arguments.items()}
+            spelled = all(shown[key] is arguments[key] for key in shown)
+            if known:
+                made = replace(made, anonymous=False)
+            else:
+                spelled = spelled and made.spelled
+            leading = list(shown)[:by_position]
+            first = [shown.pop(key) for key in leading if shown[key] is not None]
+            options = {key: (shown[key], defaults[key]) for key in shown if key not in leading}
+            return name(made, call_text(kind, *first, **options), kind, arguments, spelled)
+
+        for word in filter(None, (kind, short)):
+            taken = PATTERNS.get(word) or TRANSFORMS.get(word)
+            if taken and _origin(taken.function) != _origin(function):  # else it is redefined
+                raise ValueError(
+                    f"{word!r} is the name of {'.'.join(_origin(taken.function))}: take another"
+                )
+            names[word] = Entry(make, section, examples)
+        return make  # type: ignore[return-value]
+
+    return register
+
+
+def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
+
+
+def plain(value: Any) -> Any:
+    """Plain Python numbers and tuples, from arrays, tensors and lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
+
+
+def _shown(value: Any, digest: bool) -> Any:
+    """The value as it stands in a text."""
+    if not digest or not isinstance(value, tuple) or _count(value) <= WRITTEN_OUT:
+        return value
+    return f"sha256:{hashlib.sha256(repr(value).encode()).hexdigest()}"
+
+
+def _count(value: Any) -> int:
+    return sum(map(_count, value)) if isinstance(value, tuple) else 1

@@ -1,56 +1,17 @@
-"""Masks as text: `parse`, and the registers of the patterns and transforms that it knows."""
+"""Masks as text: `parse`, and `find` for masks that no text spells."""
 
 import ast
 import difflib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-if TYPE_CHECKING:
-    from masks.algebra import Mask, Transform
-
-Factory = TypeVar("Factory", bound="Callable[..., Any]")
-
-PATTERNS: "dict[str, Callable[..., Mask]]" = {}  # every name, long and short
-TRANSFORMS: "dict[str, Callable[..., Transform]]" = {}
+from masks.algebra import Mask
+from masks.living import living
+from masks.registry import PATTERNS, TRANSFORMS, Entry
 
 
-def pattern(short: str | None = None) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes a mask: `parse` knows it by its name, and by `short`."""
-    return _register(PATTERNS, short)
-
-
-def transform(short: str | None = None) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes what stands right of `>>`; see `pattern`."""
-    return _register(TRANSFORMS, short)
-
-
-def _register(names: dict[str, Any], short: str | None) -> Callable[[Factory], Factory]:
-    def register(function: Factory) -> Factory:
-        for name in filter(None, (function.__name__, short)):
-            taken = PATTERNS.get(name) or TRANSFORMS.get(name)
-            if taken and _origin(taken) != _origin(function):  # else it is defined anew
-                raise ValueError(
-                    f"{name!r} is the name of {'.'.join(_origin(taken))}: take another"
-                )
-            names[name] = function
-        return function
-
-    return register
-
-
-def _origin(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, function.__qualname__
-
-
-def call_text(name: str, *args: Any, **options: tuple[Any, Any]) -> str:
-    """Canonical text of a call; `options` are (value, default), and defaults are left out."""
-    parts = [repr(arg) for arg in args]
-    parts += [f"{key}={value!r}" for key, (value, default) in options.items() if value != default]
-    return f"{name}({', '.join(parts)})"
-
-
-def parse(text: str) -> "Mask":
+def parse(text: str) -> Mask:
     """The mask of a text such as `local(256) | butterfly(128) & causal()`; `|` binds least.
 
     The colon form `local:256+butterfly:128+global:64*causal` needs no quotes in a shell or Hydra:
@@ -66,6 +27,16 @@ def parse(text: str) -> "Mask":
     if not isinstance(text, str):
         raise ValueError(f"a mask text is expected, not {text!r}: give a str")
     return _Parser(text).mask()
+
+
+def find(key: str) -> Any:
+    """The mask or block mask in memory with this key, or else the mask that the key spells.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    found = living(key)
+    return parse(key) if found is None else found
 
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
@@ -91,7 +62,7 @@ class _Parser:
         self.python = ""
         self.origin: list[int] = []  # position in `text` of every character of `python`
 
-    def mask(self) -> "Mask":
+    def mask(self) -> Mask:
         for token in _TOKEN.finditer(self.text):
             python = self._python(token)
             last = token.end() - 1
@@ -123,7 +94,7 @@ class _Parser:
             parts.append(f"{keyword}={value}" if keyword else value)
         return f"{name}({', '.join(parts)})"
 
-    def _mask(self, node: ast.AST) -> "Mask":
+    def _mask(self, node: ast.AST) -> Mask:
         match node:
             case ast.BinOp(left, op, right) if type(op) in _JOINS:
                 a, b = self._mask(left), self._mask(right)
@@ -140,7 +111,7 @@ class _Parser:
                 return self._call(node, PATTERNS, "pattern")
         raise self._error(_NO_MASK, node)
 
-    def _call(self, node: ast.AST, names: dict[str, Any], kind: str) -> Any:
+    def _call(self, node: ast.AST, names: dict[str, Entry], kind: str) -> Any:
         """What a name, or a call of one, makes."""
         args, keywords = [], []
         match node:
@@ -157,9 +128,9 @@ class _Parser:
             raise self._error("** has no place in a mask", node)
         values = [self._argument(arg) for arg in args]
         named = {str(keyword.arg): self._argument(keyword.value) for keyword in keywords}
-        return self._try(node, lambda: names[name](*values, **named))
+        return self._try(node, lambda: names[name].function(*values, **named))
 
-    def _unknown(self, name: str, names: dict[str, Any], kind: str) -> str:
+    def _unknown(self, name: str, names: dict[str, Entry], kind: str) -> str:
         if name == "mask_from":
             return "an array mask has no text: it shows a digest only"
         if name in TRANSFORMS:

@@ -7,12 +7,24 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask, inherit
 from masks.checks import integer
+from masks.registry import BLOCKS, Example, pattern
 from masks.runs import Bools, Grid, Ints
-from masks.spec import pattern
 from masks.types import Placed
 
+__all__ = ["heads", "layers"]
 
-@pattern()
+
+@pattern(
+    Example(
+        "heads(local(24), butterfly(16))",
+        "another mask for every other head (drawn: head 1)",
+        "n*(L + 1)*B**2",
+        "",
+        BLOCKS,
+        1,
+    ),
+    section="Composition",
+)
 def heads(*parts: Mask) -> Mask:
     """Head h has the mask parts[h % len(parts)].
 
@@ -23,7 +35,16 @@ def heads(*parts: Mask) -> Mask:
     return Heads(_checked("heads", parts))
 
 
-@pattern()
+@pattern(
+    Example(
+        "layers(local(24), butterfly(16)).layer(1)",
+        "another mask for every other layer",
+        "n*(L + 1)*B**2",
+        "",
+        BLOCKS,
+    ),
+    section="Composition",
+)
 def layers(*parts: Mask) -> Mask:
     """Layer i has the mask parts[i % len(parts)]; `mask.layer(i)` takes it out.
 

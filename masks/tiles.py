@@ -1,7 +1,7 @@
-"""Block masks from codes and bit tiles that are not in normal form yet.
+"""Bit tiles of partial blocks, and block masks assembled from the codes of their blocks.
 
-`Tiles` classifies tiles (empty, full or partial) and numbers the distinct ones; `assemble` joins
-the codes of blocks to a `BlockMask`.
+`Tiles` classifies tiles (empty, full or partial) and numbers the distinct ones; `assemble` brings
+the codes of blocks into the normal form of a `BlockMask`.
 """
 
 import numpy as np
@@ -9,12 +9,26 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
-from masks.block_mask import BlockMask, pack_bits
-from masks.runs import Grid, Ints
+from masks.runs import Bools, Grid, Ints
+from masks.types import BlockData
 
 Words = NDArray[np.uint32]
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
+
+
+def pack_bits(allowed: Bools) -> NDArray[np.uint32]:
+    """Bool (T, block_q, block_k) -> uint32 (T, block_q, ceil(block_k / 32)), low bit first."""
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    padding = -packed.shape[-1] % 4
+    packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
+    return packed.view("<u4").astype(np.uint32, copy=False)
+
+
+def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
+    """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
+    bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
+    return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)
 
 
 class Tiles:
@@ -78,7 +92,7 @@ class Tiles:
 
 def assemble(
     tiles: Tiles, x: Ints, codes: NDArray[np.int32], length: Ints | int = 1, *, text: str = ""
-) -> BlockMask:
+) -> BlockData:
     """The block mask that has codes[i] on the blocks x[i]..x[i] + length[i] - 1, EMPTY elsewhere.
 
     Args:
@@ -95,7 +109,7 @@ def assemble(
     new = np.empty(len(used), np.int32)
     new[order] = np.arange(len(used))
     both[partial] = new[rank]
-    return BlockMask(
+    return BlockData(
         n_q=grid.n_q,
         n_k=grid.n_k,
         block_size=(grid.block_q, grid.block_k),

@@ -5,6 +5,7 @@ Protocols. A function that makes a block mask returns `BlockData`, which `BlockM
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from numpy import int32, uint32
@@ -58,13 +59,13 @@ class BlockMask(Protocol):
     def text(self) -> str: ...
     @property
     def key(self) -> str: ...
-    @property
+    @cached_property
     def grid(self) -> Grid: ...
     @property
     def rows(self) -> int: ...
     @property
     def cols(self) -> int: ...
-    @property
+    @cached_property
     def nnz(self) -> int: ...
     @property
     def density(self) -> float: ...

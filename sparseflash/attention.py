@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from masks.registry import find
+from masks.spec import find
 from sparseflash import calls
 from sparseflash.backends import NAMES, choose, reasons
 from sparseflash.ops import attend, prepare, run

@@ -34,3 +34,14 @@ def fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def own_patterns():
+    """Patterns that a test registers are forgotten after it."""
+    from masks.registry import PATTERNS
+
+    before = dict(PATTERNS)
+    yield
+    PATTERNS.clear()
+    PATTERNS.update(before)

@@ -6,8 +6,7 @@ from masks.analysis.reach import Reach, reach
 from masks.checks import integer
 
 if TYPE_CHECKING:
-    from masks.algebra import Mask
-    from masks.block_mask import BlockMask
+    from masks.types import BlockMask, Mask
 
 
 def built(

@@ -10,7 +10,7 @@ from masks.analysis.stats import Stats
 from masks.analysis.words import count_of, number, percent, spans
 
 if TYPE_CHECKING:
-    from masks.algebra import Mask
+    from masks.types import Mask
 
 MUCH_WASTE = 4  # computed pairs for an allowed one
 MUCH_IMBALANCE = 4  # blocks of the busiest line over the mean; causal masks have 2
@@ -42,7 +42,7 @@ def precedence(mask: "Mask", stats: Stats, causal: bool | None) -> list[str]:
 
 
 def _and_causal(mask: "Mask") -> str:
-    from masks.patterns.band import causal
+    from masks.patterns.bands import causal
 
     return str(mask & causal())
 

@@ -11,8 +11,8 @@ from masks.analysis.loads import cover
 from masks.analysis.segments import Segments, union
 from masks.analysis.symmetry import is_symmetric
 from masks.block_lists import FULL
-from masks.block_mask import unpack_bits
 from masks.runs import Bools, Ints, expand
+from masks.tiles import unpack_bits
 
 MOST_EDGES = 1 << 24  # of the token graph
 MOST_TILES = 1 << 12

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.analysis.segments import Segments, union
-from masks.block_mask import unpack_bits
 from masks.runs import Bools, Grid, Ints, expand
+from masks.tiles import unpack_bits
 
 
 class Load(NamedTuple):

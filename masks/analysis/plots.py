@@ -14,7 +14,7 @@ from masks.draw import COLOURS, Span, draw
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from masks.block_mask import BlockMask
+    from masks.types import BlockMask
 
 BARS = 24
 SHOWN_LAYERS = 24

@@ -18,7 +18,7 @@ from masks.checks import flag, integer
 from masks.runs import Ints
 
 if TYPE_CHECKING:
-    from masks.block_mask import BlockMask
+    from masks.types import BlockMask
 
 MOST_TOKENS = 1 << 15  # of the exact reach
 

@@ -9,8 +9,8 @@ from masks.analysis.bitsets import Ranges, Words
 from masks.analysis.graph import fold
 from masks.analysis.loads import cover
 from masks.analysis.segments import Segments, union
-from masks.block_mask import unpack_bits
 from masks.runs import Bools, Grid, Ints, expand
+from masks.tiles import unpack_bits
 
 MOST_INTERVALS = 1 << 24  # of keys that a query sees, over all queries
 

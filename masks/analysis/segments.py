@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import FULL, row_segments
-from masks.block_mask import BlockMask, unpack_bits
 from masks.checks import integer
 from masks.runs import Bools, Grid, Ints
+from masks.tiles import unpack_bits
+from masks.types import BlockMask
 
 TILES_AT_ONCE = 512  # unpacked: bounds the memory
 FARTHEST = 1 << 40  # stands for "none" where a distance is sought; beyond any number of tokens

@@ -13,8 +13,7 @@ from masks.analysis.words import count_of, percent, spans
 from masks.runs import Ints
 
 if TYPE_CHECKING:
-    from masks.algebra import Mask
-    from masks.block_mask import BlockMask
+    from masks.types import BlockMask, Mask
 
 EXACT = 4096  # tokens: up to here the reach is that of tokens
 LAYERS = 64  # looked at, where a model has fewer
@@ -186,9 +185,9 @@ def _bound(found: Reach) -> str:
 
 def _remedy(case: Case) -> str:
     """The first addition of a few that was built and does what is asked, in words."""
-    from masks.patterns.band import causal, local
+    from masks.patterns.bands import causal, local
     from masks.patterns.butterfly import butterfly
-    from masks.patterns.global_tokens import global_tokens
+    from masks.patterns.columns import global_tokens
 
     size = max(case.blocks[0].block_size)
     near = local(size, 0) if case.causal else local(size)

@@ -12,7 +12,7 @@ from masks.analysis.symmetry import is_symmetric
 from masks.analysis.words import number, percent, spans
 
 if TYPE_CHECKING:
-    from masks.block_mask import BlockMask
+    from masks.types import BlockMask
 
 Ranges = tuple[tuple[int, int], ...]
 

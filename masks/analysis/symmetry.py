@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.analysis.segments import TILES_AT_ONCE, Segments
-from masks.block_mask import unpack_bits
+from masks.tiles import unpack_bits
 
 
 def is_symmetric(segments: Segments) -> bool:

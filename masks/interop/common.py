@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import FULL, row_segments
-from masks.block_mask import BlockMask, pack_bits
 from masks.checks import integer
 from masks.runs import Grid, Ints, ranges
-from masks.tiles import Tiles
+from masks.tiles import Tiles, pack_bits
+from masks.types import BlockMask
 
 GIB = 1 << 30
 

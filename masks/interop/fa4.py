@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from masks.block_lists import BlockLists
-from masks.block_mask import BlockMask, block_sizes
-from masks.checks import integer
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes, integer
 from masks.interop.common import block_codes, check_size, evaluate, listed, to_numpy, with_full
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble
@@ -125,7 +125,7 @@ def from_fa4(
     full = np.zeros(0, np.int64)
     if forward.full_block_cnt is not None:
         full = listed(grid, forward.full_block_cnt, forward.full_block_idx)
-    return assemble(tiles, *with_full(x, codes, full))
+    return BlockMask(*assemble(tiles, *with_full(x, codes, full)))
 
 
 def _padded(

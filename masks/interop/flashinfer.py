@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from masks.block_lists import FULL
-from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
-from masks.checks import integer
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes, integer
 from masks.interop.common import check_size, in_order, positions, slice_lists, to_numpy
 from masks.runs import Grid
-from masks.tiles import Tiles, assemble
+from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 
 
 class Bsr(NamedTuple):
@@ -113,7 +113,7 @@ def from_bsr(
     x, tiles = positions(grid, line, indices), Tiles(grid)
     if mask is None:
         codes = np.full(len(x), FULL, np.int32)
-        return assemble(tiles, *in_order(x, codes))
+        return BlockMask(*assemble(tiles, *in_order(x, codes)))
     bits = to_numpy(mask)
     if bits.shape != (len(x), grid.block_q, grid.block_k):
         shape = (len(x), grid.block_q, grid.block_k)
@@ -123,4 +123,4 @@ def from_bsr(
     for i in range(0, len(x), tiles.at_once):
         part = slice(i, i + tiles.at_once)
         codes[part] = tiles.codes(pack_bits(bits[part].astype(bool)), cut[part])
-    return assemble(tiles, *in_order(x, codes))
+    return BlockMask(*assemble(tiles, *in_order(x, codes)))

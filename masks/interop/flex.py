@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import FULL
-from masks.block_mask import BlockMask, block_sizes
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes
 from masks.interop.common import block_codes, check_size, evaluate, listed, with_full
 from masks.runs import Bools, Grid
 from masks.tiles import Tiles, assemble
@@ -104,7 +105,7 @@ def from_flex(flex_mask: Any) -> BlockMask:
     full = np.zeros(0, np.int64)
     if flex_mask.full_kv_num_blocks is not None:
         full = listed(grid, flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices)
-    return assemble(tiles, *with_full(x, codes, full))
+    return BlockMask(*assemble(tiles, *with_full(x, codes, full)))
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

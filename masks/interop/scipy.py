@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from masks.block_lists import FULL
-from masks.block_mask import BlockMask, block_sizes, pack_bits, unpack_bits
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes
 from masks.interop.common import check_size, slice_lists, slice_segments
 from masks.runs import Grid
-from masks.tiles import Tiles, assemble
+from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 
 
 def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: float = 8) -> Any:
@@ -97,4 +98,4 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
         bits = np.zeros((part.stop - part.start, grid.block_q, grid.block_k), bool)
         bits[block[of] - i, q[of], k[of]] = True
         codes[part] = tiles.codes(pack_bits(bits), cut[part])
-    return assemble(tiles, x, codes)
+    return BlockMask(*assemble(tiles, x, codes))

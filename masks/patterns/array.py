@@ -1,14 +1,17 @@
 """A mask given as data."""
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from masks import runs as rl
-from masks.algebra import Leaf
+from masks.arrays import read_array
+from masks.leaf import Leaf
+from masks.registry import name
 from masks.runs import Bools, Grid, Ints, Runs
+
+__all__ = ["mask_from"]
 
 
 def mask_from(array: ArrayLike) -> "ArrayMask":
@@ -17,25 +20,13 @@ def mask_from(array: ArrayLike) -> "ArrayMask":
     True means allowed. The array is copied. The mask builds for these lengths only; an extent of 1
     fits any number of heads or batch entries.
     """
-    data = np.array(array)
-    if data.dtype != bool:
-        raise ValueError(f"array is {data.dtype}: give booleans, True where allowed")
-    if data.ndim not in (2, 3, 4) or data.size == 0:
-        raise ValueError(
-            f"array has shape {data.shape}: give (n_q, n_k), (heads, n_q, n_k) "
-            "or (batch, heads, n_q, n_k), none of them 0"
-        )
-    digest = hashlib.sha256(np.packbits(data).data).hexdigest()
-    shape = (1,) * (4 - data.ndim) + data.shape
-    data = np.ascontiguousarray(data.reshape(shape))
-    data.flags.writeable = False
-    batch, heads = (None if extent == 1 else extent for extent in shape[:2])
-    return ArrayMask(f"mask_from({shape}, sha256='{digest}')", data, batch, heads)
+    data, text = read_array(array)
+    batch, heads = (None if extent == 1 else extent for extent in data.shape[:2])
+    return name(ArrayMask(data, batch, heads), text, "mask_from", {}, spelled=False)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ArrayMask(Leaf):
-    key: str
     data: Bools  # (batch or 1, heads or 1, n_q, n_k)
     batch: int | None
     heads: int | None

@@ -1,4 +1,4 @@
-"""BigBird: global, window and random token blocks (Zaheer et al., arXiv 2007.14062)."""
+"""Windows with global or random tokens: BigBird, Longformer and ETC."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,28 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.draws import Drawn, Stream, choose
-from masks.patterns.graphs import union
+from masks.leaves.draws import Drawn, Stream, choose
+from masks.leaves.graphs import union
+from masks.patterns.bands import local
+from masks.patterns.columns import global_at, global_tokens
+from masks.patterns.distances import dilated
+from masks.registry import BLOCKS, Example, pattern
 from masks.runs import Ints
-from masks.spec import call_text, pattern
+
+__all__ = ["bigbird", "etc_", "longformer"]
 
 
-@pattern()
+@pattern(
+    Example(
+        "bigbird(16)",
+        "window, global and random blocks",
+        "(2*n + 2*(4 + r) + (n - 4)*(5 + r))*B**2",
+        "2007.14062",
+        BLOCKS | {"r": 3},
+    ),
+    section="Graphs of token blocks",
+    written=2,
+)
 def bigbird(
     block: int = 64,
     random: int = 3,
@@ -49,15 +64,7 @@ def bigbird(
         raise ValueError(f"window is {window}: give an odd number of blocks")
     global_blocks = integer("global_blocks", global_blocks, least=0)
     stream = Stream.of(seed, per_head, per_layer, layer)
-    key = call_text(
-        "bigbird",
-        block,
-        random,
-        window=(window, 3),
-        global_blocks=(global_blocks, 1),
-        **stream.options(per_head=True),
-    )
-    return BigBird(key, block, stream, random, window // 2, global_blocks)
+    return BigBird(block, stream, random, window // 2, global_blocks)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -88,3 +95,60 @@ class BigBird(Drawn):
             ],
             n_cols,
         )
+
+
+@pattern(
+    Example(
+        "longformer(48)",
+        "a window and global tokens",
+        "N*(2*w + 1) - w*(w + 1) + 2*(N - 1 - w)",
+        "2004.05150",
+        {"w": 24},
+    ),
+    section="Graphs of token blocks",
+)
+def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = (0,)) -> Mask:
+    """A window of window // 2 keys to either side, and tokens that see all and are seen by all.
+
+    The window of Beltagy et al. (arXiv 2004.05150) counts keys: with the query itself an inner row
+    has window // 2 * 2 + 1 of them, every `dilation`-th token. Dilation differs from head to head
+    in the upper layers there: `heads(longformer(w), longformer(w, 2))`. The projections that
+    global tokens have of their own in Longformer are no matter of the mask. Its text is that of
+    the union, such as `local(256) | global_at((0,))`.
+
+    With w = window // 2 and no dilation, n(2w + 1) - w(w + 1) of n x n pairs are in the window, and
+    a global token adds 2n - 1 less those of them that the window or another one has.
+
+    Args:
+        window: keys, >= 1.
+        dilation: >= 1; the window then reaches window // 2 * dilation tokens.
+        global_tokens: tuple of token numbers; () gives the window alone.
+    """
+    radius = integer("window", window, least=1) // 2
+    dilation = integer("dilation", dilation, least=1)
+    inner = local(radius) if dilation == 1 else dilated(radius * dilation, dilation)
+    return inner if global_tokens == () else inner | global_at(global_tokens)
+
+
+@pattern(
+    Example("etc_(8, 24)", "global tokens in front of a long input", "", "2004.08483"),
+    short="etc",
+    section="Graphs of token blocks",
+)
+def etc_(n: int, radius: int) -> Mask:
+    """`n` global tokens in front of a long input, whose tokens see `radius` others to either side.
+
+    Extended Transformer Construction (Ainslie et al., arXiv 2004.08483) with both inputs in one
+    sequence: global-to-global, global-to-long and long-to-global attention are dense, long-to-long
+    is local. Its structured masks of the global parts are further terms for `&`, and BigBird's ETC
+    adds `bigbird(window=1, global_blocks=0)` for random blocks. The text is that of
+    `global_tokens(n) | local(radius)`.
+
+    Of N x N pairs, with m = N - n > radius long tokens, n(2N - n) + m(2r + 1) - r(r + 1) are
+    allowed.
+
+    Args:
+        n: global tokens, >= 0.
+        radius: tokens, >= 0.
+    """
+    return global_tokens(n) | local(integer("radius", radius, least=0))

@@ -7,17 +7,23 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.by_length import ByLength
-from masks.patterns.graphs import Adjacency, union
-from masks.patterns.token_blocks import TokenBlocks
+from masks.leaf import ByLength
+from masks.leaves.graphs import Adjacency, union
+from masks.leaves.token_blocks import TokenBlocks
+from masks.registry import Example, pattern
 from masks.runs import Grid, Ints
-from masks.spec import call_text, pattern
+
+__all__ = ["bigbird_compat"]
 
 LONGEST = 4096  # tokens for which the paper's plan is drawn, and then cut
 FOCUS = 1024  # tokens among which it draws
 
 
-@pattern()
+@pattern(
+    Example("bigbird_compat(16)", "`bigbird`, drawn as Google's code does", "", "2007.14062"),
+    section="Graphs of token blocks",
+    written=2,
+)
 def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
     """The block mask of Google's BigBird, random blocks included: rows and heads of one stream.
 
@@ -44,15 +50,13 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
     """
     block, random = integer("block", block, least=1), integer("random", random, least=1)
     seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
-    key = call_text("bigbird_compat", block, random, seed=(seed, 0))
-    return BigBirdCompat(key, block, random, seed)
+    return BigBirdCompat(block, random, seed)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LegacyBigBird(ByLength):
     """A mask that differs from head to head as the draws of NumPy's legacy generator do."""
 
-    key: str
     block: int
     random: int
     seed: int | None
@@ -73,7 +77,7 @@ class LegacyBigBird(ByLength):
 
     def at(self, grid: Grid) -> "Table":
         n = self.blocks(max(grid.n_q, grid.n_k))
-        return Table("", self.block, _tables(self, n, grid.heads))
+        return Table(self.block, _tables(self, n, grid.heads))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -81,7 +85,7 @@ class BigBirdCompat(LegacyBigBird):
     def layer(self, index: int) -> Mask:
         if self.seed is not None:
             return super().layer(index)
-        return bigbird_compat(self.block, self.random, seed=index)
+        return self.again(seed=integer("index", index, least=0))
 
     def drawn(self, n: int, heads: int) -> list[Ints]:
         if n <= 2 * self.random + 5:

@@ -6,14 +6,33 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.by_length import ByLength
-from masks.patterns.global_tokens import global_tokens
-from masks.patterns.token_blocks import TokenBlocks
+from masks.leaf import ByLength
+from masks.leaves.token_blocks import TokenBlocks
+from masks.patterns.columns import global_tokens
+from masks.registry import BLOCKS, Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints
-from masks.spec import call_text, pattern
+
+__all__ = ["butterfly", "pixelfly"]
 
 
-@pattern()
+@pattern(
+    Example(
+        "butterfly(16)",
+        "a hypercube: log2(n) layers see all; not together with causal alone",
+        "n*(L + 1)*B**2",
+        "2112.00029",
+        BLOCKS,
+    ),
+    Example(
+        "butterfly(16, levels=2)",
+        "fewer strides: blocks in groups of four that never meet",
+        "n*3*B**2",
+        "2112.00029",
+        BLOCKS,
+    ),
+    section="Graphs of token blocks",
+    written=1,
+)
 def butterfly(
     block: int | None = None, levels: int | None = None, *, size: int | None = None
 ) -> Mask:
@@ -41,13 +60,21 @@ def butterfly(
             raise ValueError(f"size is {size}: give a power of two")
         if levels is not None and levels >= size.bit_length():
             raise ValueError(f"levels is {levels}: {size} blocks have {size.bit_length() - 1}")
-        key = call_text("butterfly", size=(size, None), levels=(levels, None))
-        return SizedButterfly(key, size, levels)
+        return SizedButterfly(size, levels)
     block = 128 if block is None else integer("block", block, least=1)
-    return Butterfly(call_text("butterfly", block, levels=(levels, None)), block, levels)
+    return canonical(Butterfly(block, levels), block=block)
 
 
-@pattern()
+@pattern(
+    Example(
+        "pixelfly(16)",
+        "the butterfly and a global block",
+        "(n*(L + 3) - 2*L - 2)*B**2",
+        "2112.00029",
+        BLOCKS,
+    ),
+    section="Graphs of token blocks",
+)
 def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
     """`butterfly(block, levels)`, and rows and columns of global token blocks at the beginning.
 
@@ -67,7 +94,6 @@ def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1
 @dataclass(frozen=True, repr=False, eq=False)
 class Butterfly(TokenBlocks):
     levels: int | None
-    prefix_stable = True
 
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
         held = int(max(rows[-1], n_cols - 1)).bit_length()
@@ -89,9 +115,8 @@ class Butterfly(TokenBlocks):
 class SizedButterfly(ByLength):
     """A butterfly whose token blocks grow with the length."""
 
-    key: str
     size: int
     levels: int | None
 
     def at(self, grid: Grid) -> Butterfly:
-        return Butterfly("", -(-max(grid.n_q, grid.n_k) // self.size), self.levels)
+        return Butterfly(-(-max(grid.n_q, grid.n_k) // self.size), self.levels)

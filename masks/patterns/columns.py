@@ -1,16 +1,28 @@
-"""Keys that every query sees: attention sinks, vertical lines, a prefix."""
+"""Whole rows and columns: attention sinks, global tokens, vertical lines, a prefix."""
 
 from dataclasses import dataclass
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.band import causal
-from masks.patterns.lines import Lines
-from masks.patterns.token_sets import TokenSet, ascending
-from masks.spec import call_text, pattern
+from masks.leaves.lines import Lines, TokenSet, ascending
+from masks.patterns.bands import causal
+from masks.registry import Example, canonical, pattern
+
+__all__ = [
+    "global_at",
+    "global_rows",
+    "global_tokens",
+    "keys_at",
+    "last_rows",
+    "prefix_lm",
+    "sinks",
+]
 
 
-@pattern()
+@pattern(
+    Example("sinks(8)", "the first keys, for everyone", "N*g", "2309.17453", {"g": 8}),
+    section="Rows and columns",
+)
 def sinks(n: int) -> Mask:
     """Every query sees the first `n` keys (>= 0): k < n, in the future too.
 
@@ -19,11 +31,13 @@ def sinks(n: int) -> Mask:
 
     With g of n blocks, n * g of n x n are allowed.
     """
-    n = integer("n", n, least=0)
-    return Sinks(call_text("sinks", n), n)
+    return Sinks(integer("n", n, least=0))
 
 
-@pattern()
+@pattern(
+    Example("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490"),
+    section="Rows and columns",
+)
 def keys_at(tokens: tuple[int, ...]) -> Mask:
     """Every query sees the keys `tokens`, in the future too: vertical lines.
 
@@ -33,10 +47,19 @@ def keys_at(tokens: tuple[int, ...]) -> Mask:
     With s of n tokens, n * s of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
-    return KeysAt(call_text("keys_at", tokens), tokens)
+    return canonical(KeysAt(tokens), tokens=tokens)
 
 
-@pattern()
+@pattern(
+    Example(
+        "prefix_lm(64)",
+        "a prompt that sees all of itself",
+        "N*(N + 1)/2 + p*(p - 1)/2",
+        "1910.10683",
+        {"p": 64},
+    ),
+    section="Rows and columns",
+)
 def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     """Full attention among the first `prefix` tokens, causal after them: k < prefix or k <= q.
 
@@ -68,3 +91,98 @@ class KeysAt(Lines):
 
     def keys(self, n_k: int) -> TokenSet:
         return TokenSet.of(self.tokens)
+
+
+@pattern(
+    Example(
+        "global_tokens(8)",
+        "tokens that see and are seen; two layers see all",
+        "2*N*g - g**2",
+        "2004.05150",
+        {"g": 8},
+    ),
+    short="global",
+    section="Rows and columns",
+)
+def global_tokens(n: int) -> Mask:
+    """The first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
+
+    With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
+    `global_rows` the one with the queries.
+    """
+    return GlobalTokens(integer("n", n, least=0))
+
+
+@pattern(
+    Example("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2}),
+    section="Rows and columns",
+)
+def global_at(tokens: tuple[int, ...]) -> Mask:
+    """A set S of tokens see every key, and every query sees them: q in S or k in S.
+
+    Longformer's global attention at the tokens of a question, say (arXiv 2004.05150). Numbers
+    beyond the length mean nothing.
+
+    Args:
+        tokens: different integers >= 0; the order is free.
+
+    With s of n tokens, s(2n - s) of n x n pairs are allowed.
+    """
+    tokens = ascending("tokens", tokens)
+    return canonical(GlobalAt(tokens), tokens=tokens)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GlobalTokens(Lines):
+    n: int
+
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.between(0, self.n)
+
+    def keys(self, n_k: int) -> TokenSet:
+        return TokenSet.between(0, self.n)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GlobalAt(Lines):
+    tokens: tuple[int, ...]
+
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.of(self.tokens)
+
+    def keys(self, n_k: int) -> TokenSet:
+        return TokenSet.of(self.tokens)
+
+
+@pattern(
+    Example("global_rows(8)", "queries that see everything", "N*g", "", {"g": 8}),
+    section="Rows and columns",
+)
+def global_rows(n: int) -> Mask:
+    """The first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens` only."""
+    return GlobalRows(integer("n", n, least=0))
+
+
+@pattern(
+    Example("last_rows(8)", "the last queries see everything", "N*g", "", {"g": 8}),
+    section="Rows and columns",
+)
+def last_rows(n: int) -> Mask:
+    """The last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the length."""
+    return LastRows(integer("n", n, least=0))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GlobalRows(Lines):
+    n: int
+
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.between(0, self.n)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LastRows(Lines):
+    n: int
+
+    def queries(self, n_q: int) -> TokenSet:
+        return TokenSet.between(max(n_q - self.n, 0), n_q)

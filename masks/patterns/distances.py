@@ -1,21 +1,34 @@
-"""Base of the patterns that depend on the distance q - k alone: dilated, strided, powers of two."""
+"""Patterns of the distance q - k alone: dilated windows, diagonals, powers of two."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import choice, integer
-from masks.patterns.band import ALIGNMENTS
-from masks.patterns.profiles import code, distinct, from_profiles
-from masks.patterns.token_sets import ascending
+from masks.leaf import Leaf
+from masks.leaves.geometry import code, distinct, from_profiles
+from masks.leaves.lines import ascending
+from masks.leaves.token_blocks import TokenBlocks
+from masks.patterns.bands import ALIGNMENTS
+from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.spec import call_text, pattern
+
+__all__ = ["diagonals", "dilated", "power_of_two"]
 
 DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
 
 
-@pattern()
+@pattern(
+    Example(
+        "dilated(48, 4)",
+        "a window with gaps; join its residue classes with another mask",
+        "N*(2*m + 1) - s*m*(m + 1)",
+        "2004.05150",
+        {"m": 12, "s": 4},
+    ),
+    section="Bands and distances",
+)
 def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
     """Every `step`-th key up to `extent` tokens away: |q - k| <= extent and step divides q - k.
 
@@ -31,12 +44,13 @@ def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
     With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
     """
     extent, step = integer("extent", extent, least=0), integer("step", step, least=1)
-    align = choice("align", align, ALIGNMENTS)
-    key = call_text("dilated", extent, step, align=(align, "top_left"))
-    return Dilated(key, align, extent, step)
+    return Dilated(choice("align", align, ALIGNMENTS), extent, step)
 
 
-@pattern()
+@pattern(
+    Example("diagonals((0, 16, 64))", "given distances", "3*N - 16 - 64"),
+    section="Bands and distances",
+)
 def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     """Key k is allowed for query q when q - k is one of `distances`; below 0 lies the future.
 
@@ -47,20 +61,15 @@ def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     Distance d holds n - |d| pairs of n x n tokens.
     """
     distances = ascending("distances", distances, least=None)
-    align = choice("align", align, ALIGNMENTS)
-    return Diagonals(call_text("diagonals", distances, align=(align, "top_left")), align, distances)
+    mask = Diagonals(choice("align", align, ALIGNMENTS), distances)
+    return canonical(mask, distances=distances)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Distances(Leaf):
     """A pattern with `distance`; queries are counted as `align` says."""
 
-    key: str
     align: str
-
-    @property
-    def prefix_stable(self) -> bool:
-        return self.align == "top_left"
 
     def distance(self, d: Ints) -> Bools:
         """Whether the distances d = q - k are allowed, elementwise; any number may come."""
@@ -126,3 +135,57 @@ class Diagonals(Distances):
 
     def distance(self, d: Ints) -> Bools:
         return np.isin(d, np.array(self.distances, np.int64))
+
+
+@pattern(
+    Example(
+        "power_of_two()",
+        "distances 0, 1, 2, 4, ..: few layers reach far",
+        "N*(2*L + 1) - 2*(N - 1)",
+        "2503.03588",
+        {"L": 8},
+    ),
+    section="Bands and distances",
+)
+def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
+    """The distance |q // block - k // block| is 0 or a power of two.
+
+    `power_of_two() & causal()` is LogSparse (Li et al., arXiv 1907.00235); these are the distances
+    of PowerAttention, too (Chen et al., arXiv 2503.03588). Unlike `butterfly & causal`, it reaches
+    every earlier token: distance d in as many layers as d has one bits.
+
+    Args:
+        block: tokens of a token block, >= 1. A multiple of the block of the build makes all blocks
+            full, where distances of tokens leave two or three thin diagonals in each.
+        align: see `causal`; token blocks count from the start, so it needs block=1.
+
+    With n = 2**L token blocks, n + 2(n(L - 1) + 1) of n x n are allowed, and nL + 1 of them causal.
+    """
+    block = integer("block", block, least=1)
+    align = choice("align", align, ALIGNMENTS)
+    if block > 1 and align != "top_left":
+        raise ValueError(f"align is {align!r} and block {block}: leave one of them out")
+    return PowerOfTwo(align) if block == 1 else PowerOfTwoBlocks(block)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PowerOfTwo(Distances):
+    def distance(self, d: Ints) -> Bools:
+        return zero_or_power_of_two(np.abs(d))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PowerOfTwoBlocks(TokenBlocks):
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        held = int(max(rows[-1], n_cols - 1)).bit_length()
+        powers = 1 << np.arange(held, dtype=np.int64)
+        cols = rows[:, None] + np.concatenate([-powers[::-1], [0], powers])
+        i, place = np.nonzero((cols >= 0) & (cols < n_cols))
+        return i, cols[i, place]
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return zero_or_power_of_two(np.abs(q // self.block - k // self.block))
+
+
+def zero_or_power_of_two(x: Ints) -> Bools:
+    return (x & (x - 1)) == 0

@@ -8,18 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.lengths import FAR, Cuts, Lengths, numbers_text, read_lengths, same_counts
-from masks.patterns.rectangles import rectangle_runs
+from masks.leaf import Leaf
+from masks.leaves.geometry import rectangle_runs
+from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_lengths, same_counts
+from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
-from masks.spec import call_text, pattern
+
+__all__ = ["documents", "documents_from_ids", "documents_from_offsets", "shared_prefix"]
 
 MOST_PAIRS = 1 << 24  # of pieces of documents that see each other
 MOST_TOKENS = 512  # of a block, so that all that tells it fits one int64
 
 
-@pattern()
+@pattern(
+    Example("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2"),
+    section="Segments",
+    digest=True,
+)
 def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     """Documents that follow one another and see themselves only: id[q] == id[k].
 
@@ -38,13 +45,19 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     rows = read_lengths("lengths", lengths)
     key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
     same_counts(rows, key_rows)
-    text, spelled = numbers_text(rows)
-    key_text, key_spelled = (None, True) if key_rows == rows else numbers_text(key_rows)
-    key = call_text("documents", text, key_lengths=(key_text, None))
-    return _documents(key, rows, key_rows, shared=False, spelled=spelled and key_spelled)
+    mask = _documents(rows, key_rows, shared=False)
+    other = None if key_rows == rows else flat(key_rows)
+    return canonical(mask, lengths=flat(rows), key_lengths=other)
 
 
-@pattern()
+@pattern(
+    Example(
+        "documents_from_offsets((0, 60, 160, 256))",
+        "the same from `cu_seqlens`",
+        "60**2 + 100**2 + 96**2",
+    ),
+    section="Segments",
+)
 def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
     """`documents` from the token where each begins, and the end: [0, 3, 8] means lengths 3 and 5.
 
@@ -54,7 +67,15 @@ def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
     return documents(_differences("offsets", offsets), key_lengths)
 
 
-@pattern()
+@pattern(
+    Example(
+        "documents_from_ids((0,) * 60 + (1,) * 100 + (0,) * 96)",
+        "the same from a number for every token; a document may come in pieces",
+        "156**2 + 100**2",
+    ),
+    section="Segments",
+    digest=True,
+)
 def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     """`documents` from the number of every token's document: key k is allowed when id[q] == id[k].
 
@@ -75,15 +96,17 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
     if in_order:
         return documents(lengths, None if key_ids is None else key_lengths)
-    text, spelled = numbers_text(_tuples(rows))
-    key_text, key_spelled = (None, True) if key_ids is None else numbers_text(_tuples(key_rows))
-    key = call_text("documents_from_ids", text, key_ids=(key_text, None))
     batch = None if len(rows) == 1 else len(rows)
-    q, k = Cuts.of(lengths), Cuts.of(key_lengths)
-    return Documents(key, q, k, q_label, k_label, False, batch, spelled and key_spelled)
+    mask = Documents(Cuts.of(lengths), Cuts.of(key_lengths), q_label, k_label, False, batch)
+    other = None if key_ids is None else flat(key_rows.tolist())
+    return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
 
 
-@pattern()
+@pattern(
+    Example("shared_prefix(32, (100, 124))", "several continuations of one prompt"),
+    section="Segments",
+    digest=True,
+)
 def shared_prefix(prefix: int, lengths: Any) -> Mask:
     """A prefix that all see, and documents after it that see the prefix and themselves.
 
@@ -97,16 +120,15 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
     """
     prefix = integer("prefix", prefix, least=0)
     rows = read_lengths("lengths", lengths)
-    text, spelled = numbers_text(rows)
-    rows = tuple((prefix, *row) for row in rows)
-    return _documents(call_text("shared_prefix", prefix, text), rows, rows, True, spelled)
+    whole = tuple((prefix, *row) for row in rows)
+    return canonical(_documents(whole, whole, shared=True), lengths=flat(rows))
 
 
-def _documents(key: str, rows: Lengths, key_rows: Lengths, shared: bool, spelled: bool) -> Mask:
+def _documents(rows: Lengths, key_rows: Lengths, shared: bool) -> Mask:
     number = [np.arange(len(row)) + entry * FAR for entry, row in enumerate(rows)]
     label = np.concatenate(number)
     batch = None if len(rows) == 1 else len(rows)
-    return Documents(key, Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch, spelled)
+    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch)
 
 
 def _differences(name: str, offsets: Any) -> list[list[int]]:
@@ -127,10 +149,6 @@ def _read_ids(name: str, ids: ArrayLike) -> NDArray[np.integer]:
     return np.atleast_2d(data)
 
 
-def _tuples(rows: NDArray[np.integer]) -> Lengths:
-    return tuple(map(tuple, rows.tolist()))
-
-
 def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Lengths, Ints]:
     """The stretches of equal ids: their lengths by entry, and their labels."""
     lengths, labels = [], []
@@ -145,15 +163,12 @@ def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Leng
 class Documents(Leaf):
     """Pieces of documents see each other where their labels are equal."""
 
-    key: str
     q: Cuts
     k: Cuts
     q_label: Ints  # (pieces of queries,) entry * FAR + number of the document
     k_label: Ints
     shared: bool  # whether document 0 is seen by all
     batch: int | None
-    spelled: bool
-    prefix_stable = True
 
     def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
         sees = q_label == k_label

@@ -11,10 +11,12 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.draws import GOLDEN, HALF, Stream, Words, mix, permutation
-from masks.patterns.graphs import Graph, complete
+from masks.leaves.draws import GOLDEN, HALF, Stream, Words, mix, permutation
+from masks.leaves.graphs import Graph, complete
+from masks.registry import BLOCKS, Example, pattern
 from masks.runs import Ints
-from masks.spec import call_text, pattern
+
+__all__ = ["expander", "random_regular"]
 
 ATTEMPTS = 100
 DENSE = 512  # nodes up to which all eigenvalues are computed
@@ -22,7 +24,17 @@ STEPS = 64  # of the Lanczos iteration beyond
 SLACK = 0.1  # that the spectral gap may lack
 
 
-@pattern()
+@pattern(
+    Example(
+        "random_regular(4, 16)",
+        "a random graph with as many neighbours for all",
+        "n*(4 + 1)*B**2",
+        "2303.06147",
+        BLOCKS,
+    ),
+    section="Graphs of token blocks",
+    written=2,
+)
 def random_regular(
     degree: int,
     block: int = 128,
@@ -46,10 +58,20 @@ def random_regular(
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
     stream = Stream.of(seed, per_head, per_layer, layer)
-    return _regular("random_regular", degree, 2, block, stream, -math.inf)
+    return _regular(degree, 2, block, stream, -math.inf)
 
 
-@pattern()
+@pattern(
+    Example(
+        "expander(4, 16)",
+        "the same, drawn until it mixes well",
+        "n*(4 + 1)*B**2",
+        "2303.06147",
+        BLOCKS,
+    ),
+    section="Graphs of token blocks",
+    written=2,
+)
 def expander(
     degree: int = 8,
     block: int = 128,
@@ -76,15 +98,14 @@ def expander(
     stream = Stream.of(seed, per_head, per_layer, layer)
     degree = integer("degree", degree, least=4)
     gap = degree - 2 * math.sqrt(degree - 1) - SLACK
-    return _regular("expander", degree, 4, block, stream, gap)
+    return _regular(degree, 4, block, stream, gap)
 
 
-def _regular(name: str, degree: int, least: int, block: int, stream: Stream, gap: float) -> Mask:
+def _regular(degree: int, least: int, block: int, stream: Stream, gap: float) -> Mask:
     degree, block = integer("degree", degree, least=least), integer("block", block, least=1)
     if degree % 2:
         raise ValueError(f"degree is {degree}: give an even number")
-    key = call_text(name, degree, block, **stream.options())
-    return RegularGraph(key, block, stream, degree, gap)
+    return RegularGraph(block, stream, degree, gap)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

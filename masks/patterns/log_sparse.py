@@ -7,18 +7,23 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, integer
-from masks.patterns.band import Band, causal
-from masks.patterns.distances import Distances
-from masks.patterns.power_of_two import power_of_two
-from masks.patterns.profiles import from_profiles
-from masks.patterns.row_bands import GlobalRows
+from masks.leaves.geometry import from_profiles
+from masks.patterns.bands import Band, causal
+from masks.patterns.columns import GlobalRows
+from masks.patterns.distances import Distances, power_of_two
+from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.spec import call_text, pattern
+
+__all__ = ["log_sparse"]
 
 LONGEST = 1 << 30  # the numbers of its blocks have to fit int64
 
 
-@pattern()
+@pattern(
+    Example("log_sparse()", "the same, causal", "N*(L + 1) - (N - 1)", "1907.00235", {"L": 8}),
+    section="Bands and distances",
+    written=1,
+)
 def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
     """Keys at the distances 0, 1, 2, 4, ..: `power_of_two() & causal()`, as the paper defines it.
 
@@ -43,8 +48,8 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
         return power_of_two() & causal()
     window = integer("window", window, least=1, most=LONGEST)
     restart = integer("restart", window if restart is None else restart, least=2, most=LONGEST)
-    key = call_text("log_sparse", window, restart=(restart, window))
-    return LogSparse(key, "top_left", window, restart)
+    mask = LogSparse("top_left", window, restart)
+    return canonical(mask, restart=None if restart == window else restart)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -83,8 +88,8 @@ class LogSparse(Distances):
         not_full = np.where(grid.k_first < self.near - 1, rl.MIXED, rl.FULL).astype(np.uint8)
         whole = from_profiles(grid, [(0, not_full)], np.zeros(grid.rows, np.int64))
         sparse = rl.merge(super().runs(grid), whole, np.minimum)
-        rows = GlobalRows("", self.dense_rows).runs(grid)
-        top = rl.merge(rows, Band("", 0, FAR, "top_left").runs(grid), np.minimum)
+        rows = GlobalRows(self.dense_rows).runs(grid)
+        top = rl.merge(rows, Band(0, FAR, "top_left").runs(grid), np.minimum)
         return rl.merge(sparse, top, np.maximum)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:

@@ -1,18 +1,113 @@
-"""Windows of a fixed number of keys on a canvas: neighbourhoods of tokens, and of tiles."""
+"""Windows on a line, an image or a video: neighbourhoods, discs, axes and tiles."""
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 
 from masks.algebra import Mask
-from masks.checks import flag
-from masks.patterns.canvas import OnCanvas, Window, canvas_extents, per_axis, plain
-from masks.runs import Ints
-from masks.spec import call_text, pattern
+from masks.checks import choice, flag
+from masks.leaves.canvas import OnCanvas, Window, canvas_extents, per_axis, shortest
+from masks.registry import Example, canonical, pattern
+from masks.runs import Bools, Grid, Ints
+
+__all__ = ["axial", "local_2d", "neighborhood", "sliding_tiles"]
+
+NORMS = ("chebyshev", "manhattan", "euclidean")
 
 
-@pattern("natten")
+@pattern(
+    Example(
+        "local_2d((16, 16), 2)",
+        "the same, cut at the border",
+        "(W*(2*r + 1) - r*(r + 1))**2",
+        "1906.05909",
+        {"W": 16, "r": 2},
+    ),
+    section="Images and video",
+)
+def local_2d(
+    canvas: tuple[int, ...], radius: int | tuple[int, ...], *, norm: str = "chebyshev"
+) -> Mask:
+    """The tokens within `radius` of the query on a line, an image or a video.
+
+    The window shrinks at the borders, as in stand-alone self-attention (arXiv 1906.05909); compare
+    `neighborhood`, where it shifts. With the default norm, an axis of extent E and radius
+    r < E counts (2r + 1)E - r(r + 1) pairs, and the mask their product over the axes. It builds for
+    prod(canvas) queries and keys, row by row.
+
+    Args:
+        canvas: one to three extents, slowest first: (height, width).
+        radius: largest distance along an axis, >= 0; one value, or one for every axis.
+        norm: "chebyshev" keeps to the radius along every axis: a box. "manhattan" and "euclidean"
+            keep the sum of the distances, or of their squares, to one radius: a diamond, a disc.
+    """
+    canvas = canvas_extents(canvas)
+    radii = per_axis("radius", radius, canvas, least=0)
+    norm = choice("norm", norm, NORMS)
+    if norm != "chebyshev" and len(set(radii)) > 1:
+        raise ValueError(f"radius is {radius!r}: give one integer for the norm {norm!r}")
+    mask = Local(canvas, radii) if norm == "chebyshev" else Ball(canvas, radii, norm)
+    return canonical(mask, radius=shortest(radii))
+
+
+@pattern(
+    Example(
+        "axial((16, 16))",
+        "the pixel's row and column; two layers see all",
+        "N*(2*W - 1)",
+        "1912.12180",
+        {"W": 16},
+    ),
+    section="Images and video",
+)
+def axial(canvas: tuple[int, ...]) -> Mask:
+    """The tokens on the lines through the query along each axis (arXiv 1912.12180).
+
+    Key and query differ along one axis at most: the same row or the same column of an image. Every
+    query sees sum(canvas) - len(canvas) + 1 keys. It is the union of `local_2d` masks of radius 0
+    along all axes but one.
+    """
+    canvas = canvas_extents(canvas)
+    radii = np.diag(np.array(canvas) - 1).tolist()
+    return reduce(or_, [local_2d(canvas, tuple(line)) for line in radii])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Local(OnCanvas):
+    radii: tuple[int, ...]
+
+    def window(self, axis: int) -> Window:
+        place, radius = np.arange(self.canvas[axis]), min(self.radii[axis], self.canvas[axis])
+        return Window(place - radius, place + radius)  # unclipped: the same everywhere
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ball(Local):
+    norm: str
+    solid = False
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        radius = min(self.radii[0], sum(self.canvas))  # no distance is larger
+        power = 1 if self.norm == "manhattan" else 2
+        pairs = zip(self._coordinates(q), self._coordinates(k), strict=True)
+        near = sum((abs(at_q - at_k) ** power for at_q, at_k in pairs), 0) <= radius**power
+        return near & (s >= 0)  # of the shape asked for
+
+
+@pattern(
+    Example(
+        "neighborhood((16, 16), 5)",
+        "25 neighbours for every pixel, at the border too",
+        "N*k**2",
+        "2204.07143",
+        {"k": 5},
+    ),
+    short="natten",
+    section="Images and video",
+)
 def neighborhood(
     canvas: tuple[int, ...],
     kernel: int | tuple[int, ...],
@@ -57,15 +152,13 @@ def neighborhood(
             )
         if s > k:
             raise ValueError(f"stride is {s}: give an integer <= the kernel, {k}")
-    key = call_text(
-        "neighborhood",
-        canvas,
-        plain(kernels),
-        dilation=(plain(dilations), 1),
-        stride=(plain(strides), 1),
-        causal=(plain(causals), False),
+    return canonical(
+        Neighborhood(canvas, kernels, dilations, strides, causals),
+        kernel=shortest(kernels),
+        dilation=shortest(dilations),
+        stride=shortest(strides),
+        causal=shortest(causals),
     )
-    return Neighborhood(key, canvas, kernels, dilations, strides, causals)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -90,7 +183,16 @@ class Neighborhood(OnCanvas):
         return Window(first * dilation + residue, last * dilation + residue, dilation)
 
 
-@pattern()
+@pattern(
+    Example(
+        "sliding_tiles((16, 16), 4, 3)",
+        "whole tiles of a window",
+        "N*(3*t)**2",
+        "2502.04507",
+        {"t": 4},
+    ),
+    section="Images and video",
+)
 def sliding_tiles(
     canvas: tuple[int, ...], tile: int | tuple[int, ...], window: int | tuple[int, ...]
 ) -> Mask:
@@ -115,8 +217,8 @@ def sliding_tiles(
                 f"window is {size}, but an extent of {extent} has {-(-extent // t)} tiles of {t}: "
                 "give a smaller window or tile"
             )
-    key = call_text("sliding_tiles", canvas, plain(tiles), plain(sizes))
-    return SlidingTiles(key, canvas, tiles, sizes)
+    mask = SlidingTiles(canvas, tiles, sizes)
+    return canonical(mask, tile=shortest(tiles), window=shortest(sizes))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

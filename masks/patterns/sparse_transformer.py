@@ -5,16 +5,28 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import FAR, choice, integer
-from masks.patterns.band import ALIGNMENTS, Band
+from masks.leaf import Leaf
+from masks.leaves.geometry import code, from_profiles
+from masks.patterns.bands import ALIGNMENTS, Band
 from masks.patterns.distances import Distances
-from masks.patterns.profiles import code, from_profiles
+from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.spec import call_text, pattern
+
+__all__ = ["fixed", "strided"]
 
 
-@pattern()
+@pattern(
+    Example(
+        "strided(16)",
+        "a window, and every 16th key before it; two layers see all",
+        "N*l - l*(l - 1)/2 + N*(N/l - 1)/2",
+        "1904.10509",
+        {"l": 16},
+    ),
+    section="Bands and distances",
+)
 def strided(stride: int, *, align: str = "top_left") -> Mask:
     """The last `stride` keys, the query itself included, and earlier ones at multiples of it.
 
@@ -29,11 +41,19 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
     With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
     """
     stride = integer("stride", stride, least=1)
-    align = choice("align", align, ALIGNMENTS)
-    return Strided(call_text("strided", stride, align=(align, "top_left")), align, stride)
+    return Strided(choice("align", align, ALIGNMENTS), stride)
 
 
-@pattern()
+@pattern(
+    Example(
+        "fixed(16, 2)",
+        "the query's chunk, and the ends of those before; two layers see all",
+        "N*(l + 1)/2 + c*N*(N/l - 1)/2",
+        "1904.10509",
+        {"l": 16, "c": 2},
+    ),
+    section="Bands and distances",
+)
 def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
     """The query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
 
@@ -59,8 +79,7 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
             f"vertices is {vertices}: give at most {stride // summary}, "
             f"for {summary} keys each have to fit into {stride}"
         )
-    key = call_text("fixed", stride, summary, vertices=(vertices, 1))
-    return Fixed(key, stride, summary, vertices)
+    return Fixed(stride, summary, vertices)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -73,11 +92,9 @@ class Strided(Distances):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Fixed(Leaf):
-    key: str
     stride: int
     summary: int
     vertices: int
-    prefix_stable = True
 
     @property
     def per_head(self) -> bool:
@@ -99,7 +116,7 @@ class Fixed(Leaf):
 
     def runs(self, grid: Grid) -> Runs:
         head = replace(grid, heads=1)
-        chunks, causal = self._chunks(head), Band("", 0, FAR, "top_left").runs(head)
+        chunks, causal = self._chunks(head), Band(0, FAR, "top_left").runs(head)
         same = np.zeros(grid.slices, np.int64)
         either = rl.merge(self._summaries(grid), rl.spread(chunks, grid.area, same), np.maximum)
         return rl.merge(either, rl.spread(causal, grid.area, same), np.minimum)

@@ -2,16 +2,26 @@
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.patterns.band import causal, sliding
-from masks.patterns.columns import keys_at
+from masks.leaves.lines import ascending
+from masks.patterns.bands import causal, sliding
+from masks.patterns.columns import keys_at, last_rows
 from masks.patterns.columns import sinks as first_keys
 from masks.patterns.distances import diagonals
-from masks.patterns.row_bands import last_rows
-from masks.patterns.token_sets import ascending
-from masks.spec import pattern
+from masks.registry import Example, pattern
+
+__all__ = ["streaming", "tri_shape", "vertical_slash"]
 
 
-@pattern()
+@pattern(
+    Example(
+        "streaming(4, 48)",
+        "sinks and a window, causal",
+        "N*w - w*(w - 1)/2 + g*(N - w) - g*(g - 1)/2",
+        "2309.17453",
+        {"w": 48, "g": 4},
+    ),
+    section="Rows and columns",
+)
 def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     """The first keys and a window: k < sinks or q - k < window, and k <= q.
 
@@ -32,7 +42,10 @@ def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     return parts & causal(align=align)
 
 
-@pattern()
+@pattern(
+    Example("tri_shape(4, 48, 16)", "the same, and dense last rows", "", "TriangleMix"),
+    section="Rows and columns",
+)
 def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") -> Mask:
     """`streaming`, and the last `last` queries see all that is causal.
 
@@ -48,7 +61,12 @@ def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") ->
     return parts & causal(align=align)
 
 
-@pattern()
+@pattern(
+    Example(
+        "vertical_slash((0, 40), (0, 1, 64))", "columns and diagonals, causal", "", "2407.02490"
+    ),
+    section="Rows and columns",
+)
 def vertical_slash(
     columns: tuple[int, ...], distances: tuple[int, ...], *, align: str = "top_left"
 ) -> Mask:

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from masks.predicate.expression import BOOL, INT, REAL, Expression
 from masks.predicate.operators import entry
 
+__all__ = ["table"]
+
 CHUNK = 16  # entries; shorter intervals get the range of their chunk
 _KINDS = {"b": BOOL, "i": INT, "u": INT, "f": REAL}
 

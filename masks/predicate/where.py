@@ -10,16 +10,20 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from masks import runs as rl
-from masks import spec
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import flag
+from masks.leaf import Leaf
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, lift
 from masks.predicate.likeness import Likeness, combine
 from masks.predicate.operators import symbol
 from masks.predicate.quadtree import Squares, classify
+from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Codes, Grid, Ints, Runs
+from masks.spec import parse
 from masks.types import Placed
+
+__all__ = ["where"]
 
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
@@ -29,8 +33,11 @@ _functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 _counter = itertools.count(1)
 
 
-@spec.pattern()
-def where(fn: Callable[..., Any], *, per_head: bool = False, text: str | None = None) -> Mask:
+@pattern(
+    Example("where(lambda q, k: (q - k) % 24 < 6)", "any formula"),
+    section="Composition",
+)
+def where(fn: Callable[..., Any], *, per_head: bool = False) -> Mask:
     """Key k is allowed for query q where fn(q, k) is True.
 
     fn is called with integer NumPy arrays that broadcast, and once with symbols in place of them:
@@ -45,10 +52,10 @@ def where(fn: Callable[..., Any], *, per_head: bool = False, text: str | None = 
             must be pure (what it gives for a pair hangs on that pair alone, and never changes), and
             write & | ~ for and, or, not.
         per_head: whether the mask differs from head to head; `build` then needs `heads=`.
-        text: the mask as text, when fn is made by a function that is registered with
-            `@masks.pattern()` and `parse(text)` makes the same mask again. Without it the text
-            means something in this process only, while the function lives, and two masks are equal
-            when their functions are one object.
+
+    The text of the mask means something in this process only, while the function lives, and two
+    masks are equal when their functions are one object. Where a function with `@masks.pattern()`
+    returns the mask, the text is the call of that function, which `parse` reads.
 
     Raises:
         ValueError: fn does not take arrays, or its result is not boolean. At `build`: a
@@ -57,9 +64,6 @@ def where(fn: Callable[..., Any], *, per_head: bool = False, text: str | None = 
     per_head = flag("per_head", per_head)
     if not callable(fn):
         fn = _function(fn)  # of the text of a mask
-    known = text is None or (isinstance(text, str) and text.split("(")[0] in spec.PATTERNS)
-    if not known:
-        raise ValueError(f"text is {text!r}: give the text of a function with @masks.pattern()")
     name = getattr(fn, "__qualname__", type(fn).__name__)
     zeros = (np.zeros((2, 1, 1), np.int64), np.zeros((3, 1), np.int64), np.zeros(4, np.int64))
     _call(fn, name, zeros if per_head else zeros[1:])
@@ -67,8 +71,7 @@ def where(fn: Callable[..., Any], *, per_head: bool = False, text: str | None = 
         rule, reason = _trace(fn, per_head), ""
     except Exception as error:
         rule, reason = None, str(error) or type(error).__name__
-    key = text or spec.call_text("where", _word(fn, name), per_head=(per_head, False))
-    return Predicate(key, fn, name, rule, reason, per_head, text is not None)
+    return canonical(Predicate(fn, name, rule, reason, per_head), fn=_word(fn, name))
 
 
 def _word(fn: Callable[..., Any], name: str) -> str:
@@ -126,14 +129,13 @@ def _trace(fn: Callable[..., Any], per_head: bool) -> Expression:
 class Predicate(Leaf):
     """A function of token numbers, and what it computes (`rule`), or the `reason` why not known."""
 
-    key: str
     fn: Callable[..., Any]
     name: str
     rule: Expression | None
     reason: str
     per_head: bool
-    spelled: bool
-    prefix_stable = True
+    anonymous: bool = True  # whether no function with @masks.pattern() stands for it
+    spelled = False
 
     @property
     def period(self) -> int:
@@ -215,7 +217,7 @@ class Predicate(Leaf):
 
     def __reduce__(self):
         if self.spelled:
-            return spec.parse, (self.key,)
+            return parse, (self.key,)
         return _again, (self.fn, self.per_head)  # pickle says so where it cannot find fn by name
 
 

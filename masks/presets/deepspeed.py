@@ -10,15 +10,33 @@ from typing import Any
 
 from masks.algebra import Mask
 from masks.checks import choice, flag, integer
-from masks.patterns.draws import Stream
+from masks.leaves.draws import Stream
 from masks.presets.deepspeed_layouts import Fixed, Ranges, Sliding, Variable
-from masks.spec import call_text, pattern
+from masks.registry import BLOCKS, Example, pattern
+
+__all__ = [
+    "deepspeed_bigbird",
+    "deepspeed_bslongformer",
+    "deepspeed_fixed",
+    "deepspeed_local_sliding_window",
+    "deepspeed_variable",
+]
 
 DIRECTIONS = ("bidirectional", "unidirectional")
 ONCE = Stream(0, False, False, None)  # of patterns that draw nothing
 
 
-@pattern()
+@pattern(
+    Example(
+        "deepspeed_fixed(4, 1)",
+        "`FixedSparsityConfig`",
+        "(n*(4 + n//4 - 1))*B**2",
+        "DeepSpeed",
+        BLOCKS,
+    ),
+    section="Presets",
+    written=2,
+)
 def deepspeed_fixed(
     num_local_blocks: int = 4,
     num_global_blocks: int = 1,
@@ -57,19 +75,13 @@ def deepspeed_fixed(
         )
     causal, horizontal = _direction(attention, horizontal_global_attention)
     block = integer("block", block, least=1)
-    key = call_text(
-        "deepspeed_fixed",
-        size,
-        count,
-        attention=(attention, "bidirectional"),
-        horizontal_global_attention=(horizontal, False),
-        num_different_global_patterns=(groups, 1),
-        block=(block, 16),
-    )
-    return Fixed(key, block, ONCE, size, count, causal, horizontal, groups)
+    return Fixed(block, ONCE, size, count, causal, horizontal, groups)
 
 
-@pattern()
+@pattern(
+    Example("deepspeed_variable(1)", "`VariableSparsityConfig`", "", "DeepSpeed"),
+    section="Presets",
+)
 def deepspeed_variable(
     num_random_blocks: int = 0,
     local_window_blocks: tuple[int, ...] = (4,),
@@ -103,24 +115,16 @@ def deepspeed_variable(
     windows = _numbers("local_window_blocks", local_window_blocks, least=1)
     if not windows:
         raise ValueError("local_window_blocks is (): give one size at least")
-    ranges, options = _ranges(global_block_indices, global_block_end_indices)
+    ranges = _ranges(global_block_indices, global_block_end_indices)
     random = integer("num_random_blocks", num_random_blocks, least=0)
     block = integer("block", block, least=1)
-    key = call_text(
-        "deepspeed_variable",
-        num_random_blocks=(random, 0),
-        local_window_blocks=(windows, (4,)),
-        **options,
-        attention=(attention, "bidirectional"),
-        horizontal_global_attention=(horizontal, False),
-        block=(block, 16),
-        seed=(seed, 0),
-        different_layout_per_head=(different_layout_per_head, False),
-    )
-    return Variable(key, block, stream, random, ranges, causal, windows, horizontal)
+    return Variable(block, stream, random, ranges, causal, windows, horizontal)
 
 
-@pattern()
+@pattern(
+    Example("deepspeed_bigbird()", "`BigBirdSparsityConfig`", "", "DeepSpeed"),
+    section="Presets",
+)
 def deepspeed_bigbird(
     num_random_blocks: int = 1,
     num_sliding_window_blocks: int = 3,
@@ -159,21 +163,20 @@ def deepspeed_bigbird(
     window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
     count = integer("num_global_blocks", num_global_blocks, least=0)
     block = integer("block", block, least=1)
-    key = call_text(
-        "deepspeed_bigbird",
-        num_random_blocks=(random, 1),
-        num_sliding_window_blocks=(window, 3),
-        num_global_blocks=(count, 1),
-        attention=(attention, "bidirectional"),
-        block=(block, 16),
-        seed=(seed, 0),
-        different_layout_per_head=(different_layout_per_head, False),
-    )
     ranges = ((0, count),) if count else ()
-    return Sliding(key, block, stream, random, ranges, causal, window, max(random, window, count))
+    return Sliding(block, stream, random, ranges, causal, window, max(random, window, count))
 
 
-@pattern()
+@pattern(
+    Example(
+        "deepspeed_bslongformer()",
+        "`BSLongformerSparsityConfig`",
+        "(5*n - 6)*B**2",
+        "DeepSpeed",
+        BLOCKS,
+    ),
+    section="Presets",
+)
 def deepspeed_bslongformer(
     num_sliding_window_blocks: int = 3,
     global_block_indices: tuple[int, ...] = (0,),
@@ -194,19 +197,21 @@ def deepspeed_bslongformer(
     """
     causal, _ = _direction(attention, False)
     window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
-    ranges, options = _ranges(global_block_indices, global_block_end_indices)
+    ranges = _ranges(global_block_indices, global_block_end_indices)
     block = integer("block", block, least=1)
-    key = call_text(
-        "deepspeed_bslongformer",
-        num_sliding_window_blocks=(window, 3),
-        **options,
-        attention=(attention, "bidirectional"),
-        block=(block, 16),
-    )
-    return Sliding(key, block, ONCE, 0, ranges, causal, window, window)
+    return Sliding(block, ONCE, 0, ranges, causal, window, window)
 
 
-@pattern()
+@pattern(
+    Example(
+        "deepspeed_local_sliding_window()",
+        "`LocalSlidingWindowSparsityConfig`",
+        "(2*n - 1)*B**2",
+        "DeepSpeed",
+        BLOCKS,
+    ),
+    section="Presets",
+)
 def deepspeed_local_sliding_window(
     num_sliding_window_blocks: int = 3, *, attention: str = "unidirectional", block: int = 16
 ) -> Mask:
@@ -223,13 +228,7 @@ def deepspeed_local_sliding_window(
     causal, _ = _direction(attention, False)
     window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
     block = integer("block", block, least=1)
-    key = call_text(
-        "deepspeed_local_sliding_window",
-        num_sliding_window_blocks=(window, 3),
-        attention=(attention, "unidirectional"),
-        block=(block, 16),
-    )
-    return Sliding(key, block, ONCE, 0, (), causal, window, window)
+    return Sliding(block, ONCE, 0, (), causal, window, window)
 
 
 def _direction(attention: Any, horizontal: Any) -> tuple[bool, bool]:
@@ -246,18 +245,14 @@ def _numbers(name: str, values: Any, *, least: int) -> tuple[int, ...]:
     return tuple(integer(f"one of {name}", value, least=least) for value in values)
 
 
-def _ranges(first: Any, stop: Any) -> tuple[Ranges, dict[str, Any]]:
-    """The ranges of global blocks, and the options of a text that say them."""
+def _ranges(first: Any, stop: Any) -> Ranges:
+    """The ranges of global blocks."""
     starts = _numbers("global_block_indices", first, least=0)
-    stops = None if stop is None else _numbers("global_block_end_indices", stop, least=0)
-    options = {
-        "global_block_indices": (starts, (0,)),
-        "global_block_end_indices": (stops, None),
-    }
-    if stops is None:
-        return tuple((x, x + 1) for x in starts), options
+    if stop is None:
+        return tuple((x, x + 1) for x in starts)
+    stops = _numbers("global_block_end_indices", stop, least=0)
     if len(starts) != len(stops) or any(a >= b for a, b in zip(starts, stops, strict=False)):
         raise ValueError(
             f"global_block_end_indices is {stops}: give one number for each of {starts}, above it"
         )
-    return tuple(zip(starts, stops, strict=True)), options
+    return tuple(zip(starts, stops, strict=True))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from masks.patterns.draws import Drawn, choose
-from masks.patterns.graphs import union
+from masks.leaves.draws import Drawn, choose
+from masks.leaves.graphs import union
 from masks.runs import Ints
 
 Span = tuple[Ints, Ints, Ints]  # (row index, first column, column to stop before), broadcasting

@@ -9,21 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Leaf, Mask
+from masks.algebra import Mask
 from masks.checks import FAR, flag, integer
-from masks.patterns.band import Band, local
+from masks.leaf import ByLength, Leaf
+from masks.leaves.geometry import code, from_profiles
+from masks.patterns.bands import Band, local
 from masks.patterns.bigbird_compat import FOCUS, LegacyBigBird, paper_plan
-from masks.patterns.block_diagonal import BlockDiagonal, block_diagonal
-from masks.patterns.by_length import ByLength
+from masks.patterns.columns import global_tokens
 from masks.patterns.distances import Dilated
-from masks.patterns.global_tokens import global_tokens
-from masks.patterns.profiles import code, from_profiles
+from masks.patterns.segments import BlockDiagonal, block_diagonal
 from masks.patterns.sparse_transformer import strided
+from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.spec import call_text, pattern
+
+__all__ = ["lra_bigbird", "lra_fixed", "lra_local", "lra_longformer", "lra_strided"]
 
 
-@pattern()
+@pattern(
+    Example("lra_local(50)", "Long Range Arena's local attention", "5*50**2 + 6**2", "2011.04006"),
+    section="Presets",
+    written=1,
+)
 def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
     """Token blocks that see themselves only: no window, and the benchmark's "local attention".
 
@@ -39,10 +45,14 @@ def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
     block = integer("block", block, least=1)
     if not flag("interleaved", interleaved):
         return block_diagonal(block)
-    return Interleaved(call_text("lra_local", block, interleaved=(True, False)), block)
+    return Interleaved(block)
 
 
-@pattern()
+@pattern(
+    Example("lra_fixed(50, 10)", "its Sparse Transformer", "", "2011.04006"),
+    section="Presets",
+    written=2,
+)
 def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
     """`fixed(stride, summary)`, where the first key of every chunk is a summary too.
 
@@ -53,17 +63,22 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
         stride, summary: as in `fixed`; all of the benchmark's tasks have the defaults.
     """
     stride = integer("stride", stride, least=1)
-    summary = integer("summary", summary, least=0, most=stride)
-    return FixedLRA(call_text("lra_fixed", stride, summary), stride, summary)
+    return FixedLRA(stride, integer("summary", summary, least=0, most=stride))
 
 
-@pattern()
+@pattern(
+    Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"),
+    section="Presets",
+)
 def lra_strided(stride: int = 50) -> Mask:
     """`strided(stride)`, which is its text; encoders are causal as well. No task uses it."""
     return strided(stride)
 
 
-@pattern()
+@pattern(
+    Example("lra_longformer(48)", "its Longformer", "", "2011.04006"),
+    section="Presets",
+)
 def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
     """Exactly `window` keys: one more after the query than before it, where that is even.
 
@@ -79,7 +94,11 @@ def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
     return mask | global_tokens(n_global) if integer("n_global", n_global, least=0) else mask
 
 
-@pattern()
+@pattern(
+    Example("lra_bigbird(16)", "its BigBird", "", "2011.04006"),
+    section="Presets",
+    written=2,
+)
 def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
     """BigBird with the paper's plan, drawn for the length at hand: not `bigbird_compat`.
 
@@ -97,24 +116,21 @@ def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Ma
     """
     block, random = integer("block", block, least=1), integer("random", random, least=1)
     seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
-    return BigBirdLRA(call_text("lra_bigbird", block, random, seed=(seed, 0)), block, random, seed)
+    return BigBirdLRA(block, random, seed)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Interleaved(ByLength):
-    key: str
     block: int
 
     def at(self, grid: Grid) -> Dilated:
-        return Dilated("", "top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
+        return Dilated("top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FixedLRA(Leaf):
-    key: str
     stride: int
     summary: int
-    prefix_stable = True
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         phase = k % self.stride
@@ -132,8 +148,8 @@ class FixedLRA(Leaf):
         part = below(grid.k_last + 1) - below(grid.k_first)
         codes = code(part, grid.k_last - grid.k_first + 1)
         summaries = from_profiles(grid, [(0, codes)], np.zeros(grid.rows, np.int64))
-        chunks = BlockDiagonal("", self.stride, 0).runs(grid)
-        past = Band("", 0, FAR, "top_left").runs(grid)
+        chunks = BlockDiagonal(self.stride, 0).runs(grid)
+        past = Band(0, FAR, "top_left").runs(grid)
         return rl.merge(rl.merge(summaries, chunks, np.maximum), past, np.minimum)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
@@ -148,7 +164,7 @@ class BigBirdLRA(LegacyBigBird):
     def layer(self, index: int) -> Mask:
         if self.seed is not None:
             return super().layer(index)
-        return lra_bigbird(self.block, self.random, seed=index)
+        return self.again(seed=integer("index", index, least=0))
 
     def blocks(self, n_tokens: int) -> int:
         return n_tokens // self.block + 1

@@ -1,1 +1,1 @@
-"""What stands to the right of `mask >> transform`, one family a file."""
+"""What stands right of `>>`; `masks` exports what each file lists in `__all__`."""

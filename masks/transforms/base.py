@@ -19,11 +19,11 @@ class Transformed(Mask):
         object.__setattr__(self, "part", part)
         object.__setattr__(self, "transform", transform)
         object.__setattr__(self, "key", f"{word} >> {transform.key}")
-        inherit(self, (part,), spelled=transform.spelled, prefix_stable=False)
+        inherit(self, (part,), spelled=transform.spelled)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        return self.transform.key.partition("(")[0]
+        return self.transform.kind
 
     @property
     def parts(self) -> tuple[Mask, ...]:  # type: ignore[override]

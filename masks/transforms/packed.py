@@ -4,17 +4,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from masks.algebra import Mask, Transform, inherit
+from masks.leaves.lengths import Cuts, Lengths, flat, read_lengths, same_counts
 from masks.patterns.documents import documents
-from masks.patterns.lengths import Cuts, Lengths, numbers_text, read_lengths, same_counts
+from masks.registry import Example, canonical, transform
 from masks.runs import Grid
-from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
 from masks.transforms.slices import place_own
 from masks.types import Placed
 
+__all__ = ["packed"]
 
-@transform()
+
+@transform(
+    Example("strided(16) >> packed((60, 100, 96))", "the mask once in every document"),
+    digest=True,
+)
 def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     """Lay the mask into every one of the documents that are packed into a sequence.
 
@@ -31,18 +36,14 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     rows = read_lengths("lengths", lengths)
     key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
     same_counts(rows, key_rows)
-    text, spelled = numbers_text(rows)
-    key_text, key_spelled = (None, True) if key_rows == rows else numbers_text(key_rows)
-    key = call_text("packed", text, key_lengths=(key_text, None))
-    return Pack(key, rows, key_rows, spelled and key_spelled)
+    other = None if key_rows == rows else flat(key_rows)
+    return canonical(Pack(rows, key_rows), lengths=flat(rows), key_lengths=other)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pack(Transform):
-    key: str
     lengths: Lengths
     key_lengths: Lengths
-    spelled: bool
 
     def __call__(self, mask: Mask) -> Mask:
         return Packed(mask, self)
@@ -56,7 +57,6 @@ class Packed(Transformed):
         super().__init__(part, transform)
         inherit(self, (part, documents(transform.lengths)))  # which tells the batch
         object.__setattr__(self, "spelled", part.spelled and transform.spelled)
-        object.__setattr__(self, "prefix_stable", True)  # the lengths of the documents are given
 
     def place(self, grid: Grid) -> Placed:
         q, k = Cuts.of(self.transform.lengths), Cuts.of(self.transform.key_lengths)

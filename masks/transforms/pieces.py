@@ -6,8 +6,8 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.patterns.lengths import FAR, Cuts
-from masks.patterns.rectangles import interval_runs
+from masks.leaves.geometry import interval_runs
+from masks.leaves.lengths import FAR, Cuts
 from masks.runs import Bools, Grid, Ints, Runs, expand
 from masks.types import Placed
 
@@ -150,8 +150,6 @@ class Pieces:
         if not together.any():
             return together
         s, q, k = self._inner_slice(s), q - self.rows.start[i], k - self.cols.start[j]
-        if self.part.prefix_stable:  # then one length serves all
-            return self._whole(self.lengths.max(0), s, q, k) & together
         s, q, k, i, j = _aligned(s, q, k, i, j)
         allowed = np.zeros_like(together)
         i, j = self.length[i], self.length[j]

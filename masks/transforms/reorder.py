@@ -1,8 +1,6 @@
 """Other orders of the sequence: tiles and space-filling curves make the blocks of images dense."""
 
-import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,19 +8,26 @@ from numpy.typing import ArrayLike
 from masks import runs as rl
 from masks.algebra import And, Mask, Not, Or, Transform
 from masks.checks import choice
-from masks.patterns.canvas import OnCanvas, canvas_extents, per_axis, plain
+from masks.leaves.canvas import OnCanvas, canvas_extents, per_axis, shortest
+from masks.registry import Example, canonical, transform
 from masks.runs import Grid, Ints
-from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.curves import hilbert_order, morton_order, tiled_order
 from masks.transforms.regroup import Side, regroup
 from masks.types import Placed
 
+__all__ = ["hilbert", "morton", "permuted", "tiled"]
+
 SIDES = ("both", "queries", "keys")
-SPELLED = 64  # tokens of a permutation that is written out
 
 
-@transform()
+@transform(
+    Example(
+        "neighborhood((16, 16), 5) >> tiled((16, 16), 4)",
+        "tiles of the image in turn: fewer blocks",
+        "N*25",
+    ),
+)
 def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas tile by tile, and row by row within a tile.
 
@@ -39,10 +44,13 @@ def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "
     """
     canvas = canvas_extents(canvas)
     tiles = per_axis("tile", tile, canvas, least=1)
-    return Tiled(_text("tiled", canvas, plain(tiles), side=side), side, canvas, tiles)
+    mask = Tiled(choice("side", side, SIDES), canvas, tiles)
+    return canonical(mask, tile=shortest(tiles))
 
 
-@transform()
+@transform(
+    Example("neighborhood((16, 16), 5) >> morton((16, 16))", "the image along a Z curve", "N*25"),
+)
 def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas along a Z-order curve; arguments and use as in `tiled`.
 
@@ -50,10 +58,14 @@ def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
     squares (cubes) of side 2**m are consecutive in it.
     """
     canvas = canvas_extents(canvas)
-    return Morton(_text("morton", canvas, side=side), side, canvas)
+    return Morton(choice("side", side, SIDES), canvas)
 
 
-@transform()
+@transform(
+    Example(
+        "neighborhood((16, 16), 5) >> hilbert((16, 16))", "the image along a Hilbert curve", "N*25"
+    ),
+)
 def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
     """Put the tokens of an image along a Hilbert curve; arguments and use as in `tiled`.
 
@@ -64,10 +76,15 @@ def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
     extents = canvas_extents(canvas)
     if len(extents) != 2:
         raise ValueError(f"canvas is {extents}: give (height, width), or use morton or tiled")
-    return Hilbert(_text("hilbert", extents, side=side), side, (extents[0], extents[1]))
+    return Hilbert(choice("side", side, SIDES), (extents[0], extents[1]))
 
 
-@transform()
+@transform(
+    Example(
+        "causal() >> permuted(tuple(range(255, -1, -1)))", "any order of the tokens", "N*(N + 1)/2"
+    ),
+    digest=True,
+)
 def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     """Put the tokens into any order: place i of the new sequence holds token order[i] of the old.
 
@@ -85,23 +102,13 @@ def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     if not np.array_equal(np.sort(data), np.arange(len(data))):
         raise ValueError(f"order must hold each of 0..{len(data) - 1} once")
     data.flags.writeable = False
-    if len(data) <= SPELLED:
-        return Permuted(_text("permuted", tuple(data.tolist()), side=side), side, data)
-    digest = hashlib.sha256(data.astype("<i8").data).hexdigest()
-    name = f"permuted({len(data)}, sha256='{digest}'"
-    key = f"{name})" if side == "both" else f"{name}, side={side!r})"
-    return Permuted(key, choice("side", side, SIDES), data)
-
-
-def _text(name: str, *args: Any, side: str) -> str:
-    return call_text(name, *args, side=(choice("side", side, SIDES), "both"))
+    return Permuted(choice("side", side, SIDES), data)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Reorder(Transform):
     """Token order(n)[i] of the old sequence comes to place i of the new one."""
 
-    key: str
     side: str
 
     def _order(self) -> Ints:
@@ -153,10 +160,6 @@ class Hilbert(Reorder):
 @dataclass(frozen=True, repr=False, eq=False)
 class Permuted(Reorder):
     data: Ints
-
-    @property
-    def spelled(self) -> bool:  # type: ignore[override]
-        return len(self.data) <= SPELLED
 
     def _order(self) -> Ints:
         return self.data

@@ -6,18 +6,23 @@ import numpy as np
 
 from masks.algebra import Mask, Transform, inherit
 from masks.checks import integer
-from masks.patterns.lengths import FAR, Cuts
+from masks.leaves.lengths import FAR, Cuts
+from masks.registry import Example, canonical, transform
 from masks.runs import Grid
-from masks.spec import call_text, transform
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
 from masks.transforms.slices import place_own
 from masks.types import Placed
 
+__all__ = ["shift"]
+
 MOST = FAR // 4  # so that tokens that are moved stay apart from those of other batch entries
 
 
-@transform()
+@transform(
+    Example("sliding(48) >> shift(64)", "64 tokens later"),
+    written=2,
+)
 def shift(q: int, k: int | None = None) -> "Shift":
     """Move a mask `q` queries down and `k` keys to the right: (i, j) comes from (i - q, j - k).
 
@@ -30,12 +35,11 @@ def shift(q: int, k: int | None = None) -> "Shift":
     """
     q = integer("q", q, least=-MOST, most=MOST)
     k = q if k is None else integer("k", k, least=-MOST, most=MOST)
-    return Shift(call_text("shift", *((q,) if k == q else (q, k))), q, k)
+    return canonical(Shift(q, k), k=None if k == q else k)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Shift(Transform):
-    key: str
     q: int
     k: int
 

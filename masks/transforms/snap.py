@@ -8,18 +8,22 @@ from masks import runs as rl
 from masks.algebra import Mask, Transform
 from masks.build import alike, mixed_blocks
 from masks.checks import choice, integer
-from masks.patterns.rectangles import rectangle_runs
+from masks.leaves.geometry import rectangle_runs
+from masks.registry import Example, canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.spec import call_text, transform
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Transformed
 from masks.transforms.slices import place_own
 from masks.types import Placed
 
+__all__ = ["snap"]
+
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
-@transform()
+@transform(
+    Example("local(20) >> snap(16)", "rounded to whole blocks, outward"),
+)
 def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     """Round a mask to whole token blocks (q // block, k // block), as kernels without tiles do.
 
@@ -35,12 +39,11 @@ def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
         raise ValueError(f"block is {block!r}: give one size or (queries, keys)")
     q, k = (integer("block", size, least=1) for size in sizes)
     how = choice("how", how, ("outward", "inward"))
-    return Snap(call_text("snap", q if q == k else (q, k), how=(how, "outward")), q, k, how)
+    return canonical(Snap(q, k, how), block=q if q == k else (q, k))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Snap(Transform):
-    key: str
     q: int
     k: int
     how: str

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from masks.algebra import Mask
-from masks.block_mask import BlockMask, block_sizes
+from masks.block_mask import BlockMask
+from masks.checks import block_sizes
 from sparseflash.select.candidates import candidates_of
 from sparseflash.select.choose import choose
 from sparseflash.select.rules import Rule

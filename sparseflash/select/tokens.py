@@ -11,7 +11,7 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.checks import flag, integer
-from masks.patterns.band import causal
+from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
 from sparseflash.select.base import Selector, check_blocks, selector
 from sparseflash.select.choose import choose

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from masks.spec import PATTERNS
-
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = {
@@ -14,12 +12,12 @@ PAGES = {
 }
 
 
+@pytest.mark.usefixtures("own_patterns")  # some pages define patterns
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for needed in ("matplotlib", "scipy"):
         pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("masks.spec.PATTERNS", dict(PATTERNS))  # some pages define patterns
     namespace: dict = {"__name__": page.stem}
     for block in PAGES[page]:
         exec(compile(block, str(page), "exec"), namespace)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from masks import Mask
+from masks import BlockMask, Mask
 from masks.algebra import And, Not, Or
-from tests.masks.families import ORACLES
+from tests.masks.oracles import ORACLES
 
 
 def brute_dense(mask: Mask, n_q: int, n_k: int, batch: int = 1, heads: int = 1) -> np.ndarray:
@@ -38,3 +38,13 @@ def brute_layout(dense: np.ndarray, block_size: tuple[int, int]) -> np.ndarray:
         block = dense[b, h, i * block_q : (i + 1) * block_q, j * block_k : (j + 1) * block_k]
         layout[b, h, i, j] = 2 if block.all() else 1 if block.any() else 0
     return layout
+
+
+def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
+    """`blocks` is the normal form of `dense` (batch, heads, n_q, n_k)."""
+    assert np.array_equal(blocks.to_dense(), dense), mask
+    assert np.array_equal(blocks.layout(), brute_layout(dense, blocks.block_size)), mask
+    assert len({tile.tobytes() for tile in blocks.bits}) == len(blocks.bits)
+    numbers = blocks.tiles[blocks.tiles >= 0]
+    _, first = np.unique(numbers, return_index=True)
+    assert len(first) == len(blocks.bits) and (np.diff(first) > 0).all()  # by order of appearance

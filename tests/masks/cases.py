@@ -3,7 +3,7 @@
 import random
 
 from masks import Mask
-from tests.masks.families import LEAVES
+from tests.masks.oracles import LEAVES
 
 BLOCKS = (16, 32, 48, 64)
 LENGTHS = (1, 15, 16, 63, 64, 97, 128, 161)

@@ -131,3 +131,45 @@ def test_load_refuses_other_files(tmp_path: Path):
     (tmp_path / "text").write_text("causal()")
     with pytest.raises(ValueError):
         BlockMask.load(tmp_path / "text")
+
+
+def rewritten(path: Path, **changes: object) -> Path:
+    """The file with some of its entries changed."""
+    with np.load(path) as file:
+        content = {name: file[name] for name in file.files} | changes
+    np.savez_compressed(path, **content)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_q": 99}, {"n_k": 999}, {"batch": 2}, {"key": "0"}, {"starts": np.array([5])}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_changed_file_is_refused(tmp_path: Path, changes: dict):
+    path = tmp_path / "mask.npz"
+    masks.local(3).build(100, 100, 32).save(path)
+    with pytest.raises(ValueError, match=r"mask\.npz was changed .* with BlockMask\.save"):
+        BlockMask.load(rewritten(path, **changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"no zip at all"])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "mask.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"mask\.npz is no block mask, or it is damaged: write"):
+        BlockMask.load(path)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.97])
+def test_a_cut_or_overwritten_file_is_refused(tmp_path: Path, share: float):
+    path = tmp_path / "mask.npz"
+    (masks.local(300) | masks.random_blocks(0.3)).build(5000).save(path)
+    whole = path.read_bytes()
+    at = int(len(whole) * share)
+    path.write_bytes(whole[:at])
+    with pytest.raises(ValueError, match=r"mask\.npz is no block mask, or it is damaged"):
+        BlockMask.load(path)
+    path.write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
+    with pytest.raises(ValueError, match=r"mask\.npz"):
+        BlockMask.load(path)

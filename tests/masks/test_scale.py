@@ -23,11 +23,6 @@ DOCUMENTS = masks.documents(
 )
 
 
-@pytest.fixture
-def no_cache(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("masks.build.cache", Cache(max_items=1, max_bytes=1))
-
-
 @pytest.mark.parametrize(
     ("mask", "milliseconds"),
     [

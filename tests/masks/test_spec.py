@@ -4,7 +4,7 @@ import pytest
 
 import masks
 from masks import Mask, parse
-from masks.spec import PATTERNS, TRANSFORMS
+from masks.registry import PATTERNS, TRANSFORMS
 
 local, butterfly, global_, causal = (
     masks.local(256),
@@ -92,8 +92,9 @@ def test_an_unknown_name_lists_the_known_ones(text: str, names: dict):
     assert all(name in str(caught.value) for name in names)
 
 
+@pytest.mark.usefixtures("own_patterns")
 def test_a_name_is_taken_once():
-    with pytest.raises(ValueError, match=r"'causal' is the name of masks\.patterns\.band\.causal"):
+    with pytest.raises(ValueError, match=r"'causal' is the name of masks\.patterns\.bands\.causal"):
 
         @masks.pattern()
         def causal():
@@ -101,14 +102,11 @@ def test_a_name_is_taken_once():
 
     for _ in range(2):  # as when a notebook runs a cell again
 
-        @masks.pattern("mine")
+        @masks.pattern(short="mine")
         def my_own():
             return masks.local(3)
 
-    try:
-        assert parse("mine - my_own()") == masks.local(3) - masks.local(3)
-    finally:
-        del PATTERNS["mine"], PATTERNS["my_own"]
+    assert parse("mine - my_own()") == masks.local(3) - masks.local(3)
 
 
 def test_not_a_string():
@@ -117,7 +115,8 @@ def test_not_a_string():
 
 
 def test_every_pattern_is_public():
-    for name, function in (PATTERNS | TRANSFORMS).items():
-        assert getattr(masks, function.__name__) is function, name
+    for name, entry in (PATTERNS | TRANSFORMS).items():
+        assert getattr(masks, entry.function.__name__) is entry.function, name
+        assert entry.function.__name__ in masks.__all__
     short = {"local", "sliding", "causal", "butterfly", "random", "global", "dense"}
     assert short <= set(PATTERNS)

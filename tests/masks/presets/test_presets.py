@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from masks import Mask, causal, global_tokens, local, parse
-from masks.patterns.block_diagonal import block_diagonal
+from masks.patterns.segments import block_diagonal
 from masks.patterns.sparse_transformer import fixed, strided
 from masks.presets.deepspeed import (
     deepspeed_bigbird,

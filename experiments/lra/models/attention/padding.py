@@ -10,7 +10,7 @@ from torch import Tensor
 from experiments.lra.models.attention.base import real_tokens
 from masks import Mask
 from masks.block_lists import EMPTY, FULL
-from masks.block_mask import pack_bits
+from masks.tiles import pack_bits
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import grid_codes, to_device
 

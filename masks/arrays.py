@@ -1,0 +1,50 @@
+"""Boolean arrays as block masks."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.checks import block_sizes
+from masks.runs import Bools, Grid
+from masks.tiles import Tiles, assemble, pack_bits
+from masks.types import BlockData
+
+
+def to_numpy(array: Any) -> NDArray:
+    """A NumPy array of an array or of a tensor on any device."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def read_array(array: Any) -> tuple[Bools, str]:
+    """(a read-only copy (batch, heads, n_q, n_k), its text) of an array that `mask_from` takes."""
+    data = np.array(to_numpy(array))
+    if data.dtype != bool:
+        raise ValueError(f"array is {data.dtype}: give booleans, True where allowed")
+    if data.ndim not in (2, 3, 4) or data.size == 0:
+        raise ValueError(
+            f"array has shape {data.shape}: give (n_q, n_k), (heads, n_q, n_k) "
+            "or (batch, heads, n_q, n_k), none of them 0"
+        )
+    digest = hashlib.sha256(np.packbits(data).data).hexdigest()
+    data = np.ascontiguousarray(data.reshape((1,) * (4 - data.ndim) + data.shape))
+    data.flags.writeable = False
+    return data, f"mask_from({data.shape}, sha256='{digest}')"
+
+
+def from_array(array: Any, block_size: int | tuple[int, int]) -> BlockData:
+    """The block mask of a boolean array; shapes and errors as in `mask_from`."""
+    data, text = read_array(array)
+    batch, heads, n_q, n_k = data.shape
+    grid = Grid(n_q, n_k, *block_sizes(block_size), batch, heads)
+    tiles, codes = Tiles(grid), []
+    for line in range(grid.slices * grid.rows):
+        s, row = divmod(line, grid.rows)
+        tokens = data[s // heads, s % heads, grid.q_first[row] : grid.q_last[row] + 1]
+        padded = np.zeros((grid.block_q, grid.cols * grid.block_k), bool)
+        padded[: len(tokens), :n_k] = tokens
+        blocks = padded.reshape(grid.block_q, grid.cols, grid.block_k).swapaxes(0, 1)
+        col = np.arange(grid.cols)
+        codes.append(tiles.codes(pack_bits(blocks), grid.cut(np.full_like(col, row), col)))
+    return assemble(tiles, np.arange(grid.size), np.concatenate(codes), text=text)

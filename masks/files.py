@@ -1,0 +1,58 @@
+"""Block masks in .npz files, without pickle."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from masks.types import BlockData
+
+FORMAT = 2  # of the files
+NAMES = {"format", "key", *BlockData._fields}
+SCALARS = ("n_q", "n_k", "block_size", "batch", "heads", "text")
+
+
+def write(path: str | Path, data: BlockData, key: str) -> None:
+    """Write a block mask and its key to exactly `path`."""
+    with open(path, "wb") as file:
+        np.savez_compressed(file, format=FORMAT, key=key, **data._asdict())
+
+
+def read(path: str | Path) -> tuple[BlockData, str]:
+    """The fields and the key that `write` wrote; whether they belong together is not checked.
+
+    Raises:
+        ValueError: the file is damaged, or something else; the message names it.
+    """
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError
+        with file:
+            content: dict[str, Any] = {name: file[name] for name in file.files}
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path} is no block mask, or it is damaged: write it again with BlockMask.save"
+        ) from error
+    if "format" in content and content["format"].tolist() != FORMAT:
+        found = content["format"]
+        raise ValueError(
+            f"{path} has format {found}, and this version reads {FORMAT}: write it again with "
+            "BlockMask.save"
+        )
+    if set(content) != NAMES:
+        raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
+    content |= {name: content[name].tolist() for name in (*SCALARS, "key")}
+    key = content.pop("key")
+    del content["format"]
+    return BlockData(**content), key
+
+
+def changed(path: str | Path) -> ValueError:
+    """The error of a file whose fields do not belong to its key."""
+    return ValueError(
+        f"{path} was changed after it was saved: its content does not fit its digest; write it "
+        "again with BlockMask.save"
+    )

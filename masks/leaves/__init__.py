@@ -1,0 +1,1 @@
+"""Base classes of the patterns, and the geometry that they share."""

@@ -1,0 +1,234 @@
+"""Base of the patterns on a canvas: a line, an image or a video whose tokens come row by row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks import runs as rl
+from masks.checks import integer
+from masks.leaf import Leaf
+from masks.runs import Bools, Grid, Ints, Runs
+
+LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
+PAIRS_AT_ONCE = 1 << 22  # and of `runs_in_order`
+
+
+class Window(NamedTuple):
+    """The keys of every query along one axis: first[q], first[q] + step, .., last[q]."""
+
+    first: Ints  # (extent,) may lie before the canvas
+    last: Ints  # (extent,) and after it
+    step: int = 1
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class OnCanvas(Leaf):
+    """Key k is allowed for query q when it lies in the window of q along every axis."""
+
+    canvas: tuple[int, ...]
+
+    solid = True  # every key of the windows is allowed
+
+    def window(self, axis: int) -> Window:
+        """The windows along one axis."""
+        raise NotImplementedError
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        return [self.window(axis) for axis in range(len(self.canvas))]
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        allowed = np.ones(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
+        places = zip(self._coordinates(q), self._coordinates(k), self.windows, strict=True)
+        for at_q, at_k, (first, last, step) in places:
+            allowed &= (first[at_q] <= at_k) & (at_k <= last[at_q])
+            if step > 1:
+                allowed &= (at_k - first[at_q]) % step == 0
+        return allowed
+
+    def _coordinates(self, token: Ints) -> list[Ints]:
+        """Place of the tokens along every axis."""
+        places = []  # np.unravel_index of NumPy 2.3.5 errs beyond the first 8192 of an (n, 1) array
+        for extent in reversed(self.canvas[1:]):
+            token, place = np.divmod(token, extent)
+            places.append(place)
+        return [token, *reversed(places)]
+
+    def runs(self, grid: Grid) -> Runs:
+        self._check(grid)
+        outer, inner, steps = self._boxes(grid, np.arange(grid.n_q))
+        runs = _from_intervals(grid, self._columns(grid, *outer, steps, touched=True), rl.MIXED)
+        if not self._fills:
+            return runs
+        full = _from_intervals(grid, self._columns(grid, *inner, steps, touched=False), rl.FULL)
+        return rl.merge(runs, full, np.maximum)
+
+    def _check(self, grid: Grid) -> None:
+        n = prod(self.canvas)
+        if (grid.n_q, grid.n_k) != (n, n):
+            raise ValueError(
+                f"n_q is {grid.n_q} and n_k {grid.n_k}, but {self} has {n} tokens: "
+                f"build it for {n}, or give a canvas of another size"
+            )
+
+    @property
+    def _fills(self) -> bool:
+        """Whether every key inside the windows is allowed."""
+        return self.solid and all(window.step == 1 for window in self.windows)
+
+    def _boxes(self, grid: Grid, q: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
+        """(outer, inner, steps), (rows, axes) each, of the block rows, when query i is token q[i].
+
+        Outer is the box (low, high) around all windows of the row's queries, and inner the box that
+        all of them share, both clipped to the canvas; keys of outer come in steps.
+        """
+        begin, end = int(grid.q_first[0]), int(grid.q_last[-1]) + 1
+        least = partial(np.minimum.reduceat, indices=grid.q_first - begin)
+        most = partial(np.maximum.reduceat, indices=grid.q_first - begin)
+        columns = []
+        places = self._coordinates(q[begin:end])
+        for place, window, extent in zip(places, self.windows, self.canvas, strict=True):
+            low = np.maximum(window.first, 0)[place]
+            high = np.minimum(window.last, extent - 1)[place]
+            steps = np.where(least(place) == most(place), window.step, 1)
+            columns.append([least(low), most(high), most(low), least(high), steps])
+        low, high, shared_low, shared_high, steps = np.stack(columns, axis=-1)
+        return (low, high), (shared_low, shared_high), steps
+
+    def _columns(
+        self, grid: Grid, low: Ints, high: Ints, steps: Ints, *, touched: bool
+    ) -> Iterator[tuple[Ints, Ints]]:
+        """Block columns that the boxes touch, or fill: [begin, end) of flattened positions.
+
+        Both ascend, since the lines of a box have one width.
+        """
+        counts = (np.maximum(high - low, -1) // steps + 1)[:, :-1]
+        lines = counts.prod(axis=1) * (high[:, -1] >= low[:, -1])
+        cuts = np.searchsorted(np.cumsum(lines), np.arange(0, lines.sum(), LINES_AT_ONCE), "right")
+        for begin, end in pairwise(np.unique(np.append(cuts, grid.rows)).tolist()):
+            row = np.repeat(np.arange(begin, end), lines[begin:end])
+            rank = np.arange(len(row)) - np.repeat(
+                np.cumsum(lines[begin:end]) - lines[begin:end], lines[begin:end]
+            )
+            line, stride = np.zeros(len(row), np.int64), 1
+            for axis in reversed(range(len(self.canvas) - 1)):  # the last leading axis runs fastest
+                rank, place = np.divmod(rank, counts[row, axis])
+                line += (low[row, axis] + place * steps[row, axis]) * stride
+                stride *= self.canvas[axis]
+            first = line * self.canvas[-1] + low[row, -1]
+            last = line * self.canvas[-1] + high[row, -1]
+            if touched:
+                start = np.searchsorted(grid.k_last, first, "left")
+                stop = np.searchsorted(grid.k_first, last, "right")
+            else:
+                row, first, last = _joined(row, first, last)
+                start = np.searchsorted(grid.k_first, first, "left")
+                stop = np.searchsorted(grid.k_last, last, "right")
+            kept = start < stop
+            yield (row * grid.cols + start)[kept], (row * grid.cols + stop)[kept]
+
+    def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
+        """The code of every block when query i of `grid` is token q[i], and key j token k[j]."""
+        self._check(grid)
+        (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
+        begin, end = int(grid.k_first[0]), int(grid.k_last[-1]) + 1
+        places = np.stack(self._coordinates(k[begin:end]), axis=-1)
+        first = np.minimum.reduceat(places, grid.k_first - begin)  # the box of the keys of a column
+        last = np.maximum.reduceat(places, grid.k_first - begin)
+        starts, codes = [np.zeros(1, np.int64)], [np.array([rl.EMPTY])]
+        step = max(1, PAIRS_AT_ONCE // grid.cols)
+        for row in range(0, grid.rows, step):
+            part = slice(row, row + step)
+            met = np.ones((len(low[part]), grid.cols), bool)
+            for axis in range(len(self.canvas)):
+                met &= low[part, axis, None] <= last[:, axis]
+                met &= first[:, axis] <= high[part, axis, None]
+            line, col = np.divmod(np.flatnonzero(met), grid.cols)
+            line += row
+            inside = (shared_low[line] <= first[col]) & (last[col] <= shared_high[line])
+            x = line * grid.cols + col
+            code = np.where(inside.all(axis=1) & self._fills, rl.FULL, rl.MIXED)
+            starts.append(np.stack([x, x + 1], axis=1).ravel())
+            codes.append(np.stack([code, np.full_like(code, rl.EMPTY)], axis=1).ravel())
+        merged = np.concatenate(starts), np.concatenate(codes).astype(np.uint8)
+        return Runs(*rl.compact(*merged, grid.size))
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        return self.alike(grid, np.arange(grid.n_q), np.arange(grid.n_k), row, col)
+
+    def alike(self, grid: Grid, q: Ints, k: Ints, row: Ints, col: Ints) -> Ints:
+        """(T,) integers, equal for equal tiles, when query i is token q[i], and key j token k[j].
+
+        A tile is told by the windows of its queries and the places of its keys, each relative to
+        those of its first token, and by the difference of the two.
+        """
+        rows, i = np.unique(row, return_inverse=True)
+        cols, j = np.unique(col, return_inverse=True)
+        at_q = grid.q_token(rows)[:, None] + np.arange(grid.block_q)
+        at_k = grid.k_token(cols)[:, None] + np.arange(grid.block_k)
+        at_q, at_k = np.clip(at_q, 0, grid.n_q - 1), np.clip(at_k, 0, grid.n_k - 1)
+        queries = list(zip(self._coordinates(q[at_q]), self.windows, strict=True))
+        first = np.stack([window.first[place] for place, window in queries], axis=-1)
+        last = np.stack([window.last[place] for place, window in queries], axis=-1)
+        places = np.stack(self._coordinates(k[at_k]), axis=-1)  # (cols, block_k, axes)
+        origin_q, origin_k = first[:, :1], places[:, :1]
+        kinds_q = _kinds(np.stack([first - origin_q, last - origin_q]).swapaxes(0, 1))
+        kinds_k = _kinds(places - origin_k)
+
+        number = kinds_q[i] * len(cols) + kinds_k[j]
+        for difference in (origin_q[i, 0] - origin_k[j, 0]).T:
+            least = difference.min()
+            number = number * (difference.max() - least + 1) + difference - least
+        return number
+
+
+def _kinds(content: NDArray) -> Ints:
+    """(R,) numbers, equal where content[r] is; content has small integers."""
+    rows = np.ascontiguousarray(content.reshape(len(content), -1), np.int32)
+    return np.unique(rows.view(f"V{rows.shape[1] * 4}").ravel(), return_inverse=True)[1]
+
+
+def _joined(row: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
+    """Token intervals of the rows, those joined that follow each other without a gap."""
+    gap = (row[1:] != row[:-1]) | (first[1:] > last[:-1] + 1)
+    begins, ends = np.append(True, gap)[: len(row)], np.append(gap, True)[: len(row)]
+    return row[begins], first[begins], last[ends]
+
+
+def _from_intervals(grid: Grid, parts: Iterator[tuple[Ints, Ints]], code: int) -> Runs:
+    """`code` on the union of intervals [begin, end), both ascending, and EMPTY elsewhere."""
+    starts, codes = [np.zeros(1, np.int64)], [np.array([rl.EMPTY])]
+    for begin, end in parts:
+        gap = begin[1:] > end[:-1]
+        begin = begin[np.append(True, gap)[: len(begin)]]
+        end = end[np.append(gap, True)[: len(end)]]
+        starts.append(np.stack([begin, end], axis=1).ravel())
+        codes.append(np.tile([code, rl.EMPTY], len(begin)))
+    merged = np.concatenate(starts), np.concatenate(codes).astype(np.uint8)
+    return Runs(*rl.compact(*merged, grid.size))
+
+
+def canvas_extents(canvas: Any) -> tuple[int, ...]:
+    """One to three extents, slowest first."""
+    if not isinstance(canvas, tuple | list) or not 1 <= len(canvas) <= 3:
+        raise ValueError(f"canvas is {canvas!r}: give one to three extents, (height, width)")
+    return tuple(integer("canvas extent", extent, least=1) for extent in canvas)
+
+
+def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, least: int) -> tuple[int, ...]:
+    """An integer for every axis, from one for all or a tuple."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,) * len(canvas)
+    if len(values) != len(canvas):
+        raise ValueError(f"{name} is {value!r}: give one integer, or {len(canvas)} for the canvas")
+    return tuple(integer(name, x, least=least) for x in values)
+
+
+def shortest(values: tuple) -> Any:
+    """The shortest way to write the values of the axes: one where all are equal."""
+    return values[0] if len(set(values)) == 1 else values

@@ -1,0 +1,146 @@
+"""Draws without global state: hashes of (seed, layer, head, row), the same on every platform.
+
+A distributed run draws the same in every process, and asking for one row draws no other.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.algebra import Mask
+from masks.checks import flag, integer
+from masks.leaves.token_blocks import TokenBlocks
+from masks.runs import Ints, ranges
+
+Words = NDArray[np.uint64]
+
+DRAWS_AT_ONCE = 1 << 20  # bounds the memory of `choose`
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+
+class Stream(NamedTuple):
+    """What a draw depends on, apart from the row."""
+
+    seed: int
+    per_head: bool
+    per_layer: bool
+    layer: int | None
+
+    @classmethod
+    def of(cls, seed: Any, per_head: Any, per_layer: Any, layer: Any) -> "Stream":
+        """Checked arguments of a pattern."""
+        seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
+        if layer is not None:
+            layer = integer("layer", layer, least=0)
+            if not per_layer:
+                raise ValueError(f"layer is {layer}: a layer needs per_layer=True")
+        return cls(seed, flag("per_head", per_head), flag("per_layer", per_layer), layer)
+
+    def word(self, head: int) -> Words:
+        """(1,) the hash that all draws of a head begin with."""
+        word = mix(np.array([self.seed], np.uint64))
+        if self.layer is not None:
+            word = mix(word ^ np.uint64(self.layer))
+        return mix(word ^ np.uint64(head))
+
+    def keys(self, head: int, rows: Ints) -> Words:
+        """(R,) a hash for every row."""
+        return mix(self.word(head) ^ rows.astype(np.uint64))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Drawn(TokenBlocks):
+    """Base of the patterns of token blocks that draw."""
+
+    source: Stream  # not `draw`, which is the method of all masks
+
+    @property
+    def per_head(self) -> bool:  # type: ignore[override]
+        return self.source.per_head
+
+    @property
+    def period(self) -> int:  # type: ignore[override]
+        return 0 if self.per_head else 1
+
+    @property
+    def per_layer(self) -> bool:  # type: ignore[override]
+        return self.source.per_layer and self.source.layer is None
+
+    def layer(self, index: int) -> Mask:
+        if not self.per_layer:
+            return super().layer(index)
+        index = integer("index", index, least=0)
+        return self.again(layer=index)
+
+
+def choose(keys: Words, count: Ints, n: Ints) -> tuple[Ints, Ints]:
+    """count[i] distinct values of 0..n[i]-1 for every row, all sets equally likely.
+
+    Args:
+        keys: (R,) hashes of the rows.
+        count, n: (R,) with 0 <= count <= n < 2**32.
+
+    Returns:
+        (i, value), ascending: row i has drawn the value.
+    """
+    drawn = np.minimum(count, n - count)  # beyond one half it is the complement that is drawn
+    group = 2 * drawn + (drawn < count)
+    values = np.empty(count.sum(), np.int64)
+    begin = np.cumsum(count) - count
+    for kind in np.unique(group).tolist():
+        members = np.flatnonzero(group == kind)
+        step = max(1, DRAWS_AT_ONCE // (int(n[members].max()) if kind % 2 else kind + 8))
+        for at in range(0, len(members), step):
+            rows = members[at : at + step]
+            chosen = _draw(keys[rows], kind // 2, n[rows])
+            if kind % 2:
+                kept = np.arange(n[rows].max()) < n[rows, None]
+                np.put_along_axis(kept, chosen, False, axis=1)
+                chosen = np.nonzero(kept)[1]
+            if rows[-1] - rows[0] == len(rows) - 1:  # neighbours: so are their places
+                values[begin[rows[0]] : begin[rows[-1]] + count[rows[-1]]] = chosen.ravel()
+            else:
+                values[ranges(begin[rows], count[rows])] = chosen.ravel()
+    return np.repeat(np.arange(len(keys)), count), values
+
+
+def permutation(key: Words, n: int) -> Ints:
+    """(n,) 0..n-1 in the order of their hashes with `key`, of shape (1,)."""
+    return np.argsort(mix(key ^ np.arange(n, dtype=np.uint64)), kind="stable")
+
+
+def _draw(keys: Words, count: int, n: Ints) -> Ints:
+    """(R, count) ascending: the first `count` distinct values in the stream of each key.
+
+    The values of row i lie in 0..n[i]-1. By symmetry every set is equally likely. `count` is at
+    most n / 2.
+    """
+    result = np.empty((len(keys), count), np.int64)
+    todo, length = np.arange(len(keys)), count + count // 2 + 8
+    while count and len(todo):
+        place = np.arange(length, dtype=np.uint64)
+        word = mix(keys[todo, None] + place * GOLDEN)
+        value = (word >> HALF) * n[todo, None].astype(np.uint64) >> HALF
+        # Sorted by value, then by place in the stream: the first of equal values came first.
+        drawn = np.sort(value << HALF | place, axis=1)
+        value, place = drawn >> HALF, drawn & LOW_HALF
+        new = np.ones(value.shape, bool)
+        new[:, 1:] = value[:, 1:] != value[:, :-1]
+        arrivals = np.where(new, place, np.uint64(length))
+        last = np.partition(arrivals, count - 1, axis=1)[:, count - 1]  # the last that is needed
+        done = last < length
+        chosen = arrivals[done] <= last[done, None]
+        result[todo[done]] = value[done][chosen].reshape(-1, count)
+        todo, length = todo[~done], 2 * length
+    return result
+
+
+def mix(x: Words) -> Words:
+    """The output function of SplitMix64 (Steele, Lea and Flood, 2014), after one step."""
+    x = x + GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

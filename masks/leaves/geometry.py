@@ -1,0 +1,118 @@
+"""Block codes of token rectangles, of intervals of blocks, and of rows that repeat."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks import runs as rl
+from masks.runs import Bools, Codes, Grid, Ints, Runs, expand
+
+
+def rectangle_runs(
+    grid: Grid, entry: Ints, q_start: Ints, q_stop: Ints, k_start: Ints, k_stop: Ints
+) -> Runs:
+    """Exact codes of a union of disjoint rectangles of tokens.
+
+    Args:
+        entry: (R,) slices; the other four, (R,) too, are tokens, and may lie beyond the grid.
+    """
+    q_start, q_stop = np.maximum(q_start, grid.q_first[0]), np.minimum(q_stop, grid.n_q)
+    k_start, k_stop = np.maximum(k_start, grid.k_first[0]), np.minimum(k_stop, grid.n_k)
+    seen = (q_start < q_stop) & (k_start < k_stop)
+    entry, q_start, q_stop = entry[seen], q_start[seen], q_stop[seen]
+    k_start, k_stop = k_start[seen], k_stop[seen]
+
+    first, last = ((x - grid.q_origin) // grid.block_q for x in (q_start, q_stop - 1))
+    of, row = expand(first, last + 1)  # a piece for every block row that a rectangle meets
+    height = np.minimum(q_stop[of] - 1, grid.q_last[row]) + 1
+    height -= np.maximum(q_start[of], grid.q_first[row])
+    line = entry[of] * grid.rows + row
+
+    # It covers the first and the last of its columns in part, and those between in full width.
+    first, last = ((x - grid.k_origin) // grid.block_k for x in (k_start, k_stop - 1))
+    head = np.minimum(k_stop - 1, grid.k_last[first]) + 1 - k_start
+    tail = np.where(last > first, k_stop - grid.k_first[last], 0)
+    between = np.where(last > first + 1, grid.block_k, 0)
+    parts = []
+    for start, stop, width in (
+        (first, first + 1, head),
+        (first + 1, last, between),
+        (last, last + 1, tail),
+    ):
+        kept = width[of] > 0
+        piece = of[kept]
+        parts.append((line[kept], start[piece], stop[piece], height[kept] * width[piece]))
+    return rl.from_cover(grid, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray) -> Runs:
+    """The greatest code of the intervals that a block lies in; EMPTY where it lies in none.
+
+    Interval i is columns first[i]..stop[i]-1 of line[i] (slice * rows + row), of code[i].
+    """
+    full = 1 << 32  # counts full intervals above, mixed ones below
+    x = np.concatenate([line * grid.cols + first, line * grid.cols + stop])
+    weight = np.where(code == rl.FULL, full, 1)
+    order = np.argsort(x, kind="stable")
+    x, depth = x[order], np.cumsum(np.concatenate([weight, -weight])[order])
+    last = np.diff(x, append=grid.size) > 0  # of the changes in one place
+    x, depth = x[last], depth[last]
+    codes = np.where(depth >= full, rl.FULL, np.where(depth > 0, rl.MIXED, rl.EMPTY))
+    codes = np.append(rl.EMPTY, codes).astype(np.uint8)
+    return Runs(*rl.compact(np.append(0, x), codes, grid.size))
+
+
+LINES_AT_ONCE = 512  # bounds the memory for grids with millions of runs
+
+
+def code(part: NDArray, whole: NDArray | int) -> Codes:
+    """Codes of blocks of `whole` token pairs, `part` of them allowed."""
+    return np.where(part == 0, rl.EMPTY, np.where(part == whole, rl.FULL, rl.MIXED)).astype(
+        np.uint8
+    )
+
+
+def from_profiles(
+    grid: Grid, profiles: list[tuple[int, Codes]], which: Ints, shift: Ints | int = 0
+) -> Runs:
+    """Codes of a grid each of whose lines is one of a few profiles, moved to the right.
+
+    Args:
+        profiles: (first, codes): codes[i] is that of column first + i before the move.
+        which: (slices * rows,) the profile of every line.
+        shift: (slices * rows,) columns by which it is moved; every line has to be covered.
+    """
+    shift = np.broadcast_to(np.asarray(shift, np.int64), which.shape)
+    low, high = np.empty_like(shift), np.empty_like(shift)  # the entries that a line shows
+    begins, codes, entries = [], [], 0
+    for number, (first, profile) in enumerate(profiles):
+        begin = first + np.flatnonzero(np.append(True, profile[1:] != profile[:-1]))
+        mine = which == number
+        low[mine] = entries + np.searchsorted(begin, -shift[mine], "right") - 1
+        high[mine] = entries + np.searchsorted(begin, grid.cols - shift[mine], "left")
+        begins.append(begin)
+        codes.append(profile[begin - first])
+        entries += len(begin)
+    begin, profile = np.concatenate(begins), np.concatenate(codes)
+    parts = [
+        _lines(grid, line, low[line], high[line], begin, profile, shift[line])
+        for line in np.split(np.arange(len(which)), range(LINES_AT_ONCE, len(which), LINES_AT_ONCE))
+    ]
+    starts, codes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Runs(*rl.compact(starts, codes, grid.size))
+
+
+def _lines(
+    grid: Grid, line: Ints, low: Ints, high: Ints, begin: Ints, codes: Codes, shift: Ints
+) -> tuple[Ints, Codes]:
+    """Starts and codes of lines that show the entries low..high-1, without the repeated ones."""
+    count = high - low
+    entry = np.repeat(low - (np.cumsum(count) - count), count) + np.arange(count.sum())
+    col = np.maximum(begin[entry] + np.repeat(shift, count), 0)
+    return np.repeat(line * grid.cols, count) + col, codes[entry]
+
+
+def distinct(contents: Bools) -> Ints:
+    """(T,) numbers of the rows of `contents` (T, n): equal rows, equal numbers."""
+    packed = np.ascontiguousarray(np.packbits(contents, axis=1))
+    rows = packed.view(f"V{packed.shape[1]}").ravel()
+    return np.unique(rows, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,89 @@
+"""Sequences packed one after the other: how their lengths are given, written and looked up."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from masks.checks import integer
+from masks.runs import Ints
+
+Lengths = tuple[tuple[int, ...], ...]  # of the documents of every batch entry
+
+FAR = 1 << 40  # tokens; the batch entries are laid out so far apart
+
+
+def read_lengths(name: str, lengths: Any) -> Lengths:
+    """Lengths given as one number, numbers, or numbers for every batch entry."""
+    nested = as_list(lengths)
+    if not isinstance(nested, list):
+        nested = [nested]
+    if not any(isinstance(entry, list) for entry in nested):
+        nested = [nested]
+    if not all(isinstance(entry, list) for entry in nested):
+        raise ValueError(f"{name} mixes numbers and lists: give one list, or one per batch entry")
+    rows = tuple(
+        tuple(integer(f"a number in {name}", n, least=0, most=FAR) for n in entry)
+        for entry in nested
+    )
+    for row in rows:
+        if not 0 < sum(row) < FAR:
+            raise ValueError(f"{name} has {sum(row)} tokens in a row: give 1 to {FAR - 1}")
+    return rows
+
+
+def same_counts(lengths: Lengths, key_lengths: Lengths) -> None:
+    """Raise where the keys come in other documents than the queries."""
+    counts, key_counts = ([len(row) for row in rows] for rows in (lengths, key_lengths))
+    if counts != key_counts:
+        raise ValueError(
+            f"lengths has {counts} documents and key_lengths {key_counts}: give every document "
+            "both, 0 where it has no keys"
+        )
+
+
+def as_list(numbers: Any) -> Any:
+    """Nested lists of Python numbers, from tuples, arrays or tensors."""
+    if hasattr(numbers, "tolist"):
+        return numbers.tolist()
+    return [as_list(n) for n in numbers] if isinstance(numbers, tuple | list) else numbers
+
+
+def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:
+    """The numbers of the only batch entry, or of all of them."""
+    return rows[0] if len(rows) == 1 else rows
+
+
+class Cuts(NamedTuple):
+    """One side of attention cut into documents, for all batch entries in turn."""
+
+    start: Ints  # (D,) entry * FAR + first token
+    stop: Ints  # (D,) entry * FAR + the token after the last
+    tokens: Ints  # (batch,) their sum
+
+    @classmethod
+    def of(cls, rows: Lengths) -> "Cuts":
+        """Of documents that follow one another from token 0 on."""
+        base = np.repeat(np.arange(len(rows)) * FAR, [len(row) for row in rows])
+        ends = [np.cumsum(row, dtype=np.int64) for row in rows]
+        stop = base + np.concatenate(ends)
+        lengths = np.concatenate([np.array(row, np.int64) for row in rows])
+        return cls(stop - lengths, stop, np.array([end[-1] for end in ends]))
+
+    @property
+    def entry(self) -> Ints:
+        """(D,) batch entry of every document."""
+        return np.maximum(self.start, self.stop - 1) // FAR
+
+    def find(self, entry: Ints, token: Ints) -> Ints:
+        """Number of the document that holds a token, with those of all batch entries counted."""
+        return np.searchsorted(self.start, entry * FAR + token, "right") - 1
+
+    def cover(self, name: str, n: int) -> None:
+        """Raise where the documents end before token `n`."""
+        short = int(self.tokens.min())
+        if short < n:
+            raise ValueError(
+                f"the documents have {short} tokens together, but {name} is {n}: give lengths that "
+                "reach it (padding can be a document of its own)"
+            )

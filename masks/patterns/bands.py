@@ -1,0 +1,123 @@
+"""Bands along the diagonal, and everything: dense, causal, local and sliding windows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Mask
+from masks.checks import FAR, choice, integer
+from masks.leaf import Leaf
+from masks.registry import Example, canonical, pattern
+from masks.runs import Bools, Grid, Ints, Runs
+
+__all__ = ["causal", "dense", "local", "sliding"]
+
+
+@pattern(Example("dense()", "everything", "N**2"), section="Bands and distances")
+def dense() -> Mask:
+    """Every key is allowed for every query; `~dense()` is nothing."""
+    return Dense()
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Dense(Leaf):
+    def runs(self, grid: Grid) -> Runs:
+        return rl.constant(rl.FULL)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return np.ones(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
+
+
+ALIGNMENTS = ("top_left", "bottom_right")
+
+
+@pattern(
+    Example("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762"),
+    section="Bands and distances",
+)
+def causal(*, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when k <= q.
+
+    Args:
+        align: where the diagonal lies when n_q != n_k. "top_left": positions count from the start
+            on both sides. "bottom_right": the last query faces the last key, as in FlashAttention
+            since 2.1.
+
+    The diagonal blocks are partial and those below it full: n(n+1)/2 of n x n blocks.
+    """
+    return Band(0, FAR, choice("align", align, ALIGNMENTS))
+
+
+@pattern(
+    Example(
+        "local(24)", "a window to both sides", "N*(2*w + 1) - w*(w + 1)", "2004.05150", {"w": 24}
+    ),
+    section="Bands and distances",
+    written=2,
+)
+def local(left: int, right: int | None = None, *, align: str = "top_left") -> Mask:
+    """Key k is allowed for query q when q - left <= k <= q + right, both ends included.
+
+    Args:
+        left, right: tokens to either side, >= 0; `right` defaults to `left`. The convention is that
+            of FlashAttention's `window_size`; an inner query sees left + right + 1 keys.
+        align: see `causal`.
+    """
+    left = integer("left", left, least=0)
+    right = left if right is None else integer("right", right, least=0)
+    band = Band(-right, left, choice("align", align, ALIGNMENTS))
+    return canonical(band, right=None if right == left else right)
+
+
+@pattern(
+    Example("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48}),
+    section="Bands and distances",
+)
+def sliding(window: int, *, align: str = "top_left") -> Mask:
+    """The `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
+
+    Args:
+        window: keys that an inner query sees, >= 1.
+        align: see `causal`.
+    """
+    window = integer("window", window, least=1)
+    return Band(0, window - 1, choice("align", align, ALIGNMENTS))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Band(Leaf):
+    """low <= q - k <= high, with q counted as `align` says."""
+
+    low: int
+    high: int
+    align: str
+
+    def _shift(self, grid: Grid) -> int:
+        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
+
+    def runs(self, grid: Grid) -> Runs:
+        first, last = grid.q_first + self._shift(grid), grid.q_last + self._shift(grid)
+        # The queries of a block row see an interval of keys together, and another one each.
+        low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
+        block, origin = grid.block_k, grid.k_origin
+        any_first, any_stop = (low - origin) // block, (high - origin) // block + 1
+        any_first, any_stop = (np.clip(x, 0, grid.cols) for x in (any_first, any_stop))
+        any_first = np.where(low <= high, any_first, any_stop)
+        full_first = np.searchsorted(grid.k_first, last - self.high, "left")
+        full_stop = np.searchsorted(grid.k_last, first - self.low, "right")
+        some_full = (any_first < any_stop) & (full_first < full_stop)
+        full_first = np.where(some_full, full_first, any_stop)
+        full_stop = np.where(some_full, full_stop, any_stop)
+        zero = np.zeros_like(any_first)
+        steps = np.stack([zero, any_first, full_first, full_stop, any_stop], axis=1)
+        return rl.from_steps(
+            grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY])
+        )
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        distance = q + self._shift(grid) - k
+        return (distance >= self.low) & (distance <= self.high)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal

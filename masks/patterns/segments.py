@@ -1,0 +1,198 @@
+"""Segments of equal length that see themselves: block-diagonal, block-causal, LongNet."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from masks import runs as rl
+from masks.algebra import Mask
+from masks.checks import flag, integer
+from masks.leaf import Leaf
+from masks.leaves.geometry import interval_runs, rectangle_runs
+from masks.patterns.bands import causal
+from masks.registry import Example, pattern
+from masks.runs import Bools, Grid, Ints, Runs, expand
+
+__all__ = ["block_causal", "block_diagonal", "longnet"]
+
+
+@pattern(
+    Example(
+        "block_diagonal(48)",
+        "chunks that see themselves",
+        "(N // s)*s**2 + (N % s)**2",
+        "",
+        {"s": 48},
+    ),
+    section="Segments",
+)
+def block_diagonal(size: int, offset: int = 0) -> Mask:
+    """Token blocks that see themselves only: (q + offset) // size == (k + offset) // size.
+
+    This is "local attention" in Long Range Arena (arXiv 2011.04006; there size is 50), and windows
+    that do not overlap elsewhere; two of them, the second with offset size // 2, make the shifted
+    windows of Swin (arXiv 2103.14030) in one dimension. With `& causal()` a block is causal inside.
+    With blocks of `size` tokens and no offset, n of n x n are allowed.
+
+    Args:
+        size: tokens of a token block, >= 1.
+        offset: tokens that the first token block is short of, 0 <= offset < size.
+    """
+    size = integer("size", size, least=1)
+    offset = integer("offset", offset, least=0, most=size - 1)
+    return BlockDiagonal(size, offset)
+
+
+@pattern(
+    Example(
+        "block_causal(32)",
+        "chunks that see themselves and those before",
+        "N*(N + s)/2",
+        "2503.09573",
+        {"s": 32},
+    ),
+    section="Segments",
+)
+def block_causal(size: int) -> Mask:
+    """Token blocks that see themselves and all before them: k // size <= q // size.
+
+    This is the mask of block diffusion (arXiv 2503.09573) among clean tokens. The same as
+    `block_diagonal(size) | causal()`, which is its text. With blocks of `size` tokens, n(n+1)/2 of
+    n x n are allowed, all of them full.
+    """
+    return block_diagonal(size) | causal()
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BlockDiagonal(Leaf):
+    size: int
+    offset: int
+
+    def runs(self, grid: Grid) -> Runs:
+        number = self._blocks(grid)
+        start = number * self.size - self.offset
+        stop = start + self.size
+        return rectangle_runs(grid, np.zeros_like(start), start, stop, start, stop)
+
+    def _blocks(self, grid: Grid) -> Ints:
+        """Numbers of the token blocks that have queries and keys in the grid."""
+        low = max(int(grid.q_first[0]), int(grid.k_first[0]))
+        high = min(grid.n_q, grid.n_k) - 1
+        first, last = ((token + self.offset) // self.size for token in (low, high))
+        return np.arange(first, last + 1, dtype=np.int64)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return (q + self.offset) // self.size == (k + self.offset) // self.size
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # Where the first token block ends, which is where the others do, and how far apart the
+        # first token blocks of the two sides are.
+        q_block, q_phase = np.divmod(grid.q_token(row) + self.offset, self.size)
+        k_block, k_phase = np.divmod(grid.k_token(col) + self.offset, self.size)
+        q_left = np.minimum(self.size - q_phase, grid.block_q)
+        k_left = np.minimum(self.size - k_phase, grid.block_k)
+        return ((q_block - k_block) * (grid.block_q + 1) + q_left) * (grid.block_k + 1) + k_left
+
+
+@pattern(
+    Example(
+        "longnet(64, 4)",
+        "every 4th token of a segment",
+        "N*w/r**2",
+        "2307.02486",
+        {"w": 64, "r": 4},
+    ),
+    section="Segments",
+)
+def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False) -> Mask:
+    """Every `ratio`-th token of a segment sees the others of its segment that are chosen with it.
+
+    Key k is allowed for query q when q // segment == k // segment and both q % segment and
+    k % segment leave the remainder `offset` modulo `ratio`. So n * segment / ratio**2 pairs of
+    n x n are allowed where ratio divides segment and segment divides n, and one head alone leaves
+    1 - 1/ratio of the queries with nothing to see.
+
+    The paper runs several (segment, ratio) and adds the outputs weighted by their softmax sums. A
+    union of masks is not quite that: the paper counts a pair twice that two of them allow.
+
+    Args:
+        segment: tokens of a segment, >= 1.
+        ratio: dilation, >= 1; 1 gives `block_diagonal(segment)`.
+        offset: 0 <= offset < ratio.
+        per_head: head h has offset (offset + h) % ratio instead, so that `ratio` heads cover every
+            query; `build` takes heads=ratio unless it is given a multiple of that.
+    """
+    segment, ratio = integer("segment", segment, least=1), integer("ratio", ratio, least=1)
+    offset = integer("offset", offset, least=0, most=ratio - 1)
+    return LongNet(segment, 0, ratio, offset, flag("per_head", per_head))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LongNet(BlockDiagonal):
+    """Block-diagonal, for the tokens of each block that are chosen."""
+
+    ratio: int
+    first: int  # token of a segment that head 0 chooses
+    per_head: bool
+
+    @property
+    def period(self) -> int:
+        return self.ratio if self.per_head else 1
+
+    def _remainder(self, s: Any) -> Any:
+        """Of the tokens that a slice chooses; there is one slice unless heads differ."""
+        return (self.first + s * self.per_head) % self.ratio
+
+    def runs(self, grid: Grid) -> Runs:
+        if self.ratio == 1:
+            return super().runs(grid)
+        lines, firsts, stops = [], [], []
+        for s in range(grid.slices):
+            q_segment, top, bottom = self._met(grid, s, grid.block_q, grid.q_first, grid.q_last)
+            k_segment, first, stop = self._met(grid, s, grid.block_k, grid.k_first, grid.k_last)
+            of, row = expand(top, bottom)
+            segment = q_segment[of]
+            left, right = (np.searchsorted(k_segment, segment, side) for side in ("left", "right"))
+            i, met = expand(left, right)  # ranges of key blocks in the same segment
+            lines.append(s * grid.rows + row[i])
+            firsts.append(first[met])
+            stops.append(stop[met])
+        line, first, stop = map(np.concatenate, (lines, firsts, stops))
+        return interval_runs(grid, line, first, stop, np.full(len(line), rl.MIXED))
+
+    def _met(
+        self, grid: Grid, s: int, block: int, first: Ints, last: Ints
+    ) -> tuple[Ints, Ints, Ints]:
+        """Blocks of one side with chosen tokens, as ranges: (segment, first block, stop).
+
+        Args:
+            block, first, last: size and end tokens of the blocks on that side.
+        """
+        segment_start = self._blocks(grid) * self.size
+        start = segment_start + self._remainder(s)
+        low = np.maximum(segment_start, first[0])
+        high = np.minimum(segment_start + self.size, last[-1] + 1)
+        begin, end = (-(-(token - start) // self.ratio) for token in (low, high))
+        if self.ratio > block:  # one by one, for there are blocks between them
+            segment, i = expand(begin, end)
+            met = np.searchsorted(last, start[segment] + i * self.ratio)
+            return segment, met, met + 1
+        segment = np.flatnonzero(begin < end)
+        ends = [start[segment] + i[segment] * self.ratio for i in (begin, end - 1)]
+        met, stop = (np.searchsorted(last, token) for token in ends)
+        return segment, met, stop + 1
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        chosen = self._remainder(s)
+        q_chosen = q % self.size % self.ratio == chosen
+        k_chosen = k % self.size % self.ratio == chosen
+        return super().allowed(grid, s, q, k) & q_chosen & k_chosen
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        # Where the first chosen token is, besides; for other segments the head tells.
+        number = np.unique(super().signature(grid, s, row, col), return_inverse=True)[1]
+        for token, block in ((grid.q_token(row), grid.block_q), (grid.k_token(col), grid.block_k)):
+            step = (self._remainder(s) - token % self.size) % self.ratio
+            number = number * (block + 1) + np.minimum(step, block)
+        return number * grid.slices + s

@@ -1,0 +1,109 @@
+"""Bands, butterfly, random blocks, global tokens, everything, arrays."""
+
+import random
+
+import numpy as np
+
+import masks
+from masks import Mask
+from masks.patterns.array import ArrayMask
+from masks.patterns.bands import Band, Dense
+from masks.patterns.butterfly import Butterfly
+from masks.patterns.columns import GlobalTokens
+from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
+
+
+def any_align(rng: random.Random) -> str:
+    return rng.choice(["top_left", "bottom_right"])
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    align = any_align(rng)
+    return rng.choice(
+        [
+            masks.causal(align=align),
+            masks.local(rng.randrange(100), align=align),
+            masks.local(rng.randrange(100), rng.randrange(100), align=align),
+            masks.sliding(rng.randrange(1, 150), align=align),
+        ]
+    )
+
+
+@oracle(Band)
+def _(mask: Band, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    q = q + (n_k - n_q if mask.align == "bottom_right" else 0)
+    return (q - k >= mask.low) & (q - k <= mask.high)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return masks.butterfly(rng.choice([1, 7, 16, 24, 32, 64]), rng.choice([None, 0, 1, 2, 9]))
+
+
+@oracle(Butterfly)
+def _(mask: Butterfly, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    strides = {0} | {2**t for t in range(20 if mask.levels is None else mask.levels)}
+    return np.isin((q // mask.block) ^ (k // mask.block), list(strides))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    block = rng.choice([5, 16, 24, 32, 64])
+    return masks.random_blocks(rng.random() or 1.0, block=block, seed=rng.randrange(100))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    count = min(2, -(-n_k // 24))
+    return masks.random_blocks(count=count, block=24, seed=rng.randrange(100), per_head=True)
+
+
+def mix(x: int) -> int:
+    """SplitMix64 after one step, with Python's integers."""
+    wrap = (1 << 64) - 1
+    x = (x + 0x9E3779B97F4A7C15) & wrap
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & wrap
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & wrap
+    return x ^ (x >> 31)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return masks.global_tokens(rng.randrange(80))
+
+
+@oracle(GlobalTokens)
+def _(mask: GlobalTokens, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    return (q < mask.n) | (k < mask.n)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return masks.dense()
+
+
+@oracle(Dense)
+def _(mask: Dense, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return np.ones((n_q, n_k), bool)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    data = np.random.default_rng(rng.randrange(1 << 30))
+    return masks.mask_from(data.random((n_q, n_k)) < rng.choice([0.02, 0.5, 0.999]))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    data = np.random.default_rng(rng.randrange(1 << 30))
+    shape = rng.choice([(BATCH, 1, n_q, n_k), (HEADS, n_q, n_k), (BATCH, HEADS, n_q, n_k)])
+    return masks.mask_from(data.random(shape) < rng.choice([0.1, 0.5, 0.9]))
+
+
+@oracle(ArrayMask)
+def _(mask: ArrayMask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    return mask.data

@@ -1,0 +1,255 @@
+"""Graphs of token blocks: random, BigBird, regular, hubs, and a butterfly of a given size."""
+
+import random
+
+import numpy as np
+
+from masks import Mask
+from masks.patterns.bigbird import BigBird, bigbird, etc_, longformer
+from masks.patterns.bigbird_compat import BigBirdCompat, bigbird_compat
+from masks.patterns.butterfly import SizedButterfly, butterfly, pixelfly
+from masks.patterns.expander import RegularGraph, expander, random_regular
+from masks.patterns.random_blocks import Hubs, RandomBlocks, hubs, random_blocks
+from tests.masks.oracles import leaf, oracle, positions, varied
+from tests.masks.oracles.basic import mix
+
+GOLDEN, WRAP = 0x9E3779B97F4A7C15, (1 << 64) - 1
+BLOCK_SIZES = [5, 7, 16, 24, 32]
+
+
+def tokens(blocks: np.ndarray, block: int, n_q: int, n_k: int) -> np.ndarray:
+    """Whole token blocks (heads, rows, cols), token by token."""
+    return blocks.repeat(block, 1).repeat(block, 2)[:, :n_q, :n_k]
+
+
+def word(mask, head: int) -> int:
+    """The hash that all draws of a head begin with."""
+    x = mix(mask.source.seed)
+    if mask.source.layer is not None:
+        x = mix(x ^ mask.source.layer)
+    return mix(x ^ head)
+
+
+def drawn(key: int, count: int, n: int) -> set[int]:
+    """The first distinct values of a stream, or all but those."""
+    values: set[int] = set()
+    step = 0
+    while len(values) < min(count, n - count):
+        values.add((mix((key + step * GOLDEN) & WRAP) >> 32) * n >> 32)
+        step += 1
+    return values if 2 * count <= n else set(range(n)) - values
+
+
+def layout(mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """Nothing yet: (heads, rows, cols) of token blocks."""
+    heads = heads if mask.per_head else 1
+    return np.zeros((heads, -(-n_q // mask.block), -(-n_k // mask.block)), bool)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    block, seed = rng.choice(BLOCK_SIZES), rng.randrange(100)
+    layered = rng.random() < 0.3
+    return random_blocks(
+        *([] if (count := rng.choice([None, 1, 4])) else [rng.random() or 1.0]),
+        count=count,
+        block=block,
+        causal=True,
+        seed=seed,
+        per_layer=layered,
+        layer=rng.randrange(9) if layered else None,
+    )
+
+
+@oracle(RandomBlocks)
+def _(mask: RandomBlocks, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    blocks = layout(mask, n_q, n_k, heads)
+    cols = blocks.shape[2]
+    for head, row in np.ndindex(blocks.shape[:2]):
+        n = row + 1 if mask.causal else cols
+        count = min(n, mask.count or max(1, round((mask.density or 0) * n)))
+        for col in drawn(mix(word(mask, head) ^ row), count, n):
+            if col < cols:
+                blocks[head, row, col] = True
+    return tokens(blocks, mask.block, n_q, n_k)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    levels = rng.choice([None, 0, 1, 2, 3])
+    return rng.choice(
+        [
+            butterfly(size=rng.choice([8, 16, 64]), levels=levels),
+            butterfly(size=1),
+            pixelfly(rng.choice(BLOCK_SIZES), levels, rng.randrange(3)),
+        ]
+    )
+
+
+@oracle(SizedButterfly)
+def _(mask: SizedButterfly, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    block = -(-max(n_q, n_k) // mask.size)
+    q, k = positions(n_q, n_k)
+    strides = {0} | {2**t for t in range(20 if mask.levels is None else mask.levels)}
+    return np.isin((q // block) ^ (k // block), list(strides))
+
+
+def any_bigbird(rng: random.Random, **options) -> Mask:
+    return bigbird(
+        rng.choice(BLOCK_SIZES),
+        rng.randrange(5),
+        window=rng.choice([1, 3, 7]),
+        global_blocks=rng.randrange(3),
+        seed=rng.randrange(100),
+        **options,
+    )
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_bigbird(rng, per_head=False)
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_bigbird(rng, per_head=True, per_layer=True, layer=rng.randrange(3))
+
+
+@oracle(BigBird)
+def _(mask: BigBird, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    blocks = layout(mask, n_q, n_k, heads)
+    n, g = blocks.shape[2], mask.global_blocks
+    ends = set(range(min(g, n))) | set(range(max(n - g, 0), n))
+    for head, row in np.ndindex(blocks.shape[:2]):
+        window = {col for col in range(n) if abs(row - col) <= mask.radius}
+        seen = ends | window
+        if row < g or row in ends:
+            seen = set(range(n))
+        rest = sorted(set(range(n)) - seen)
+        ranks = drawn(mix(word(mask, head) ^ row), min(mask.random, len(rest)), len(rest))
+        blocks[head, row, sorted(seen | {rest[rank] for rank in ranks})] = True
+    return tokens(blocks, mask.block, n_q, n_k)
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return bigbird_compat(rng.choice([5, 7, 16]), rng.choice([1, 2, 3]), seed=rng.randrange(100))
+
+
+@oracle(BigBirdCompat)
+def _(mask: BigBirdCompat, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """Without the plan of the paper, which needs 1024 tokens."""
+    n, end = -(-max(n_q, n_k) // mask.block), 2 * mask.random + 5
+    blocks = np.zeros((heads, n, n), bool)
+    blocks[:, [0, -1]] = blocks[:, :, [0, -1]] = True
+    stream = np.random.RandomState(mask.seed)
+    for row in range(1, n - 1):
+        blocks[:, row, row - 1 : row + 2] = True
+        for head in range(heads):
+            illegal = [row - 1, row, row + 1, 0, end - 1]
+            illegal += [end - 2] if row == 1 else [1] if row == end - 2 else []
+            legal = [x for x in stream.permutation(np.arange(end)) if x not in illegal]
+            if n > end:
+                blocks[head, row, legal[: mask.random]] = True
+    return tokens(blocks | (n <= end), mask.block, n_q, n_k)
+
+
+def any_graph(rng: random.Random, **options) -> Mask:
+    block, seed = rng.choice(BLOCK_SIZES[:2]), rng.randrange(100)
+    return rng.choice(
+        [
+            random_regular(rng.choice([2, 4]), block, seed=seed, **options),
+            expander(rng.choice([4, 6]), block, seed=seed, **options),
+            hubs(rng.choice([None, 1, 3, 50]), alpha=0.7, block=block, seed=seed, **options),
+        ]
+    )
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_graph(rng)
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return any_graph(rng, per_head=True)
+
+
+@oracle(Hubs)
+def _(mask: Hubs, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    blocks = layout(mask, n_q, n_k, heads)
+    rows, n = blocks.shape[1:]
+    for head in range(len(blocks)):
+        graph = np.eye(n, dtype=bool)
+        start = word(mask, head)
+        ranked = sorted(range(n), key=lambda node: mix(start ^ node))
+        for rank, hub in enumerate(ranked[: mask.count], 1):
+            for other in drawn(mix(start ^ hub), max(1, round(n * rank**-mask.alpha)), n):
+                graph[hub, other] = graph[other, hub] = True
+        blocks[head] = graph[np.arange(rows) % n]
+    return tokens(blocks, mask.block, n_q, n_k)
+
+
+@oracle(RegularGraph)
+def _(mask: RegularGraph, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    blocks = layout(mask, n_q, n_k, heads)
+    rows, n = blocks.shape[1:]
+    for head in range(len(blocks)):
+        graph = np.ones((n, n), bool)
+        if n > 2 * mask.degree and (n > 10 or mask.gap < 0):
+            graph = regular_graph(mask, word(mask, head), n)
+        blocks[head] = graph[np.arange(rows) % n]
+    return tokens(blocks, mask.block, n_q, n_k)
+
+
+def regular_graph(mask: RegularGraph, start: int, n: int) -> np.ndarray:
+    """(n, n) with loops: the first draw that succeeds and expands."""
+    for attempt in range(100):
+        graph = permutations(mask.degree // 2, mix(start ^ attempt), n)
+        if graph is not None:
+            laplacian = np.diag(graph.sum(1)) - graph.astype(float)
+            if np.linalg.eigvalsh(laplacian)[1] >= mask.gap:
+                return graph | np.eye(n, dtype=bool)
+    raise AssertionError(mask)
+
+
+def permutations(count: int, start: int, n: int) -> np.ndarray | None:
+    graph = np.zeros((n, n), bool)
+
+    def add(a: int, b: int) -> bool:
+        is_new = a != b and not graph[a, b]
+        if is_new:
+            graph[a, b] = graph[b, a] = True
+        return is_new
+
+    for t in range(count):
+        key = mix(start ^ t)
+        image = sorted(range(n), key=lambda node: mix(key ^ node))
+        without = [node for node in range(n) if not add(node, image[node])]
+        for node in without:
+            for step in range(64):
+                other = (mix((mix(key ^ node) + step * GOLDEN) & WRAP) >> 32) * n >> 32
+                if other in without:
+                    continue
+                a, b = image[node], image[other]
+                graph[other, b] = graph[b, other] = False
+                if add(node, b):
+                    if add(other, a):
+                        image[node], image[other] = b, a
+                        break
+                    graph[node, b] = graph[b, node] = False
+                add(other, b)
+            else:
+                return None
+    return graph
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    far = sorted(rng.sample(range(200), rng.randrange(3)))
+    return rng.choice(
+        [
+            longformer(rng.randrange(1, 60), rng.randrange(1, 4), tuple(far)),
+            etc_(rng.randrange(40), rng.randrange(50)),
+        ]
+    )

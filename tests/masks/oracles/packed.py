@@ -1,0 +1,136 @@
+"""Masks laid into documents, moved, and rounded to token blocks."""
+
+import random
+
+import numpy as np
+
+import masks
+from masks import Mask
+from masks.transforms.packed import Packed, packed
+from masks.transforms.shift import Shifted, shift
+from masks.transforms.snap import Snapped, snap
+from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED, leaf, oracle, segments, varied
+
+ANY_LENGTH = [
+    masks.causal(),
+    masks.causal(align="bottom_right"),
+    masks.local(9, 30),
+    ~masks.sliding(20),
+    masks.butterfly(8) | masks.global_tokens(3),
+    masks.random_blocks(0.4, block=16) & masks.causal(),
+    masks.dense(),
+    ~masks.dense(),
+    segments.block_diagonal(13, 5) - masks.local(2),
+    segments.longnet(20, 3, 1) | masks.local(1),
+]
+PARTS, VARIED_PARTS = [*LEAVES], [*VARIED]  # of the families that come before
+
+
+def places(rng: random.Random, n_q: int, n_k: int) -> list[list[int]]:
+    """Lengths of documents that reach n_q, and lengths that reach n_k: the same or others."""
+    q, k = segments.any_lengths(rng, max(n_q, n_k)), segments.any_lengths(rng, n_k)
+    count = max(len(q), len(k))
+    k = rng.choice([q, k])
+    return [x + [0] * (count - len(x)) for x in (q, k)]
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    part = rng.choice(ANY_LENGTH)
+    if rng.random() < 0.2:
+        part = part >> packed([7, 30, 0, 1000])
+    return part >> packed(*places(rng, n_q, n_k))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    """Documents of one length, so that masks of one length fit."""
+    length, key_length = rng.randrange(1, 60), rng.randrange(1, 60)
+    count = max(-(-n_q // length), -(-n_k // key_length))
+    part = rng.choice(PARTS)(rng, length, key_length)
+    return part >> packed([length] * count, [key_length] * count)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    q, k = rng.randrange(-100, 100), rng.randrange(-100, 100)
+    q, k = min(q, n_q - 1), min(k, n_k - 1)
+    move = shift(q, k) if rng.random() < 0.9 else shift(200)
+    part = rng.choice(PARTS)(rng, n_q - q, n_k - k) if q == move.q else rng.choice(ANY_LENGTH)
+    return part >> move
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    part = rng.choice(PARTS)(rng, n_q, n_k)
+    if rng.random() < 0.5:
+        part = rng.choice(
+            [part | masks.sliding(40), part & masks.butterfly(24), part - masks.local(3)]
+        )
+    sizes = [1, 5, 16, 24, 32, 64, 100, 1 << 50]
+    size = rng.choice([rng.choice(sizes), (rng.choice(sizes), rng.choice(sizes))])
+    return part >> snap(size, rng.choice(["outward", "inward"]))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    part = rng.choice(VARIED_PARTS)(rng, n_q, n_k)
+    return part >> rng.choice([snap(24), snap(16, "inward"), shift(0)])
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    """Documents by batch entry, or a part by head and batch entry, or both."""
+    rows = [segments.any_lengths(rng, max(n_q, n_k)) for _ in range(BATCH)]
+    part = rng.choice([*ANY_LENGTH, segments.longnet(16, HEADS, per_head=True)])
+    length = rng.randrange(1, 60)
+    count = -(-max(n_q, n_k) // length)
+    same = rng.choice([[length] * count, [[length] * count] * BATCH])
+    return rng.choice(
+        [part >> packed(rows), rng.choice(VARIED_PARTS)(rng, length, length) >> packed(same)]
+    )
+
+
+@oracle(Packed)
+def _(mask: Packed, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    from tests.masks.brute import brute_dense
+
+    batch = mask.batch or 1
+    rows, key_rows = mask.transform.lengths, mask.transform.key_lengths
+    ends = max(map(sum, rows)), max(map(sum, key_rows))
+    dense = np.zeros((batch, heads, *ends), bool)
+    for b in range(batch):
+        q = k = 0
+        entry = b if len(rows) > 1 else 0
+        for m_q, m_k in zip(rows[entry], key_rows[entry], strict=True):
+            if m_q and m_k:
+                part = brute_dense(mask.part, m_q, m_k, batch, heads)
+                dense[b, :, q : q + m_q, k : k + m_k] = part[b]
+            q, k = q + m_q, k + m_k
+    return dense[:, :, :n_q, :n_k]
+
+
+@oracle(Shifted)
+def _(mask: Shifted, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    from tests.masks.brute import brute_dense
+
+    batch, q, k = mask.batch or 1, mask.transform.q, mask.transform.k
+    dense = np.zeros((batch, heads, n_q, n_k), bool)
+    if q < n_q and k < n_k:
+        part = brute_dense(mask.part, n_q - q, n_k - k, batch, heads)
+        dense[:, :, max(q, 0) :, max(k, 0) :] = part[:, :, max(-q, 0) :, max(-k, 0) :]
+    return dense
+
+
+@oracle(Snapped)
+def _(mask: Snapped, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    from tests.masks.brute import brute_dense
+
+    dense = brute_dense(mask.part, n_q, n_k, mask.batch or 1, heads).copy()
+    q, k = mask.transform.q, mask.transform.k
+    for i in range(0, n_q, q):
+        for j in range(0, n_k, k):
+            block = dense[:, :, i : i + q, j : j + k]
+            decide = block.any if mask.transform.how == "outward" else block.all
+            block[:] = decide(axis=(2, 3), keepdims=True)
+    return dense

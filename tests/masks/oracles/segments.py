@@ -1,0 +1,128 @@
+"""Block-diagonal masks, dilated segments, documents."""
+
+import random
+
+import numpy as np
+
+from masks import Mask
+from masks.patterns.documents import Documents, documents, documents_from_ids, shared_prefix
+from masks.patterns.segments import BlockDiagonal, LongNet, block_causal, block_diagonal, longnet
+from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    size = rng.choice([1, 3, 16, 17, 32, 50, 64, 1000])
+    return block_diagonal(size, rng.randrange(size))
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return block_causal(rng.choice([1, 5, 16, 24, 70]))
+
+
+@oracle(BlockDiagonal)
+def _(mask: BlockDiagonal, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    return (q + mask.offset) // mask.size == (k + mask.offset) // mask.size
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    ratio = rng.choice([1, 2, 3, 4, 8, 30])
+    return longnet(rng.choice([1, 7, 16, 24, 64, 100]), ratio, rng.randrange(ratio))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    ratio = rng.choice([2, HEADS])
+    return longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
+
+
+@oracle(LongNet)
+def _(mask: LongNet, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    q, k = positions(n_q, n_k)
+    w, r = mask.size, mask.ratio
+    chosen = [(mask.first + h) % r if mask.per_head else mask.first for h in range(heads)]
+    same = q // w == k // w
+    return np.stack([same & (q % w % r == c) & (k % w % r == c) for c in chosen])
+
+
+def any_lengths(rng: random.Random, n: int) -> list[int]:
+    """Lengths that reach `n`, some of them 0."""
+    longest, lengths = rng.choice([3, 20, 60, 200]), [rng.randrange(4)]
+    while sum(lengths) < n:
+        lengths.append(rng.randrange(longest + 1))
+    return lengths
+
+
+def ids_of(rows: list[list[int]]) -> np.ndarray:
+    ids = [[i for i, length in enumerate(row) for _ in range(length)] for row in rows]
+    shortest = min(map(len, ids))
+    return np.array([row[:shortest] for row in ids])
+
+
+def packs(rng: random.Random, rows: list[list[int]]) -> Mask:
+    """`documents` or `shared_prefix` of a list of lengths for every batch entry."""
+    lengths = rows if len(rows) > 1 else rows[0]
+    if rng.random() < 0.5:
+        return documents(lengths)
+    return shared_prefix(rng.choice([0, 1, 20, 100]), lengths)
+
+
+def pieces(rng: random.Random, shape: tuple[int, ...]) -> np.ndarray:
+    """Ids in stretches of random lengths; an id comes again."""
+    data = np.random.default_rng(rng.randrange(1 << 30))
+    count = int(np.prod(shape))
+    longest = rng.choice([3, 9, 40])
+    return np.resize(data.integers(-1, 3, count).repeat(data.integers(1, longest, count)), shape)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return packs(rng, [any_lengths(rng, max(n_q, n_k))])
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    """Cross attention: the documents have other lengths among the keys."""
+    q, k = any_lengths(rng, n_q), any_lengths(rng, n_k)
+    count = max(len(q), len(k))
+    q, k = q + [0] * (count - len(q)), k + [0] * (count - len(k))
+    return documents(q, k)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    ids = pieces(rng, (max(n_q, n_k),))
+    return documents_from_ids(ids, rng.choice([None, pieces(rng, (n_k,))]))
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return packs(rng, [any_lengths(rng, max(n_q, n_k)) for _ in range(BATCH)])
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    return documents_from_ids(pieces(rng, (BATCH, max(n_q, n_k))))
+
+
+@oracle(Documents)
+def _(mask: Documents, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """From the arguments of the call, which hold every number also where the text is a digest."""
+    given, prefix = mask.arguments, mask.arguments.get("prefix", 0)
+    if mask.kind == "documents_from_ids":
+        ids, key_ids = (np.atleast_2d(given[name] or given["ids"]) for name in ("ids", "key_ids"))
+    else:
+        ids, key_ids = (
+            ids_of([[prefix, *row] for row in nested(given.get(name) or given["lengths"])])
+            for name in ("lengths", "key_lengths")
+        )
+    same = ids[:, None, :n_q, None] == key_ids[:, None, None, :n_k]
+    return same | (np.arange(n_k) < prefix)
+
+
+def nested(rows: tuple) -> tuple:
+    """A row for every batch entry."""
+    return rows if isinstance(rows[0], tuple) else (rows,)

@@ -1,0 +1,200 @@
+"""Reordered sequences: the curves, and exact masks along them."""
+
+import pickle
+import random
+import time
+
+import numpy as np
+import pytest
+
+import masks
+from masks import Mask
+from masks.patterns.neighborhood import local_2d, neighborhood
+from masks.transforms import regroup
+from masks.transforms.reorder import hilbert, morton, permuted, tiled
+from tests.masks.brute import brute_dense, check
+from tests.masks.cases import BLOCKS, composition
+from tests.masks.oracles import BATCH, HEADS, VARIED
+from tests.masks.oracles.canvas import any_canvas, any_canvas_mask
+from tests.masks.oracles.reorder import any_reorder, order_of
+from tests.masks.patterns.test_neighborhood import SIZES, any_grid, check_window, kinds
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_composition(seed: int):
+    rng = random.Random(seed)
+    n = rng.choice(SIZES)
+    canvas = any_canvas(rng, n)
+    inner = composition(rng, n, n, rng.randrange(2))
+    if seed % 2:
+        inner = rng.choice([inner - any_canvas_mask(rng, canvas), any_canvas_mask(rng, canvas)])
+    mask = inner >> any_reorder(rng, canvas, rng.choice(["both", "both", "queries", "keys"]))
+    if seed % 3 == 0:
+        mask |= composition(rng, n, n, 0)
+    dense = brute_dense(mask, n, n)
+    check(mask, mask.build(n, block_size=(rng.choice(BLOCKS), rng.choice(BLOCKS))), dense)
+    check_window(mask, any_grid(rng, n, n), dense[0, 0])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_side_of_other_lengths(seed: int):
+    rng = random.Random(seed)
+    n_q, n_k = rng.choice(SIZES), rng.choice(SIZES)
+    inner = composition(rng, n_q, n_k, rng.randrange(3))
+    mask = inner >> any_reorder(rng, any_canvas(rng, n_k), "keys")
+    mask = mask >> any_reorder(rng, any_canvas(rng, n_q), "queries")
+    dense = brute_dense(mask, n_q, n_k)
+    check(mask, mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS))), dense)
+    check_window(mask, any_grid(rng, n_q, n_k), dense[0, 0])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_heads_and_batch(seed: int):
+    rng = random.Random(seed)
+    n = rng.choice(SIZES)
+    canvas = any_canvas(rng, n)
+    inner = rng.choice(VARIED)(rng, n, n) | any_canvas_mask(rng, canvas)
+    mask = inner >> any_reorder(rng, canvas, "both")
+    blocks = mask.build(n, block_size=rng.choice(BLOCKS), heads=HEADS)
+    assert blocks.batch in (1, BATCH) and blocks.heads in (1, HEADS)
+    check(mask, blocks, brute_dense(mask, n, n, blocks.batch, blocks.heads))
+
+
+def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
+    """The chunks that bound the memory do not show in the result."""
+    inner = neighborhood((20, 30), 7) | masks.local(40) - masks.butterfly(8)
+    whole = (inner >> hilbert((20, 30))).build(600, block_size=16)
+    monkeypatch.setattr(regroup, "CELLS_AT_ONCE", 300)
+    monkeypatch.setattr("masks.leaves.canvas.PAIRS_AT_ONCE", 100)
+    monkeypatch.setattr("masks.leaves.canvas.LINES_AT_ONCE", 50)
+    assert ((inner & masks.dense()) >> hilbert((20, 30))).build(600, block_size=16) == whole
+    rows = neighborhood((20, 30), 7) & masks.dense()
+    assert np.array_equal(rows.build(600).to_dense(), brute_dense(rows, 600, 600))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_orders(seed: int):
+    """By sorting, token by token; and the inverse undoes the order."""
+    rng = random.Random(seed)
+    n = rng.choice(SIZES)
+    transform = any_reorder(rng, any_canvas(rng, n), "both")
+    order, inverse = transform.order(n), transform.inverse(n)  # type: ignore[attr-defined]
+    assert order.tolist() == order_of(transform)  # type: ignore[arg-type]
+    assert order.dtype == inverse.dtype == np.int64 and not order.flags.writeable
+    assert sorted(order.tolist()) == list(range(n))
+    assert np.array_equal(order[inverse], np.arange(n))
+
+
+@pytest.mark.parametrize("height", [*range(1, 33), 45, 64, 100])
+def test_hilbert_visits_neighbours(height: int):
+    for width in (*range(1, 33), 45, 64, 99, 100):
+        y, x = np.divmod(hilbert((height, width)).order(height * width), width)
+        assert np.array_equal(np.sort(y * width + x), np.arange(height * width))
+        assert (abs(np.diff(y)) + abs(np.diff(x)) == 1).all()
+
+
+@pytest.mark.parametrize("make", [hilbert, morton])
+def test_aligned_squares_are_consecutive(make):
+    y, x = np.divmod(make((64, 64)).order(64 * 64), 64)
+    for side in (2, 4, 8, 16, 32):
+        square = (y // side * 64 + x // side).reshape(-1, side * side)
+        assert (square == square[:, :1]).all()
+
+
+def test_golden_orders():
+    assert hilbert((4, 4)).order(16).tolist() == (
+        [0, 1, 5, 4, 8, 12, 13, 9, 10, 14, 15, 11, 7, 6, 2, 3]
+    )
+    assert hilbert((5, 5)).order(25).tolist() == (
+        [0, 1, 6, 5, 10, 15, 20, 21, 16, 11, 12, 17, 22, 23, 24, 19, 18, 13, 14, 9, 8, 7, 2, 3, 4]
+    )
+    assert morton((3, 3)).order(9).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
+    assert morton((2, 2, 2)).order(8).tolist() == list(range(8))
+    assert tiled((4, 6), (2, 4)).order(24).tolist() == (
+        [0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11, 12, 13, 14, 15, 18, 19, 20, 21, 16, 17, 22, 23]
+    )
+
+
+def test_what_it_is_for():
+    """Attention in the new order is the old one, reordered."""
+    canvas, n = (12, 10), 120
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, n, 8))
+    mask, transform = neighborhood(canvas, 5), hilbert(canvas)
+
+    def attend(q, k, v, mask: Mask) -> np.ndarray:
+        weight = np.exp(q @ k.T) * mask.build(n, block_size=16).to_dense()[0, 0]
+        return weight @ v / weight.sum(1, keepdims=True)
+
+    order = transform.order(n)
+    out = attend(q[order], k[order], v[order], mask >> transform)[transform.inverse(n)]
+    assert np.allclose(out, attend(q, k, v, mask), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "neighborhood((8, 8), 3) >> hilbert((8, 8))",
+        "(causal() | local_2d((8, 8), 2)) >> morton((8, 8), side='keys')",
+        "causal() >> tiled((4, 4, 4), (2, 2, 4))",
+        "causal() >> tiled((64,), 5) >> hilbert((4, 16))",
+        "causal() >> permuted(" + str(tuple(range(63, -1, -1))) + ")",
+    ],
+)
+def test_text(text: str):
+    mask = masks.parse(text)
+    assert str(mask) == text and masks.parse(text) == mask and mask.spelled
+    copy = pickle.loads(pickle.dumps(mask))
+    assert copy == mask and copy.build(64) == mask.build(64)
+
+
+def test_long_permutations_show_a_digest():
+    order = np.random.default_rng(0).permutation(100)
+    mask = masks.causal() >> permuted(order)
+    assert not mask.spelled and "permuted('sha256:" in str(mask)
+    assert mask == masks.causal() >> permuted(order.tolist())
+    assert mask != masks.causal() >> permuted(order[::-1])
+    assert mask != masks.causal() >> permuted(order, side="keys")
+    with pytest.raises(ValueError):
+        masks.parse(str(mask))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: (masks.causal() >> hilbert((8, 8))).build(63), "reorders 64 tokens, not 63"),
+        (lambda: (masks.causal() >> hilbert((8, 8))).build(64, 65), "reorders 64 tokens, not 65"),
+        (lambda: hilbert((4, 4, 4)), r"canvas is \(4, 4, 4\): give \(height, width\)"),
+        (lambda: tiled((8, 8), 0), "tile is 0"),
+        (lambda: tiled((8, 8), (2, 2, 2)), "tile is .*: give one integer, or 2"),
+        (lambda: morton((8, 8), side="q"), "side is 'q'"),
+        (lambda: permuted([0, 2]), r"order must hold each of 0\.\.1 once"),
+        (lambda: permuted([0, 0, 1]), r"each of 0\.\.2 once"),
+        (lambda: permuted([]), "give integers"),
+        (lambda: permuted([0.0, 1.0]), "float64: give integers"),
+        (lambda: permuted([[0, 1]]), r"shape \(1, 2\)"),
+        (lambda: permuted(100, side="both"), r"shape \(\)"),
+    ],
+)
+def test_refuses(make, message: str):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_million_tokens():
+    """Exact classes without an N x N array; generous seconds."""
+    canvas, n = (1024, 1024), 1 << 20
+    begin = time.perf_counter()
+    assert kinds(neighborhood(canvas, 33) >> tiled(canvas, (8, 16)), n, 128) == (25_608, 97_272)
+    assert kinds(neighborhood(canvas, 33) >> hilbert(canvas), n, 128) == (22_252, 112_300)
+    assert time.perf_counter() - begin < 40
+
+
+def test_a_long_mask_of_another_family():
+    """Through the fine grid: a band stays a band when tiles are whole rows of the image."""
+    canvas, n = (256, 64), 1 << 14
+    mask = masks.local(300) | masks.global_tokens(50)
+    assert (mask >> tiled(canvas, (1, 64))).build(n) == mask.build(n)
+    assert kinds(local_2d(canvas, 2) >> permuted(np.arange(n)), n, 64) == kinds(
+        local_2d(canvas, 2), n, 64
+    )
