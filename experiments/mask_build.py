@@ -3,7 +3,8 @@
     python -m experiments.mask_build
     python -m experiments.mask_build 'mask=[causal,local:256]' 'seq_len=[16384,1048576]'
 
-Every measurement has a process of its own with one core; one CSV row each. See docs/guide/measuring.md.
+Every measurement has a process of its own with one core; one CSV row each.
+See docs/guide/measuring.md.
 """
 
 import json

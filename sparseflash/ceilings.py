@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -60,23 +59,42 @@ def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ce
         clock = torch.cuda.clock_rate(where) * 1e6  # Hz, as the products above left it
         exp2 = 16 * units * clock / 1e12
     else:
-        z = torch.randn(2**16)
-        exp2 = z.numel() / _seconds(lambda: torch.exp2(z), where) / 1e12
+        z = torch.randn(2**20)  # 4 MiB: a large share of it stays in the cache
+        out = torch.empty_like(z)
+        exp2 = z.numel() / _seconds(lambda: torch.exp2(z, out=out), where) / 1e12
     return Ceilings(rates, copy, exp2, "measured in this process")
 
 
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """The median time of a call after a warm-up."""
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The time of the fastest of many calls.
 
-    def now() -> float:
-        if device.type == "cuda":
+    On a CPU, with all threads and with one. The threads of a busy machine wait for one another, up
+    to a thousand times as long as a short call takes, and for a whole process at times.
+    """
+    if device.type == "cuda":
+
+        def finished() -> None:
+            call()
             torch.cuda.synchronize(device)
-        return time.perf_counter()
 
-    call()
-    times = []
-    for _ in range(repeats):
-        start = now()
+        return _fastest(finished)
+    threads = torch.get_num_threads()
+    times = [_fastest(call)]
+    try:
+        torch.set_num_threads(1)
+        times.append(_fastest(call))
+    finally:
+        torch.set_num_threads(threads)
+    return min(times)
+
+
+def _fastest(call: Callable[[], object], repeats: int = 10, seconds: float = 0.1) -> float:
+    """The shortest time of a call, of at least `repeats` calls and over `seconds`."""
+    call()  # warm up: threads, caches, clocks
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < repeats or time.perf_counter() < end:
+        start = time.perf_counter()
         call()
-        times.append(now() - start)
-    return float(np.median(times))
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -18,8 +18,9 @@ from dataclasses import asdict
 
 import torch
 
-from experiments.bench.cases import Case, make_grid
-from experiments.bench.loop import Bench, Task
+from experiments.bench.cases import Case
+from experiments.bench.grids import make_grid
+from experiments.bench.measure import Bench, Measurement
 from experiments.bench.providers import DIRECTIONS
 from experiments.common.devices import device_name
 from experiments.common.provenance import ROOT
@@ -107,7 +108,7 @@ def child(task: dict) -> None:
     """The call that ncu looks at, after one that compiles."""
     case = Case(**task["case"])
     bench = Bench(torch.device("cuda"), 0.0)
-    call = bench.ungated(Task(case, task["provider"], task["direction"]))
+    call = bench.ungated(Measurement(case, task["provider"], task["direction"]))
     call()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

@@ -1,18 +1,97 @@
-"""Named grids: cases that are compared with one another, and who is measured at each."""
+"""Grids of cases: speed against density and length, and the grid `limits` of all comparisons."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
+import masks
 from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL, DENSE, Case
 
 DENSITIES = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Every mask at each shape, and the sweep masks at the sweep lengths of the first shape."""
+
+    shapes: tuple[Case, ...]  # their mask is replaced
+    masks: tuple[str, ...]
+    sweep_masks: tuple[str, ...] = ()
+    sweep_lengths: tuple[int, ...] = ()
+
+    def cases(self) -> list[Case]:
+        found = [_with_mask(shape, mask) for shape in self.shapes for mask in self.masks]
+        found += [
+            _with_mask(replace(self.shapes[0], n_q=n, n_k=n), mask)
+            for n in self.sweep_lengths
+            for mask in self.sweep_masks
+        ]
+        return list(dict.fromkeys(found))
+
+
+def default_grid(device: str) -> Grid:
+    """Speed against density, and time against length, at sizes that suit the device."""
+    if torch.device(device).type == "cuda":
+        shape = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
+        structured = "local:256+butterfly:128+global:128"
+        return Grid(
+            shapes=(shape, replace(shape, heads=32, kv_heads=32, head_dim=64)),
+            masks=(DENSE, *_random_masks(128, 1, *DENSITIES), structured),
+            sweep_masks=(DENSE, structured),
+            sweep_lengths=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
+        )
+    structured = "local:256+butterfly:64+global:64"
+    return Grid(
+        shapes=(Case(DENSE, 1, 4, 4, 4096, 4096, 64, "float32", 64, 64),),
+        masks=(DENSE, *_random_masks(64, 1, *DENSITIES[:4]), structured),
+        sweep_masks=(DENSE, structured),
+        sweep_lengths=(512, 1024, 2048, 4096),
+    )
+
+
+def make_grid(
+    device: str,
+    mask: str | Sequence[str] | None = None,
+    seq_len: int | Sequence[int] | None = None,
+    block_size: int | Sequence[int] | None = None,
+    **shape: int | str | None,
+) -> Grid:
+    """The default grid with the given values in its place; the sweep over lengths goes with it.
+
+    shape: batch, heads, kv_heads, head_dim, v_dim, dtype, layout; None leaves the default.
+    Raises ValueError for values that no case can have.
+    """
+    grid = default_grid(device)
+    given = {name: value for name, value in shape.items() if value is not None}
+    if "heads" in given and "kv_heads" not in given:
+        given["kv_heads"] = given["heads"]
+    if block_size is not None:
+        sizes = list(block_size) if isinstance(block_size, Sequence) else [block_size] * 2
+        if len(sizes) != 2:
+            raise ValueError(f"block_size={block_size}: give one size, or [block_q,block_k]")
+        given |= {"block_q": sizes[0], "block_k": sizes[1]}
+    shapes = [replace(s, **given) for s in grid.shapes]
+    if seq_len is not None:
+        lengths = [seq_len] if not isinstance(seq_len, list | tuple) else seq_len
+        shapes = [replace(s, n_q=n, n_k=n) for s in shapes for n in lengths]
+    for s in shapes:
+        s.check()
+    chosen = grid.masks if mask is None else (mask,) if isinstance(mask, str) else tuple(mask)
+    keep_sweep = mask is None and seq_len is None
+    return Grid(
+        shapes=tuple(shapes),
+        masks=tuple(_canonical(m) for m in chosen),
+        sweep_masks=tuple(_canonical(m) for m in grid.sweep_masks) if keep_sweep else (),
+        sweep_lengths=grid.sweep_lengths if keep_sweep else (),
+    )
+
+
 class Part(NamedTuple):
+    """Cases of a named grid, and the providers that are measured at each."""
+
     cases: tuple[Case, ...]
     providers: tuple[str, ...]
 
@@ -26,8 +105,7 @@ def limits(device: torch.device) -> list[Part]:
     big = device.type == "cuda"
     own = ("hopper", "hopper_deterministic") if big else ("cpu",)
     block_sparse = (*own, *(("fa4",) if big and not fa4.missing() else ()))
-    peers = (*block_sparse, *(("flex",) if big else ()))
-    dense_peers = (*peers, "sdpa_cudnn" if big else "sdpa")
+    everyone = (*block_sparse, *(("flex", "sdpa_cudnn") if big else ("sdpa",)))
     if big:
         wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
         narrow = replace(wide, heads=32, kv_heads=32, head_dim=64)
@@ -36,57 +114,66 @@ def limits(device: torch.device) -> list[Part]:
         wide = Case(DENSE, 1, 2, 2, 2048, 2048, 32, "float32", 128, 128)
         narrow = replace(wide, head_dim=16)
         thin = replace(wide, heads=1, kv_heads=1)
-    parts = []
-    for shape in (wide, narrow):
-        masks = (DENSE, CAUSAL, _random(1.0, 128), *(_random(d, 128) for d in DENSITIES))
-        parts.append(Part(_cases(shape, masks), dense_peers))
-    parts.append(Part(uneven(wide), block_sparse))
+    by_density = [DENSE, CAUSAL, *_random_masks(128, 1.0, *DENSITIES)]
+    parts = [Part(_cases(shape, by_density), everyone) for shape in (wide, narrow)]
+    parts.append(Part(_uneven(wide), block_sparse))
     parts += [
-        Part(_cases(shape, [_random(d, block) for d in DENSITIES[:4]], block), own[:1])
+        Part(_cases(shape, _random_masks(block, *DENSITIES[:4]), block), own[:1])
         for shape in (wide, narrow)
         for block in (64, 32, 16)
     ]
-    parts.append(Part(_cases(thin, (DENSE, _random(0.0625, 128))), dense_peers))
-    return [*parts, *long(wide, own, block_sparse, big)]
+    parts.append(Part(_cases(thin, [DENSE, *_random_masks(128, 0.0625)]), everyone))
+    return [*parts, *_long(wide, own, block_sparse, big)]
 
 
-def uneven(shape: Case) -> tuple[Case, ...]:
+GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits}
+
+
+def _uneven(shape: Case) -> tuple[Case, ...]:
     """Masks with rows (and columns) of unequal length, each with an even one like it."""
-    masks = (
+    uneven = (
         "bigbird(128, 3, per_head=False)",
         "butterfly(128) | global_tokens(64)",
         "local(1024) & causal()",
     )
     cases = []
-    for case in _cases(shape, masks):
-        even = _random(round(case.density, 4), shape.block_q)
-        cases += [case, replace(case, mask=even)]
+    for case in _cases(shape, uneven):
+        even = _random_masks(shape.block_q, round(case.density, 4))
+        cases += [case, *_cases(shape, even)]
     return tuple(cases)
 
 
-def long(shape: Case, own: tuple[str, ...], block_sparse: tuple[str, ...], big: bool) -> list[Part]:
+def _long(
+    shape: Case, own: tuple[str, ...], block_sparse: tuple[str, ...], big: bool
+) -> list[Part]:
     """Sequences that only a sparse mask makes possible, below one percent of the blocks."""
     structured = "local(512) | butterfly(128) | global_tokens(64)"
     lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
     parts = []
     for n, (heads, density) in lengths.items():
         base = replace(shape, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-        parts.append(Part(_cases(base, [_random(density, 128)]), block_sparse))
+        parts.append(Part(_cases(base, _random_masks(128, density)), block_sparse))
         parts.append(Part(_cases(base, [structured]), own))
     return parts
 
 
-def _cases(shape: Case, masks, block: int | None = None) -> tuple[Case, ...]:
-    sizes = {} if block is None else {"block_q": block, "block_k": block}
-    dense = {"block_q": 0, "block_k": 0}
-    return tuple(replace(shape, mask=mask, **(dense if mask == DENSE else sizes)) for mask in masks)
+def _cases(shape: Case, texts: Iterable[str], block: int | None = None) -> tuple[Case, ...]:
+    if block is not None:
+        shape = replace(shape, block_q=block, block_k=block)
+    return tuple(_with_mask(shape, _canonical(text)) for text in texts)
 
 
-def _random(density: float, block: int) -> str:
-    """The canonical text of a random mask, equally many blocks in every row."""
-    if block == 128:
-        return f"random_blocks({density})"
-    return f"random_blocks({density}, block={block})"
+def _random_masks(block: int, *densities: float) -> list[str]:
+    """Random masks of blocks of this size, equally many in every row."""
+    return [f"random:{density}:block={block}" for density in densities]
 
 
-GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits}
+def _canonical(mask: str) -> str:
+    """The mask's own text, so that one mask has one name in every row."""
+    return DENSE if mask == DENSE else str(masks.parse(mask))
+
+
+def _with_mask(shape: Case, mask: str) -> Case:
+    if mask == DENSE:  # which has no blocks
+        return replace(shape, mask=mask, block_q=0, block_k=0)
+    return replace(shape, mask=mask)

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sparseflash
 from experiments.bench import fa4
 from experiments.bench.cases import DENSE, Case
+from experiments.common.checks import choose
 from masks import interop
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -165,9 +166,8 @@ def concerns(provider: Provider, case: Case, direction: str) -> bool:
 
 
 def find(name: str) -> Provider:
-    """The provider of that name. ValueError, with the names there are, if there is none."""
-    if name not in PROVIDERS:
-        raise ValueError(f"no provider {name!r}; choose from {', '.join(PROVIDERS)}")
+    """The provider of that name. Raises ValueError, with the choices, if there is none."""
+    choose("providers", name, PROVIDERS)
     return PROVIDERS[name]
 
 

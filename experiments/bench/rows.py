@@ -49,6 +49,11 @@ class SpeedRow(TimedRow):
         return super().key if self.own else super().key[:-1]
 
     @property
+    def random(self) -> bool:
+        """Whether the mask is one of random blocks, equally many in every row."""
+        return self.mask.startswith("random_blocks")
+
+    @property
     def fraction(self) -> float | None:
         """The ideal time as a share of the measured one."""
         return self.ideal_ms / self.ms if self.ideal_ms and self.ms_median else None

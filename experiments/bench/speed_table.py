@@ -39,14 +39,15 @@ def tables(rows: Sequence[SpeedRow], known: Sequence[SpeedRow] = ()) -> str:
     """A table for each shape and direction of `rows`, and why cells are empty.
 
     Each cell: milliseconds, the speed-up over our own dense attention, which is looked up in `rows`
-    and `known`, and the ideal time as a share of the measured one.
+    and `known`, and the ideal time as a share of the measured one, with ! above 100 %.
     """
     dense = best_dense([*known, *rows], own=True)
     parts = []
     for shape, group in groupby(sorted(rows, key=_shape_order), key=shape_of):
         parts.append(_table(list(group), dense.get(shape)))
-    reasons = {(r.provider, r.direction, r.status): None for r in rows if r.status != OK}
-    parts += ["\n".join(f"{p} {d}: {status}" for p, d, status in reasons)] if reasons else []
+    notes = {f"! {row.warning}": None for row in rows if row.warning}
+    notes |= {f"{r.provider} {r.direction}: {r.status}": None for r in rows if r.status != OK}
+    parts += ["\n".join(notes)] if notes else []
     return "\n\n".join(parts)
 
 
@@ -71,7 +72,7 @@ def _table(rows: list[SpeedRow], dense: SpeedRow | None) -> str:
 
 
 def shape_text(row: SpeedRow) -> str:
-    """The shape and the device of a row, in words; what is as usual is not said."""
+    """The shape and the device of a row in words; what is as usual is left out."""
     heads = f"{row.heads}" + ("" if row.heads == row.kv_heads else f"/{row.kv_heads}")
     v_dim = "" if row.v_dim == row.head_dim else f", v_dim {row.v_dim}"
     layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
@@ -81,9 +82,15 @@ def shape_text(row: SpeedRow) -> str:
     )
 
 
+def share_text(row: SpeedRow) -> str:
+    """The ideal time as a share of the measured one: "81%", "104%!", or nothing."""
+    if row.fraction is None:
+        return ""
+    return f"{100 * row.fraction:.0f}%" + ("!" if row.fraction > 1 else "")
+
+
 def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
     if row.status != OK:
         return "-"
     times = "" if dense is None else f"({dense.ms / row.ms:.2f}x)"
-    share = "" if row.fraction is None else f"{100 * row.fraction:.0f}%"
-    return f"{row.ms:.3f} {times:>8} {share:>4}".rstrip()
+    return f"{row.ms:.3f} {times:>8} {share_text(row):>4}".rstrip()

@@ -8,29 +8,30 @@ from dataclasses import replace
 
 import torch
 
-from experiments.bench.cases import Case
-from experiments.bench.loop import Bench, Task
+from experiments.bench.measure import Bench, Measurement
 
 LOST = "device lost"  # what a worker answers once a kernel has broken its CUDA context
 _bench: Bench | None = None  # of a worker
 _lost = False
 
 
-def warm(tasks: Sequence[Task], device: torch.device, workers: int, limit_s: float) -> list[Task]:
-    """Run one task of every kind once; the tasks without those whose kind did not come back.
+def warm(
+    wanted: Sequence[Measurement], device: torch.device, workers: int, limit_s: float
+) -> list[Measurement]:
+    """Run one measurement of every kind once; those whose kind did not come back are left out.
 
     A kernel that hangs is found here, where it can be ended, and so is one that breaks the CUDA
     context, after which a process can measure nothing more.
     """
-    if not tasks:
+    if not wanted:
         return []
-    kinds: dict[tuple, Task] = {}
-    for task in tasks:
-        kinds.setdefault(kind(task), task)
+    kinds: dict[tuple, Measurement] = {}
+    for what in wanted:
+        kinds.setdefault(kind(what), what)
     start, late, broken = time.monotonic(), set(kinds), set()
     pool = multiprocessing.get_context("spawn").Pool(workers, _start, (str(device),))
     try:
-        calls = {name: pool.apply_async(_once, (bare(t),)) for name, t in kinds.items()}
+        calls = {name: pool.apply_async(_once, (bare(what),)) for name, what in kinds.items()}
         while late and time.monotonic() < start + limit_s:
             for name in [n for n in late if calls[n].ready()]:
                 failure = calls[name].get()
@@ -50,14 +51,14 @@ def warm(tasks: Sequence[Task], device: torch.device, workers: int, limit_s: flo
     late |= broken
     for name in late:
         print(f"warm-up: left out: {name}", flush=True)
-    return [task for task in tasks if kind(task) not in late]
+    return [what for what in wanted if kind(what) not in late]
 
 
-def kind(task: Task) -> tuple:
-    """What kernels are compiled for: tasks that share it share them."""
-    case = task.case
+def kind(what: Measurement) -> tuple:
+    """What kernels are compiled for: measurements of one kind share them."""
+    case = what.case
     partial = None if case.blocks is None else bool(len(case.blocks.bits))
-    head = (task.provider, task.direction, partial, case.causal, case.layout, case.dtype)
+    head = (what.provider, what.direction, partial, case.causal, case.layout, case.dtype)
     return (*head, case.block_q, case.block_k, *case.shape)
 
 
@@ -66,9 +67,9 @@ def breaks_context(failure: str) -> bool:
     return "CUDA error" in failure and "out of memory" not in failure
 
 
-def bare(task: Task) -> Task:
-    """The task without the masks that its case has built: building them is quicker than sending."""
-    return replace(task, case=replace(task.case))
+def bare(what: Measurement) -> Measurement:
+    """Without the block mask that its case has built: building it is quicker than sending it."""
+    return replace(what, case=replace(what.case))
 
 
 def _start(device: str) -> None:
@@ -77,7 +78,7 @@ def _start(device: str) -> None:
     _bench = Bench(torch.device(device), 0.0)
 
 
-def _once(task: Task) -> str | None:
+def _once(what: Measurement) -> str | None:
     """None, or what went wrong: the run itself finds it again and gives it a row."""
     global _lost
     assert _bench is not None
@@ -85,16 +86,13 @@ def _once(task: Task) -> str | None:
         time.sleep(1)
         return LOST
     try:
-        _bench.ungated(task)()
+        _bench.ungated(what)()
         if _bench.device.type == "cuda":
             torch.cuda.synchronize()
     except Exception as error:
-        what = " ".join(str(error).split())[:160]
-        failure = f"{task.provider} {task.direction} {_name(task.case)}: {what}"
+        reason = " ".join(str(error).split())[:160]
+        case = f"{what.case.mask} N {what.case.n_q} D {what.case.head_dim}"
+        failure = f"{what.provider} {what.direction} {case}: {reason}"
         _lost = breaks_context(failure)
         return failure
     return None
-
-
-def _name(case: Case) -> str:
-    return f"{case.mask} N {case.n_q} D {case.head_dim}"

@@ -30,7 +30,7 @@ RC: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "legend.fontsize": 7.5,
+    "legend.fontsize": 7,
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "axes.spines.top": False,
@@ -42,7 +42,8 @@ RC: dict[Any, Any] = {
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
     "legend.frameon": False,
-    "legend.handlelength": 2.8,
+    "legend.handlelength": 2.4,
+    "legend.columnspacing": 1.2,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 300,
     "savefig.bbox": "tight",
@@ -80,6 +81,7 @@ def curve(
     high: Sequence[float] | None = None,
     line: bool = True,
     filled: bool = True,
+    alpha: float = 1.0,
 ) -> None:
     """One curve with its error bars.
 
@@ -101,6 +103,7 @@ def curve(
         ls=style.line if line else "none",
         mfc=style.color if filled else "white",
         elinewidth=0.8,
+        alpha=alpha,
         label=label,
     )
 

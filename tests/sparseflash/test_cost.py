@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 import masks
+from sparseflash import ceilings as module
 from sparseflash.cost import Ceilings, Shape, ceilings, cost, ideal, measure_ceilings
 
 SHAPE = Shape(2, 4, 2, 384, 256, 64, 32, 2)
@@ -124,3 +126,20 @@ def test_a_device_can_be_measured():
     rates = measure_ceilings("cpu", ("float32",))
     assert rates.matmul_tflops["float32"] > 0 and rates.copy_tbs > 0 and rates.exp2_tps > 0
     assert measure_ceilings("cpu", ("float32",)) is rates
+    # Any processor of this century makes 1e8 exponentials a second with one thread.
+    assert rates.exp2_tps > 1e-4
+
+
+def test_rates_are_those_of_calls_that_nothing_held_up(monkeypatch):
+    """Threads that wait for one another make most calls, or all with several threads, slow."""
+    clock, calls = [0.0], []
+
+    def call():
+        calls.append(torch.get_num_threads())
+        stalls = calls[-1] > 1 or len(calls) % 10
+        clock[0] += 0.02 if stalls else 1e-5
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    before = torch.get_num_threads()
+    assert module._seconds(call, torch.device("cpu")) == pytest.approx(1e-5)
+    assert torch.get_num_threads() == before

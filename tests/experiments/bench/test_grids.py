@@ -1,38 +1,18 @@
-"""The named grid, the bars made from its rows, warming up, and layouts."""
-
-from dataclasses import replace
-from types import SimpleNamespace
+"""Grids: densities, the named grid, given values and their errors."""
 
 import pytest
 import torch
 
-from experiments import bars, speed
-from experiments.bench import fa4, grids, warm
-from experiments.bench import loop as bench
-from experiments.bench.cases import CAUSAL, DENSE, Case, make_grid
-from experiments.bench.speed_table import tables
-from experiments.common.records import OK
-from masks.interop.fa4 import BlockSparseTensors
+from experiments.bench import grids
+from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.grids import default_grid, make_grid
+from tests.experiments.bench.bench_cases import CPU, limits
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-CASE = Case("local(40) | global_tokens(10)", 2, 4, 2, 200, 200, 16, "float32", 32, 32)
-EMPTY = dict.fromkeys("mask seq_len batch heads kv_heads head_dim v_dim dtype layout".split())
-OPTIONS = {
-    **EMPTY,
-    "block_size": None,
-    "grid": "limits",
-    "providers": None,
-    "directions": ["forward"],
-}
-
-
-def tasks_of(device, monkeypatch):
-    monkeypatch.setattr(fa4, "missing", lambda: None)
-    return speed.chosen_tasks(OPTIONS | {"directions": list(speed.DIRECTIONS)}, device)
+CUDA = torch.device("cuda")
 
 
 def test_limits_holds_every_comparison(monkeypatch):
-    tasks = tasks_of(CUDA, monkeypatch)
+    tasks = limits(monkeypatch, CUDA)
     assert len(set(tasks)) == len(tasks) < 300
     for head_dim in (128, 64):
         wide = {t for t in tasks if t.case.head_dim == head_dim and t.case.n_q == 16384}
@@ -48,90 +28,9 @@ def test_limits_holds_every_comparison(monkeypatch):
 
 
 def test_masks_of_the_grid_have_the_text_that_rows_have(monkeypatch):
-    for case in {t.case for t in tasks_of(CPU, monkeypatch)}:
+    for case in {t.case for t in limits(monkeypatch, CPU)}:
         made = make_grid("cpu", mask=case.mask, seq_len=case.n_q).cases()[0]
         assert made.mask == case.mask
-
-
-def test_named_grids_are_refused_where_they_make_no_sense():
-    with pytest.raises(ValueError, match="grid='all': choose from limits"):
-        speed.chosen_tasks(OPTIONS | {"grid": "all"}, CPU)
-    with pytest.raises(ValueError, match="its own masks and shapes"):
-        speed.chosen_tasks(OPTIONS | {"heads": 3}, CPU)
-    assert {t.provider for t in speed.chosen_tasks(OPTIONS | {"providers": "sdpa"}, CPU)} == {
-        "sdpa"
-    }
-
-
-def made_up_rows(monkeypatch):
-    """Rows of the grid whose times follow from their work, peers twice as slow."""
-    rows = []
-    for task in tasks_of(CPU, monkeypatch):
-        row = speed.empty_row(task, CPU, "")
-        ms = task.case.flops(task.direction) / 1e8 * (1 if task.provider == "cpu" else 2)
-        if task.case.block_q == 16:
-            ms *= 4
-        name = "sdpa_cudnn" if task.provider == "sdpa" else task.provider
-        rows.append(replace(row, provider=name, status=OK, ms_median=ms, ideal_ms=ms / 2, tflops=1))
-    return rows
-
-
-def test_bars_compare_what_belongs_together(monkeypatch):
-    rows = made_up_rows(monkeypatch)
-    found = {}
-    for score in bars.scores(rows, "cpu"):
-        found.setdefault(score.bar, []).append(score)
-    assert {s.value for s in found["sdpa_cudnn time / cpu time"]} == {2.0}
-    assert {s.value for s in found["ideal time / time"]} == {0.5}
-    even = found["even time / uneven time, at one density"]
-    assert all(s.value == pytest.approx(1) for s in even)
-    assert any(s.case.startswith("bigbird") for s in even)
-    small = found["time at 128 / time at smaller blocks"]
-    assert {round(s.value, 6) for s in small} == {0.25, 1.0}
-    assert all((s.value < 0.5) == ("16x16" in s.case) for s in small)
-    text = bars.report(rows, "cpu")
-    assert "summary (above 1 is better)" in text and "own dense x density" in text
-    with pytest.raises(ValueError, match=r"no measured row of 'hopper'; the file has cpu"):
-        bars.report(rows, "hopper")
-
-
-def test_tables_say_the_share_of_the_ideal(monkeypatch):
-    row = made_up_rows(monkeypatch)[0]
-    assert " 50%" in tables([row])
-    other = tables([replace(row, v_dim=8, layout="token_major")])
-    assert "v_dim 8" in other and "token_major" in other
-
-
-def test_warming_up_gives_back_the_tasks(capfd):
-    tasks = speed.plan([CASE, replace(CASE, mask="local(50)")], ["cpu", "sdpa"], speed.DIRECTIONS)
-    assert len({warm.kind(t) for t in tasks}) == 2  # one a direction: both masks are partial
-    assert warm.warm(tasks, CPU, 1, 60) == tasks
-    assert "2 kinds of call" in capfd.readouterr().out
-    assert warm.warm(tasks, CPU, 1, 0) == []
-
-
-def test_only_a_lost_device_stops_a_run():
-    assert warm.breaks_context("failed: AcceleratorError: CUDA error: an illegal memory access")
-    assert not warm.breaks_context("failed: OutOfMemoryError: CUDA error: out of memory")
-    assert not warm.breaks_context(OK)
-
-
-@pytest.mark.parametrize("direction", speed.DIRECTIONS)
-def test_a_token_major_layout_gives_the_same_result(direction):
-    task = speed.Task(replace(CASE, layout="token_major"), "cpu", direction)
-    measured = speed.Bench(CPU, 0.01)
-    q = measured.inputs(*bench._inputs_of(task.case))[0]
-    assert q.shape == (2, 4, 200, 16) and q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
-    row = measured.run(task, speed.empty_row(task, CPU, ""))
-    assert row.status == OK and row.layout == "token_major" and row.ideal_ms and row.fraction
-
-
-@pytest.mark.parametrize("direction", speed.DIRECTIONS)
-def test_values_may_have_a_head_dim_of_their_own(direction):
-    case = replace(CASE, mask=DENSE, block_q=0, block_k=0, v_dim=8)
-    task = speed.Task(case, "sdpa", direction)
-    row = speed.Bench(CPU, 0.01).run(task, speed.empty_row(task, CPU, ""))
-    assert row.status == OK and row.v_dim == 8 and row.tflops
 
 
 def test_bad_layouts_and_value_dims_are_refused():
@@ -141,48 +40,50 @@ def test_bad_layouts_and_value_dims_are_refused():
         make_grid("cpu", v_dim=-1)
 
 
-def test_causal_is_for_every_peer():
-    causal = replace(CASE, mask=CAUSAL)
-    tasks = speed.plan([causal, replace(causal, n_k=100)], ["sdpa"], ["forward"])
-    assert [t.case.n_k for t in tasks] == [200]
-    row = speed.Bench(CPU, 0.01).run(tasks[0], speed.empty_row(tasks[0], CPU, ""))
-    assert row.status == OK
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_default_grids_have_dense_and_halving_densities(device):
+    cases = make_grid(device).cases()
+    first = [case for case in cases if case.n_q == cases[0].n_q and case.heads == cases[0].heads]
+    assert first[0].mask == DENSE and (first[0].block_q, first[0].block_k) == (0, 0)
+    assert len(set(cases)) == len(cases)
+    assert len({case.n_q for case in cases}) >= 4
+    assert {0.5, 0.25, 0.125} <= {case.density for case in first if "random" in case.mask}
 
 
-def test_flash_attention_4_says_what_is_missing():
-    provider = fa4.FlashAttention4()
-    assert provider.unsupported(CASE, CPU, "forward") == "needs a CUDA device, not cpu"
-    assert "takes bfloat16" in (provider.unsupported(CASE, CUDA, "forward") or "")
-    if fa4.missing():
-        half = replace(CASE, dtype="float16")
-        assert "pip install flash-attn-4" in (provider.unsupported(half, CUDA, "forward") or "")
+def test_a_given_mask_or_length_replaces_the_sweep():
+    cases = make_grid("cpu", mask=["local:32", DENSE], seq_len=[128, 256], heads=3).cases()
+    assert [(c.mask, c.n_q, c.n_k, c.heads, c.kv_heads) for c in cases] == [
+        ("local(32)", 128, 128, 3, 3),
+        (DENSE, 128, 128, 3, 3),
+        ("local(32)", 256, 256, 3, 3),
+        (DENSE, 256, 256, 3, 3),
+    ]
 
 
-def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(monkeypatch):
-    calls = []
-    module = SimpleNamespace(
-        BlockSparseTensorsTorch=BlockSparseTensors,
-        flash_attn_func=lambda q, k, v, **options: calls.append(options) or (q, None),
-    )
-    monkeypatch.setattr(fa4.importlib, "import_module", lambda _: module)
-    monkeypatch.setattr(fa4, "bit_lookup", lambda *sizes: sizes)
+def test_a_given_shape_keeps_the_sweep():
+    grid = make_grid("cpu", head_dim=32)
+    assert {case.head_dim for case in grid.cases()} == {32}
+    assert grid.sweep_lengths == default_grid("cpu").sweep_lengths
 
-    def options(mask):
-        q = torch.zeros(2, 4, 256, 16)
-        case = replace(CASE, mask=mask, n_q=256, n_k=256)
-        assert fa4.FlashAttention4().prepare(case, CPU)(q, q, q).shape == q.shape
-        return calls.pop()
 
-    assert options(DENSE) == {"deterministic": False}
-    assert options(CAUSAL) == {"deterministic": False, "causal": True}
-    found = options("random:0.5:block=32")
-    lists = found["block_sparse_tensors"]
-    assert "mask_mod" not in found and lists.block_size == (32, 32)
-    assert not lists.mask_block_cnt.any() and set(lists.full_block_cnt.flatten().tolist()) == {4}
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mask": "random:1.5"}, "1.5"),
+        ({"mask": "nonsense:3"}, "nonsense"),
+        ({"seq_len": 0}, "n_q=0: give a whole number"),
+        ({"dtype": "float8"}, "dtype='float8': choose from float32"),
+        ({"heads": 4, "kv_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
+        ({"block_size": [1, 2, 3]}, r"block_size=\[1, 2, 3\]: give one size"),
+    ],
+)
+def test_impossible_values_are_refused_with_the_remedy(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_grid("cpu", **given)
 
-    found = options("local:40")
-    code, bits = found["aux_tensors"]
-    assert found["mask_mod"] == (32, 32, False, False)
-    q, k = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
-    word = bits[code[0, 0, q // 32, k // 32].long(), q % 32, k % 32 // 32]
-    assert torch.equal((word >> (k % 32) & 1).bool(), (q - k).abs() <= 40)
+
+@pytest.mark.parametrize("size", [20, 8, 512])
+def test_an_impossible_block_size_is_refused(size):
+    case = make_grid("cpu", mask="local:32", seq_len=256, block_size=size).cases()[0]
+    with pytest.raises(ValueError, match=f"{size}.*multiples of 16"):
+        _ = case.blocks

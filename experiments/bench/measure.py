@@ -1,34 +1,47 @@
-"""One measurement: a task, its inputs, the gate, the time and the ideal time."""
+"""One measurement: its inputs, the gate, the time and the ideal time."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import DTYPES, Case
+from experiments.bench.cases import DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate
 from experiments.bench.providers import Attention, find
 from experiments.bench.rows import SpeedRow
-from experiments.bench.timing import Times, expected_mib, measure, peak_extra_mib
+from experiments.bench.timing import expected_mib, measure, peak_extra_mib
 from experiments.common.devices import device_name
 from experiments.common.records import OK
 from sparseflash.cost import CEILINGS, Shape, cost, ideal, measure_ceilings
 
+TOO_FAST = "faster than the ideal: the rates of this device are measured too low"
+
 
 @dataclass(frozen=True)
-class Task:
+class Measurement:
     """One measurement to make."""
 
     case: Case
     provider: str
     direction: str
 
+    def row(self, device: torch.device, command: str) -> SpeedRow:
+        """The row of this measurement before it is made."""
+        case = self.case
+        return SpeedRow(
+            provider=self.provider,
+            direction=self.direction,
+            **asdict(case) | {"v_dim": case.value_dim},
+            density=case.density,
+            elements=case.elements,
+            **SpeedRow.origin(str(device), command),
+        )
+
 
 class Bench:
-    """Measures one task after another on one device, sharing inputs and expected values."""
+    """Measures one thing after another on one device, sharing inputs and expected values."""
 
     def __init__(self, device: torch.device, seconds: float):
         self.device, self.seconds = device, seconds
@@ -37,21 +50,29 @@ class Bench:
         self.inputs = lru_cache(maxsize=1)(self._inputs)
         self.ideal_ms = lru_cache(maxsize=2)(self._ideal_ms)
 
-    def run(self, task: Task, row: SpeedRow) -> SpeedRow:
+    def run(self, what: Measurement, row: SpeedRow) -> SpeedRow:
         """`row` filled in: with times, or with the status that says why there are none."""
         try:
-            reason = find(task.provider).unsupported(task.case, self.device, task.direction)
+            reason = find(what.provider).unsupported(what.case, self.device, what.direction)
             if reason:
-                return _replace(row, status=f"unsupported: {reason}")
-            return self._measure(task, row)
+                return replace(row, status=f"unsupported: {reason}")
+            return self._measure(what, row)
         except (ValueError, NotImplementedError) as refusal:
-            return _replace(row, status=f"unsupported: {_brief(refusal)}")
+            return replace(row, status=f"unsupported: {_brief(refusal)}")
         except Exception as failure:  # one provider's failure is a result, not the end of the run
-            return _replace(row, status=f"failed: {type(failure).__name__}: {_brief(failure)}")
+            return replace(row, status=f"failed: {type(failure).__name__}: {_brief(failure)}")
 
-    def _measure(self, task: Task, row: SpeedRow) -> SpeedRow:
-        case, backward = task.case, task.direction == "backward"
-        gate, attention = self.gate(case), self.attention(case, task.provider)
+    def ungated(self, what: Measurement) -> Callable[[], object]:
+        """The call as it is timed, without looking at its result."""
+        case, backward = what.case, what.direction == "backward"
+        attention, inputs = self.attention(case, what.provider), self.inputs(*_inputs_of(case))
+        with torch.set_grad_enabled(backward):
+            q, k, v = (t.detach().requires_grad_(backward) for t in inputs)
+            return _timed(attention, (q, k, v), self._dout(case) if backward else None)
+
+    def _measure(self, what: Measurement, row: SpeedRow) -> SpeedRow:
+        case, backward = what.case, what.direction == "backward"
+        gate, attention = self.gate(case), self.attention(case, what.provider)
         q, k, v = (t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
         with torch.set_grad_enabled(backward):
             if backward:
@@ -62,37 +83,36 @@ class Bench:
                 error = gate.forward_error(attention(q, k, v))
             wrong = gate.verdict(error)
             if wrong:
-                return _replace(row, status=wrong, error=error)
+                return replace(row, status=wrong, error=error)
             # Not gate.dout: its zeros would make the arithmetic cheaper than it is.
             dout = self._dout(case) if backward else None
             extra = peak_extra_mib(_step(attention, (q, k, v), dout), self.device)
             times = measure(_timed(attention, (q, k, v), dout), self.device, self.seconds)
-        ideal_ms = self.ideal_ms(case, task.direction)
-        return _filled(row, case, times, error, extra, ideal_ms)
-
-    def ungated(self, task: Task) -> Callable[[], object]:
-        """The call of a task as it is timed, without looking at its result."""
-        case, backward = task.case, task.direction == "backward"
-        attention, inputs = self.attention(case, task.provider), self.inputs(*_inputs_of(case))
-        with torch.set_grad_enabled(backward):
-            q, k, v = (t.detach().requires_grad_(backward) for t in inputs)
-            return _timed(attention, (q, k, v), self._dout(case) if backward else None)
+        ideal_ms = self.ideal_ms(case, what.direction)
+        return replace(
+            row,
+            status=OK,
+            error=error,
+            ms_median=times.median,
+            ms_p20=times.p20,
+            ms_p80=times.p80,
+            tflops=case.flops(what.direction) / times.median / 1e9,
+            extra_mib=extra,
+            extra_expected_mib=expected_mib(case, what.direction),
+            ideal_ms=ideal_ms,
+            warning=TOO_FAST if times.median < ideal_ms else "",
+        )
 
     def _gate(self, case: Case) -> Gate:
         return Gate(case, *self.inputs(*_inputs_of(case)))
 
     def _inputs(self, shape: Shape, dtype: str, layout: str) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, drawn on the device: on a CPU those of a million tokens take minutes."""
-        keys = shape.kv_heads, shape.n_k
-        extents = (
-            (shape.heads, shape.n_q, shape.head_dim),
-            (*keys, shape.head_dim),
-            (*keys, shape.v_dim),
-        )
-        q, k, v = (
-            self._draw(seed, (shape.batch, *e), dtype, layout) for seed, e in enumerate(extents)
-        )
-        return q, k, v
+        q = (shape.batch, shape.heads, shape.n_q, shape.head_dim)
+        k = (shape.batch, shape.kv_heads, shape.n_k, shape.head_dim)
+        extents = (q, k, (*k[:3], shape.v_dim))
+        drawn = [self._draw(seed, e, dtype, layout) for seed, e in enumerate(extents)]
+        return drawn[0], drawn[1], drawn[2]
 
     def _dout(self, case: Case) -> Tensor:
         extents = case.batch, case.heads, case.n_q, case.value_dim
@@ -102,7 +122,7 @@ class Bench:
         self, seed: int, extents: tuple[int, int, int, int], dtype: str, layout: str
     ) -> Tensor:
         """Standard normal (B, H, N, D) of that layout in memory."""
-        token_major = layout == "token_major"
+        token_major = layout == LAYOUTS[1]
         b, h, n, d = extents
         generator = torch.Generator(self.device).manual_seed(seed)
         options = {"device": self.device, "dtype": DTYPES[dtype], "generator": generator}
@@ -110,7 +130,7 @@ class Bench:
         return x.transpose(1, 2) if token_major else x
 
     def _ideal_ms(self, case: Case, direction: str) -> float:
-        rates = CEILINGS.get(device_name(str(self.device)))
+        rates = CEILINGS.get(device_name(self.device))
         if rates is None or case.dtype not in rates.matmul_tflops:
             rates = measure_ceilings(str(self.device), (case.dtype,))
         return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms
@@ -140,28 +160,6 @@ def _timed(
         return lambda: attention(*qkv)
     out = attention(*qkv)
     return lambda: torch.autograd.grad(out, qkv, dout, retain_graph=True)
-
-
-def _replace(row: SpeedRow, **values: object) -> SpeedRow:
-    fields: dict[str, Any] = asdict(row) | values
-    return SpeedRow(**fields)
-
-
-def _filled(
-    row: SpeedRow, case: Case, times: Times, error: float, extra: float | None, ideal_ms: float
-) -> SpeedRow:
-    return _replace(
-        row,
-        status=OK,
-        error=error,
-        ms_median=times.median,
-        ms_p20=times.p20,
-        ms_p80=times.p80,
-        tflops=case.flops(row.direction) / times.median / 1e9,
-        extra_mib=extra,
-        extra_expected_mib=expected_mib(case, row.direction),
-        ideal_ms=ideal_ms,
-    )
 
 
 def _brief(error: Exception, limit: int = 200) -> str:

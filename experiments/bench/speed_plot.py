@@ -1,0 +1,238 @@
+"""Figures of experiments.speed from its rows: speed-up by sparsity, time by length."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
+
+from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.rows import OWN, SpeedRow
+from experiments.bench.speed_table import best_dense, shape_of
+from experiments.common.figures import (
+    COLUMN,
+    OTHER,
+    Style,
+    curve,
+    file_name,
+    legend,
+    length_axis,
+    plain_log_axis,
+    reference,
+)
+
+# Names, and Okabe and Ito's colours, which the colour-blind can tell apart.
+PROVIDERS = {
+    "hopper": ("SparseFlash (Hopper)", Style("#D55E00", "s", "-")),
+    "hopper_deterministic": ("SparseFlash, deterministic", Style("#D55E00", "h", ":")),
+    "triton": ("SparseFlash (Triton)", Style("#0072B2", "o", "-")),
+    "cpu": ("SparseFlash (CPU)", Style("#0072B2", "o", "-")),
+    "reference": ("float32 reference", Style("#000000", "x", ":")),
+    "fa4": ("FlashAttention-4", Style("#56B4E9", "P", (0, (3, 1, 1, 1)))),
+    "sdpa_flash": ("FlashAttention-2", Style("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))),
+    "sdpa_cudnn": ("cuDNN", Style("#CC79A7", "D", "-.")),
+    "sdpa": ("PyTorch SDPA", Style("#CC79A7", "D", "-.")),
+    "flex": ("FlexAttention", Style("#009E73", "^", "--")),
+}
+GREY = "0.35"
+
+T = TypeVar("T", bound=Hashable)
+
+
+def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
+    """Every figure that the measured rows give, by file name."""
+    figures: dict[str, Figure] = {}
+    for group in grouped(rows, lambda r: tuple(x for x in shape_of(r) if x != r.direction)):
+        if len({r.density for r in group if r.random}) > 1:
+            figures[_file("speedup", group[0])] = draw_speedup(group)
+    for group in grouped(rows, lambda r: caption(r, length=False)):
+        if any(len(line) > 1 for line in _by_length(group)):
+            figures[_file("length", group[0], length=False)] = draw_length(group)
+    return figures
+
+
+# ---- speed-up by sparsity
+
+
+def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
+    """Speed-up over the fastest dense attention against sparsity, a panel for each direction."""
+    figure, panels = _panels(rows)
+    best, ours = best_dense(rows), best_dense(rows, own=True)
+    deepest = max(np.log2(1 / row.density) for row in rows)
+    for axes, group in panels:
+        axes.set_title(f"{group[0].direction}: speed-up over the fastest dense", loc="left")
+        _sparsity_axis(axes, deepest)
+        dense, own = (found.get(shape_of(group[0])) for found in (best, ours))
+        if dense is None:
+            axes.text(0.5, 0.5, "no dense row", transform=axes.transAxes, ha="center")
+            continue
+        _dense_notes(axes, dense, own)
+        x = np.linspace(0, deepest)
+        reference(axes, list(x), list(2**x), "ideal: 1 / density")
+        _device_limit(axes, group, dense)
+        for provider in _masked_providers(group):
+            _speedup_curves(axes, [r for r in group if r.provider == provider], dense)
+        _keys(axes, group)
+    panels[-1][0].set_xlabel("sparsity: blocks that are skipped (%)")
+    legend(figure, [axes for axes, _ in panels], columns=2)
+    figure.suptitle(caption(rows[0]), fontsize=8)
+    return figure
+
+
+def _sparsity_axis(axes: Axes, deepest: float) -> None:
+    """Sparsity at equal steps of halved density, speed-up at equal steps of doubled speed."""
+    ticks = range(int(np.ceil(deepest - 1e-9)) + 1)
+    axes.set_xticks(list(ticks), [f"{100 * (1 - 0.5**t):.3g}" for t in ticks])
+    plain_log_axis(axes, base=2, unit="x")
+    axes.yaxis.set_major_locator(FixedLocator([2.0**i for i in range(-6, 12)]))
+
+
+def _dense_notes(axes: Axes, dense: SpeedRow, own: SpeedRow | None) -> None:
+    """Which dense attention is the 1x, and where our own stands."""
+    axes.axhline(1, color=GREY, lw=1)
+    text = f"1x: {_name(dense.provider)}, dense"
+    if own is not None and own is not dense:
+        text += f"\n{dense.ms / own.ms:.2f}x: {_name(own.provider)}, dense"
+    axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)
+
+
+def _device_limit(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
+    """What the rates of the device allow for random masks and dense."""
+    ideal = {r.density: r.ideal_ms for r in rows if r.random or r.mask == DENSE}
+    points = sorted((x, ms) for x, ms in ideal.items() if ms)
+    if points:
+        x, ms = np.array(points).T
+        axes.plot(np.log2(1 / x), dense.ms / ms, color=GREY, lw=1, ls="-.", label="device limit")
+
+
+def _speedup_curves(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
+    """Random masks as a curve for each block size, smaller ones paler; others as open markers."""
+    name, style = _name(rows[0].provider), _style(rows[0].provider)
+    masked = sorted((r for r in rows if r.mask != DENSE), key=lambda r: r.density)
+    by_block = grouped((r for r in masked if r.random), lambda r: (r.block_q, r.block_k))
+    by_block.sort(key=lambda group: -group[0].block_q)
+    for i, group in enumerate(by_block):
+        _points(axes, group, dense, style, None if i else name, alpha=max(0.3, 1 - 0.25 * i))
+        if i:
+            first = np.log2(1 / group[0].density), dense.ms / group[0].ms
+            at = {"xytext": (5, -2), "textcoords": "offset points"}
+            axes.annotate(str(group[0].block_q), first, **at, color=style.color, fontsize=6.5)
+    if others := [r for r in masked if not r.random]:
+        _points(axes, others, dense, style, None, line=False, filled=False)
+
+
+def _points(
+    axes: Axes,
+    rows: Sequence[SpeedRow],
+    dense: SpeedRow,
+    style: Style,
+    label: str | None,
+    **look: Any,
+) -> None:
+    """The speed-ups of rows, with the 20th and the 80th percentile of their times."""
+    x = [float(np.log2(1 / r.density)) for r in rows]
+    low, y, high = (
+        [dense.ms / (getattr(r, name) or r.ms) for r in rows]
+        for name in ("ms_p80", "ms_median", "ms_p20")
+    )
+    curve(axes, x, y, style, label, low=low, high=high, **look)
+
+
+def _keys(axes: Axes, rows: Sequence[SpeedRow]) -> None:
+    """Legend entries of what several curves share."""
+    if any(r.mask != DENSE and not r.random for r in rows):
+        axes.plot([], [], "o", mfc="white", color=GREY, label="open: structured masks")
+    sizes = sorted({r.block_q for r in rows if r.random})
+    if len(sizes) > 1:
+        axes.plot([], [], color=GREY, alpha=0.5, label=f"pale: blocks below {sizes[-1]}")
+
+
+def _masked_providers(rows: Sequence[SpeedRow]) -> list[str]:
+    """Providers that have masked rows, ours first."""
+    names = dict.fromkeys(r.provider for r in rows if r.random)
+    return sorted(names, key=lambda name: name not in OWN)
+
+
+# ---- time by length
+
+
+def draw_length(rows: Sequence[SpeedRow]) -> Figure:
+    """Time against length on logarithmic axes: dense filled, masked open, a panel a direction."""
+    figure, panels = _panels(rows)
+    for axes, group in panels:
+        axes.set_title(f"{group[0].direction}, time (ms)", loc="left")
+        labelled: set[str] = set()
+        lines = [line for line in _by_length(group) if len(line) > 1]
+        for line in sorted(lines, key=lambda line: line[0].provider not in OWN):
+            provider, dense = line[0].provider, line[0].mask == DENSE
+            style = _style(provider)._replace(line="-" if dense else "--")
+            label = None if provider in labelled else _name(provider)
+            labelled.add(provider)
+            x, y = [r.n_q for r in line], [r.ms for r in line]
+            curve(axes, x, y, style, label, filled=dense)
+        for mask in dict.fromkeys(line[0].mask for line in lines):
+            kind = ("--", "white") if mask != DENSE else ("-", GREY)
+            text = "dense" if mask == DENSE else "open: structured mask"
+            axes.plot([], [], "o", ls=kind[0], mfc=kind[1], color=GREY, label=text)
+        length_axis(axes, [r.n_q for r in group])
+        axes.set_xlabel("")
+        plain_log_axis(axes)
+    panels[-1][0].set_xlabel("length (tokens)")
+    legend(figure, [axes for axes, _ in panels], columns=2)
+    masks = dict.fromkeys(r.mask for r in rows if r.mask != DENSE and not r.random)
+    figure.suptitle("\n".join([caption(rows[0], length=False), *list(masks)[:2]]), fontsize=8)
+    return figure
+
+
+def _by_length(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
+    """The rows that differ in nothing but their length together, short to long."""
+    rows = sorted(rows, key=lambda r: r.n_q)
+    return grouped(rows, lambda r: (r.provider, r.direction, r.mask, r.block_q, r.block_k))
+
+
+# ---- what the figures share
+
+
+def grouped(rows: Iterable[SpeedRow], key: Callable[[SpeedRow], T]) -> list[list[SpeedRow]]:
+    """Rows with the same key together, in the order in which the keys come first."""
+    groups: dict[T, list[SpeedRow]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return list(groups.values())
+
+
+def caption(row: SpeedRow, *, length: bool = True) -> str:
+    """The device and the shape of a row, short."""
+    heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
+    tokens = f", N {row.n_q}" if length else ""
+    dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
+    layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"
+    return f"{row.device}: B {row.batch}, {heads}{tokens}, {dims}, {row.dtype}{layout}"
+
+
+def _file(kind: str, row: SpeedRow, *, length: bool = True) -> str:
+    """The stem of a file, such as speedup-h200-b2-h16-n16384-d128-bfloat16."""
+    text = caption(row, length=length).removeprefix("NVIDIA ")
+    return file_name(kind, re.sub(r"\b([BHND]) (?=\d)", r"\1", text))
+
+
+def _panels(rows: Sequence[SpeedRow]) -> tuple[Figure, list[tuple[Axes, list[SpeedRow]]]]:
+    """A panel for each direction, one above the other, as wide as a column."""
+    groups = sorted(grouped(rows, lambda r: r.direction), key=lambda g: g[0].direction != "forward")
+    figure, grid = plt.subplots(
+        len(groups), 1, figsize=(COLUMN, 0.2 + 1.95 * len(groups)), sharex=True, squeeze=False
+    )
+    return figure, list(zip(grid.flat, groups, strict=True))
+
+
+def _name(provider: str) -> str:
+    return PROVIDERS[provider][0] if provider in PROVIDERS else provider
+
+
+def _style(provider: str) -> Style:
+    return PROVIDERS[provider][1] if provider in PROVIDERS else OTHER

@@ -1,0 +1,106 @@
+"""A run of experiments.speed: what to measure, in which order, and what is measured already."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from experiments.bench.cases import Case
+from experiments.bench.grids import GRIDS, make_grid
+from experiments.bench.measure import Bench, Measurement
+from experiments.bench.providers import DIRECTIONS, concerns, default_providers, find
+from experiments.bench.rows import SpeedRow
+from experiments.bench.warm import breaks_context
+from experiments.common.checks import as_list, choose
+from experiments.common.records import OK, Records
+
+SHAPE = "mask seq_len batch heads kv_heads head_dim v_dim dtype layout block_size".split()
+
+
+def chosen(options: dict[str, Any], device: torch.device) -> list[Measurement]:
+    """The measurements of the named grid, or of the given masks and shapes.
+
+    Raises ValueError for a provider, direction, grid, mask or shape that does not exist.
+    """
+    directions = as_list(options["directions"])
+    providers = as_list(options["providers"])
+    given = {name: options[name] for name in SHAPE}
+    if options["grid"] is None:
+        cases = make_grid(str(device), **given).cases()
+        return measurements(cases, providers or default_providers(device), directions)
+    choose("grid", options["grid"], GRIDS)
+    if any(value is not None for value in given.values()):
+        raise ValueError(f"grid={options['grid']} has its own masks and shapes: leave these out")
+    found: dict[Measurement, None] = {}
+    for part in GRIDS[options["grid"]](device):
+        names = [name for name in part.providers if not providers or name in providers]
+        found |= dict.fromkeys(measurements(part.cases, names, directions))
+    return list(found)
+
+
+def measurements(
+    cases: Iterable[Case], providers: Sequence[str], directions: Sequence[str]
+) -> list[Measurement]:
+    """What the cases, providers and directions give, everything of a case together.
+
+    Raises ValueError for a provider, direction, mask or block size that does not exist.
+    """
+    for direction in directions:
+        choose("directions", direction, DIRECTIONS)
+    found = {name: find(name) for name in providers}
+    cases = list(cases)
+    for case in cases:
+        _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
+    return [
+        Measurement(case, name, direction)
+        for case in cases
+        for name, provider in found.items()
+        for direction in directions
+        if concerns(provider, case, direction)
+    ]
+
+
+def unmeasured(
+    wanted: Iterable[Measurement], device: torch.device, records: Records[SpeedRow]
+) -> list[Measurement]:
+    """Those for which the records hold no time."""
+
+    def known(what: Measurement) -> bool:
+        row = records.find(what.row(device, ""))
+        return row is not None and row.status == OK
+
+    return [what for what in wanted if not known(what)]
+
+
+def run(
+    wanted: Sequence[Measurement], bench: Bench, records: Records[SpeedRow], command: str
+) -> list[SpeedRow]:
+    """The row of each, measured now or found in `records`, to which new ones are added."""
+    rows = []
+    for i, what in enumerate(wanted, 1):
+        row, note = what.row(bench.device, command), ""
+        known = records.find(row)
+        if known is not None and known.status == OK:
+            row, note = known, f"  (measured {known.date})"
+        else:
+            row = bench.run(what, row)
+            if known is None or known.status != row.status:  # write the same refusal once
+                records.append(row)
+        rows.append(row)
+        print(f"[{i:3}/{len(wanted)}] {describe(row)}{note}", flush=True)
+        if breaks_context(row.status):
+            print("the device is lost to this process: run again for the rest", flush=True)
+            break
+    return rows
+
+
+def describe(row: SpeedRow) -> str:
+    """A row as one line of text."""
+    what = f"{row.provider:20} {row.direction:8} {row.mask:46} N {row.n_q:<6} D {row.head_dim:<3}"
+    if row.status != OK:
+        return f"{what}  {row.status}"
+    share = "" if row.fraction is None else f"{100 * row.fraction:3.0f} % of ideal  "
+    warning = f"  warning: {row.warning}" if row.warning else ""
+    return (
+        f"{what} {row.ms:9.3f} ms {row.tflops:8.3f} TFLOP/s  {share}error {row.error:.1e}{warning}"
+    )

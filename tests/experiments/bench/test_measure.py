@@ -1,0 +1,101 @@
+"""One measurement: only a right provider is timed, in any layout, and beside the ideal time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.bench import measure as module
+from experiments.bench import providers
+from experiments.bench.cases import DENSE
+from experiments.bench.measure import TOO_FAST, Bench, Measurement
+from experiments.bench.providers import DIRECTIONS
+from experiments.common.records import OK
+from tests.experiments.bench.bench_cases import (
+    CASE,
+    CPU,
+    Injected,
+    exact,
+    forgets_a_block,
+    halves_dk,
+)
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    def run(make, direction, case=CASE):
+        monkeypatch.setitem(providers.PROVIDERS, "injected", Injected(make))
+        task = Measurement(case, "injected", direction)
+        return Bench(CPU, seconds=0.01).run(task, task.row(CPU, ""))
+
+    return run
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_right_provider_is_timed(measure, direction):
+    row = measure(exact, direction)
+    assert row.status == OK and row.error < 1e-6
+    assert 0 < row.ms_p20 <= row.ms_median <= row.ms_p80
+    assert row.tflops == pytest.approx(CASE.flops(direction) / row.ms_median / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("make", "direction"),
+    [(forgets_a_block, "forward"), (forgets_a_block, "backward"), (halves_dk, "backward")],
+)
+def test_the_gate_catches_a_wrong_provider_and_gives_no_time(measure, make, direction):
+    row = measure(make, direction)
+    assert row.status.startswith("wrong result: error ") and row.error > 1e-4
+    assert row.ms_median is None and row.tflops is None
+
+
+def test_nan_is_a_wrong_result(measure):
+    row = measure(lambda case: lambda q, k, v: torch.full_like(q, torch.nan), "forward")
+    assert row.status.startswith("wrong result: error inf")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("blocks of\n32"), "unsupported: blocks of 32"),
+        (RuntimeError("boom"), "failed: RuntimeError: boom"),
+    ],
+)
+def test_a_provider_that_raises_gets_a_status_and_the_run_goes_on(measure, error, status):
+    def make(case):
+        raise error
+
+    assert measure(make, "forward").status == status
+
+
+@pytest.mark.parametrize("mask", ["dense", CASE.mask, "random_blocks(0.3, block=32)"])
+def test_our_cpu_backend_passes_the_gate(mask):
+    for direction in DIRECTIONS:
+        task = Measurement(replace(CASE, mask=mask), "cpu", direction)
+        row = Bench(CPU, seconds=0.01).run(task, task.row(CPU, ""))
+        assert row.status == OK
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_token_major_layout_gives_the_same_result(direction):
+    task = Measurement(replace(CASE, layout="token_major"), "cpu", direction)
+    measured = Bench(CPU, 0.01)
+    q = measured.inputs(*module._inputs_of(task.case))[0]
+    assert q.shape == (2, 4, 200, 16) and q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
+    row = measured.run(task, task.row(CPU, ""))
+    assert row.status == OK and row.layout == "token_major" and row.ideal_ms and row.fraction
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_values_may_have_a_head_dim_of_their_own(direction):
+    case = replace(CASE, mask=DENSE, block_q=0, block_k=0, v_dim=8)
+    task = Measurement(case, "sdpa", direction)
+    row = Bench(CPU, 0.01).run(task, task.row(CPU, ""))
+    assert row.status == OK and row.v_dim == 8 and row.tflops
+
+
+def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
+    assert measure(exact, "forward").warning == ""
+    monkeypatch.setattr(Bench, "_ideal_ms", lambda *_: 1e6)
+    row = measure(exact, "forward")
+    assert row.status == OK and row.fraction > 1 and row.warning == TOO_FAST

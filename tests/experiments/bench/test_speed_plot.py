@@ -1,0 +1,94 @@
+"""Figures from rows alone."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from matplotlib import pyplot as plt
+
+from experiments.bench.grids import make_grid
+from experiments.bench.rows import SpeedRow
+from experiments.bench.speed_plot import draw_speed
+from experiments.common.figures import COLUMN, MAX_ENTRIES, style
+from experiments.common.records import Records
+from experiments.plot import draw_all, patterns
+from tests.experiments.bench.speed_rows import ROW
+
+MASKS = ["dense", "random:0.5:block=32", "random:0.25:block=32", "local:32+global:16"]
+
+
+def made_up(providers=("cpu", "sdpa", "flex", "a new one"), **grid):
+    """Rows as `speed` writes them, with made-up times."""
+    for case in make_grid("cpu", **{"heads": 1, "block_size": 32} | grid).cases():
+        for provider in providers:
+            for direction in ("forward", "backward"):
+                if provider == "sdpa" and case.mask != "dense":
+                    continue
+                ms = case.flops(direction) / (2e8 if provider == "sdpa" else 1e8)
+                fields = asdict(case) | {"v_dim": case.value_dim, "density": case.density}
+                fields |= {"provider": provider, "direction": direction, "ideal_ms": ms / 10}
+                yield replace(ROW, **fields, ms_median=ms, ms_p20=0.9 * ms, ms_p80=1.1 * ms)
+
+
+def written(path, **grid):
+    records = Records(path, SpeedRow)
+    for row in made_up(**grid):
+        records.append(row)
+    return path
+
+
+def kinds(paths):
+    assert all(path.stat().st_size > 1000 for path in paths)
+    assert {path.suffix for path in paths} == {".png", ".svg"}
+    return {path.name.split("-")[0].split(".")[0] for path in paths}
+
+
+def test_every_figure_is_drawn(tmp_path):
+    csv = written(tmp_path / "s.csv", mask=MASKS, seq_len=[128, 256])
+    paths = draw_all(csv, tmp_path / "plots")
+    assert kinds(paths) == {"speedup", "length", "masks"}
+    names = {path.stem for path in paths}
+    assert "speedup-some-cpu-2-threads-b1-h1-n128-d64-float32" in names
+    svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
+    for text in ("ideal: 1 / density", "1x: PyTorch SDPA, dense", "FlexAttention", "device limit"):
+        assert text in svg
+
+
+def test_a_legend_is_short_and_names_what_a_reader_knows():
+    ours = ("hopper", "hopper_deterministic", "fa4", "flex")
+    rows = [row for n in (16, 32, 64) for row in made_up(ours, mask=MASKS, seq_len=256,
+                                                         block_size=n)]  # fmt: skip
+    with style():
+        for figure in draw_speed(rows).values():
+            texts = [text.get_text() for text in figure.legends[0].get_texts()]
+            assert len(texts) <= MAX_ENTRIES and not any("_" in text for text in texts)
+            assert "FlashAttention-4" in texts and "SparseFlash (Hopper)" in texts
+            assert figure.get_figwidth() == COLUMN
+            figure.draw_without_rendering()
+            assert figure.legends[0].get_window_extent().width <= figure.bbox.width
+            plt.close(figure)
+
+
+def test_random_blocks_are_shown_once():
+    rows = list(made_up(mask=[*MASKS, "causal"], seq_len=[128, 256]))
+    found = patterns(rows)
+    assert [blocks.text for blocks in found if "random" not in blocks.text] == [
+        "local(32) | global_tokens(16)",
+        "causal()",
+    ]
+    assert len(found) == 3
+
+
+def test_one_direction_one_length_and_no_dense_row_are_enough(tmp_path):
+    csv = written(tmp_path / "s.csv", mask=MASKS[1:], seq_len=128)
+    assert kinds(draw_all(csv, tmp_path)) == {"speedup", "masks"}
+
+
+def test_dense_alone_gives_time_against_length(tmp_path):
+    csv = written(tmp_path / "s.csv", mask="dense", seq_len=[64, 128])
+    assert kinds(draw_all(csv, tmp_path)) == {"length"}
+
+
+def test_a_file_without_measurements_is_refused(tmp_path):
+    Records(tmp_path / "s.csv", SpeedRow).append(replace(ROW, status="failed: x"))
+    with pytest.raises(ValueError, match=r"no measured row.*experiments\.speed"):
+        draw_all(tmp_path / "s.csv", tmp_path)

@@ -1,0 +1,73 @@
+"""What a run measures, and what a rerun skips."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.bench.cases import CAUSAL
+from experiments.bench.measure import Bench
+from experiments.bench.providers import DIRECTIONS
+from experiments.bench.rows import SpeedRow
+from experiments.bench.speed_run import chosen, describe, measurements, run, unmeasured
+from experiments.common.records import OK, Records, read
+from tests.experiments.bench.bench_cases import CASE, CPU, OPTIONS
+from tests.experiments.bench.speed_rows import ROW
+
+
+def test_plan_keeps_dense_only_providers_to_dense_cases():
+    dense = replace(CASE, mask="dense", block_q=0, block_k=0)
+    tasks = measurements([dense, CASE], ["cpu", "sdpa"], ["forward"])
+    assert [(t.case.mask, t.provider) for t in tasks] == [
+        ("dense", "cpu"),
+        ("dense", "sdpa"),
+        (CASE.mask, "cpu"),
+    ]
+
+
+def test_plan_refuses_what_does_not_exist():
+    with pytest.raises(ValueError, match="providers='fast': choose from reference, cpu"):
+        measurements([CASE], ["fast"], ["forward"])
+    with pytest.raises(ValueError, match="directions='sideways': choose from forward, backward"):
+        measurements([CASE], ["cpu"], ["sideways"])
+    with pytest.raises(ValueError, match=r"24.*multiples of 16"):
+        measurements([replace(CASE, block_q=24)], ["cpu"], ["forward"])
+
+
+def test_causal_is_for_every_peer():
+    causal = replace(CASE, mask=CAUSAL)
+    tasks = measurements([causal, replace(causal, n_k=100)], ["sdpa"], ["forward"])
+    assert [t.case.n_k for t in tasks] == [200]
+    row = Bench(CPU, 0.01).run(tasks[0], tasks[0].row(CPU, ""))
+    assert row.status == OK
+
+
+def test_named_grids_are_refused_where_they_make_no_sense():
+    with pytest.raises(ValueError, match="grid='all': choose from limits"):
+        chosen(OPTIONS | {"grid": "all"}, CPU)
+    with pytest.raises(ValueError, match="its own masks and shapes"):
+        chosen(OPTIONS | {"heads": 3}, CPU)
+    assert {t.provider for t in chosen(OPTIONS | {"providers": "sdpa"}, CPU)} == {"sdpa"}
+
+
+def test_a_rerun_measures_only_what_is_missing(tmp_path, capsys):
+    tasks = measurements([CASE], ["cpu"], DIRECTIONS)
+    bench = Bench(CPU, seconds=0.01)
+    first = run(tasks[:1], bench, Records(tmp_path / "s.csv", SpeedRow), "")
+    again = run(tasks, bench, Records(tmp_path / "s.csv", SpeedRow), "")
+    assert again[0].date == first[0].date and len(read(tmp_path / "s.csv", SpeedRow)) == 2
+    assert "(measured " in capsys.readouterr().out
+    assert unmeasured(tasks, CPU, Records(tmp_path / "s.csv", SpeedRow)) == []
+    assert unmeasured(tasks, CPU, Records(tmp_path / "t.csv", SpeedRow)) == tasks
+
+
+def test_the_same_refusal_is_written_once(tmp_path):
+    tasks = measurements([replace(CASE, mask="dense")], ["flex"], ["backward"])
+    for _ in range(2):
+        run(tasks, Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), "")
+    assert [row.status[:11] for row in read(tmp_path / "s.csv", SpeedRow)] == ["unsupported"]
+
+
+def test_a_row_in_a_line_warns():
+    assert "50 % of ideal" in describe(ROW) and "warning" not in describe(ROW)
+    assert describe(replace(ROW, warning="too fast")).endswith("warning: too fast")
+    assert describe(replace(ROW, status="failed: x")).endswith("failed: x")

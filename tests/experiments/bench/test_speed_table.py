@@ -1,0 +1,38 @@
+"""Tables: speed-ups over our own dense attention, and shares of the ideal."""
+
+from dataclasses import replace
+
+from experiments.bench.speed_run import measurements
+from experiments.bench.speed_table import tables
+from experiments.common.records import OK
+from tests.experiments.bench.bench_cases import CASE, CPU, made_up_rows
+from tests.experiments.bench.speed_rows import ROW
+
+
+def test_table_compares_with_our_own_dense():
+    tasks = measurements([replace(CASE, mask="dense"), CASE], ["cpu", "flex"], ["backward"])
+    rows = [task.row(CPU, "") for task in tasks]
+    times = {("dense", "cpu"): 8.0, (CASE.mask, "cpu"): 2.0}
+    rows = [
+        replace(row, status=OK, ms_median=times[row.mask, row.provider])
+        if row.provider == "cpu"
+        else replace(row, status="unsupported: on a CPU")
+        for row in rows
+    ]
+    text = tables(rows)
+    assert "8.000  (1.00x)" in text and "2.000  (4.00x)" in text
+    assert "flex backward: unsupported: on a CPU" in text
+
+
+def test_tables_say_the_share_of_the_ideal(monkeypatch):
+    row = made_up_rows(monkeypatch)[0]
+    assert " 50%" in tables([row])
+    other = tables([replace(row, v_dim=8, layout="token_major")])
+    assert "v_dim 8" in other and "token_major" in other
+
+
+def test_a_time_below_the_ideal_is_marked():
+    fast = replace(ROW, ideal_ms=2 * ROW.ms, warning="faster than the ideal")
+    text = tables([fast, replace(ROW, n_q=512)])
+    assert "200%!" in text and text.endswith("! faster than the ideal")
+    assert "!" not in tables([ROW])
