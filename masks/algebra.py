@@ -22,7 +22,7 @@ from masks.block_mask import BlockMask
 from masks.build import build
 from masks.check import Report, check
 from masks.checks import integer
-from masks.living import remember
+from masks.registry import remember
 from masks.runs import Grid
 from masks.types import Placed
 
@@ -62,7 +62,7 @@ class Mask:
 
     def layer(self, index: int) -> "Mask":
         """The mask of layer `index`, >= 0; the mask itself where all layers have the same."""
-        integer("index", index, least=0)
+        integer("index", index, min=0)
         return self
 
     def build(

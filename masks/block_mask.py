@@ -18,7 +18,7 @@ from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import block_sizes
 from masks.crop import coarsen, crop
 from masks.draw import draw
-from masks.living import remember
+from masks.registry import remember
 from masks.runs import Bools, Grid, Ints
 from masks.tiles import unpack_bits
 from masks.types import BlockData

@@ -38,8 +38,8 @@ def build(
     if mask.per_layer:
         raise ValueError(f"{mask} differs from layer to layer: build mask.layer(i) instead")
     grid = Grid(
-        n_q=integer("n_q", n_q, least=1),
-        n_k=integer("n_k", n_q if n_k is None else n_k, least=1),
+        n_q=integer("n_q", n_q, min=1),
+        n_k=integer("n_k", n_q if n_k is None else n_k, min=1),
         block_q=block_q,
         block_k=block_k,
         batch=_extent("batch", mask, mask.batch, 1, batch),
@@ -55,7 +55,7 @@ def build(
 def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | None) -> int:
     """Extent of the block mask along batch or heads: 1 where the mask is the same for all."""
     if given is not None:
-        given = integer(name, given, least=1)
+        given = integer(name, given, min=1)
     if fixed is not None:
         if given not in (None, fixed):
             raise ValueError(f"{name} is {given}, but {mask} is made for {name}={fixed}")

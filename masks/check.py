@@ -81,7 +81,7 @@ def check(
     Raises:
         ValueError: as `Mask.build`; or a mask that differs from layer to layer without `layers`.
     """
-    layers = None if layers is None else integer("layers", layers, least=1)
+    layers = None if layers is None else integer("layers", layers, min=1)
     if causal is not None:
         flag("causal", causal)
     blocks = built(mask, seq_len, layers, block_size, heads)

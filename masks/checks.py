@@ -6,18 +6,18 @@ from typing import Any
 FAR = 1 << 60  # more than any number of tokens; sums of a few still fit int64
 
 
-def integer(name: str, value: Any, *, least: int, most: int = FAR) -> int:
-    """`value` as a Python int, least..most; NumPy's will do, bools and floats will not."""
+def integer(name: str, value: Any, *, min: int, max: int = FAR) -> int:
+    """`value` as a Python int, min..max; NumPy's will do, bools and floats will not."""
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} is {value!r}: give an integer >= {least}") from None
-    if number < least:
-        raise ValueError(f"{name} is {number}: give an integer >= {least}")
-    if number > most:
-        raise ValueError(f"{name} is {number}: give an integer <= {most}")
+        raise ValueError(f"{name} is {value!r}: give an integer >= {min}") from None
+    if number < min:
+        raise ValueError(f"{name} is {number}: give an integer >= {min}")
+    if number > max:
+        raise ValueError(f"{name} is {number}: give an integer <= {max}")
     return number
 
 
@@ -43,7 +43,7 @@ def block_sizes(block_size: Any) -> tuple[int, int]:
         sizes = block_size
     else:
         sizes = (block_size, block_size)
-    block_q, block_k = (integer("block_size", size, least=1) for size in sizes)
+    block_q, block_k = (integer("block_size", size, min=1) for size in sizes)
     for size in (block_q, block_k):
         if size % 16 or not 16 <= size <= 256:
             raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")

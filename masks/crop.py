@@ -15,8 +15,8 @@ BLOCKS_AT_ONCE = 1 << 15
 
 def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockData | None:
     """See `BlockMask.crop`; None where nothing is cut."""
-    n_q = integer("n_q", n_q, least=1, most=blocks.n_q)
-    n_k = integer("n_k", n_q if n_k is None else n_k, least=1, most=blocks.n_k)
+    n_q = integer("n_q", n_q, min=1, max=blocks.n_q)
+    n_k = integer("n_k", n_q if n_k is None else n_k, min=1, max=blocks.n_k)
     if (n_q, n_k) == (blocks.n_q, blocks.n_k):
         return None
     grid = Grid(n_q, n_k, *blocks.block_size, blocks.batch, blocks.heads)

@@ -94,8 +94,8 @@ def _span(name: str, span: Any, n: int) -> Span:
         return 0, n - 1
     if not isinstance(span, tuple | list) or len(span) != 2:
         raise ValueError(f"{name} is {span!r}: give (first, last), both included")
-    first = integer(f"{name}[0]", span[0], least=0, most=n - 1)
-    return first, integer(f"{name}[1]", span[1], least=first, most=n - 1)
+    first = integer(f"{name}[0]", span[0], min=0, max=n - 1)
+    return first, integer(f"{name}[1]", span[1], min=first, max=n - 1)
 
 
 def _lines(ax: "Axes", blocks: BlockMask, extent: tuple[int, int, int, int]) -> None:

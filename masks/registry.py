@@ -1,4 +1,9 @@
-"""The register of patterns and transforms: their names, canonical texts and gallery entries."""
+"""The register of patterns and transforms, and of the masks in memory.
+
+Every pattern and transform has its names, canonical text and gallery entries from here. A compiled
+graph knows a mask by its key alone. Text spells most masks; arrays and block masks have a digest
+for a key, so they are looked up here.
+"""
 
 import functools
 import hashlib
@@ -6,8 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
-
-from masks.living import remember
+from weakref import WeakValueDictionary
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Made = TypeVar("Made")
@@ -47,6 +51,7 @@ class Entry(NamedTuple):
 
 PATTERNS: dict[str, Entry] = {}  # by every name, long and short
 TRANSFORMS: dict[str, Entry] = {}
+_living: WeakValueDictionary[str, Any] = WeakValueDictionary()  # masks and block masks, by key
 
 
 def pattern(
@@ -179,3 +184,15 @@ def _shown(value: Any, digest: bool) -> Any:
 
 def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, tuple) else 1
+
+
+def remember(mask: Any) -> None:
+    """Make a Mask or BlockMask known under its key."""
+    first = _living.setdefault(mask.key, mask)
+    if first is not mask:
+        object.__setattr__(mask, "_twin", first)  # the entry lives as long as the last equal mask
+
+
+def living(key: str) -> Any:
+    """The Mask or BlockMask with this key that is in memory, or None."""
+    return _living.get(key)

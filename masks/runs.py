@@ -45,10 +45,10 @@ class Grid:
 
     def __post_init__(self):
         for name in ("n_q", "n_k", "block_q", "block_k", "batch", "heads"):
-            integer(name, getattr(self, name), least=1)
+            integer(name, getattr(self, name), min=1)
         for side in "qk":
-            least, most = 1 - getattr(self, f"block_{side}"), getattr(self, f"n_{side}") - 1
-            integer(f"{side}_origin", getattr(self, f"{side}_origin"), least=least, most=most)
+            low, high = 1 - getattr(self, f"block_{side}"), getattr(self, f"n_{side}") - 1
+            integer(f"{side}_origin", getattr(self, f"{side}_origin"), min=low, max=high)
 
     @property
     def rows(self) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from masks.algebra import Mask
-from masks.living import living
-from masks.registry import PATTERNS, TRANSFORMS, Entry
+from masks.registry import PATTERNS, TRANSFORMS, Entry, living
 
 
 def parse(text: str) -> Mask:

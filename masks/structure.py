@@ -121,5 +121,5 @@ class Layers(Mask):
         object.__setattr__(self, "per_layer", True)
 
     def layer(self, index: int) -> Mask:
-        index = integer("index", index, least=0)
+        index = integer("index", index, min=0)
         return self.parts[index % len(self.parts)].layer(index)

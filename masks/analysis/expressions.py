@@ -21,7 +21,7 @@ def built(
         return [mask.build(seq_len, block_size=block_size, heads=heads)]
     if layers is None:
         raise ValueError(f"{mask} differs from layer to layer: give layers=")
-    count = integer("layers", layers, least=1)
+    count = integer("layers", layers, min=1)
     return [mask.layer(i).build(seq_len, block_size=block_size, heads=heads) for i in range(count)]
 
 

@@ -131,7 +131,7 @@ def reach(
             reach that would cost too much.
     """
     stack = list(blocks) if isinstance(blocks, Sequence) else [blocks]
-    layers = None if layers is None else integer("layers", layers, least=1)
+    layers = None if layers is None else integer("layers", layers, min=1)
     flag("causal", causal)
     flag("exact", exact)
     if not stack:

@@ -58,7 +58,7 @@ class Segments:
             ("head", head, s % grid.heads, grid.heads),
         ):
             if index is not None:
-                kept &= of == integer(name, index, least=0, most=extent - 1)
+                kept &= of == integer(name, index, min=0, max=extent - 1)
         b, h = np.divmod(s, grid.heads)
         if batch is not None:
             b, grid = np.zeros_like(b), replace(grid, batch=1)

@@ -32,8 +32,8 @@ class SliceLists(NamedTuple):
 
 def slice_segments(blocks: BlockMask, batch: int, head: int):
     """The non-empty runs of one slice: (row, first column, length, tile), ascending."""
-    batch = integer("batch", batch, least=0, most=blocks.batch - 1)
-    head = integer("head", head, least=0, most=blocks.heads - 1)
+    batch = integer("batch", batch, min=0, max=blocks.batch - 1)
+    head = integer("head", head, min=0, max=blocks.heads - 1)
     grid = Grid(blocks.n_q, blocks.n_k, *blocks.block_size)
     begin = (batch * blocks.heads + head) * grid.size
     low = np.searchsorted(blocks.starts, begin, "right") - 1

@@ -105,7 +105,7 @@ def from_fa4(
     """
     if forward.block_size is None:
         raise ValueError("block_size is None: give forward._replace(block_size=(queries, keys))")
-    n_q, n_k = integer("n_q", n_q, least=1), integer("n_k", n_k, least=1)
+    n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
     extents = forward.mask_block_cnt.shape[:2]
     grid = Grid(n_q, n_k, *block_sizes(forward.block_size), *extents)
     tiles, x = Tiles(grid), listed(grid, forward.mask_block_cnt, forward.mask_block_idx)

@@ -101,7 +101,7 @@ def from_bsr(
     Raises:
         ValueError: arrays of other shapes, or blocks out of range or listed twice.
     """
-    n_q, n_k = integer("n_q", n_q, least=1), integer("n_k", n_k, least=1)
+    n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
     grid = Grid(n_q, n_k, *block_sizes(block_size))
     indptr, indices = to_numpy(indptr).astype(np.int64), to_numpy(indices)
     if indptr.shape != (grid.rows + 1,) or indptr[-1] != len(indices):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.checks import integer
-from masks.leaf import Leaf
+from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
@@ -89,15 +89,15 @@ class OnCanvas(Leaf):
         all of them share, both clipped to the canvas; keys of outer come in steps.
         """
         begin, end = int(grid.q_first[0]), int(grid.q_last[-1]) + 1
-        least = partial(np.minimum.reduceat, indices=grid.q_first - begin)
-        most = partial(np.maximum.reduceat, indices=grid.q_first - begin)
+        lowest = partial(np.minimum.reduceat, indices=grid.q_first - begin)
+        highest = partial(np.maximum.reduceat, indices=grid.q_first - begin)
         columns = []
         places = self._coordinates(q[begin:end])
         for place, window, extent in zip(places, self.windows, self.canvas, strict=True):
             low = np.maximum(window.first, 0)[place]
             high = np.minimum(window.last, extent - 1)[place]
-            steps = np.where(least(place) == most(place), window.step, 1)
-            columns.append([least(low), most(high), most(low), least(high), steps])
+            steps = np.where(lowest(place) == highest(place), window.step, 1)
+            columns.append([lowest(low), highest(high), highest(low), lowest(high), steps])
         low, high, shared_low, shared_high, steps = np.stack(columns, axis=-1)
         return (low, high), (shared_low, shared_high), steps
 
@@ -183,8 +183,8 @@ class OnCanvas(Leaf):
 
         number = kinds_q[i] * len(cols) + kinds_k[j]
         for difference in (origin_q[i, 0] - origin_k[j, 0]).T:
-            least = difference.min()
-            number = number * (difference.max() - least + 1) + difference - least
+            low = difference.min()
+            number = number * (difference.max() - low + 1) + difference - low
         return number
 
 
@@ -218,15 +218,15 @@ def canvas_extents(canvas: Any) -> tuple[int, ...]:
     """One to three extents, slowest first."""
     if not isinstance(canvas, tuple | list) or not 1 <= len(canvas) <= 3:
         raise ValueError(f"canvas is {canvas!r}: give one to three extents, (height, width)")
-    return tuple(integer("canvas extent", extent, least=1) for extent in canvas)
+    return tuple(integer("canvas extent", extent, min=1) for extent in canvas)
 
 
-def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, least: int) -> tuple[int, ...]:
+def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int) -> tuple[int, ...]:
     """An integer for every axis, from one for all or a tuple."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * len(canvas)
     if len(values) != len(canvas):
         raise ValueError(f"{name} is {value!r}: give one integer, or {len(canvas)} for the canvas")
-    return tuple(integer(name, x, least=least) for x in values)
+    return tuple(integer(name, x, min=min) for x in values)
 
 
 def shortest(values: tuple) -> Any:

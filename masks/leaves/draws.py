@@ -32,9 +32,9 @@ class Stream(NamedTuple):
     @classmethod
     def of(cls, seed: Any, per_head: Any, per_layer: Any, layer: Any) -> "Stream":
         """Checked arguments of a pattern."""
-        seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
+        seed = integer("seed", seed, min=0, max=(1 << 64) - 1)
         if layer is not None:
-            layer = integer("layer", layer, least=0)
+            layer = integer("layer", layer, min=0)
             if not per_layer:
                 raise ValueError(f"layer is {layer}: a layer needs per_layer=True")
         return cls(seed, flag("per_head", per_head), flag("per_layer", per_layer), layer)
@@ -72,7 +72,7 @@ class Drawn(TokenBlocks):
     def layer(self, index: int) -> Mask:
         if not self.per_layer:
             return super().layer(index)
-        index = integer("index", index, least=0)
+        index = integer("index", index, min=0)
         return self.again(layer=index)
 
 

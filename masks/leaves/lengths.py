@@ -23,8 +23,7 @@ def read_lengths(name: str, lengths: Any) -> Lengths:
     if not all(isinstance(entry, list) for entry in nested):
         raise ValueError(f"{name} mixes numbers and lists: give one list, or one per batch entry")
     rows = tuple(
-        tuple(integer(f"a number in {name}", n, least=0, most=FAR) for n in entry)
-        for entry in nested
+        tuple(integer(f"a number in {name}", n, min=0, max=FAR) for n in entry) for entry in nested
     )
     for row in rows:
         if not 0 < sum(row) < FAR:

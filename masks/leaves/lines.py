@@ -8,8 +8,8 @@ import numpy as np
 
 from masks import runs as rl
 from masks.checks import FAR, integer
-from masks.leaf import Leaf
 from masks.leaves.geometry import code, distinct, from_profiles
+from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
 
@@ -47,14 +47,15 @@ class TokenSet(NamedTuple):
         return before[begun] - np.maximum(beyond, 0)
 
 
-def ascending(name: str, values: Any, *, least: int | None = 0) -> tuple[int, ...]:
-    """`values`, different integers >= least (any where that is None), as an ascending tuple."""
+def ascending(name: str, values: Any, *, min: int | None = 0) -> tuple[int, ...]:
+    """`values`, different integers >= min (any where that is None), as an ascending tuple."""
     try:
         values = tuple(values)
     except TypeError:
         raise ValueError(f"{name} is {values!r}: give a tuple of integers") from None
-    least = -FAR if least is None else least
-    numbers = sorted(integer(f"a number in {name}", value, least=least) for value in values)
+    numbers = sorted(
+        integer(f"a number in {name}", value, min=-FAR if min is None else min) for value in values
+    )
     for number, following in pairwise(numbers):
         if number == following:
             raise ValueError(f"{name} has {number} twice: give every number once")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.leaf import Leaf
 from masks.leaves.geometry import rectangle_runs
+from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from masks import runs as rl
 from masks.arrays import read_array
-from masks.leaf import Leaf
+from masks.leaves.leaf import Leaf
 from masks.registry import name
 from masks.runs import Bools, Grid, Ints, Runs
 

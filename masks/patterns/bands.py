@@ -7,7 +7,7 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, choice, integer
-from masks.leaf import Leaf
+from masks.leaves.leaf import Leaf
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
 
@@ -64,8 +64,8 @@ def local(left: int, right: int | None = None, *, align: str = "top_left") -> Ma
             of FlashAttention's `window_size`; an inner query sees left + right + 1 keys.
         align: see `causal`.
     """
-    left = integer("left", left, least=0)
-    right = left if right is None else integer("right", right, least=0)
+    left = integer("left", left, min=0)
+    right = left if right is None else integer("right", right, min=0)
     band = Band(-right, left, choice("align", align, ALIGNMENTS))
     return canonical(band, right=None if right == left else right)
 
@@ -81,7 +81,7 @@ def sliding(window: int, *, align: str = "top_left") -> Mask:
         window: keys that an inner query sees, >= 1.
         align: see `causal`.
     """
-    window = integer("window", window, least=1)
+    window = integer("window", window, min=1)
     return Band(0, window - 1, choice("align", align, ALIGNMENTS))
 
 

@@ -58,11 +58,11 @@ def bigbird(
         global_blocks: global blocks at either end, >= 0.
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
-    block, random = integer("block", block, least=1), integer("random", random, least=0)
-    window = integer("window", window, least=1)
+    block, random = integer("block", block, min=1), integer("random", random, min=0)
+    window = integer("window", window, min=1)
     if window % 2 == 0:
         raise ValueError(f"window is {window}: give an odd number of blocks")
-    global_blocks = integer("global_blocks", global_blocks, least=0)
+    global_blocks = integer("global_blocks", global_blocks, min=0)
     stream = Stream.of(seed, per_head, per_layer, layer)
     return BigBird(block, stream, random, window // 2, global_blocks)
 
@@ -124,8 +124,8 @@ def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = 
         dilation: >= 1; the window then reaches window // 2 * dilation tokens.
         global_tokens: tuple of token numbers; () gives the window alone.
     """
-    radius = integer("window", window, least=1) // 2
-    dilation = integer("dilation", dilation, least=1)
+    radius = integer("window", window, min=1) // 2
+    dilation = integer("dilation", dilation, min=1)
     inner = local(radius) if dilation == 1 else dilated(radius * dilation, dilation)
     return inner if global_tokens == () else inner | global_at(global_tokens)
 
@@ -151,4 +151,4 @@ def etc_(n: int, radius: int) -> Mask:
         n: global tokens, >= 0.
         radius: tokens, >= 0.
     """
-    return global_tokens(n) | local(integer("radius", radius, least=0))
+    return global_tokens(n) | local(integer("radius", radius, min=0))

@@ -7,8 +7,8 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaf import ByLength
 from masks.leaves.graphs import Adjacency, union
+from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.registry import Example, pattern
 from masks.runs import Grid, Ints
@@ -48,8 +48,8 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
     Raises:
         ValueError: of `build`, when a row of the paper's plan has fewer than `random` blocks.
     """
-    block, random = integer("block", block, least=1), integer("random", random, least=1)
-    seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
+    block, random = integer("block", block, min=1), integer("random", random, min=1)
+    seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
     return BigBirdCompat(block, random, seed)
 
 
@@ -85,7 +85,7 @@ class BigBirdCompat(LegacyBigBird):
     def layer(self, index: int) -> Mask:
         if self.seed is not None:
             return super().layer(index)
-        return self.again(seed=integer("index", index, least=0))
+        return self.again(seed=integer("index", index, min=0))
 
     def drawn(self, n: int, heads: int) -> list[Ints]:
         if n <= 2 * self.random + 5:

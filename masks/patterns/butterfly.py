@@ -6,7 +6,7 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaf import ByLength
+from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.columns import global_tokens
 from masks.registry import BLOCKS, Example, canonical, pattern
@@ -51,17 +51,17 @@ def butterfly(
             ceil(n / size) tokens, n the longer of n_q and n_k. This is `butterfly_size` of the
             published code, whose `n_factors` are the levels, 1 to log2(size).
     """
-    levels = None if levels is None else integer("levels", levels, least=0)
+    levels = None if levels is None else integer("levels", levels, min=0)
     if size is not None:
         if block is not None:
             raise ValueError(f"block is {block} and size is {size}: give one of them")
-        size = integer("size", size, least=1)
+        size = integer("size", size, min=1)
         if size & (size - 1):
             raise ValueError(f"size is {size}: give a power of two")
         if levels is not None and levels >= size.bit_length():
             raise ValueError(f"levels is {levels}: {size} blocks have {size.bit_length() - 1}")
         return SizedButterfly(size, levels)
-    block = 128 if block is None else integer("block", block, least=1)
+    block = 128 if block is None else integer("block", block, min=1)
     return canonical(Butterfly(block, levels), block=block)
 
 
@@ -86,8 +86,8 @@ def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1
         block, levels: as in `butterfly`.
         global_blocks: how many token blocks see all and are seen by all, >= 0.
     """
-    block = integer("block", block, least=1)
-    global_blocks = integer("global_blocks", global_blocks, least=0)
+    block = integer("block", block, min=1)
+    global_blocks = integer("global_blocks", global_blocks, min=0)
     return butterfly(block, levels) | global_tokens(global_blocks * block)
 
 

@@ -31,7 +31,7 @@ def sinks(n: int) -> Mask:
 
     With g of n blocks, n * g of n x n are allowed.
     """
-    return Sinks(integer("n", n, least=0))
+    return Sinks(integer("n", n, min=0))
 
 
 @pattern(
@@ -73,7 +73,7 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
 
     With p of n tokens, n(n + 1)/2 + p(p - 1)/2 pairs are allowed.
     """
-    prefix = integer("prefix", prefix, least=0)
+    prefix = integer("prefix", prefix, min=0)
     return sinks(prefix) | causal(align=align)
 
 
@@ -110,7 +110,7 @@ def global_tokens(n: int) -> Mask:
     With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
     `global_rows` the one with the queries.
     """
-    return GlobalTokens(integer("n", n, least=0))
+    return GlobalTokens(integer("n", n, min=0))
 
 
 @pattern(
@@ -160,7 +160,7 @@ class GlobalAt(Lines):
 )
 def global_rows(n: int) -> Mask:
     """The first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens` only."""
-    return GlobalRows(integer("n", n, least=0))
+    return GlobalRows(integer("n", n, min=0))
 
 
 @pattern(
@@ -169,7 +169,7 @@ def global_rows(n: int) -> Mask:
 )
 def last_rows(n: int) -> Mask:
     """The last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the length."""
-    return LastRows(integer("n", n, least=0))
+    return LastRows(integer("n", n, min=0))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

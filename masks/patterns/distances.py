@@ -6,8 +6,8 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import choice, integer
-from masks.leaf import Leaf
 from masks.leaves.geometry import code, distinct, from_profiles
+from masks.leaves.leaf import Leaf
 from masks.leaves.lines import ascending
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.bands import ALIGNMENTS
@@ -43,7 +43,7 @@ def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
 
     With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
     """
-    extent, step = integer("extent", extent, least=0), integer("step", step, least=1)
+    extent, step = integer("extent", extent, min=0), integer("step", step, min=1)
     return Dilated(choice("align", align, ALIGNMENTS), extent, step)
 
 
@@ -60,7 +60,7 @@ def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
 
     Distance d holds n - |d| pairs of n x n tokens.
     """
-    distances = ascending("distances", distances, least=None)
+    distances = ascending("distances", distances, min=None)
     mask = Diagonals(choice("align", align, ALIGNMENTS), distances)
     return canonical(mask, distances=distances)
 
@@ -161,7 +161,7 @@ def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
 
     With n = 2**L token blocks, n + 2(n(L - 1) + 1) of n x n are allowed, and nL + 1 of them causal.
     """
-    block = integer("block", block, least=1)
+    block = integer("block", block, min=1)
     align = choice("align", align, ALIGNMENTS)
     if block > 1 and align != "top_left":
         raise ValueError(f"align is {align!r} and block {block}: leave one of them out")

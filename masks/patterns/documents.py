@@ -10,16 +10,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaf import Leaf
 from masks.leaves.geometry import rectangle_runs
+from masks.leaves.leaf import Leaf
 from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_lengths, same_counts
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
 __all__ = ["documents", "documents_from_ids", "documents_from_offsets", "shared_prefix"]
 
-MOST_PAIRS = 1 << 24  # of pieces of documents that see each other
-MOST_TOKENS = 512  # of a block, so that all that tells it fits one int64
+MAX_PAIRS = 1 << 24  # of pieces of documents that see each other
+MAX_TOKENS = 512  # of a block, so that all that tells it fits one int64
 
 
 @pattern(
@@ -118,7 +118,7 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
         lengths: tokens of the documents, as for `documents`; prefix and documents have to reach the
             length that is built.
     """
-    prefix = integer("prefix", prefix, least=0)
+    prefix = integer("prefix", prefix, min=0)
     rows = read_lengths("lengths", lengths)
     whole = tuple((prefix, *row) for row in rows)
     return canonical(_documents(whole, whole, shared=True), lengths=flat(rows))
@@ -187,7 +187,7 @@ class Documents(Leaf):
         order = np.argsort(self.k_label, kind="stable")
         labels = self.k_label[order]
         left, right = (np.searchsorted(labels, self.q_label, side) for side in ("left", "right"))
-        if (pairs := int((right - left).sum())) > MOST_PAIRS:
+        if (pairs := int((right - left).sum())) > MAX_PAIRS:
             raise ValueError(
                 f"the ids make {pairs} pairs of pieces that see each other: sort the tokens by id"
             )
@@ -206,7 +206,7 @@ class Documents(Leaf):
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # A block of at most two pieces a side is told by where they are cut, and by which of them
         # see each other. Documents in order see themselves, so only those on both sides count.
-        if max(grid.block_q, grid.block_k) > MOST_TOKENS:
+        if max(grid.block_q, grid.block_k) > MAX_TOKENS:
             return super().signature(grid, s, row, col)
         q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])
         k_low, k_high = self.k.find(s, grid.k_first[col]), self.k.find(s, grid.k_last[col])

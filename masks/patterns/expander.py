@@ -96,13 +96,13 @@ def expander(
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
     stream = Stream.of(seed, per_head, per_layer, layer)
-    degree = integer("degree", degree, least=4)
+    degree = integer("degree", degree, min=4)
     gap = degree - 2 * math.sqrt(degree - 1) - SLACK
     return _regular(degree, 4, block, stream, gap)
 
 
-def _regular(degree: int, least: int, block: int, stream: Stream, gap: float) -> Mask:
-    degree, block = integer("degree", degree, least=least), integer("block", block, least=1)
+def _regular(degree: int, min_degree: int, block: int, stream: Stream, gap: float) -> Mask:
+    degree, block = integer("degree", degree, min=min_degree), integer("block", block, min=1)
     if degree % 2:
         raise ValueError(f"degree is {degree}: give an even number")
     return RegularGraph(block, stream, degree, gap)
@@ -111,7 +111,7 @@ def _regular(degree: int, least: int, block: int, stream: Stream, gap: float) ->
 @dataclass(frozen=True, repr=False, eq=False)
 class RegularGraph(Graph):
     degree: int
-    gap: float  # the least that the Laplacian's second eigenvalue may be; -inf asks for none
+    gap: float  # lower bound of the Laplacian's second eigenvalue; -inf for none
 
     def edges(self, head: int, n: int) -> tuple[Ints, Ints]:
         small = 10 if self.gap > -math.inf else 0

@@ -46,8 +46,8 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
         if restart is not None:
             raise ValueError(f"restart is {restart} and window None: give the window too")
         return power_of_two() & causal()
-    window = integer("window", window, least=1, most=LONGEST)
-    restart = integer("restart", window if restart is None else restart, least=2, most=LONGEST)
+    window = integer("window", window, min=1, max=LONGEST)
+    restart = integer("restart", window if restart is None else restart, min=2, max=LONGEST)
     mask = LogSparse("top_left", window, restart)
     return canonical(mask, restart=None if restart == window else restart)
 

@@ -45,7 +45,7 @@ def local_2d(
             keep the sum of the distances, or of their squares, to one radius: a diamond, a disc.
     """
     canvas = canvas_extents(canvas)
-    radii = per_axis("radius", radius, canvas, least=0)
+    radii = per_axis("radius", radius, canvas, min=0)
     norm = choice("norm", norm, NORMS)
     if norm != "chebyshev" and len(set(radii)) > 1:
         raise ValueError(f"radius is {radius!r}: give one integer for the norm {norm!r}")
@@ -137,9 +137,9 @@ def neighborhood(
         ValueError: kernel * dilation is beyond an extent, or a stride beyond the kernel.
     """
     canvas = canvas_extents(canvas)
-    kernels = per_axis("kernel", kernel, canvas, least=1)
-    dilations = per_axis("dilation", dilation, canvas, least=1)
-    strides = per_axis("stride", stride, canvas, least=1)
+    kernels = per_axis("kernel", kernel, canvas, min=1)
+    dilations = per_axis("dilation", dilation, canvas, min=1)
+    strides = per_axis("stride", stride, canvas, min=1)
     causals = tuple(causal) if isinstance(causal, tuple | list) else (causal,) * len(canvas)
     if len(causals) != len(canvas):
         raise ValueError(f"causal is {causal!r}: give one flag, or {len(canvas)} for the canvas")
@@ -209,8 +209,8 @@ def sliding_tiles(
         window: tiles of a window along an axis, >= 1 and no more than there are.
     """
     canvas = canvas_extents(canvas)
-    tiles = per_axis("tile", tile, canvas, least=1)
-    sizes = per_axis("window", window, canvas, least=1)
+    tiles = per_axis("tile", tile, canvas, min=1)
+    sizes = per_axis("window", window, canvas, min=1)
     for extent, t, size in zip(canvas, tiles, sizes, strict=True):
         if size > -(-extent // t):
             raise ValueError(

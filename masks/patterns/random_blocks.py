@@ -64,8 +64,8 @@ def random_blocks(
         density = float(density)
         if not 0 < density <= 1:
             raise ValueError(f"density is {density}: give a number in (0, 1]")
-    count = None if count is None else integer("count", count, least=1)
-    block, causal = integer("block", block, least=1), flag("causal", causal)
+    count = None if count is None else integer("count", count, min=1)
+    block, causal = integer("block", block, min=1), flag("causal", causal)
     stream = Stream.of(seed, per_head, per_layer, layer)
     return canonical(RandomBlocks(block, stream, density, count, causal), density=density)
 
@@ -128,8 +128,8 @@ def hubs(
         block: tokens of a token block, >= 1.
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
-    count = None if count is None else integer("count", count, least=1)
-    alpha, block = _positive("alpha", alpha), integer("block", block, least=1)
+    count = None if count is None else integer("count", count, min=1)
+    alpha, block = _positive("alpha", alpha), integer("block", block, min=1)
     stream = Stream.of(seed, per_head, per_layer, layer)
     return canonical(Hubs(block, stream, count, alpha), alpha=alpha)
 

@@ -8,8 +8,8 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import flag, integer
-from masks.leaf import Leaf
 from masks.leaves.geometry import interval_runs, rectangle_runs
+from masks.leaves.leaf import Leaf
 from masks.patterns.bands import causal
 from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
@@ -39,8 +39,8 @@ def block_diagonal(size: int, offset: int = 0) -> Mask:
         size: tokens of a token block, >= 1.
         offset: tokens that the first token block is short of, 0 <= offset < size.
     """
-    size = integer("size", size, least=1)
-    offset = integer("offset", offset, least=0, most=size - 1)
+    size = integer("size", size, min=1)
+    offset = integer("offset", offset, min=0, max=size - 1)
     return BlockDiagonal(size, offset)
 
 
@@ -123,8 +123,8 @@ def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False
         per_head: head h has offset (offset + h) % ratio instead, so that `ratio` heads cover every
             query; `build` takes heads=ratio unless it is given a multiple of that.
     """
-    segment, ratio = integer("segment", segment, least=1), integer("ratio", ratio, least=1)
-    offset = integer("offset", offset, least=0, most=ratio - 1)
+    segment, ratio = integer("segment", segment, min=1), integer("ratio", ratio, min=1)
+    offset = integer("offset", offset, min=0, max=ratio - 1)
     return LongNet(segment, 0, ratio, offset, flag("per_head", per_head))
 
 

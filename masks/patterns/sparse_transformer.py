@@ -7,8 +7,8 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, choice, integer
-from masks.leaf import Leaf
 from masks.leaves.geometry import code, from_profiles
+from masks.leaves.leaf import Leaf
 from masks.patterns.bands import ALIGNMENTS, Band
 from masks.patterns.distances import Distances
 from masks.registry import Example, pattern
@@ -40,7 +40,7 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
 
     With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
     """
-    stride = integer("stride", stride, least=1)
+    stride = integer("stride", stride, min=1)
     return Strided(choice("align", align, ALIGNMENTS), stride)
 
 
@@ -71,9 +71,9 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
     With n a multiple of l = stride and c = summary, n(l + 1)/2 + c * n(n/l - 1)/2 pairs are
     allowed for every head.
     """
-    stride = integer("stride", stride, least=1)
-    summary = integer("summary", summary, least=0, most=stride)
-    vertices = integer("vertices", vertices, least=1)
+    stride = integer("stride", stride, min=1)
+    summary = integer("summary", summary, min=0, max=stride)
+    vertices = integer("vertices", vertices, min=1)
     if vertices * summary > stride:
         raise ValueError(
             f"vertices is {vertices}: give at most {stride // summary}, "

@@ -37,7 +37,7 @@ def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
 
     With n >= s + w tokens, nw - w(w - 1)/2 + (n - w)s - s(s - 1)/2 pairs are allowed.
     """
-    sinks = integer("sinks", sinks, least=0)
+    sinks = integer("sinks", sinks, min=0)
     parts = first_keys(sinks) | sliding(window, align=align)
     return parts & causal(align=align)
 
@@ -56,7 +56,7 @@ def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") ->
     With m = last and n >= s + w + m tokens, there are m(n - s - w) - m(m - 1)/2 pairs more than in
     `streaming`.
     """
-    sinks, last = integer("sinks", sinks, least=0), integer("last", last, least=0)
+    sinks, last = integer("sinks", sinks, min=0), integer("last", last, min=0)
     parts = first_keys(sinks) | sliding(window, align=align) | last_rows(last)
     return parts & causal(align=align)
 

@@ -12,10 +12,10 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import flag
-from masks.leaf import Leaf
+from masks.leaves.leaf import Leaf
+from masks.predicate.block_signature import BlockSignature, combine
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, lift
-from masks.predicate.likeness import Likeness, combine
 from masks.predicate.operators import symbol
 from masks.predicate.quadtree import Squares, classify
 from masks.registry import Example, canonical, pattern
@@ -170,7 +170,7 @@ class Predicate(Leaf):
         origins = {"q": grid.q_token(row), "k": grid.k_token(col), "h": s % grid.heads}
         with np.errstate(all="ignore"):
             bounds = self._bounds(grid, Squares(1, s, row, col))
-            return combine(Likeness(bounds, origins).columns(rule))
+            return combine(BlockSignature(bounds, origins).columns(rule))
 
     def place(self, grid: Grid) -> Placed:
         placed = super().place(grid)

@@ -63,18 +63,18 @@ def deepspeed_fixed(
             modulo this number (`different_layout_per_head` there).
         block: tokens of a block, >= 1.
     """
-    size = integer("num_local_blocks", num_local_blocks, least=1)
-    count = integer("num_global_blocks", num_global_blocks, least=1, most=size)
+    size = integer("num_local_blocks", num_local_blocks, min=1)
+    count = integer("num_global_blocks", num_global_blocks, min=1, max=size)
     if size % count:
         raise ValueError(f"num_global_blocks is {count}: give a divisor of {size}")
-    groups = integer("num_different_global_patterns", num_different_global_patterns, least=1)
+    groups = integer("num_different_global_patterns", num_different_global_patterns, min=1)
     if groups > size // count:
         raise ValueError(
             f"num_different_global_patterns is {groups}: give at most {size // count}, "
             f"for {count} blocks each have to fit into {size}"
         )
     causal, horizontal = _direction(attention, horizontal_global_attention)
-    block = integer("block", block, least=1)
+    block = integer("block", block, min=1)
     return Fixed(block, ONCE, size, count, causal, horizontal, groups)
 
 
@@ -112,12 +112,12 @@ def deepspeed_variable(
     """
     causal, horizontal = _direction(attention, horizontal_global_attention)
     stream = Stream.of(seed, different_layout_per_head, False, None)
-    windows = _numbers("local_window_blocks", local_window_blocks, least=1)
+    windows = _numbers("local_window_blocks", local_window_blocks, min=1)
     if not windows:
         raise ValueError("local_window_blocks is (): give one size at least")
     ranges = _ranges(global_block_indices, global_block_end_indices)
-    random = integer("num_random_blocks", num_random_blocks, least=0)
-    block = integer("block", block, least=1)
+    random = integer("num_random_blocks", num_random_blocks, min=0)
+    block = integer("block", block, min=1)
     return Variable(block, stream, random, ranges, causal, windows, horizontal)
 
 
@@ -154,15 +154,15 @@ def deepspeed_bigbird(
     """
     causal, _ = _direction(attention, False)
     stream = Stream.of(seed, different_layout_per_head, False, None)
-    random = integer("num_random_blocks", num_random_blocks, least=0)
+    random = integer("num_random_blocks", num_random_blocks, min=0)
     if causal and random > 1:
         raise ValueError(
             f"num_random_blocks is {random}: the first row has one column, "
             "so give at most 1 for unidirectional attention"
         )
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
-    count = integer("num_global_blocks", num_global_blocks, least=0)
-    block = integer("block", block, least=1)
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
+    count = integer("num_global_blocks", num_global_blocks, min=0)
+    block = integer("block", block, min=1)
     ranges = ((0, count),) if count else ()
     return Sliding(block, stream, random, ranges, causal, window, max(random, window, count))
 
@@ -196,9 +196,9 @@ def deepspeed_bslongformer(
         block: tokens of a block, >= 1.
     """
     causal, _ = _direction(attention, False)
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
     ranges = _ranges(global_block_indices, global_block_end_indices)
-    block = integer("block", block, least=1)
+    block = integer("block", block, min=1)
     return Sliding(block, ONCE, 0, ranges, causal, window, window)
 
 
@@ -226,8 +226,8 @@ def deepspeed_local_sliding_window(
         block: tokens of a block, >= 1.
     """
     causal, _ = _direction(attention, False)
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, least=1)
-    block = integer("block", block, least=1)
+    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
+    block = integer("block", block, min=1)
     return Sliding(block, ONCE, 0, (), causal, window, window)
 
 
@@ -239,18 +239,18 @@ def _direction(attention: Any, horizontal: Any) -> tuple[bool, bool]:
     return causal, horizontal
 
 
-def _numbers(name: str, values: Any, *, least: int) -> tuple[int, ...]:
+def _numbers(name: str, values: Any, *, min: int) -> tuple[int, ...]:
     if not isinstance(values, tuple | list):
         raise ValueError(f"{name} is {values!r}: give a tuple of integers")
-    return tuple(integer(f"one of {name}", value, least=least) for value in values)
+    return tuple(integer(f"one of {name}", value, min=min) for value in values)
 
 
 def _ranges(first: Any, stop: Any) -> Ranges:
     """The ranges of global blocks."""
-    starts = _numbers("global_block_indices", first, least=0)
+    starts = _numbers("global_block_indices", first, min=0)
     if stop is None:
         return tuple((x, x + 1) for x in starts)
-    stops = _numbers("global_block_end_indices", stop, least=0)
+    stops = _numbers("global_block_end_indices", stop, min=0)
     if len(starts) != len(stops) or any(a >= b for a, b in zip(starts, stops, strict=False)):
         raise ValueError(
             f"global_block_end_indices is {stops}: give one number for each of {starts}, above it"

@@ -97,12 +97,12 @@ class Sliding(Layout):
     ranges: Ranges
     causal: bool
     window: int
-    least: int  # blocks of a sequence
+    min_blocks: int  # of a sequence
 
     def spans(self, head: int, rows: Ints, n: int) -> list[Span]:
-        if n < self.least:
+        if n < self.min_blocks:
             raise ValueError(
-                f"{self} needs {self.least} blocks of {self.block} tokens, but there are {n}: "
+                f"{self} needs {self.min_blocks} blocks of {self.block} tokens, but there are {n}: "
                 "give a smaller block or fewer of them"
             )
         every = np.arange(len(rows))

@@ -11,8 +11,8 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, flag, integer
-from masks.leaf import ByLength, Leaf
 from masks.leaves.geometry import code, from_profiles
+from masks.leaves.leaf import ByLength, Leaf
 from masks.patterns.bands import Band, local
 from masks.patterns.bigbird_compat import FOCUS, LegacyBigBird, paper_plan
 from masks.patterns.columns import global_tokens
@@ -42,7 +42,7 @@ def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
         interleaved: q and k leave the same remainder modulo n // block + 1; n is the longer of n_q
             and n_k.
     """
-    block = integer("block", block, least=1)
+    block = integer("block", block, min=1)
     if not flag("interleaved", interleaved):
         return block_diagonal(block)
     return Interleaved(block)
@@ -62,8 +62,8 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
     Args:
         stride, summary: as in `fixed`; all of the benchmark's tasks have the defaults.
     """
-    stride = integer("stride", stride, least=1)
-    return FixedLRA(stride, integer("summary", summary, least=0, most=stride))
+    stride = integer("stride", stride, min=1)
+    return FixedLRA(stride, integer("summary", summary, min=0, max=stride))
 
 
 @pattern(
@@ -89,9 +89,9 @@ def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
         window: keys of an inner query, >= 1.
         n_global: tokens at the beginning that see all and are seen by all, >= 0.
     """
-    window = integer("window", window, least=1)
+    window = integer("window", window, min=1)
     mask = local(window - window // 2 - 1, window // 2)
-    return mask | global_tokens(n_global) if integer("n_global", n_global, least=0) else mask
+    return mask | global_tokens(n_global) if integer("n_global", n_global, min=0) else mask
 
 
 @pattern(
@@ -114,8 +114,8 @@ def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Ma
             hashes the name of the layer, which differs from run to run. None makes layer i draw
             with seed i: take `mask.layer(i)` before `build`.
     """
-    block, random = integer("block", block, least=1), integer("random", random, least=1)
-    seed = None if seed is None else integer("seed", seed, least=0, most=(1 << 32) - 1)
+    block, random = integer("block", block, min=1), integer("random", random, min=1)
+    seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
     return BigBirdLRA(block, random, seed)
 
 
@@ -164,7 +164,7 @@ class BigBirdLRA(LegacyBigBird):
     def layer(self, index: int) -> Mask:
         if self.seed is not None:
             return super().layer(index)
-        return self.again(seed=integer("index", index, least=0))
+        return self.again(seed=integer("index", index, min=0))
 
     def blocks(self, n_tokens: int) -> int:
         return n_tokens // self.block + 1

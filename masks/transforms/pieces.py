@@ -11,7 +11,7 @@ from masks.leaves.lengths import FAR, Cuts
 from masks.runs import Bools, Grid, Ints, Runs, expand
 from masks.types import Placed
 
-MOST_TOKENS = 1 << 15  # of a block, so that four numbers up to it fit one int64
+MAX_TOKENS = 1 << 15  # of a block, so that four numbers up to it fit one int64
 
 
 class Side(NamedTuple):
@@ -177,7 +177,7 @@ class Pieces:
         k_first, k_last = self._met(self.k, entry, self.grid.k_first[col], self.grid.k_last[col])
         first, last = np.maximum(first, k_first), np.minimum(last, k_last)
         size = max(self.grid.block_q, self.grid.block_k)
-        known = np.flatnonzero((first == last) & self.large[last] & (size <= MOST_TOKENS))
+        known = np.flatnonzero((first == last) & self.large[last] & (size <= MAX_TOKENS))
         s, row, col, piece = s[known], row[known], col[known], last[known]
         ends = np.zeros(len(known), np.int64)
         for side, token in (

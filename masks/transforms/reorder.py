@@ -43,7 +43,7 @@ def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "
         side: "both"; "queries" or "keys" leaves the other side in its old order.
     """
     canvas = canvas_extents(canvas)
-    tiles = per_axis("tile", tile, canvas, least=1)
+    tiles = per_axis("tile", tile, canvas, min=1)
     mask = Tiled(choice("side", side, SIDES), canvas, tiles)
     return canonical(mask, tile=shortest(tiles))
 

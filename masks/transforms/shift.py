@@ -33,8 +33,8 @@ def shift(q: int, k: int | None = None) -> "Shift":
         q, k: integers, k defaults to q. `mask >> shift(8)` makes room for 8 tokens before a mask,
             `mask >> shift(-8)` drops its first 8 tokens, `mask >> shift(0, 8)` puts 8 keys before.
     """
-    q = integer("q", q, least=-MOST, most=MOST)
-    k = q if k is None else integer("k", k, least=-MOST, most=MOST)
+    q = integer("q", q, min=-MOST, max=MOST)
+    k = q if k is None else integer("k", k, min=-MOST, max=MOST)
     return canonical(Shift(q, k), k=None if k == q else k)
 
 

@@ -37,7 +37,7 @@ def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     sizes = block if isinstance(block, tuple | list) else (block, block)
     if len(sizes) != 2:
         raise ValueError(f"block is {block!r}: give one size or (queries, keys)")
-    q, k = (integer("block", size, least=1) for size in sizes)
+    q, k = (integer("block", size, min=1) for size in sizes)
     how = choice("how", how, ("outward", "inward"))
     return canonical(Snap(q, k, how), block=q if q == k else (q, k))
 

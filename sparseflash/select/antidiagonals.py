@@ -68,7 +68,7 @@ def antidiagonal(
     scores is bounded. Raises ValueError for arguments out of range.
     """
     block_size = check_blocks(block_size)
-    integer("stride", stride, least=1)
+    integer("stride", stride, min=1)
     if stride & (stride - 1) or any(size % stride for size in block_size):
         raise ValueError(
             f"stride is {stride}: give a power of two that divides the block sizes {block_size}"

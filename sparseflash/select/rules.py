@@ -47,7 +47,7 @@ def budget(name: str, value: Any) -> Rule:
         if not 0 < value <= 1:
             raise ValueError(f"{name} is {value}: give a share in (0, 1], or a number of blocks")
         return Rule("share", value)
-    return Rule("count", integer(name, value, least=1))
+    return Rule("count", integer(name, value, min=1))
 
 
 def adaptive(
@@ -56,7 +56,7 @@ def adaptive(
     """The rule of a probability in (0, 1], with bounds on the blocks of a row."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} is {value!r}: give a number in (0, 1]")
-    min_blocks = integer("min_blocks", min_blocks, least=1)
+    min_blocks = integer("min_blocks", min_blocks, min=1)
     if max_blocks is not None:
-        max_blocks = integer("max_blocks", max_blocks, least=min_blocks)
+        max_blocks = integer("max_blocks", max_blocks, min=min_blocks)
     return Rule(kind, float(value), min_blocks, max_blocks)

@@ -38,11 +38,11 @@ class TokenSelector(Selector):
 
     def __post_init__(self) -> None:
         flag("union", self.union)
-        integer("k", self.k, least=1)
+        integer("k", self.k, min=1)
         if not isinstance(self.within, Mask | None):
             raise ValueError(f"within is {self.within!r}: give a Mask or None")
         if self.capacity is not None:
-            integer("capacity", self.capacity, least=1)
+            integer("capacity", self.capacity, min=1)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
         n, heads = k.shape[2], q.shape[1]
@@ -138,7 +138,7 @@ def moba(
     picks take B H N^2 / (8 chunk) bytes. Raises ValueError for arguments out of range.
     """
     block_size = check_blocks(block_size)
-    integer("chunk", chunk, least=16)
+    integer("chunk", chunk, min=16)
     if chunk % block_size[0] or chunk % block_size[1]:
         raise ValueError(f"chunk is {chunk}: give a multiple of the block sizes {block_size}")
     return TokenSelector(block_size, within, chunk, k, 0, 1, union, capacity, nsa=False)
@@ -175,8 +175,8 @@ def nsa(
     Takes 2 B H N^2 D / block operations. Raises ValueError for arguments out of range.
     """
     block_size = check_blocks((block_q, block))
-    integer("first", first, least=0)
-    integer("own", own, least=1)
+    integer("first", first, min=0)
+    integer("own", own, min=1)
     made = TokenSelector(block_size, within, block, k, first, own, union, capacity, nsa=True)
     if first + own > k:
         raise ValueError(f"first + own is {first + own}: give no more than k, {k}")

@@ -8,7 +8,7 @@ import pytest
 
 import masks
 from masks import runs as rl
-from masks.leaf import Leaf
+from masks.leaves.leaf import Leaf
 from masks.leaves.token_blocks import TokenBlocks
 from masks.runs import Grid
 from tests.masks.brute import brute_dense, check

@@ -24,7 +24,7 @@ class Alike(NamedTuple):
     columns: tuple[Ints, ...]  # each (T,)
 
 
-class Likeness:
+class BlockSignature:
     """Columns of blocks, from the bounds in the same blocks.
 
     Args:
