@@ -21,9 +21,10 @@ import torch
 import masks
 from experiments.bench import timing
 from sparseflash.backends import triton as backend
+from sparseflash.backends.protocol import Saved, Walk
 from sparseflash.kernels import configs
 from sparseflash.kernels.configs import Tiles
-from sparseflash.kernels.launch import forget_plans
+from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
 
@@ -85,13 +86,16 @@ def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
     q, k, v, dout = tensors
     batch, heads, n, head_dim = q.shape
     schedule = None if mask is None else schedule_for(mask, n, n, batch, heads, q.device)
-    scale = head_dim**-0.5
+    options = Options(head_dim**-0.5, 0.0, False, "triton")
+    problem = describe(q, k, v, None if mask is None else mask.key, options, True)
+    walk, forward = Walk(schedule, ()), backend.plan_forward(problem, schedule)
     if kernel.startswith("forward"):
-        return lambda: backend.forward(q, k, v, schedule, scale, 0.0, None)
-    out, lse = backend.forward(q, k, v, schedule, scale, 0.0, None)
-    delta, lse2 = backend.backward_rows(dout, None, out, lse)
-    one_pass = backend.backward_kv if kernel.startswith("backward_kv") else backend.backward_q
-    return lambda: one_pass(dout, q, k, v, lse2, delta, schedule, scale, 0.0, None)
+        return lambda: forward(q, k, v, None, walk)
+    saved = Saved(q, k, v, *forward(q, k, v, None, walk), None)
+    backward = backend.plan_backward(problem, schedule)
+    delta, lse2 = backward.rows(dout, None, saved)
+    one_pass = backward.keys if kernel.startswith("backward_kv") else backward.queries
+    return lambda: one_pass(dout, delta, lse2, saved, walk)
 
 
 def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
@@ -100,7 +104,6 @@ def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
 
 def set_tiles(kernel: str, head_dim: int, tiles: Tiles) -> None:
     configs.HOPPER[kernel, head_dim] = tiles
-    forget_plans()  # they hold the tiles of before
 
 
 def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:

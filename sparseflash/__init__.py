@@ -1,6 +1,7 @@
 """Block-sparse attention at the speed that its density promises."""
 
-from sparseflash import select
+from sparseflash import cost, select
 from sparseflash.attention import attention, explain, plan
+from sparseflash.cache import clear_cache
 
-__all__ = ["attention", "explain", "plan", "select"]
+__all__ = ["attention", "clear_cache", "cost", "explain", "plan", "select"]

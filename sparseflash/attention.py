@@ -1,35 +1,38 @@
-"""The public function: validate, find the schedule of the mask, call the operator."""
+"""The public functions: check the arguments, find the plan of the call, run it."""
 
-import math
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from masks.spec import find
-from sparseflash import calls
-from sparseflash.backends import NAMES, choose, reasons
-from sparseflash.ops import attend, prepare, run
-from sparseflash.schedule import (
-    Schedule,
-    as_tensors,
+from sparseflash.backends.protocol import DIRECTIONS
+from sparseflash.backends.registry import BACKENDS, NAMES, reasons
+from sparseflash.cache import cache
+from sparseflash.checks import (
     check_extents,
-    from_tensors,
-    schedule_for,
+    check_options,
+    check_tensors,
+    check_transforms,
+    seed_tensor,
 )
+from sparseflash.ops import call_operator, options_of, plain, run
+from sparseflash.plan import plan_for
+from sparseflash.problem import Problem, describe
+from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 
 BoolArray = np.ndarray | Tensor
+AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | Selection | Schedule | BoolArray | None = None,
+    mask: AnyMask = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -53,25 +56,26 @@ def attention(
         (seed, b, h, q, k).
     seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
     deterministic: gradients are the same bits from run to run.
-    backend: "auto" picks the fastest that can run the call; see `explain`.
+    backend: "auto" picks the fastest that can run the forward, and the fastest that can run the
+        backward; a named backend runs both. See `explain`.
 
     A query with nothing to attend to gives output 0, LSE -inf and gradients 0.
     Raises ValueError for inputs that do not fit together or a backend that cannot run them.
     """
+    check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
     q, k, v = _autocast(q, k, v)
-    deterministic = bool(deterministic)
-    key = calls.key_of(q, k, v, mask, scale, dropout_p, deterministic, backend)
-    call = None if key is None else calls.known.get(key)
-    if call is None:
-        q, k, v, schedule, scale, dropout_p, seed = _prepare(
-            q, k, v, mask, scale, dropout_p, seed, backend
-        )
-        if key is None:
-            out, lse = attend(q, k, v, schedule, scale, dropout_p, seed, deterministic, backend)
-            return (out, lse) if return_lse else out
-        call = prepare(q, k, v, schedule, scale, dropout_p, deterministic, backend)
-        calls.remember(key, call)
-    out, lse = run(call, q, k, v, None)
+    call = _float(scale), dropout_p, deterministic, backend
+    if plain(q, k, v):
+        problem = _known(q, k, v, mask, call)
+        plan, schedule = problem and cache.get(problem), None
+        if plan is None:
+            found = _checked(q, k, v, mask, call, _needs_grad(q, k, v))
+            q, k, v, schedule = found.q, found.k, found.v, found.schedule
+            plan = plan_for(found.problem, found.mask, schedule)
+        seed = seed_tensor(seed, q.device) if dropout_p else None
+        out, lse = run(plan, q, k, v, seed, schedule)
+    else:
+        out, lse = _through_operator(q, k, v, mask, seed, call)
     return (out, lse) if return_lse else out
 
 
@@ -79,7 +83,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | BlockMask | Selection | Schedule | BoolArray | None = None,
+    mask: AnyMask = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -88,67 +92,159 @@ def explain(
     deterministic: bool = False,
     backend: str = "auto",
 ) -> str:
-    """Which backend `attention` takes for these arguments, and why not the others, line by line."""
+    """Which backend `attention` takes for the forward and which for the backward of these
+    arguments, and why not the others: a line for each direction, then one for each backend.
+    """
+    check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
     q, k, v = _autocast(q, k, v)
-    q, k, v, schedule, *_ = _prepare(q, k, v, mask, scale, dropout_p, seed, backend)
-    why_not = reasons(q, k, v, schedule, dropout_p)
-    wanted = why_not if backend == "auto" else [backend]
-    chosen = next((name for name in wanted if why_not[name] is None), None)
-    lines = [
-        f"{name}: {'chosen' if name == chosen else reason or 'could run this'}"
-        for name, reason in why_not.items()
-    ]
+    call = _float(scale), dropout_p, deterministic, backend
+    found = _checked(q, k, v, mask, call, needs_grad=True)
+    problem, extents = found.problem, found.extents
+    if found.mask is not None:
+        schedule_for(found.mask, *extents, problem.device)  # raises where the mask does not fit
+    if dropout_p:
+        seed_tensor(seed, problem.device)
+    lines = []
+    for direction in DIRECTIONS:
+        why_not = reasons(problem, direction)
+        wanted = why_not if backend == "auto" else [backend]
+        chosen = next((name for name in wanted if why_not[name] is None), None)
+        lines.append(f"{direction}: {chosen or 'none can run it'}")
+        for name, reason in why_not.items():
+            lines.append(f"  {name}: {'chosen' if name == chosen else reason or 'could run this'}")
     return "\n".join(lines)
 
 
+@overload
 def plan(
-    selection: Selection,
+    mask: Selection | Schedule, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None,
+    dropout_p: float = 0.0, deterministic: bool = False, backend: str = "auto",
+) -> Schedule: ...  # fmt: skip
+@overload
+def plan(
+    mask: Mask | BlockMask | BoolArray | None, q: Tensor, k: Tensor, v: Tensor, *,
+    scale: float | None = None, dropout_p: float = 0.0, deterministic: bool = False,
+    backend: str = "auto",
+) -> Mask | BlockMask | None: ...  # fmt: skip
+def plan(
+    mask: AnyMask,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
+    scale: float | None = None,
     dropout_p: float = 0.0,
     deterministic: bool = False,
     backend: str = "auto",
-) -> Schedule:
-    """The lists of blocks that `attention` makes of a selection at every call, made once: several
-    calls, as of the layers of a model, take the result for their mask.
+) -> Mask | BlockMask | Schedule | None:
+    """Prepare calls of `attention` with this mask and inputs like these; pass the result as `mask`.
 
-    Of q, k and v count device, dtype, shapes and strides alone. Calls with others are right too,
-    but may make lists again. Those for the backward are made where gradients are enabled.
+    For a selection the result holds the block lists that `attention` otherwise makes at every
+    call; several calls, such as those of the layers of a model, then share them. It is a tuple of
+    tensors, so torch.compile takes it as an input of one graph. It is a snapshot with the lifetime
+    of ordinary tensors: it belongs to the stream that it was made on, and one made while a CUDA
+    graph is captured is made again by every replay.
 
-    The result is a snapshot, with the lifetime of ordinary tensors: it belongs to the stream that
-    it was made on, and one made while a CUDA graph is captured is made again by every replay.
+
+    For a static mask the plan and its block lists go into the cache, and the result is the mask (an
+    array becomes a `masks.Mask`).
+
+    Only device, dtype, shapes and strides of q, k and v count. Calls with others are right too, but
+    prepare again. The backward is prepared where gradients are enabled.
+    Raises ValueError as `attention` does.
     """
+    check_options(scale, dropout_p, deterministic, False, backend, NAMES)
     q, k, v = _autocast(q, k, v)
-    q, k, v, schedule, *_ = _prepare(q, k, v, selection, None, 0.0, None, backend)
-    assert schedule is not None
-    module = choose(backend, q, k, v, schedule, dropout_p)
-    if not hasattr(module, "lists"):
-        return schedule
-    backward = torch.is_grad_enabled()
-    lists = module.lists(q, k, v, schedule, dropout_p, deterministic, backward=backward)
-    return schedule._replace(lists=lists)
+    call = _float(scale), dropout_p, deterministic, backend
+    found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
+    problem = found.problem
+    if backend != "auto" and BACKENDS[backend].unsupported(problem, "backward") is not None:
+        problem = problem._replace(needs_grad=False)  # `attention` refuses where it needs gradients
+    made = plan_for(problem, found.mask, found.schedule)
+    if found.schedule is None:
+        return found.mask
+    return found.schedule._replace(lists=made.lists(found.schedule))
 
 
-def _prepare(
-    q, k, v, mask, scale, dropout_p, seed, backend
-) -> tuple[Tensor, Tensor, Tensor, Schedule | None, float, float, Tensor | None]:
-    """Check everything, and bring the arguments into the form that `attend` takes."""
-    _check_tensors(q, k, v)
-    if backend != "auto" and backend not in NAMES:
-        raise ValueError(f"backend is {backend!r}; choose one of {', '.join(('auto', *NAMES))}")
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(
-            f"scale is {scale}; it must be positive and finite (negate q for a negative scale)"
-        )
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+class _Checked(NamedTuple):
+    """Arguments that passed the checks, with a mask or a schedule, or neither: dense attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | BlockMask | None
+    schedule: Schedule | None  # of a selection
+    problem: Problem
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        return _extents(self.q, self.k)
+
+
+def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Problem | None:
+    """The problem of a call whose plan may be in the cache, or None: at little cost, unchecked."""
+    if mask is not None and not isinstance(mask, Mask | BlockMask):
+        return None
+    dtype, device = q.dtype, q.device
+    if not (k.dtype == v.dtype == dtype and k.device == v.device == device and q.numel()):
+        return None
+    key = None if mask is None else mask.key
+    return describe(q, k, v, key, options_of(q, *call), _needs_grad(q, k, v))
+
+
+def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:
+    """Check everything, and bring the arguments into the form that a plan takes."""
+    check_tensors(q, k, v)
+    q, k, v = _contiguous(q, k, v)
+    mask = _as_mask(mask)
     schedule = _schedule(mask, q, k)
-    seed = _seed_tensor(seed, q.device) if dropout_p > 0 else None
-    return q, k, v, schedule, scale, float(dropout_p), seed
+    mask = mask if schedule is None else None
+    identity = None if mask is None else mask.key
+    if schedule is not None:
+        identity = schedule.facts
+    problem = describe(q, k, v, identity, options_of(q, *call), needs_grad)
+    return _Checked(q, k, v, mask, schedule, problem)
+
+
+def _through_operator(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, call: Any
+) -> tuple[Tensor, Tensor]:
+    """The call as a compiler, a transform, a mode or a subclass has to see it."""
+    check_tensors(q, k, v)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        check_transforms(q, k, v)
+    needs_grad = _needs_grad(q, k, v)
+    q, k, v = _contiguous(q, k, v)
+    if compiling and isinstance(mask, np.ndarray | Tensor):
+        raise ValueError(
+            f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
+        )
+    mask = _as_mask(mask)
+    schedule = _schedule(mask, q, k)
+    if isinstance(mask, BlockMask):
+        check_extents(mask, *_extents(q, k))
+    key = mask.key if isinstance(mask, Mask | BlockMask) else ""
+    seed = seed_tensor(seed, q.device) if call[1] else None
+    return call_operator(q, k, v, key, schedule, seed, call, needs_grad)
+
+
+def _float(scale: Any) -> float | None:
+    return scale if scale is None or type(scale) is float else float(scale)
+
+
+def _needs_grad(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def _extents(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
+    """n_q, n_k, batch, heads."""
+    return q.shape[2], k.shape[2], q.shape[0], q.shape[1]
+
+
+def _contiguous(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, with elements of the head dim side by side."""
+    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
 def _autocast(*tensors: Any) -> Any:
@@ -167,99 +263,29 @@ def _cast(t: Any) -> Any:
     return t.to(torch.get_autocast_dtype(t.device.type)) if enabled else t
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, Tensor):
-            raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
-        if t.ndim != 4:
-            raise ValueError(
-                f"{name} has shape {tuple(t.shape)}; it must be (batch, heads, length, head dim)"
-            )
-        if 0 in t.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(t.shape)}, no elements; every extent must be at least 1"
-            )
-        if t.dtype != q.dtype or t.device != q.device:
-            raise ValueError(
-                f"q is {q.dtype} on {q.device}, {name} is {t.dtype} on {t.device};"
-                " bring them to one dtype and device"
-            )
-    if q.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"q, k and v are on {q.device}; move them to cpu or cuda")
-    if not q.dtype.is_floating_point or q.dtype.itemsize < 2:
-        raise ValueError(
-            f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
-        )
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; all but the head dim must be equal"
-        )
-    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}, k {tuple(k.shape)};"
-            " batch and head dim must be those of q"
-        )
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"q has {q.shape[1]} heads, k and v {k.shape[1]};"
-            " the first must be a multiple of the second"
-        )
-
-
-def _schedule(mask, q: Tensor, k: Tensor) -> Schedule | None:
-    """The schedule of a mask; None for dense attention."""
-    if mask is None:
-        return None
-    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
-    if isinstance(mask, Schedule):
-        check_extents(mask, *extents)
-        if mask.bits.device != q.device:
-            raise ValueError(f"the plan is on {mask.bits.device}, q on {q.device}: plan from q")
-        return mask
-    if isinstance(mask, Tensor | np.ndarray) and torch.compiler.is_compiling():
-        raise ValueError(
-            f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
-        )
+def _as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
+    """The mask, that of a bool array made of it; ValueError for anything else."""
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
         mask = mask.detach().cpu().numpy()
     if isinstance(mask, np.ndarray):
-        mask = mask_from(mask)
-    if not isinstance(mask, Mask | BlockMask | Selection):
-        raise ValueError(
-            f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-            " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
-        )
+        return mask_from(mask)
+    if isinstance(mask, Mask | BlockMask | Selection | Schedule | None):
+        return mask
+    raise ValueError(
+        f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
+        " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
+    )
+
+
+def _schedule(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
+    """The schedule of a selection or of its plan; None for other masks."""
     if isinstance(mask, Selection):
-        return schedule_from_selection(mask, *extents, q.device)
-    if torch.compiler.is_compiling():
-        # a graph belongs to one schedule: its key and these extents become guards
-        n_q, n_k, batch, heads = (range(n).stop for n in extents)  # range() makes a length an int
-        return from_tensors(*_compiled_schedule(mask.key, n_q, n_k, batch, heads, str(q.device)))
-    return schedule_for(mask, *extents, q.device)
-
-
-def _compiled_schedule(key: str, n_q: int, n_k: int, batch: int, heads: int, device: str):
-    schedule: Schedule = schedule_for(find(key), n_q, n_k, batch, heads, device)
-    tensors, ints = as_tensors(schedule)
-    return tuple(tensors), tuple(ints)
-
-
-# the mark of torch.compiler.assume_constant_result, which would import torch._dynamo and triton
-vars(_compiled_schedule)["_dynamo_marked_constant"] = True
-
-
-def _seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
-    if seed is None:
-        return torch.randint(2**63 - 1, (1,), device=device)
-    if isinstance(seed, Tensor):
-        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
-            raise ValueError(
-                f"seed is a {seed.dtype} tensor of shape {tuple(seed.shape)} on {seed.device};"
-                f" pass one int64 element on {device}, or an int"
-            )
-        return seed.reshape(1)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed!r}; pass an int in [0, 2**63), an int64 tensor or None")
-    return torch.full((1,), seed, dtype=torch.int64, device=device)
+        return schedule_from_selection(mask, *_extents(q, k), q.device)
+    if not isinstance(mask, Schedule):
+        return None
+    check_extents(mask, *_extents(q, k))
+    if mask.bits.device != q.device:
+        raise ValueError(f"the plan is on {mask.bits.device}, q on {q.device}: plan from q")
+    return mask

@@ -10,7 +10,6 @@ cost only their block its precision. See docs/hopper.md for the kernel and its e
 # pyright: reportCallIssue=false, reportArgumentType=false
 # To pyright a launch kernel[grid](...) is a call of the Python function, by its argument list.
 
-import math
 from functools import lru_cache
 from typing import Literal, NamedTuple, overload
 
@@ -19,11 +18,15 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from sparseflash.backends.hopper import gluon_missing
+from sparseflash.backends.hopper import missing
+from sparseflash.backends.hopper.forward import merge_arguments
+from sparseflash.backends.nvidia import multiprocessors
+from sparseflash.checks import check_scale, check_shapes
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
-from sparseflash.tiles.lists import expressible, tile_lists
+from sparseflash.tiles.lists import indivisible, tile_lists
+from sparseflash.tiles.tile_spec import TileSpec
 
 AnyMask = Mask | BlockMask | Selection | np.ndarray | Tensor | None
 
@@ -95,13 +98,10 @@ def unsupported(inputs: Quantized) -> str | None:
     """Why `attention` cannot run these inputs, or None."""
     if not inputs.q.is_cuda:
         return f"its kernel runs on CUDA tensors, not on {inputs.q.device.type}"
-    capability = torch.cuda.get_device_capability(inputs.q.device)
-    if capability != (9, 0):
-        return f"its kernel needs compute capability 9.0 (Hopper), this GPU has {capability}"
     dims = inputs.head_dim, inputs.head_dim_v
     if max(dims) > 128:
         return f"its kernel holds head dims up to 128, not {max(dims)}"
-    return gluon_missing()
+    return missing(inputs.q.device)
 
 
 @overload
@@ -136,9 +136,9 @@ def attention(
     reason = unsupported(inputs)
     if reason is not None:
         raise ValueError(f"fp8 attention cannot run this call: {reason}")
+    if scale is not None:
+        check_scale(scale)
     factor = inputs.head_dim**-0.5 if scale is None else float(scale)
-    if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(f"scale is {factor}; it must be positive and finite")
     schedule = _schedule(mask, inputs.q, inputs.k)
     out, lse = _forward(inputs, schedule, factor)
     return (out, lse) if return_lse else out
@@ -158,11 +158,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} asks for gradients, and fp8 attention has none:"
                 " detach() it, or use sparseflash.attention"
             )
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"q, k and v have shapes {shapes}; they do not fit together")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads, k {k.shape[1]}; make the first a multiple")
+    check_shapes(q, k, v)
 
 
 def _to_e4m3(x: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -203,7 +199,7 @@ def _schedule(mask: AnyMask, q: Tensor, k: Tensor) -> Schedule | None:
     extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1])
     if isinstance(mask, Selection):
         schedule = schedule_from_selection(mask, *extents, q.device)
-        reason = expressible(schedule, "rows", BLOCK, BLOCK)
+        reason = indivisible(schedule.facts, _spec(q, k))
         if reason is not None:
             raise ValueError(f"fp8 attention cannot run this call: {reason}")
         return schedule
@@ -223,6 +219,11 @@ def _coarsened(mask: BlockMask) -> BlockMask:
     return mask.coarsen((max(block_q, 128) if 128 % block_q == 0 else block_q, BLOCK))
 
 
+def _spec(q: Tensor, k: Tensor) -> TileSpec:
+    extents = q.shape[2], k.shape[2], *q.shape[:2], k.shape[1]
+    return TileSpec(True, BLOCK, BLOCK, *extents, multiprocessors(q.device))
+
+
 def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tuple[Tensor, Tensor]:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -231,12 +232,9 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
     from sparseflash.kernels.tl.merge_parts import merge_parts
 
     q, k, v = inputs[:3]
-    (batch, heads, n_q, dim), (_, kv_heads, n_k, _), dim_v = q.shape, k.shape, v.shape[2]
-    sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-    lists = tile_lists(
-        schedule, by="rows", major=BLOCK, minor=BLOCK, n_q=n_q, n_k=n_k, batch=batch, heads=heads,
-        kv_heads=kv_heads, sms=sms, device=q.device,
-    )  # fmt: skip
+    (batch, heads, n_q, dim), kv_heads, dim_v = q.shape, k.shape[1], v.shape[2]
+    spec = _spec(q, k)
+    lists = tile_lists(schedule, spec, q.device)
     out = torch.empty(batch, heads, n_q, dim_v, dtype=torch.bfloat16, device=q.device)
     lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
     block_d, block_dv = (max(32, 1 << (n - 1).bit_length()) for n in (dim, dim_v))
@@ -256,7 +254,7 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
 
     stages = 3 if max(block_d, block_dv) > 64 else 4
     with torch.cuda.device(q.device):
-        attention_forward_fp8[(sms,)](
+        attention_forward_fp8[(spec.sms,)](
             descriptor(q, 64, block_d), descriptor(k, BLOCK, block_d),
             descriptor(v, block_dv, BLOCK), descriptor(out, 64, block_dv),
             out, lse, part_out, part_lse, counter,
@@ -268,10 +266,6 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
             num_warps=4, maxnreg=168,
         )  # fmt: skip
         if split:
-            n_split = lists.merge.shape[1]
-            merge_parts[(n_split, batch * heads, BLOCK // 16)](
-                part_out, part_lse, lists.merge, out, lse, n_split, lists.n_parts,
-                lists.batch, lists.heads, heads, n_q, dim_v, *out.stride()[:3],
-                ROWS=BLOCK, DIM=block_dv, BLOCK=16,
-            )  # fmt: skip
+            grid, args, options = merge_arguments(lists, part_out, part_lse, out, lse)
+            merge_parts[grid](*args, **options)
     return out[..., : inputs.head_dim_v], lse

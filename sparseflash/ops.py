@@ -1,80 +1,63 @@
 """The operators sparseflash::forward and sparseflash::backward, which torch.compile, autograd and
-opcheck see, and `attend`, which goes past them where nothing looks on.
+opcheck see, and the eager path, which goes past them where nothing looks on.
 
-A schedule crosses an operator as its tensors and ints (none of either: dense attention). The
-backend is chosen inside, where the tensors are real.
+A mask crosses an operator as its key, a schedule made at run time as its tensors and ints. Inside,
+the plan of the call is found in the cache, as in an eager call.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparseflash.backends import choose, empty_out, prepared
+from sparseflash.backends.protocol import Saved, empty_out
+from sparseflash.cache import cache
+from sparseflash.plan import Plan, plan_for
+from sparseflash.problem import Options, describe
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
+# mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
+_CALL = (
+    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, float? scale, float dropout_p,"
+    " bool deterministic, str backend"
+)
 torch.library.define(
     "sparseflash::forward",
-    "(Tensor q, Tensor k, Tensor v, Tensor[] schedule, int[] extents, float scale,"
-    " float dropout_p, Tensor? seed, bool deterministic, str backend) -> (Tensor out, Tensor lse)",
+    f"(Tensor q, Tensor k, Tensor v, {_CALL}, bool needs_grad) -> (Tensor out, Tensor lse)",
 )
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    " Tensor[] schedule, int[] extents, float scale, float dropout_p, Tensor? seed,"
-    " bool deterministic, str backend) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 
 
-class Call(NamedTuple):
-    """What eager calls share whose tensors have the same device, dtype, shapes and strides."""
-
-    module: ModuleType  # the backend
-    forward: Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # and seed
-    schedule: Schedule | None
-    scale: float
-    dropout_p: float
-    deterministic: bool
-    backend: str
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
-    dropout_p: float, seed: Tensor | None, deterministic: bool, backend: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q), differentiable.
+def run(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule | None
+) -> tuple[Tensor, Tensor]:
+    """out and lse of an eager call, differentiable where the plan has a backward.
 
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
-    if not only_autograd_looks_on(q, k, v):
-        options = scale, dropout_p, seed, deterministic, backend
-        return torch.ops.sparseflash.forward(q, k, v, *_flat(schedule), *options)
-    call = prepare(q, k, v, schedule, scale, dropout_p, deterministic, backend)
-    return run(call, q, k, v, seed)
+    if plan.run_backward is not None:
+        return _Attention.apply(q, k, v, seed, schedule, plan)
+    with no_autocast(q):
+        return plan.forward(q, k, v, seed, schedule)
 
 
-def prepare(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float,
-    dropout_p: float, deterministic: bool, backend: str,
-) -> Call:  # fmt: skip
-    """ValueError where the backend, or none, can run it."""
-    module = choose(backend, q, k, v, schedule, dropout_p)
-    forward = prepared(module, q, k, v, schedule, scale, dropout_p)
-    return Call(module, forward, schedule, scale, dropout_p, deterministic, backend)
+def call_operator(
+    q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
+    options: tuple[float | None, float, bool, str], needs_grad: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same through the operator; options: those of a call, a scale of None is the default."""
+    flat = as_tensors(schedule) if schedule is not None else ([], [])
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return _Functional.apply(q, k, v, *flat[0], (mask, flat[1], seed, *options))
+    return torch.ops.sparseflash.forward(q, k, v, mask, *flat, seed, *options, needs_grad)
 
 
-def run(call: Call, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The eager call itself, where only autograd looks on."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(q, k, v, seed, call)
-    with _no_autocast(q):
-        return call.forward(q, k, v, seed)
-
-
-def only_autograd_looks_on(*tensors: Any) -> bool:
+def plain(*tensors: Any) -> bool:
     """Whether no compiler, tracer, transform, dispatch mode or subclass has to see an operator."""
     for t in tensors:
         if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
@@ -84,26 +67,11 @@ def only_autograd_looks_on(*tensors: Any) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
+        or torch.autograd.forward_ad._current_level >= 0
     )
 
 
-def _run_forward(module, q, k, v, schedule, scale, dropout_p, seed):
-    with _no_autocast(q):
-        return module.forward(q, k, v, schedule, scale, dropout_p, seed)
-
-
-def _run_backward(
-    module, dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed, deterministic
-):
-    if dout.stride(-1) != 1:
-        dout = dout.contiguous()
-    with _no_autocast(q):
-        return module.backward(
-            dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed, deterministic
-        )
-
-
-def _no_autocast(q: Tensor):
+def no_autocast(q: Tensor):
     """A backend picks its own precisions."""
     device = q.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
@@ -113,91 +81,148 @@ _NOTHING = nullcontext()
 
 
 class _Attention(torch.autograd.Function):
-    """The two operators under autograd alone."""
+    """The two directions of a plan under autograd alone."""
 
     @staticmethod
-    def forward(ctx, q, k, v, seed, call):  # type: ignore[override]
-        with _no_autocast(q):
-            out, lse = call.forward(q, k, v, seed)
+    def forward(ctx, q, k, v, seed, schedule, plan):  # type: ignore[override]
+        with no_autocast(q):
+            out, lse = plan.forward(q, k, v, seed, schedule)
         ctx.save_for_backward(q, k, v, out, lse, seed)
         ctx.set_materialize_grads(False)
-        ctx.call = call
+        ctx.schedule, ctx.plan = schedule, plan
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):  # type: ignore[override]
-        q, k, v, out, lse, seed = ctx.saved_tensors
-        call: Call = ctx.call
-        options = call.scale, call.dropout_p, seed, call.deterministic
+        saved = Saved(*ctx.saved_tensors)
+        if dout is None:
+            dout = torch.zeros_like(saved.out)
+        if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
+            # create_graph=True: the operator refuses a second derivative when one is taken
+            problem, schedule = ctx.plan.problem, ctx.schedule
+            flat = as_tensors(schedule) if schedule is not None else ([], [])
+            mask = problem.mask if isinstance(problem.mask, str) else ""
+            gradients = torch.ops.sparseflash.backward(
+                dout, dlse, *saved[:5], mask, *flat, saved.seed, *problem.options
+            )
+        else:
+            gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
+        return *gradients, None, None, None
+
+
+class _Functional(torch.autograd.Function):
+    """The operators as the transforms of torch.func take them."""
+
+    @staticmethod
+    def forward(q, k, v, *rest):  # type: ignore[override]
+        *schedule, (mask, numbers, seed, *options) = rest
+        return torch.ops.sparseflash.forward(q, k, v, mask, schedule, numbers, seed, *options, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, *schedule, call = inputs
+        ctx.save_for_backward(q, k, v, *output, *schedule)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+
+    @staticmethod
+    def backward(ctx, dout, dlse):  # type: ignore[override]
+        q, k, v, out, lse, *schedule = ctx.saved_tensors
+        mask, numbers, *call = ctx.call
         if dout is None:
             dout = torch.zeros_like(out)
         saved = q, k, v, out, lse
-        if torch.is_grad_enabled() or not only_autograd_looks_on(dout, q, k, v):
-            # create_graph=True: the operator refuses a second derivative when one is taken
-            gradients = torch.ops.sparseflash.backward(
-                dout, dlse, *saved, *_flat(call.schedule), *options, call.backend
-            )
-        else:
-            gradients = _run_backward(call.module, dout, dlse, *saved, call.schedule, *options)
-        return *gradients, None, None
+        gradients = _FunctionalBackward.apply(dout, dlse, *saved, mask, schedule, numbers, *call)
+        return *gradients, *(None for _ in schedule), None
 
 
-def _flat(schedule: Schedule | None) -> tuple[list[Tensor], list[int]]:
-    return as_tensors(schedule) if schedule is not None else ([], [])
+class _FunctionalBackward(torch.autograd.Function):
+    """Its gradients, which have none of their own."""
+
+    @staticmethod
+    def forward(*inputs):  # type: ignore[override]
+        return torch.ops.sparseflash.backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[override]
+        _refuse(ctx, *gradients)
 
 
-def _schedule(tensors: list[Tensor], extents: list[int]) -> Schedule | None:
-    return from_tensors(tensors, extents) if tensors else None
+def _run_backward(
+    plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    with no_autocast(saved.q):
+        return plan.backward(dout, dlse, saved, schedule)
+
+
+def _found(
+    qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor], numbers: list[int],
+    options: Options, needs_grad: bool,
+) -> tuple[Plan, Schedule | None]:  # fmt: skip
+    """The plan of an operator's call, and the schedule that it brings."""
+    schedule = from_tensors(tensors, numbers) if tensors else None
+    problem = describe(*qkv, schedule.facts if schedule else mask or None, options, needs_grad)
+    return cache.get(problem) or plan_for(problem, schedule=schedule), schedule
+
+
+def options_of(
+    q: Tensor, scale: float | None, dropout_p: float, deterministic: bool, backend: str
+) -> Options:
+    """The options of a call, with the default scale filled in."""
+    return Options(
+        q.shape[-1] ** -0.5 if scale is None else scale, dropout_p, deterministic, backend
+    )
 
 
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
-def _forward(q, k, v, schedule, extents, scale, dropout_p, seed, deterministic, backend):
-    blocks = _schedule(schedule, extents)
-    module = choose(backend, q, k, v, blocks, dropout_p)
-    return _run_forward(module, q, k, v, blocks, scale, dropout_p, seed)
+def _forward(q, k, v, mask, schedule, numbers, seed, *call):
+    *options, needs_grad = call
+    plan, made = _found((q, k, v), mask, schedule, numbers, options_of(q, *options), needs_grad)
+    with no_autocast(q):
+        return plan.forward(q, k, v, seed, made)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
-def _backward(
-    dout, dlse, q, k, v, out, lse, schedule, extents, scale, dropout_p, seed, deterministic, backend
-):
-    blocks = _schedule(schedule, extents)
-    module = choose(backend, q, k, v, blocks, dropout_p)
-    options = scale, dropout_p, seed, deterministic
-    return _run_backward(module, dout, dlse, q, k, v, out, lse, blocks, *options)
+def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *options):
+    plan, made = _found((q, k, v), mask, schedule, numbers, options_of(q, *options), True)
+    return _run_backward(plan, dout, dlse, Saved(q, k, v, out, lse, seed), made)
 
 
 @torch.library.register_fake("sparseflash::forward")
-def _forward_fake(q, k, v, schedule, extents, scale, dropout_p, seed, deterministic, backend):
+def _forward_fake(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_out(q, v), q.new_empty(q.shape[:3], dtype=dtype)
 
 
 @torch.library.register_fake("sparseflash::backward")
-def _backward_fake(
-    dout, dlse, q, k, v, out, lse, schedule, extents, scale, dropout_p, seed, deterministic, backend
-):
+def _backward_fake(dout, dlse, q, k, v, *call):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _save(ctx, inputs, output):
-    q, k, v, schedule, extents, scale, dropout_p, seed, deterministic, backend = inputs
+    q, k, v, mask, schedule, numbers, seed, *options, _needs_grad = inputs
     ctx.save_for_backward(q, k, v, *output, seed, *schedule)
     ctx.set_materialize_grads(False)
-    ctx.constants = extents, scale, dropout_p, deterministic, backend
+    ctx.constants = mask, numbers, options
 
 
 def _differentiate(ctx, dout, dlse):
     q, k, v, out, lse, seed, *schedule = ctx.saved_tensors
-    extents, scale, dropout_p, deterministic, backend = ctx.constants
+    mask, numbers, options = ctx.constants
     if dout is None:
         dout = torch.zeros_like(out)
     dq, dk, dv = torch.ops.sparseflash.backward(
-        dout, dlse, q, k, v, out, lse, schedule, extents,
-        scale, dropout_p, seed, deterministic, backend,
-    )  # fmt: skip
+        dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *options
+    )
     # torch takes any empty list for a list of tensors, which wants a list of gradients
-    return dq, dk, dv, [None] * len(schedule), None if extents else [], None, None, None, None, None
+    no_list = None if numbers else []
+    return dq, dk, dv, None, [None] * len(schedule), no_list, *(None for _ in range(6))
 
 
 def _refuse(ctx, *gradients):

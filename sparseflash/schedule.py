@@ -4,12 +4,9 @@
 there, in time and memory proportional to the non-empty blocks, and remembers the result.
 """
 
-import itertools
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +14,12 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.tiles import edge_tiles
+from sparseflash.cache import cache
+from sparseflash.checks import check_extents
+from sparseflash.persistent import persistent
 from sparseflash.tiles.tile_lists import TileLists
 
 _EMPTY, _FULL = -2, -1  # the codes of BlockMask.tiles
-Value = TypeVar("Value")
 
 
 class BlockLists(NamedTuple):
@@ -33,6 +32,26 @@ class BlockLists(NamedTuple):
     mid: Tensor  # int64 (slices * rows,)  entries ptr[r]..mid[r] are partial, mid[r]..ptr[r+1] full
     idx: Tensor  # int32 (nnz,)  key block (CSR) or query block (CSC), ascending within each kind
     tile: Tensor  # int32 (nnz,)  row of `bits` for a partial block, -1 for a full one
+
+
+class ScheduleFacts(NamedTuple):
+    """All that the host knows of a schedule without reading its tensors."""
+
+    block_q: int
+    block_k: int
+    batch: int  # 1, or the batch of q
+    heads: int  # 1, or the heads of q
+    n_q: int
+    n_k: int
+    n_partial: int
+    entries: int  # no more non-empty blocks
+    lists: tuple[Hashable, ...]  # of the work lists that it brings
+
+    @property
+    def keys_per_query(self) -> float:
+        """In the mean, of the mask as its blocks have them; at most, of a selection."""
+        rows = self.batch * self.heads * -(-self.n_q // self.block_q)
+        return self.entries * self.block_k / rows
 
 
 class Schedule(NamedTuple):
@@ -52,37 +71,42 @@ class Schedule(NamedTuple):
     heads: int  # 1, or the heads of q
     n_q: int
     n_k: int
-    n_partial: int  # no more partial blocks; where it is 0, a kernel leaves the masking out
-    dynamic: bool = False  # made on the device from a selection: reading its lists would wait
-    lists: tuple[TileLists, ...] = ()  # of a dynamic one, made beforehand; see `attention.plan`
+    n_partial: int  # no more partial blocks; where it is 0, kernels leave the masking out
+    key: Hashable = None  # identity of the schedule of a mask; None: made on the device
+    lists: tuple[TileLists, ...] = ()  # work lists made beforehand by `sparseflash.plan`
 
     @property
-    def numbers(self) -> tuple[Any, ...]:
-        """All that is no tensor, but for those of `lists`."""
-        return self[3:-1]
+    def dynamic(self) -> bool:
+        """Whether it comes from a selection: only the device knows its lists."""
+        return self.key is None
+
+    @property
+    def facts(self) -> ScheduleFacts:
+        """What plans for schedules like this depend on."""
+        lists = tuple(lists.numbers for lists in self.lists)
+        return ScheduleFacts(*self[3:10], self.rows.idx.shape[0], lists)
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
     """The tensors and the ints of a schedule, flat, for the schema of a torch.library operator."""
     tensors = [*schedule.rows, *schedule.cols, schedule.bits]
-    numbers = [int(x) for x in schedule[3:-1]]
+    numbers = [int(x) for x in schedule[3:10]]
     for lists in schedule.lists:
         tensors += lists[:5]
         numbers += [int(x) for x in lists[5:]]
     return tensors, numbers
 
 
-def from_tensors(tensors: Sequence[Tensor], ints: Sequence[int]) -> Schedule:
-    """The inverse of `as_tensors`."""
+def from_tensors(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Schedule:
+    """The inverse of `as_tensors`, but for the key."""
     sides = BlockLists(*tensors[:4]), BlockLists(*tensors[4:8])
-    *numbers, dynamic = ints[:8]
-    rest, width = ints[8:], len(TileLists._fields) - 5
+    rest, width = numbers[7:], len(TileLists._fields) - 5
     lists = []
     for i in range(len(rest) // width):
         some = tensors[9 + 5 * i : 14 + 5 * i], rest[i * width : (i + 1) * width]
         found = TileLists._make([*some[0], *some[1]])
         lists.append(found._replace(partial=bool(found.partial), by_rows=bool(found.by_rows)))
-    return Schedule(*sides, tensors[8], *numbers, dynamic=bool(dynamic), lists=tuple(lists))
+    return Schedule(*sides, tensors[8], *numbers[:7], lists=tuple(lists))
 
 
 def unpack_bits(bits: Tensor, block_k: int) -> Tensor:
@@ -107,56 +131,41 @@ def schedule_for(
     those of the inputs.
     """
     device = torch.device(device)
+    heads_of_mask = heads if isinstance(mask, Mask) and mask.per_head else None
     if isinstance(mask, BlockMask):
-        schedule_key, build = ("blocks", mask.key, device), lambda: mask
+        key = ("schedule", mask.key, device)
     else:
-        mask_heads = heads if mask.per_head else None
-        schedule_key = (mask.key, n_q, n_k, block_size, mask_heads, device)
-        build = partial(mask.build, n_q, n_k, block_size, heads=mask_heads)
-    schedule = _cache.get(schedule_key)
+        key = ("schedule", mask.key, n_q, n_k, block_size, heads_of_mask, device)
+    schedule: Schedule | None = cache.get(key)
     if schedule is None:
-        blocks = build()
+        blocks = mask
+        if isinstance(blocks, Mask):
+            blocks = blocks.build(n_q, n_k, block_size, heads=heads_of_mask)
         check_extents(blocks, n_q, n_k, batch, heads)
-        schedule = _to_device(blocks, device)
-        _cache.put(schedule_key, schedule, size=sum(t.nbytes for t in as_tensors(schedule)[0]))
+        schedule = persistent(partial(to_device, blocks, device), device)._replace(key=key)
+        cache.put(key, schedule, as_tensors(schedule)[0])
     check_extents(schedule, n_q, n_k, batch, heads)
     return schedule
 
 
-def check_extents(mask: Any, n_q: int, n_k: int, batch: int, heads: int) -> None:
-    """ValueError where a BlockMask, a Selection or a Schedule is for other inputs."""
-    if (mask.n_q, mask.n_k) != (n_q, n_k):
-        raise ValueError(
-            f"the mask is for {mask.n_q} queries and {mask.n_k} keys, q and k have {n_q} and {n_k};"
-            f" build it with mask.build({n_q}, {n_k}), or pass the Mask itself"
-        )
-    if mask.batch not in (1, batch) or mask.heads not in (1, heads):
-        raise ValueError(
-            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {batch} and {heads};"
-            " each extent of the mask must be 1 or that of q"
-        )
-
-
-def _to_device(blocks: BlockMask, device: torch.device) -> Schedule:
-    """Copy the codes over and expand them there; the result outlives any inference mode."""
+def to_device(blocks: BlockMask, device: torch.device) -> Schedule:
+    """Copy the runs of a block mask to the device and expand them there."""
     block_q, block_k = blocks.block_size
     cells = blocks.batch * blocks.heads * blocks.rows * blocks.cols
     ends = np.append(blocks.starts[1:], cells)
     edges = edge_tiles(blocks.n_q, blocks.n_k, blocks.block_size)[1:]
     bits = np.concatenate([blocks.bits, edges]).view(np.int32)
-    with torch.inference_mode(False), torch.no_grad():
-        start, end, code, bits = (
-            torch.from_numpy(np.array(x)).to(device)
-            for x in (blocks.starts, ends, blocks.tiles, bits)
-        )
-        cell, tile = _expand(start, end, code)
-        row, col = cell // blocks.cols, cell % blocks.cols
-        tile = _cut_tails(tile, row % blocks.rows, col, blocks, first_edge=len(blocks.bits))
-        slice_ = row // blocks.rows
-        slices = blocks.batch * blocks.heads
-        by_row = _lists(row, col, tile, slices * blocks.rows)
-        key_row = slice_ * blocks.cols + col
-        by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
+    start, end, code, bits = (
+        torch.from_numpy(np.array(x)).to(device) for x in (blocks.starts, ends, blocks.tiles, bits)
+    )
+    cell, tile = _expand(start, end, code)
+    row, col = cell // blocks.cols, cell % blocks.cols
+    tile = _cut_tails(tile, row % blocks.rows, col, blocks, first_edge=len(blocks.bits))
+    slice_ = row // blocks.rows
+    slices = blocks.batch * blocks.heads
+    by_row = _lists(row, col, tile, slices * blocks.rows)
+    key_row = slice_ * blocks.cols + col
+    by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
     extents = (blocks.batch, blocks.heads, blocks.n_q, blocks.n_k)
     n_partial = int((tile != _FULL).sum())
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
@@ -197,51 +206,3 @@ def _lists(row: Tensor, idx: Tensor, tile: Tensor, n_rows: int) -> BlockLists:
     torch.cumsum(torch.bincount(row, minlength=n_rows), 0, out=ptr[1:])
     mid = ptr[:-1] + torch.bincount(row[full == 0], minlength=n_rows)
     return BlockLists(ptr, mid, idx[order].int(), tile[order])
-
-
-class Cache(Generic[Value]):
-    """What was used last, at most `max_count` values and about `max_bytes` in all."""
-
-    def __init__(self, max_count: int, max_bytes: int):
-        self.max_count, self.max_bytes, self.bytes = max_count, max_bytes, 0
-        self._entries: dict[Any, _Entry[Value]] = {}
-        self._lock = threading.Lock()
-        self._clock = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: Any) -> Value | None:
-        entry = self._entries.get(key)  # one step for other threads: it needs no lock
-        if entry is None:
-            return None
-        entry.used = next(self._clock)
-        return entry.value
-
-    def put(self, key: Any, value: Value, size: int) -> None:
-        with self._lock:
-            self._drop(key)
-            self._entries[key] = _Entry(value, size, next(self._clock))
-            self.bytes += size
-            # The newest stays even where it alone is too large: it is in use.
-            while len(self) > 1 and (len(self) > self.max_count or self.bytes > self.max_bytes):
-                self._drop(min(self._entries, key=lambda key: self._entries[key].used))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-            self.bytes = 0
-
-    def _drop(self, key: Any) -> None:
-        entry = self._entries.pop(key, None)
-        self.bytes -= entry.size if entry else 0
-
-
-@dataclass(slots=True)
-class _Entry(Generic[Value]):
-    value: Value
-    size: int
-    used: int  # when: the largest is the latest
-
-
-_cache: Cache[Schedule] = Cache(max_count=64, max_bytes=2**28)

@@ -21,8 +21,11 @@ import torch
 
 import masks
 from sparseflash.backends import hopper
+from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv
+from sparseflash.tiles.lists import tile_lists
 
 SMS, SHARED = 132, 232_448  # of an H200: multiprocessors, bytes for one program
 
@@ -98,11 +101,18 @@ def launch(problem: Problem) -> None:
         mask = masks.parse(problem.mask).build(n, block_size=problem.block_size)
         schedule = schedule_for(mask, n, n, 1, heads, "cpu")
     seed = torch.zeros(1, dtype=torch.int64) if problem.dropout_p else None
-    rest = (schedule, problem.head_dim**-0.5, problem.dropout_p, seed)
-    out, lse = hopper.forward(q, k, v, *rest)
+    options = Options(problem.head_dim**-0.5, problem.dropout_p, problem.deterministic, "hopper")
+    described = describe(q, k, v, problem.mask, options, True)
+
+    def walk(specs):
+        return Walk(schedule, tuple(tile_lists(schedule, spec, "cpu") for spec in specs))
+
+    forward = hopper.plan_forward(described, schedule)
+    out, lse = forward(q, k, v, seed, walk(forward.specs))
     if problem.backward:
-        dout = torch.zeros_like(out)
-        hopper.backward(dout, None, q, k, v, out, lse, *rest, problem.deterministic)
+        backward = hopper.plan_backward(described, schedule)
+        saved = Saved(q, k, v, out, lse, seed)
+        backward(torch.zeros_like(out), None, saved, walk(backward.specs))
 
 
 def report(kernel) -> dict:

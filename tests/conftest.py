@@ -22,11 +22,11 @@ def nan_in_what_nobody_writes():
 
 
 @pytest.fixture(autouse=True)
-def no_known_calls():
-    """A test changes what calls depend on, and would meet the calls of another one."""
-    from sparseflash import calls
+def empty_cache():
+    """Tests change what plans depend on: each begins without the plans of the others."""
+    from sparseflash import clear_cache
 
-    calls.known.clear()
+    clear_cache()
 
 
 @pytest.fixture

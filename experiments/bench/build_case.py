@@ -115,13 +115,13 @@ def schedule(case: dict[str, Any]):
     """sparseflash: BlockMask -> CSR and CSC on the device, without the cache."""
     import torch
 
-    from sparseflash.schedule import _to_device
+    from sparseflash.schedule import to_device
 
     build_blocks, counts = own(case)
     blocks, device = build_blocks(), torch.device(case["device"])
 
     def build():
-        result = _to_device(blocks, device)
+        result = to_device(blocks, device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return result

@@ -1,4 +1,4 @@
-"""Block-sparse attention on the CPU: batched matrix products over the non-empty blocks only.
+"""The CPU backend: batched matrix products over the non-empty blocks only.
 
 Lists of equal length are computed together: their blocks are gathered into one work buffer, so a
 few calls of torch cover many blocks. Long lists go chunk by chunk (forward: online softmax), so
@@ -13,58 +13,74 @@ import torch
 from torch import Tensor
 
 import masks
-
-from ..schedule import Schedule, schedule_for
-from . import empty_out
-from .cpu_blocks import (
+from sparseflash.backends.cpu_blocks import (
+    BlockGroups,
     ByHeads,
     Dropout,
-    Plan,
     Tiles,
     Work,
     from_blocks,
     threads_by_head,
     to_blocks,
 )
+from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.problem import Options, Problem
+from sparseflash.schedule import Schedule, schedule_for
 
+name = "cpu"
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, dropout_p: float
-) -> str | None:
-    if q.device.type != "cpu":
-        return f"it runs on CPU tensors, not on {q.device}"
-    if q.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        return f"it needs float32, float64, bfloat16 or float16, not {q.dtype}"
+def unsupported(problem: Problem, direction: Direction) -> str | None:
+    if problem.device.type != "cpu":
+        return f"it runs on CPU tensors, not on {problem.device}"
+    if problem.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        return f"it needs float32, float64, bfloat16 or float16, not {problem.dtype}"
     return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q)."""
-    with threads_by_head(k) as by_heads:
-        return _forward(by_heads, q, k, v, schedule, scale, dropout_p, seed)
+def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
+    return Forward(problem.options, None if schedule else _dense_schedule(problem))
+
+
+def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
+    return Backward(problem.options, None if schedule else _dense_schedule(problem))
+
+
+class Forward(NamedTuple):
+    options: Options
+    dense: Schedule | None  # all blocks, where there is no mask
+    specs = ()
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        schedule = walk.schedule or self.dense
+        assert schedule is not None
+        with threads_by_head(k) as by_heads:
+            return _forward(by_heads, q, k, v, seed, schedule, self.options)
+
+
+class Backward(NamedTuple):
+    """Its results are always the same bits from run to run."""
+
+    options: Options
+    dense: Schedule | None
+    specs = ()
+
+    def __call__(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        schedule = walk.schedule or self.dense
+        assert schedule is not None
+        with threads_by_head(saved.k) as by_heads:
+            return _backward(by_heads, dout, dlse, saved, schedule, self.options)
 
 
 def _forward(
-    by_heads: ByHeads,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    schedule = schedule or _dense_schedule(q, k)
+    by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule,
+    options: Options,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks = to_blocks(q, block_q, dtype)
@@ -72,15 +88,15 @@ def _forward(
     out_blocks = q_blocks.new_zeros((*q_blocks.shape[:2], v.shape[3]))
     lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
     tiles = Tiles(schedule, dtype)
-    dropout = Dropout(schedule, q, dropout_p, seed, by_query=True)
+    dropout = Dropout(schedule, q, options.dropout_p, seed, by_query=True)
 
     def attend(kv_heads: range) -> None:
-        plan, work = Plan(schedule, q, k, kv_heads, by_query=True), Work(dtype)
-        for own, chunks in plan.groups(block_q * block_k + block_k * width):
-            q_g = work.gather("q", q_blocks, own).mul_(scale * LOG2E)
+        groups, work = BlockGroups(schedule, q, k, kv_heads, by_query=True), Work(dtype)
+        for own, chunks in groups.chunked(block_q * block_k + block_k * width):
+            q_g = work.gather("q", q_blocks, own).mul_(options.scale * LOG2E)
             softmax = None
             for chunk in chunks:
-                kv = plan.kv_blocks(chunk.other)
+                kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
                 scores = work.bmm("scores", q_g, k_g.mT)
                 tiles.hide(scores, chunk.tile, by_query=True)
@@ -104,41 +120,12 @@ def _forward(
     return from_blocks(out_blocks, empty_out(q, v)), lse
 
 
-def backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv like q, k, v; always the same bits from run to run."""
-    with threads_by_head(k) as by_heads:
-        return _backward(by_heads, dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed)
-
-
 def _backward(
-    by_heads: ByHeads,
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    by_heads: ByHeads, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
-    schedule = schedule or _dense_schedule(q, k)
+    q, k, v, out, lse, seed = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)
@@ -146,15 +133,15 @@ def _backward(
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
     tiles = Tiles(schedule, dtype)
-    dropout = Dropout(schedule, q, dropout_p, seed, by_query=False)
+    dropout = Dropout(schedule, q, options.dropout_p, seed, by_query=False)
     if dropout.rescale != 1.0:
         dout_blocks = dout_blocks * dropout.rescale  # serves dv and dp
 
     def differentiate(kv_heads: range) -> None:
-        plan, work = Plan(schedule, q, k, kv_heads, by_query=False), Work(dtype)
-        for own, chunks in plan.groups(2 * block_q * block_k + 3 * block_q * width):
-            kv = plan.kv_blocks(own)
-            k_g = work.gather("k", k_blocks, kv).mul_(scale * LOG2E)
+        groups, work = BlockGroups(schedule, q, k, kv_heads, by_query=False), Work(dtype)
+        for own, chunks in groups.chunked(2 * block_q * block_k + 3 * block_q * width):
+            kv = groups.kv_blocks(own)
+            k_g = work.gather("k", k_blocks, kv).mul_(options.scale * LOG2E)
             v_g = work.gather("v", v_blocks, kv)
             dk_g, dv_g = work.zeros("dk", k_g.shape), work.zeros("dv", v_g.shape)
             for chunk in chunks:
@@ -180,7 +167,7 @@ def _backward(
 
     by_heads(differentiate)
     dq_blocks.mul_(LN2)  # k_g has the factor scale * log2(e)
-    dk_blocks.mul_(scale)
+    dk_blocks.mul_(options.scale)
     dq, dk, dv = (
         from_blocks(blocks, torch.empty_like(x))
         for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))
@@ -226,8 +213,9 @@ def _work_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _dense_schedule(q: Tensor, k: Tensor) -> Schedule:
+def _dense_schedule(problem: Problem) -> Schedule:
     """All blocks, as large as a mask may have them, and no larger than the inputs."""
-    n_q, n_k = q.shape[2], k.shape[2]
+    n_q, n_k = problem.n_q, problem.n_k
     block_size = (min(256, -(-n_q // 16) * 16), min(256, -(-n_k // 16) * 16))
-    return schedule_for(masks.dense(), n_q, n_k, q.shape[0], q.shape[1], q.device, block_size)
+    extents = n_q, n_k, problem.batch, problem.heads
+    return schedule_for(masks.dense(), *extents, problem.device, block_size)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from ..dropout import dropout_keys, keep_from_keys
-from ..schedule import Schedule
+from sparseflash.dropout import dropout_keys, keep_from_keys
+from sparseflash.schedule import Schedule
 
 # Numbers in the buffers of one batch of products: more of them fall out of the cache, with fewer
 # the calls themselves cost too much.
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     tile: Tensor  # int64 (lists, first blocks)  their tiles; after those, all blocks are full
 
 
-class Plan:
+class BlockGroups:
     """The lists of a schedule, for every query head, in groups that are computed together."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Plan:
         self.count, self.partial = count[order], partial[order]
         self.head = self.own // n_own
 
-    def groups(self, numbers: int) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
+    def chunked(self, numbers: int) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
         """The pairs of lists of one length, with their blocks; `numbers` are buffered per block."""
         budget = max(1, BUFFER_NUMBERS // numbers)
         first = 0

@@ -1,87 +1,90 @@
-"""Dense attention with explicit formulas: the readable oracle, on any device, in float64 too.
+"""The reference backend: dense attention with explicit formulas, on any device, in float64 too.
 
 It holds the whole score matrix. Half inputs are computed in float32.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from einops import rearrange, reduce, repeat
 from torch import Tensor
 
-from ..dropout import keep_mask
-from ..schedule import Schedule, unpack_bits
-from . import empty_out
+from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.dropout import keep_mask
+from sparseflash.problem import Options, Problem
+from sparseflash.schedule import Schedule, unpack_bits
 
+name = "reference"
 MAX_SCORES = 2**31  # entries of the score matrix: 8 GiB in float32
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, dropout_p: float
-) -> str | None:
-    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+def unsupported(problem: Problem, direction: Direction) -> str | None:
+    scores = problem.batch * problem.heads * problem.n_q * problem.n_k
     if scores > MAX_SCORES:
         return (
             f"it holds all {scores} scores, above its limit of {MAX_SCORES};"
             " take a backend that goes block by block, or shorter inputs"
         )
-    return None if q.is_floating_point() else f"it needs a floating point dtype, not {q.dtype}"
+    return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    scores, _, v_wide = _scores(q, k, v, schedule, scale)
-    lse = scores.logsumexp(-1)
-    p = _probabilities(scores, lse)
-    p = p * _dropout_factor(p, dropout_p, seed)
-    return empty_out(q, v).copy_(p @ v_wide), lse
+def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
+    return Forward(problem.options)
 
 
-def backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    schedule: Schedule | None,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores, k_wide, v_wide = _scores(q, k, v, schedule, scale)
-    dout = dout.to(scores.dtype)
-    p = _probabilities(scores, lse)
-    factor = _dropout_factor(p, dropout_p, seed)
+def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
+    return Backward(problem.options)
 
-    # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
-    # dscores = p * (dp - delta), where delta = rowsum(p * dp) - dlse, rowsum(p * dp) = dout . out
-    dv = (p * factor).transpose(-1, -2) @ dout
-    dp = (dout @ v_wide.transpose(-1, -2)) * factor
-    delta = (dout * out).sum(-1)
-    if dlse is not None:
-        delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
-    dscores = p * (dp - delta.unsqueeze(-1))
-    dq = dscores @ k_wide * scale
-    dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
 
-    # Query heads that share a key head add up.
-    heads_kv = k.shape[1]
-    dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
-    return (
-        torch.empty_like(q).copy_(dq),
-        torch.empty_like(k).copy_(dk),
-        torch.empty_like(v).copy_(dv),
-    )
+class Forward(NamedTuple):
+    options: Options
+    specs = ()
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        scores, _, v_wide = _scores(q, k, v, walk.schedule, self.options.scale)
+        lse = scores.logsumexp(-1)
+        p = _probabilities(scores, lse)
+        p = p * _dropout_factor(p, self.options.dropout_p, seed)
+        return empty_out(q, v).copy_(p @ v_wide), lse
+
+
+class Backward(NamedTuple):
+    options: Options
+    specs = ()
+
+    def __call__(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, out, lse, seed = saved
+        scale = self.options.scale
+        scores, k_wide, v_wide = _scores(q, k, v, walk.schedule, scale)
+        dout = dout.to(scores.dtype)
+        p = _probabilities(scores, lse)
+        factor = _dropout_factor(p, self.options.dropout_p, seed)
+
+        # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
+        # dscores = p * (dp - delta), where delta = rowsum(p * dp) - dlse and
+        # rowsum(p * dp) = dout . out
+        dv = (p * factor).transpose(-1, -2) @ dout
+        dp = (dout @ v_wide.transpose(-1, -2)) * factor
+        delta = (dout * out).sum(-1)
+        if dlse is not None:
+            delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
+        dscores = p * (dp - delta.unsqueeze(-1))
+        dq = dscores @ k_wide * scale
+        dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
+
+        # Query heads that share a key head add up.
+        heads_kv = k.shape[1]
+        dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
+        return (
+            torch.empty_like(q).copy_(dq),
+            torch.empty_like(k).copy_(dk),
+            torch.empty_like(v).copy_(dv),
+        )
 
 
 def dense_mask(schedule: Schedule) -> Tensor:

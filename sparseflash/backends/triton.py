@@ -1,4 +1,4 @@
-"""Block-sparse FlashAttention in plain Triton.
+"""The triton backend: block-sparse FlashAttention in plain Triton.
 
 It runs on any NVIDIA GPU since Ampere, or on a CPU under TRITON_INTERPRET=1. Dense attention is the
 same kernel without the lists. See docs/kernels.md.
@@ -11,170 +11,241 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparseflash.backends import empty_out
+from sparseflash.backends.nvidia import nvidia_capability, told
+from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
 from sparseflash.dropout import keep_threshold
-from sparseflash.kernels.configs import Tiles, tiles_for
-from sparseflash.kernels.launch import launch
-from sparseflash.schedule import BlockLists, Schedule
+from sparseflash.kernels.configs import tiles_for
+from sparseflash.kernels.launch import Launch
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule
+from sparseflash.tiles.tile_spec import Side
 
+name = "triton"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LOG2E = 1.4426950408889634
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, dropout_p: float
-) -> str | None:
+def unsupported(problem: Problem, direction: Direction) -> str | None:
     """The reason this backend cannot run the call, or None."""
     try:
         import triton  # noqa: F401
     except ImportError as error:
         return f"triton cannot be imported ({error}); install it with pip install triton"
-    if q.dtype not in _DTYPES:
-        return f"its kernels take bfloat16, float16 and float32, not {q.dtype}"
-    if max(q.shape[-1], v.shape[-1]) > 256:
-        return f"its kernels hold head dims up to 256, not {max(q.shape[-1], v.shape[-1])}"
-    if max(t.stride(2) for t in (q, k, v)) >= 2**23:
+    if problem.dtype not in _DTYPES:
+        return f"its kernels take bfloat16, float16 and float32, not {problem.dtype}"
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > 256:
+        return f"its kernels hold head dims up to 256, not {widest}"
+    if max(strides[2] for _, strides in problem.layouts.values()) >= 2**23:
         return "its 32-bit offsets inside a tile hold token strides below 2**23; call contiguous()"
-    if q.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(q.device)
-        if capability >= (8, 0):
+    device = problem.device.type
+    if device == "cuda":
+        capability = nvidia_capability(problem.device)
+        if capability is not None and capability >= (8, 0):
             return None
-        return f"it needs compute capability 8.0, this GPU has {capability}"
+        return f"it needs an NVIDIA GPU of compute capability 8.0, {told(capability)}"
     if not interpreted():
-        device = q.device.type
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
-    if q.dtype == torch.bfloat16:
+    if problem.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly; use float32 or float16 there"
     return None
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor,
-    schedule: Schedule | None, scale: float, dropout_p: float, seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
-    from sparseflash.kernels.tl.forward import attention_forward
-
-    batch, heads, n_q, _ = q.shape
-    out = empty_out(q, v)
-    lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
-    lists = _lists(schedule and schedule.rows, schedule)
-
-    def arguments():
-        tiles, shape = _plan("forward", q, k, v, schedule)
-        n_tiles = _cdiv(n_q, tiles.block_m)
-        k_desc, v_desc = _descriptors((k, v), tiles.block_n, shape)
-        args = (
-            q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
-            scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=True),
-        )  # fmt: skip
-        options = {**shape, "TMA": k_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
-        return (n_tiles * batch * heads,), args, options
-
-    key = _key(schedule, scale, dropout_p, q, k, v)
-    launch(attention_forward, key, (q, k, v, out, lse, *lists, seed), arguments)
-    return out, lse
+def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
+    return Forward(problem, schedule)
 
 
-def backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    schedule: Schedule | None, scale: float, dropout_p: float, seed: Tensor | None,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv like q, k, v. The passes use no atomics, so the result is always deterministic."""
-    delta, lse2 = backward_rows(dout, dlse, out, lse)
-    dk, dv = backward_kv(dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed)
-    dq = backward_q(dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed)
-    return dq, dk, dv
+def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
+    return Backward(problem, schedule)
 
 
-def backward_rows(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What both passes need of a query: delta = rowsum(out * dout) - dlse, and its LSE in base 2,
-    inf for empty rows.
+class Forward:
+    specs = ()
+
+    def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.kernels.tl.forward import attention_forward
+
+        self.cut = Cut("forward", problem, schedule)
+        self.launch = Launch(attention_forward, static=self.cut.static)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
+        cut, (batch, heads, n_q, _) = self.cut, q.shape
+        out = empty_out(q, v)
+        lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
+        lists = _lists(walk.schedule, "rows")
+
+        def arguments():
+            n_tiles = _cdiv(n_q, cut.tiles.block_m)
+            k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
+            args = (
+                q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
+                cut.scale * _LOG2E, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+            )  # fmt: skip
+            return (n_tiles * batch * heads,), args, cut.options(k_desc)
+
+        self.launch((q, k, v, out, lse, seed), arguments, lists)
+        return out, lse
+
+
+class Backward:
+    """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows.
+
+    They use no atomics, so the results are always the same bits from run to run.
     """
-    from sparseflash.kernels.tl.backward import backward_prepare
 
-    batch, heads, n_q, head_dim = out.shape
-    delta, lse2 = torch.empty_like(lse), torch.empty_like(lse)
-    dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+    specs = ()
 
-    def arguments():
-        n_tiles = _cdiv(n_q, 64)
-        args = (
-            out, dout, lse, dlse, delta, lse2, *_strides(out, dout), *dlse_strides,
-            n_q, n_tiles, heads,
+    def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.kernels.tl import backward
+
+        self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
+        self.launch_rows = Launch(backward.backward_prepare, static=True)
+        self.launch_kv = Launch(backward.backward_kv, static=self.kv.static)
+        self.launch_q = Launch(backward.backward_q, static=self.q.static)
+
+    def __call__(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        delta, lse2 = self.rows(dout, dlse, saved)
+        dk, dv = self.keys(dout, delta, lse2, saved, walk)
+        return self.queries(dout, delta, lse2, saved, walk), dk, dv
+
+    def rows(self, dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor]:
+        """delta = rowsum(out * dout) - dlse, and the LSE in base 2, inf for empty rows."""
+        out, lse = saved.out, saved.lse
+        batch, heads, n_q, head_dim = out.shape
+        delta, lse2 = torch.empty_like(lse), torch.empty_like(lse)
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+
+        def arguments():
+            n_tiles = _cdiv(n_q, 64)
+            args = (
+                out, dout, lse, dlse, delta, lse2, *_strides(out, dout), *dlse_strides,
+                n_q, n_tiles, heads,
+            )  # fmt: skip
+            shape = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64}
+            return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
+
+        layout = out.stride(), dout.stride(), dlse is not None and (dlse_strides, dlse.dtype)
+        self.launch_rows((out, dout, lse, dlse, delta, lse2), arguments, layout=layout)
+        return delta, lse2
+
+    def keys(
+        self, dout: Tensor, delta: Tensor, lse2: Tensor, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        """dk and dv, by key tiles over the columns of the mask."""
+        cut, (q, k, v, *_, seed) = self.kv, saved
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        lists = _lists(walk.schedule, "cols")
+
+        def arguments():
+            n_tiles = _cdiv(k.shape[2], cut.tiles.block_n)
+            q_desc, dout_desc = _descriptors((q, dout), cut.tiles.block_m, cut.shape)
+            args = (
+                q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta, *lists,
+                *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale * _LOG2E,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=False),
+            )  # fmt: skip
+            return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
+
+        tensors = (q, k, v, dout, dk, dv, lse2, delta, seed)
+        self.launch_kv(tensors, arguments, lists, dout.stride())
+        return dk, dv
+
+    def queries(
+        self, dout: Tensor, delta: Tensor, lse2: Tensor, saved: Saved, walk: Walk
+    ) -> Tensor:
+        """dq, by query tiles over the rows of the mask."""
+        cut, (q, k, v, *_, seed) = self.q, saved
+        dq = torch.empty_like(q)
+        lists = _lists(walk.schedule, "rows")
+
+        def arguments():
+            n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
+            k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
+            args = (
+                q, k, v, dout, k_desc, v_desc, dq, lse2, delta, *lists,
+                *_strides(q, k, v, dout, dq), cut.scale, cut.scale * _LOG2E,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+            )  # fmt: skip
+            return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
+
+        tensors = (q, k, v, dout, dq, lse2, delta, seed)
+        self.launch_q(tensors, arguments, lists, dout.stride())
+        return dq
+
+
+class Cut:
+    """How one kernel is cut for a problem: its tiles and the arguments that follow from them."""
+
+    def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
+        facts = schedule.facts if schedule is not None else None
+        self.problem, self.facts = problem, facts
+        self.static = schedule is None or not schedule.dynamic
+        self.scale, self.dropout_p = problem.options.scale, problem.options.dropout_p
+        head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
+        if facts is None:
+            block_q = block_k = 256
+            partial, keys = False, problem.n_k
+        else:
+            block_q, block_k, partial = facts.block_q, facts.block_k, facts.n_partial > 0
+            keys = facts.keys_per_query
+        # the interpreter has no registers to run out of: float32 takes the tiles, and the code
+        # paths, of 16 bits there
+        dtype = torch.float16 if interpreted() else problem.dtype
+        self.tiles = tiles_for(
+            kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
+            hopper=_has_large_shared_memory(problem.device), block_q=block_q, block_k=block_k,
         )  # fmt: skip
-        shape = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64}
-        return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
+        if facts is None:  # no lists: what sticks out of the last tile is all that is partial
+            by_key = kernel == "backward_kv"
+            n, tile = (
+                (problem.n_q, self.tiles.block_m) if by_key else (problem.n_k, self.tiles.block_n)
+            )
+            partial = n % tile > 0
+        self.shape = {
+            "HEAD_DIM": head_dim,
+            "HEAD_DIM_V": head_dim_v,
+            "BLOCK_D": _padded(head_dim),
+            "BLOCK_DV": _padded_v(head_dim, head_dim_v),
+            "BLOCK_M": self.tiles.block_m,
+            "BLOCK_N": self.tiles.block_n,
+            "BLOCK_Q": block_q,
+            "BLOCK_K": block_k,
+            "DENSE": facts is None,
+            "PARTIAL": partial,
+            # of float32 products only
+            "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32",
+        }
 
-    dlse_key = dlse is not None and (dlse_strides, dlse.dtype)
-    key = (out.shape, out.stride(), dout.stride(), out.dtype, dout.dtype, dlse_key)
-    launch(backward_prepare, key, (out, dout, lse, dlse, delta, lse2), arguments)
-    return delta, lse2
+    def options(self, descriptor: Any) -> dict[str, Any]:
+        """Compile-time arguments and launch options; descriptor: None where there is no TMA."""
+        tiles = self.tiles
+        options = {
+            **self.shape, "TMA": descriptor is not None, "DROPOUT": self.dropout_p > 0,
+            "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        }  # fmt: skip
+        return options | {"maxnreg": tiles.max_registers} if tiles.max_registers else options
 
+    def dropout(self, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
+        return seed, keep_threshold(self.dropout_p), 1.0 / (1.0 - self.dropout_p)
 
-def backward_kv(
-    dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed
-) -> tuple[Tensor, Tensor]:
-    """dk and dv, by key tiles over the columns of the mask."""
-    from sparseflash.kernels.tl import backward
-
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
-    lists = _lists(schedule and schedule.cols, schedule)
-
-    def arguments():
-        tiles, shape = _plan("backward_kv", q, k, v, schedule)
-        n_tiles = _cdiv(k.shape[2], tiles.block_n)
-        q_desc, dout_desc = _descriptors((q, dout), tiles.block_m, shape)
-        args = (
-            q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta, *lists,
-            *_strides(q, k, v, dout, dk, dv), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=False),
-        )  # fmt: skip
-        options = {**shape, "TMA": q_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
-        return (n_tiles * k.shape[0] * k.shape[1],), args, options
-
-    key = _key(schedule, scale, dropout_p, q, k, v, dout)
-    tensors = (q, k, v, dout, dk, dv, lse2, delta, *lists, seed)
-    launch(backward.backward_kv, key, tensors, arguments)
-    return dk, dv
-
-
-def backward_q(dout, q, k, v, lse2, delta, schedule, scale, dropout_p, seed) -> Tensor:
-    """dq, by query tiles over the rows of the mask."""
-    from sparseflash.kernels.tl import backward
-
-    dq = torch.empty_like(q)
-    lists = _lists(schedule and schedule.rows, schedule)
-
-    def arguments():
-        tiles, shape = _plan("backward_q", q, k, v, schedule)
-        n_tiles = _cdiv(q.shape[2], tiles.block_m)
-        k_desc, v_desc = _descriptors((k, v), tiles.block_n, shape)
-        args = (
-            q, k, v, dout, k_desc, v_desc, dq, lse2, delta, *lists,
-            *_strides(q, k, v, dout, dq), scale, scale * _LOG2E, *_dropout(dropout_p, seed),
-            *_counts(q, k, schedule, n_tiles, by_query=True),
-        )  # fmt: skip
-        options = {**shape, "TMA": k_desc is not None, "DROPOUT": dropout_p > 0, **_options(tiles)}
-        return (n_tiles * q.shape[0] * q.shape[1],), args, options
-
-    key = _key(schedule, scale, dropout_p, q, k, v, dout)
-    tensors = (q, k, v, dout, dq, lse2, delta, *lists, seed)
-    launch(backward.backward_q, key, tensors, arguments)
-    return dq
-
-
-def _key(schedule: Schedule | None, scale: float, dropout_p: float, q: Tensor, *others: Tensor):
-    """What the arguments of a launch follow from, but for addresses; see `launch`."""
-    blocks = None
-    if schedule is not None:
-        blocks = (*schedule.numbers, schedule.rows.idx.shape)
-    layout = [part for t in others for part in (t.shape, t.stride())]
-    return (blocks, scale, dropout_p, q.dtype, q.shape, q.stride(), *layout)
+    def counts(self, n_tiles: int, *, by_query: bool) -> tuple[int, ...]:
+        """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column)
+        lists of the mask.
+        """
+        problem, facts = self.problem, self.facts
+        stride_b = stride_h = 0
+        if facts is not None:
+            n, block = (facts.n_q, facts.block_q) if by_query else (facts.n_k, facts.block_k)
+            lists = _cdiv(n, block)
+            stride_h = lists if facts.heads > 1 else 0
+            stride_b = lists * facts.heads if facts.batch > 1 else 0
+        sizes = problem.n_q, problem.n_k, n_tiles, problem.heads, problem.group
+        return *sizes, stride_b, stride_h
 
 
 @cache
@@ -183,11 +254,10 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@cache
 def _has_tma(device: torch.device) -> bool:
     if device.type == "cpu":
         return interpreted()
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    return (nvidia_capability(device) or (0, 0)) >= (9, 0)
 
 
 @cache
@@ -198,52 +268,10 @@ def _has_large_shared_memory(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 220 * 1024
 
 
-def _plan(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None
-) -> tuple[Tiles, dict[str, Any]]:
-    """The tiles of a kernel and its compile-time arguments."""
-    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
     if schedule is None:
-        block_q = block_k = 256
-        partial, keys = False, k.shape[2]
-    else:
-        block_q, block_k = schedule.block_q, schedule.block_k
-        partial = schedule.n_partial > 0
-        keys = schedule.rows.idx.numel() * block_k / (schedule.rows.ptr.numel() - 1)
-    # the interpreter has no registers to run out of: float32 takes the tiles, and the code paths,
-    # of 16 bits there
-    dtype = torch.float16 if interpreted() else q.dtype
-    tiles = tiles_for(
-        kernel, max(head_dim, head_dim_v), dtype, hopper=_has_large_shared_memory(q.device),
-        partial=partial, keys_per_query=keys, block_q=block_q, block_k=block_k,
-    )  # fmt: skip
-    if schedule is None:  # no lists: what sticks out of the last tile is all that is partial
-        by_key = kernel == "backward_kv"
-        rest = q.shape[2] % tiles.block_m if by_key else k.shape[2] % tiles.block_n
-        partial = rest > 0
-    shape = {
-        "HEAD_DIM": head_dim,
-        "HEAD_DIM_V": head_dim_v,
-        "BLOCK_D": _padded(head_dim),
-        "BLOCK_DV": _padded_v(head_dim, head_dim_v),
-        "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n,
-        "BLOCK_Q": block_q,
-        "BLOCK_K": block_k,
-        "DENSE": schedule is None,
-        "PARTIAL": partial,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",  # of float32 products only
-    }
-    return tiles, shape
-
-
-def _options(tiles: Tiles) -> dict[str, int]:
-    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    return options | {"maxnreg": tiles.max_registers} if tiles.max_registers else options
-
-
-def _lists(lists: BlockLists | None, schedule: Schedule | None) -> tuple[Tensor | None, ...]:
-    return (*lists, schedule.bits) if lists and schedule else (None,) * 5
+        return (None,) * 5
+    return (*(schedule.rows if side == "rows" else schedule.cols), schedule.bits)
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -251,31 +279,11 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for t in tensors for stride in t.stride()[:3])
 
 
-def _dropout(dropout_p: float, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
-    return seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p)
-
-
-def _counts(
-    q: Tensor, k: Tensor, schedule: Schedule | None, n_tiles: int, *, by_query: bool
-) -> tuple[int, ...]:
-    """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column) lists
-    of the mask.
-    """
-    stride_b = stride_h = 0
-    if schedule:
-        query_blocks = _cdiv(schedule.n_q, schedule.block_q)
-        lists = query_blocks if by_query else _cdiv(schedule.n_k, schedule.block_k)
-        stride_h = lists if schedule.heads > 1 else 0
-        stride_b = lists * schedule.heads if schedule.batch > 1 else 0
-    heads = q.shape[1]
-    return q.shape[2], k.shape[2], n_tiles, heads, heads // k.shape[1], stride_b, stride_h
-
-
 def _descriptors(
     tensors: tuple[Tensor, Tensor], rows: int, shape: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Descriptors for the tensor memory accelerator over (rows, D) tiles of the first tensor and
-    (rows, D_v) tiles of the second, or None twice; shape: as `_plan` has it.
+    (rows, D_v) tiles of the second, or None twice; shape: that of the `Cut`.
 
     Each tensor (B, H, N, D) is seen as one matrix whose row length is its token stride s: element
     (b, h, n, 0) lies in row (b, h offset) // s + n at column (b, h offset) % s. The hardware wants

@@ -1,111 +1,108 @@
 """Kernel launches that cost the host little more than the driver's own call.
 
-`kernel[grid](...)` inspects every argument anew, looks the compiled kernel up by a text, and calls
-hooks: tens of microseconds for kernels with forty arguments. Of all that, only the addresses
-change from call to call while shapes, strides and dtypes stay. `launch` therefore keeps, under a
-key of its caller, the compiled kernel and its arguments as Triton's C launcher takes them, and
-fills in the addresses: of tensors as ints, of descriptors as tensor maps, which it keeps by address
-(a map holds no more than its argument's address, shape and strides, so nothing is kept alive, and
-CUDA graphs capture it by value). `Launch` also leaves out the key, and the addresses of tensors
-that stay.
+`kernel[grid](...)` inspects every argument, looks the compiled kernel up by a text and calls hooks:
+tens of microseconds for kernels with forty arguments. In calls of one plan only the addresses
+differ. A `Launch` therefore keeps the compiled kernel and its arguments as Triton's C launcher
+takes them, and fills in the addresses: of tensors as ints, of descriptors as tensor maps. The maps
+are kept by address; a map holds no more than the address, shape and strides of its argument, so
+nothing is kept alive, and CUDA graphs capture it by value.
 
-The C launcher is internal to Triton. `_make_plan` knows that of the versions in _KNOWN; with any
-other, and under a profiler's launch hooks, every launch is the ordinary one.
+The C launcher is internal to Triton. `_repeat` knows that of the versions in _KNOWN; with any
+other, and under a profiler's launch hooks, every launch is an ordinary one.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparseflash.cache import cache
+from sparseflash.persistent import persistent
+
 _KNOWN = ("3.6.",)
-_MAX_PLANS = 4096  # of some kilobytes each: shapes that never come back must not pile up
+_MAX_REPEATS = 64  # of a launch: layouts of gradients
 _MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
 
 Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
 
 
-def launch(kernel: Any, key: Any, tensors: Sequence[Tensor | None], arguments: Arguments) -> None:
-    """kernel[grid](*args, **options), where (grid, args, options) = arguments().
-
-    key: hashable; all that the grid, the arguments and the options follow from, but for the
-        addresses of `tensors`: shapes, strides, dtypes, scalars, which of `tensors` are None.
-    tensors: every tensor among the arguments, alone or under a descriptor; the first is no None.
-    arguments: called where the key is new. It must make no tensors.
-    """
-    first = tensors[0]
-    assert first is not None
-    device = first.get_device()
-    if device < 0:  # the interpreter
-        grid, args, options = arguments()
-        _places(args, tensors)
-        kernel[grid](*args, **options)
-        return
-    if device != torch._C._cuda_getDevice():
-        with torch.cuda.device(device):
-            launch(kernel, key, tensors, arguments)
-        return
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
-    # Triton compiles another kernel where an address is no multiple of 16
-    misaligned = tuple([i for i, address in enumerate(addresses) if address & 15])
-    plan_key = (id(kernel), device, misaligned, key)
-    plan = _plans.get(plan_key)
-    if isinstance(plan, _Plan) and not plan.hooked():
-        plan.run(addresses)
-        return
-    grid, args, options = arguments()
-    places = _places(args, tensors)
-    compiled = kernel[grid](*args, **options)
-    if plan is None:
-        if len(_plans) >= _MAX_PLANS:
-            forget_plans()
-        _plans[plan_key] = _make_plan(kernel, device, compiled, grid, args, options, places)
-
-
-def forget_plans() -> None:
-    """For whoever changes what a key does not tell, such as a table of tiles."""
-    _plans.clear()
-
-
 class Launch:
-    """`launch` for a caller that comes back with the same kernel and key, and the same `fixed`
-    tensors, which follow those of a call.
+    """One kernel launch of a plan: kernel[grid](*args, **options), again and again.
+
+    All calls must have the same grid, arguments and options, but for the addresses of tensors and
+    for what `layout` tells. static: the lists are the same tensors in every call.
     """
 
-    def __init__(self, kernel: Any, key: Any, fixed: tuple[Tensor, ...] = ()):
-        self.kernel, self.key, self.fixed = kernel, key, fixed
-        self._plan: _Plan | None = None
-        self._launched = False
+    def __init__(self, kernel: Any, *, static: bool):
+        self._kernel, self._static = kernel, static
+        self._repeats: dict[tuple[Hashable, tuple[int, ...]], _Repeat | None] = {}
 
-    def __call__(self, tensors: Sequence[Tensor | None], arguments: Arguments) -> None:
-        if self._launched and self._plan is None:
-            self._plan = self._bound(tensors)
-        plan = self._plan
-        if plan is not None and plan.device == torch._C._cuda_getDevice() and not plan.hooked():
-            addresses, union = [], 0
-            for t in tensors:
-                address = 0 if t is None else t.data_ptr()
-                addresses.append(address)
-                union |= address
-            if not union & 15:
-                plan.run(addresses)
-                return
-        launch(self.kernel, self.key, (*tensors, *self.fixed), arguments)
-        self._launched = True
+    def __call__(
+        self, tensors: Sequence[Tensor | None], arguments: Arguments,
+        lists: Sequence[Tensor | None] = (), layout: Hashable = (),
+    ) -> None:  # fmt: skip
+        """Launch with (grid, args, options) = arguments().
 
-    def _bound(self, tensors: Sequence[Tensor | None]) -> "_Plan | None":
+        tensors, lists: all tensors among the arguments, alone or under a descriptor, in the same
+            order in every call. The first is not None.
+        arguments: called where the launch cannot be repeated. It must make no tensors.
+        """
+        if not self._static:
+            tensors = (*tensors, *lists)
+        addresses, union = [], 0
+        for t in tensors:
+            address = 0 if t is None else t.data_ptr()
+            addresses.append(address)
+            union |= address
+        misaligned = ()
+        if union & 15:  # Triton compiles another kernel where an address is no multiple of 16
+            misaligned = tuple(i for i, address in enumerate(addresses) if address & 15)
+        repeat = self._repeats.get((layout, misaligned))
+        if repeat and repeat.device == torch._C._cuda_getDevice() and not repeat.hooked():
+            repeat.run(addresses)
+            return
         assert tensors[0] is not None
-        plan = _plans.get((id(self.kernel), tensors[0].get_device(), (), self.key))
-        fixed = [t.data_ptr() for t in self.fixed]
-        if not isinstance(plan, _Plan) or any(address & 15 for address in fixed):
-            return None
-        return plan.bind(len(tensors), fixed)
+        device = tensors[0].get_device()
+        with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the interpreter
+            grid, args, options = arguments()
+            everything = (*tensors, *lists) if self._static else tensors
+            places = _places(args, everything)
+            compiled = self._kernel[grid](*args, **options)
+            if device < 0 or (layout, misaligned) in self._repeats:
+                return
+            repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
+            if repeat is not None:
+                fixed = [0 if t is None else t.data_ptr() for t in everything[len(tensors) :]]
+                repeat = repeat.bind(len(tensors), fixed)
+            if len(self._repeats) >= _MAX_REPEATS:
+                self._repeats.clear()
+            self._repeats[layout, misaligned] = repeat
 
 
-class _Plan(NamedTuple):
+def zeroed_counter(device: torch.device, size: int) -> Tensor:
+    """int32 zeros that kernels count their work with, and leave as zeros.
+
+    One for every stream. A CUDA graph, which may be replayed on any stream, has its own.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.int32, device=device)
+    # what torch.cuda.current_stream() wraps, at a twentieth of its time
+    key = "counter", device, torch._C._cuda_getCurrentRawStream(device.index), size
+    counter = cache.get(key)
+    if counter is None:
+        make = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
+        counter = persistent(make, device)
+        if counter.is_cuda:  # it may be dropped while a kernel of this stream still counts with it
+            counter.record_stream(torch.cuda.current_stream(device))
+        cache.put(key, counter, [counter])
+    return counter
+
+
+class _Repeat(NamedTuple):
     """A compiled kernel with its arguments."""
 
     device: int
@@ -115,7 +112,6 @@ class _Plan(NamedTuple):
     maps: list["_Map"]
     encode: Any
     runtime: Any  # Triton's knobs
-    kernel: Any  # kept, so that its id in the key stays its own
 
     def hooked(self) -> bool:
         return bool(self.runtime.launch_enter_hook.calls or self.runtime.launch_exit_hook.calls)
@@ -135,8 +131,8 @@ class _Plan(NamedTuple):
             values[place] = tensor_map
         self.launcher(*values)
 
-    def bind(self, n: int, fixed: Sequence[int]) -> "_Plan":
-        """The plan for the first `n` tensors, with the addresses of the `fixed` ones filled in."""
+    def bind(self, n: int, fixed: Sequence[int]) -> "_Repeat":
+        """The same for the first `n` tensors, with the addresses of the `fixed` ones filled in."""
         values = self.arguments.copy()
         for place, number in self.pointers:
             values[place] = None if number < n else fixed[number - n]
@@ -157,7 +153,6 @@ class _Map(NamedTuple):
 
 
 _STREAM = 3  # after the three extents of the grid
-_plans: dict[Any, _Plan | bool] = {}  # False: this launch has no plan
 
 
 def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, int]:
@@ -173,20 +168,21 @@ def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, 
     return places
 
 
-def _make_plan(
-    kernel: Any, device: int, compiled: Any, grid: Sequence[int], args: Sequence[Any],
-    options: dict[str, Any], places: dict[int, int],
-) -> "_Plan | bool":  # fmt: skip
-    """What repeats this launch, or False where this Triton, or this kernel, has it otherwise."""
+def _repeat(
+    kernel: Any, device: int, compiled: Any,
+    launch: tuple[Sequence[int], Sequence[Any], dict[str, Any]], places: dict[int, int],
+) -> "_Repeat | None":  # fmt: skip
+    """What repeats this launch, or None where this version of Triton, or this kernel, cannot."""
     import triton
 
     if not triton.__version__.startswith(_KNOWN) or kernel.pre_run_hooks:
-        return False
+        return None
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
+    grid, args, options = launch
     run, metadata = compiled.run, compiled.metadata
     if run.global_scratch_size or run.profile_scratch_size:  # allocated for each launch
-        return False
+        return None
     launcher = run.launch
     if not isinstance(launcher, BuiltinFunctionType):  # wrapped by what encodes descriptors
         launcher = inspect.getclosurevars(launcher).nonlocals["launcher"]
@@ -200,7 +196,7 @@ def _make_plan(
     for i, parameter in enumerate(kernel.params):
         arg = named.get(parameter.name, parameter.default)
         if isinstance(arg, tuple):
-            return False
+            return None
         if isinstance(arg, Tensor):
             pointers.append((len(values), places[i]))
             values.append(None)
@@ -208,7 +204,7 @@ def _make_plan(
             meta = metadata.tensordesc_meta and metadata.tensordesc_meta[descriptors]
             descriptors += 1
             if not meta or meta["fp4_padded"]:
-                return False
+                return None
             layout = (
                 meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
                 meta["block_size"], list(arg.shape), list(arg.strides), int(arg.padding == "nan"),
@@ -218,5 +214,4 @@ def _make_plan(
         else:
             values.append(arg)
     encode = triton.runtime.driver.active.utils.fill_tma_descriptor
-    runtime = triton.knobs.runtime
-    return _Plan(device, launcher, values, pointers, maps, encode, runtime, kernel)
+    return _Repeat(device, launcher, values, pointers, maps, encode, triton.knobs.runtime)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from masks.block_lists import FULL
 from masks.tiles import edge_tiles
-from sparseflash.schedule import BlockLists, Schedule, check_extents
+from sparseflash.checks import check_extents
+from sparseflash.schedule import BlockLists, Schedule
 from sparseflash.select.device import kernels
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
@@ -45,7 +46,7 @@ def schedule_from_selection(
         by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
     n_partial = selection.max_blocks if len(selection.bits) or any(cut) else 0
     extents = (selection.batch, selection.heads, n_q, n_k)
-    return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial, dynamic=True)
+    return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
 
 
 @lru_cache(maxsize=32)

@@ -5,24 +5,24 @@ from torch import Tensor
 
 from sparseflash.schedule import BlockLists, Schedule
 from sparseflash.tiles.bits import cell_bytes, fragments
-from sparseflash.tiles.make import FULL, SPARE, Make
 from sparseflash.tiles.order import unordered
 from sparseflash.tiles.tile_lists import TileLists
+from sparseflash.tiles.tile_spec import FULL, SPARE, TileSpec
 
 
 @torch.no_grad()
-def dynamic_lists(schedule: Schedule, make: Make) -> TileLists:
+def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     """Every block is cut into the tiles that it holds, empty ones included; nothing is ordered."""
-    block_major, block_minor = make.blocks(schedule)
-    n_major, n_minor = make.tokens
-    majors, minors = block_major // make.major, block_minor // make.minor
-    n_pieces, n_rows = -(-n_minor // make.minor), -(-n_major // block_major)
-    side = schedule.rows if make.by_rows else schedule.cols
+    block_major, block_minor = spec.block_sizes(schedule)
+    n_major, n_minor = spec.tokens
+    majors, minors = block_major // spec.major, block_minor // spec.minor
+    n_pieces, n_rows = -(-n_minor // spec.minor), -(-n_major // block_major)
+    side = schedule.rows if spec.by_rows else schedule.cols
     device = side.ptr.device
     live = torch.arange(len(side.idx), device=device) < side.ptr[-1]
     head = side.idx  # not used without groups
-    if make.group > 1:
-        side, live, head = _grouped(side, live, schedule, make, n_rows)
+    if spec.group > 1:
+        side, live, head = _grouped(side, live, schedule, spec, n_rows)
 
     # each of the major tiles of a block has entries of its own, for their bits
     idx, bit = side.idx, torch.where(live, side.tile, FULL)
@@ -34,14 +34,14 @@ def dynamic_lists(schedule: Schedule, make: Make) -> TileLists:
         ).flatten()
         idx = (idx[:, None] * minors + step).expand(majors, -1, -1).flatten()
     idx = idx.clamp(max=n_pieces)  # a block may have tiles beyond the end
-    if make.group > 1:
+    if spec.group > 1:
         idx = (idx.view(majors, -1, minors) + head[:, None] * (n_pieces + 1)).flatten()
     idx = torch.where(live[:, None].expand(majors, -1, minors).flatten(), idx, 0)
     partial = schedule.n_partial > 0
     if partial:
-        bits = fragments(cell_bytes(schedule, make.by_rows, make.major, make.minor).flatten(0, 2))
+        bits = fragments(cell_bytes(schedule, spec.by_rows, spec.major, spec.minor).flatten(0, 2))
     else:
-        bits = torch.zeros(1, make.major, 4, dtype=torch.int32, device=device)
+        bits = torch.zeros(1, spec.major, 4, dtype=torch.int32, device=device)
     idx, bit = (
         torch.cat([idx, idx.new_zeros(SPARE)]),
         torch.cat([bit, bit.new_full((SPARE,), FULL)]),
@@ -50,19 +50,19 @@ def dynamic_lists(schedule: Schedule, make: Make) -> TileLists:
     begin, end, middle = (x.view(-1, n_rows) for x in (side.ptr[:-1], side.ptr[1:], side.mid))
     n, n_partial = end - begin, middle - begin
     if majors * minors > 1:
-        tile = torch.arange(make.n_tiles, device=device)
+        tile = torch.arange(spec.n_tiles, device=device)
         begin, n, n_partial = (x[:, tile // majors] * minors for x in (begin, n, n_partial))
         begin = begin + tile % majors * (len(live) * minors)
-    heads = make.list_heads(schedule.heads)
+    heads = spec.list_heads(schedule.heads)
     work = unordered(begin, n, n_partial)
-    return make.lists(work, idx[:, None], bit, bits, schedule.batch, heads, partial=partial)
+    return spec.lists(work, idx[:, None], bit, bits, schedule.batch, heads, partial=partial)
 
 
 def _grouped(
-    side: BlockLists, live: Tensor, schedule: Schedule, make: Make, n_rows: int
+    side: BlockLists, live: Tensor, schedule: Schedule, spec: TileSpec, n_rows: int
 ) -> tuple[BlockLists, Tensor, Tensor]:
     """The lists of a group of query heads joined, which entries mean something, and their heads."""
-    group, device = make.group, live.device
+    group, device = spec.group, live.device
     per_head = schedule.heads > 1
     lists = torch.searchsorted(side.ptr, torch.arange(len(live), device=device), right=True) - 1
     lists = lists.clamp(max=len(side.mid) - 1)

@@ -1,4 +1,4 @@
-"""What tile lists are."""
+"""The work list of a kernel."""
 
 from typing import NamedTuple
 
@@ -44,6 +44,10 @@ class TileLists(NamedTuple):
     n_minor: int
     group: int  # query heads in one list
     by_rows: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.items, self.idx, self.bit, self.bits, self.merge
 
     @property
     def numbers(self) -> tuple[object, ...]:

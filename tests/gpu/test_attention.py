@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import masks
+from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
+from sparseflash.tiles.tile_spec import TileSpec
 from tests.attention_cases import (
     DTYPES,
     GPU_LENGTHS,
@@ -123,12 +125,11 @@ def test_rows_and_columns_that_are_cut_into_parts(name, head_dim, deterministic,
         n_q, n_k, head_dim, torch.bfloat16, heads=heads, kv_heads=heads, mask=mask,
         deterministic=deterministic,
     )  # fmt: skip
-    _, schedule, _ = build(case, "cuda")
+    blocks, _ = build(case, "cuda")
+    schedule = schedule_for(blocks, n_q, n_k, 1, heads, "cuda")
     for by in sides.split():
-        lists = tile_lists(
-            schedule, by=by, major=128, minor=128, n_q=n_q, n_k=n_k,  # pyright: ignore
-            batch=1, heads=1, kv_heads=1, sms=132, device="cuda",
-        )  # fmt: skip
+        spec = TileSpec(by == "rows", 128, 128, n_q, n_k, 1, 1, 1, sms=132)
+        lists = tile_lists(schedule, spec, "cuda")
         assert lists.n_parts > 0, by  # the case is about them
     check(case, backend, "cuda")
 

@@ -11,9 +11,8 @@ from triton.language.extra.cuda import globaltimer
 import masks
 import sparseflash
 from experiments.lra.models.attention.padding import blocks_of, skip_padding
-from sparseflash import calls
-from sparseflash.backends import hopper, hopper_backward, hopper_passes
-from sparseflash.kernels.launch import forget_plans
+from sparseflash.backends.hopper import backward, forward, passes
+from sparseflash.cache import cache
 from sparseflash.testing import relative_error
 
 pytestmark = [
@@ -90,19 +89,14 @@ def assert_same(found, expected, deterministic: bool, what: str) -> None:
 def programs(monkeypatch):
     """A function that lets the grids be those of a GPU with so many multiprocessors."""
 
-    def forget():
-        forget_plans()
-        calls.known.clear()
-        hopper_backward._memos.clear()
-
     def change(count: int) -> None:
-        for module in (hopper, hopper_passes):
+        for module in (forward, backward, passes):
             monkeypatch.setattr(module, "multiprocessors", lambda device: count)
-        forget()
+        cache.clear()
 
     yield change
     monkeypatch.undo()
-    forget()
+    cache.clear()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -5,9 +5,7 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash import ops
-from sparseflash.attention import _prepare
-from sparseflash.backends import NAMES
+from sparseflash.backends.registry import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
 from tests.gpu_calls import LOW, MASK, SAME_BITS, assert_equal, inputs, run
 
@@ -140,12 +138,14 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
     qkv = inputs(200, dtype, head_dim=16, requires_grad=False)
     if token_major:
         qkv = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
-    seed = 3 if dropout_p else None
-    *qkv, blocks, scale, p, seed = _prepare(*qkv, mask, None, dropout_p, seed, backend)
-    arguments = (*qkv, *ops._flat(blocks), scale, p, seed, False, backend)
-    with_gradient = [t.detach().requires_grad_() for t in arguments[:3]]
-    torch.library.opcheck(torch.ops.sparseflash.forward.default, (*with_gradient, *arguments[3:]))
-    out, lse = torch.ops.sparseflash.forward(*arguments)
+    seed = torch.tensor([3], device="cuda") if dropout_p else None
+    arguments = (
+        *qkv, "" if mask is None else mask.key, [], [], seed, None, dropout_p, False, backend,
+    )  # fmt: skip
+    with_gradient = [t.detach().requires_grad_() for t in qkv]
+    forward = torch.ops.sparseflash.forward
+    torch.library.opcheck(forward.default, (*with_gradient, *arguments[3:], True))
+    out, lse = forward(*arguments, True)
     for dlse in (None, torch.ones_like(lse)):
         torch.library.opcheck(
             torch.ops.sparseflash.backward.default,
@@ -280,7 +280,8 @@ def test_cpu_backend_refuses_cuda_tensors():
 
 def test_explain_chooses_the_fastest_for_cuda_tensors():
     def answer(*args):
-        return dict(line.split(": ", 1) for line in sparseflash.explain(*args).splitlines())
+        text = sparseflash.explain(*args).partition("backward:")[0]
+        return dict(line.strip().split(": ", 1) for line in text.splitlines()[1:])
 
     low, high = answer(*inputs(64), MASK), answer(*inputs(64, torch.float32), MASK)
     assert list(low) == list(NAMES) and "cuda:0" in low["cpu"]

@@ -6,11 +6,11 @@ import torch
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.backends import reasons
 from sparseflash.schedule import as_tensors
 from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
+from tests.problems import problem_of, refusal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -52,7 +52,7 @@ def shared(a: select.Selection, b: select.Selection) -> float:
 def skip_where_refused(backend: str, q, k, v, picked: select.Selection) -> None:
     """Skip selections of blocks that the kernels for Hopper cannot cut into their tiles."""
     schedule = schedule_from_selection(picked, q.shape[2], k.shape[2], *q.shape[:2], q.device)
-    refused = reasons(q, k, v, schedule, 0.0)[backend]
+    refused = refusal(backend, problem_of(q, k, v, schedule))
     if refused is not None:
         other_gpu = torch.cuda.get_device_capability() != (9, 0)
         assert backend == "hopper" and (other_gpu or "selection" in refused), refused

@@ -12,7 +12,6 @@ that ran it and by others. A fault that comes and goes shows as a second answer 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor
 from experiments.lra.training import run as training
 from experiments.lra.training.config import make_settings
 from experiments.lra.training.step import Trainer
-from sparseflash import ops
+from sparseflash.backends.protocol import Saved
+from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors
 from sparseflash.testing import relative_error
 
@@ -36,9 +36,8 @@ class Place:
     """One call of the model: forward or backward of one layer."""
 
     direction: str
-    backend: str = ""
-    options: tuple = ()
-    extents: list[int] | None = None
+    plan: Plan | None = None
+    numbers: list[int] | None = None  # of the schedule that its calls bring
     usual: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     step: Tensor | None = None  # of the call that is kept; -1: none
@@ -46,42 +45,38 @@ class Place:
 
 
 class Watch:
-    """Stands between the operators and the backends while a step is taken."""
+    """Stands between the plans and their callers while a step is taken."""
 
     def __init__(self):
         self.places: list[Place] = []
         self.number = 0
         self.stepping = False
-        self.forward, self.backward = ops._run_forward, ops._run_backward
+        self.forward, self.backward = Plan.forward, Plan.backward
 
-    def run_forward(self, module, q, k, v, schedule, scale, dropout_p, seed):
-        results = self.forward(module, q, k, v, schedule, scale, dropout_p, seed)
+    def run_forward(self, plan, q, k, v, seed, schedule):
+        results = self.forward(plan, q, k, v, seed, schedule)
         given = {"q": q, "k": k, "v": v, "seed": seed}
         found = dict(zip(("out", "lse"), results, strict=True))
-        self.look("forward", module, schedule, (scale, dropout_p), given, found)
+        self.look("forward", plan, schedule, given, found)
         return results
 
-    def run_backward(
-        self, module, dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed, deterministic
-    ):
-        rest = schedule, scale, dropout_p, seed, deterministic
-        results = self.backward(module, dout, dlse, q, k, v, out, lse, *rest)
-        given = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-        options = scale, dropout_p, deterministic
+    def run_backward(self, plan, dout, dlse, saved, schedule):
+        results = self.backward(plan, dout, dlse, saved, schedule)
+        given = {"dout": dout, "dlse": dlse, **saved._asdict()}
         found = dict(zip(("dq", "dk", "dv"), results, strict=True))
-        self.look("backward", module, schedule, options, given | {"seed": seed}, found)
+        self.look("backward", plan, schedule, given, found)
         return results
 
     @torch.no_grad()
-    def look(self, direction, module, schedule, options, given, found) -> None:
+    def look(self, direction, plan, schedule, given, found) -> None:
         if not self.stepping:
             return
         if self.number == len(self.places):
             self.places.append(Place(direction))
         place = self.places[self.number]
         self.number += 1
-        tensors, extents = ([], None) if schedule is None else as_tensors(schedule)
-        place.backend, place.options, place.extents = module.__name__, options, extents
+        tensors, numbers = ([], None) if schedule is None else as_tensors(schedule)
+        place.plan, place.numbers = plan, numbers
         device = given["q"].device
         if place.step is None or place.calls is None:  # in the warm-up: not in the captured graph
             place.step = torch.full((), -1, dtype=torch.int64, device=device)
@@ -116,16 +111,17 @@ class Watch:
     def _report(self, place: Place) -> None:
         number, t = self.places.index(place), place.kept
         names = ("out", "lse") if place.direction == "forward" else ("dq", "dk", "dv")
-        assert place.step is not None
-        print(f"\nplace {number}, {place.direction}, call {place.step.item()}, {place.backend}:")
+        assert place.step is not None and place.plan is not None
+        plan = place.plan
+        own = plan.forward_backend if place.direction == "forward" else plan.backward_backend
+        print(f"\nplace {number}, {place.direction}, call {place.step.item()}, {own}:")
         for name in names:
             size = t[name].nan_to_num().abs().max().item()
             usual = place.usual[name].item()
             print(f"  {name}: largest {size:.3g}, usually {usual:.3g}{_where(t[name], usual)}")
-        others = [f"sparseflash.backends.{name}" for name in OTHERS]
-        for name in [place.backend] * 3 + [name for name in others if name != place.backend]:
+        for name in [own] * 3 + [name for name in OTHERS if name != own]:
             try:
-                again = self._again(place, import_module(name))
+                again = self._again(place, name)
             except Exception as error:
                 print(f"  {name} cannot run it: {' '.join(str(error).split())[:150]}")
                 continue
@@ -133,18 +129,19 @@ class Watch:
             errors = [f"{n} {relative_error(t[n], x):.2g}" for n, x in pairs]
             print(f"  again by {name}, relative difference: {', '.join(errors)}", flush=True)
 
-    def _again(self, place: Place, module) -> Sequence[Tensor]:
-        t = place.kept
-        schedule = None
-        if place.extents is not None:
+    def _again(self, place: Place, backend: str) -> Sequence[Tensor]:
+        t, schedule = place.kept, None
+        assert place.plan is not None
+        if place.numbers is not None:
             n = sum(name.startswith("schedule") for name in t)
-            schedule = from_tensors([t[f"schedule{i}"] for i in range(n)], place.extents)
-        scale, dropout_p, *rest = place.options
-        qkv = t["q"], t["k"], t["v"]
+            schedule = from_tensors([t[f"schedule{i}"] for i in range(n)], place.numbers)
+        problem = place.plan.problem
+        problem = problem._replace(options=problem.options._replace(backend=backend))
+        plan, qkv = plan_for(problem, schedule=schedule), (t["q"], t["k"], t["v"])
         if place.direction == "forward":
-            return self.forward(module, *qkv, schedule, scale, dropout_p, t.get("seed"))
-        tail = schedule, scale, dropout_p, t.get("seed"), *rest
-        return self.backward(module, t["dout"], t.get("dlse"), *qkv, t["out"], t["lse"], *tail)
+            return self.forward(plan, *qkv, t.get("seed"), schedule)
+        saved = Saved(*qkv, t["out"], t["lse"], t.get("seed"))
+        return self.backward(plan, t["dout"], t.get("dlse"), saved, schedule)
 
 
 def _where(t: Tensor, usual: float) -> str:
@@ -163,8 +160,8 @@ def _where(t: Tensor, usual: float) -> str:
 
 def main(overrides: Sequence[str]) -> Any:
     watch = Watch()
-    ops._run_forward, ops._run_backward = watch.run_forward, watch.run_backward
-    ops.only_autograd_looks_on = lambda *_: False  # every call takes the operators
+    Plan.forward = lambda *call: watch.run_forward(*call)
+    Plan.backward = lambda *call: watch.run_backward(*call)
     body = Trainer._body
 
     def watched(trainer: Trainer) -> None:

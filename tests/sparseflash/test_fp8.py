@@ -62,8 +62,8 @@ def test_zeros_stay_zeros():
     ("change", "message"),
     [
         (lambda q, k, v: (q[0], k, v), "q has shape"),
-        (lambda q, k, v: (q, k[..., :8], v), "do not fit"),
-        (lambda q, k, v: (q[:, :3], k, v), "make the first a multiple"),
+        (lambda q, k, v: (q, k[..., :8], v), "batch and head dim must be those of q"),
+        (lambda q, k, v: (q[:, :3], k, v), "must be a multiple"),
         (lambda q, k, v: (q.requires_grad_(), k, v), "asks for gradients"),
         (lambda q, k, v: (q, k.int(), v), "pass floats"),
     ],

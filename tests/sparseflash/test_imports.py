@@ -90,8 +90,11 @@ print(sparseflash.explain(q, q, q, {mask}))
 """
 
 
-def answers(text: str) -> dict[str, str]:
-    return dict(line.split(": ", 1) for line in text.splitlines())
+def answers(text: str, direction: str = "forward") -> dict[str, str]:
+    """Backend -> answer for one direction."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(direction)) + 1
+    return dict(line.strip().split(": ", 1) for line in lines[first : first + 4])
 
 
 @pytest.mark.parametrize("mask", ["None", "masks.causal()"])
@@ -113,7 +116,8 @@ def test_explain_under_the_interpreter_names_triton():
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_explain_of_a_named_backend_chooses_it(backend):
     lines = sparseflash.explain(*make_qkv(1, 1, 16, 16, 16), backend=backend).splitlines()
-    assert [line for line in lines if line.endswith("chosen")] == [f"{backend}: chosen"]
+    assert [line for line in lines if line.endswith("chosen")] == [f"  {backend}: chosen"] * 2
+    assert lines[0] == f"forward: {backend}" and lines[5] == f"backward: {backend}"
 
 
 def test_explain_gives_the_reason_of_a_refusal():

@@ -1,5 +1,7 @@
 """The operators as torch sees them, and `attention` under autocast and autograd."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import masks
 import sparseflash
 from sparseflash import ops
-from sparseflash.attention import _prepare
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, detached, run, small
 
@@ -28,9 +29,8 @@ LAYOUTS = {
 def operator_arguments(backend, mask, dropout_p, layout="contiguous", dtype=torch.float32):
     qkv = small(requires_grad=False, dtype=dtype, v_head_dim=12 if layout == WIDE_VALUES else None)
     qkv = [LAYOUTS[layout](t) for t in qkv]
-    seed = 3 if dropout_p else None
-    q, k, v, blocks, *rest = _prepare(*qkv, mask, None, dropout_p, seed, backend)
-    return (q, k, v, *ops._flat(blocks), *rest, False, backend)
+    seed = torch.tensor([3]) if dropout_p else None
+    return (*qkv, "" if mask is None else mask.key, [], [], seed, None, dropout_p, False, backend)
 
 
 CALLS = [
@@ -49,7 +49,7 @@ CALLS = [
 @pytest.mark.parametrize("mask, dropout_p, layout", CALLS)
 def test_opcheck_accepts_forward(mask, dropout_p, layout, backend):
     arguments = operator_arguments(backend, mask, dropout_p, layout)
-    arguments = (*detached(arguments[:3]), *arguments[3:])
+    arguments = (*detached(arguments[:3]), *arguments[3:], True)
     torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
 
 
@@ -58,7 +58,7 @@ def test_opcheck_accepts_forward(mask, dropout_p, layout, backend):
 @pytest.mark.parametrize("mask, dropout_p, layout", CALLS)
 def test_opcheck_accepts_backward(mask, dropout_p, layout, lse_gradient, backend):
     arguments = operator_arguments(backend, mask, dropout_p, layout)
-    out, lse = torch.ops.sparseflash.forward(*arguments)
+    out, lse = torch.ops.sparseflash.forward(*arguments, True)
     dout, dlse = torch.ones_like(out), torch.ones_like(lse) if lse_gradient else None
     torch.library.opcheck(
         torch.ops.sparseflash.backward.default,
@@ -71,7 +71,7 @@ def test_opcheck_accepts_backward(mask, dropout_p, layout, lse_gradient, backend
 def test_fake_results_have_the_dtypes_and_strides_of_real_ones(backend, dtype):
     arguments = operator_arguments(backend, MASK, 0.0, "token major", dtype)
     torch.library.opcheck(
-        torch.ops.sparseflash.forward.default, arguments, test_utils="test_faketensor"
+        torch.ops.sparseflash.forward.default, (*arguments, False), test_utils="test_faketensor"
     )
 
 
@@ -226,7 +226,8 @@ def test_operator_and_eager_path_are_the_same_bits(mask, dropout_p, lse_gradient
         return out, lse, *torch.autograd.grad(loss, (q, k, v))
 
     eager = results()
-    monkeypatch.setattr(ops, "only_autograd_looks_on", lambda *tensors: False)
+    for module in (ops, import_module("sparseflash.attention")):
+        monkeypatch.setattr(module, "plain", lambda *tensors: False)
     for a, b in zip(eager, results(), strict=True):
         assert torch.equal(a, b)
 

@@ -8,9 +8,11 @@ import torch
 
 import masks
 from sparseflash.backends import cpu, cpu_blocks, reference
+from sparseflash.backends.protocol import DIRECTIONS
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
+from tests.problems import problem_of, run_backend
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,10 +56,9 @@ def test_masks_that_differ_with_shared_keys(kv_heads, outer):
 
 
 def run(backend, q, k, v, dout, dlse, schedule, dropout_p=0.0, seed=None):
-    scale = q.shape[3] ** -0.5
-    out, lse = backend.forward(q, k, v, schedule, scale, dropout_p, seed)
-    inputs = (dout, dlse, q, k, v, out, lse, schedule, scale, dropout_p, seed)
-    return out, lse, *backend.backward(*inputs, deterministic=True)
+    return run_backend(
+        backend, (q, k, v), schedule, dout, dlse, seed=seed, dropout_p=dropout_p, deterministic=True
+    )
 
 
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
@@ -90,7 +91,7 @@ def test_empty_rows_stay_clean_whatever_comes_back():
 def test_large_scores_do_not_overflow():
     q, k, v = (1000 * x for x in make_qkv(1, 1, 64, 64, 16))
     schedule = schedule_for(masks.causal(), 64, 64, 1, 1, "cpu", 16)
-    out, lse = cpu.forward(q, k, v, schedule, 0.25, 0.0, None)
+    out, lse = run_backend(cpu, (q, k, v), schedule, scale=0.25)
     expected = oracle(q, k, v, torch.ones(64, 64).tril().bool(), 0.25)
     assert relative_error(lse, expected[1]) < 1e-6
     assert relative_error(out, expected[0]) < 1e-3  # the scores are exact to 1 in about 10 ** 7
@@ -111,8 +112,8 @@ def test_strides_and_dtypes_of_results():
 def test_inference_mode_and_back(two_threads):
     q, k, v = make_qkv(1, 2, 64, 64, 8)
     with torch.inference_mode():
-        first = cpu.forward(q, k, v, None, 0.3, 0.0, None)
-    second = cpu.forward(q, k, v, None, 0.3, 0.0, None)
+        first = run_backend(cpu, (q, k, v), None)
+    second = run_backend(cpu, (q, k, v), None)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -139,9 +140,13 @@ def test_buffers_do_not_grow_with_the_length(monkeypatch):
 
 def test_unsupported():
     q = torch.ones(1, 1, 4, 4)
-    assert cpu.unsupported(q, q, q, None, 0.1) is None
-    assert "CPU tensors" in (cpu.unsupported(q.to("meta"), q, q, None, 0.0) or "")
-    assert "float32" in (cpu.unsupported(q.int(), q, q, None, 0.0) or "")
+    problem = problem_of(q, q, q, dropout_p=0.1)
+    elsewhere = problem._replace(device=torch.device("meta"))
+    for direction in DIRECTIONS:
+        assert cpu.unsupported(problem, direction) is None
+        assert "CPU tensors" in (cpu.unsupported(elsewhere, direction) or "")
+        ints = problem._replace(dtype=torch.int32)
+        assert "float32" in (cpu.unsupported(ints, direction) or "")
 
 
 def test_default_device_does_not_matter():

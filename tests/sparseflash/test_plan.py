@@ -1,4 +1,4 @@
-"""Eager calls that come again: what they leave out, and what they must not."""
+"""Plans: which calls share one, and what they must not share."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,9 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash import calls, select
-from sparseflash.schedule import Cache
+from sparseflash import select
+from sparseflash.cache import Cache, cache
+from sparseflash.plan import Plan
 from sparseflash.testing import make_qkv, oracle, relative_error
 
 MASK = (masks.local(9) | masks.butterfly(16)) & masks.causal()
@@ -32,12 +33,17 @@ def assert_right(out, qkv, mask, tolerance=1e-6):
     assert relative_error(out, expected(qkv, mask)) < tolerance
 
 
+def plans() -> list[Plan]:
+    """Those in the cache."""
+    return [entry.value for entry in cache._entries.values() if isinstance(entry.value, Plan)]
+
+
 @pytest.fixture
 def checked(monkeypatch):
-    """One entry for every call that is checked anew."""
+    """One entry for every call that is checked in full."""
     module, entries = import_module("sparseflash.attention"), []
-    prepare = module._prepare
-    monkeypatch.setattr(module, "_prepare", lambda *given: entries.append(1) or prepare(*given))
+    check = module.check_tensors
+    monkeypatch.setattr(module, "check_tensors", lambda *qkv: entries.append(1) or check(*qkv))
     return entries
 
 
@@ -46,7 +52,7 @@ def test_same_call_is_checked_once(mask, checked):
     for _ in range(3):
         qkv = inputs()
         assert_right(sparseflash.attention(*qkv, mask), qkv, MASK if mask is not None else None)
-    assert len(checked) == 1 and len(calls.known) == 1
+    assert len(checked) == 1 and len(plans()) == 1
 
 
 DIFFERENT = {
@@ -79,15 +85,17 @@ def test_another_call_is_checked_anew(change, checked):
     assert len(checked) >= 2
 
 
-def test_misaligned_inputs_are_checked_every_time(checked):
+def test_misaligned_inputs_have_plans_of_their_own():
     sparseflash.attention(*inputs(), MASK)
-    for number in range(3):
+    for number, name in enumerate("qkv"):
         qkv = list(inputs())
         longer = torch.zeros(qkv[number].numel() + 1)
         longer[1:] = qkv[number].flatten()
         qkv[number] = longer[1:].view(qkv[number].shape)
-        assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
-        assert len(checked) == number + 2
+        for _ in range(2):
+            assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
+        assert [plan.problem.misaligned for plan in plans()] == ["", *"qkv"[: number + 1]]
+        assert plans()[-1].problem.misaligned == name
 
 
 Q, K, V = inputs()
@@ -107,6 +115,9 @@ BAD = {
     "no backend": {"backend": None},
     "backends": {"backend": ["cpu"]},
     "a backend that cannot": {"backend": "hopper"},
+    "dropout of None": {"dropout_p": None},
+    "deterministic of text": {"deterministic": "no"},
+    "deterministic 0": {"deterministic": 0},
     "blocks of another length": {"mask": masks.causal().build(41)},
     "array of ints": {"mask": np.ones((40, 40), int)},
     "text": {"mask": MASK.key},
@@ -120,14 +131,7 @@ def test_bad_call_after_a_good_one_is_refused(bad):
         sparseflash.attention(**good)
         with pytest.raises(ValueError):
             sparseflash.attention(**good | bad)
-    assert len(calls.known) == 1
-
-
-def test_dropout_of_none_is_refused_as_ever():
-    for _ in range(2):
-        with pytest.raises(TypeError):
-            sparseflash.attention(Q, K, V, MASK, dropout_p=None)  # pyright: ignore
-        sparseflash.attention(Q, K, V, MASK)
+    assert len(plans()) == 1
 
 
 def test_scale_that_is_a_tensor_is_read_every_time():
@@ -172,7 +176,7 @@ def test_gradients_come_and_go_with_their_modes():
         out = sparseflash.attention(*weights, MASK)
         (dq,) = torch.autograd.grad(out.square().sum(), weights[:1])
         assert relative_error(dq, wanted) < 1e-5
-    assert len(calls.known) == 1
+    assert [plan.backward_backend for plan in plans()] == [None, plans()[0].forward_backend]
 
 
 def oracle_sum(qkv):
@@ -203,28 +207,42 @@ def test_subclasses_and_transforms_take_the_operators(checked):
     assert len(checked) == 3
 
 
-def test_selections_and_dropout_are_not_kept():
-    selection = select.top_k(1, block_size=16)(Q, K)
-    for _ in range(2):
-        sparseflash.attention(Q, K, V, selection)
-        sparseflash.attention(Q, K, V, MASK, dropout_p=0.5, seed=1)
-    assert len(calls.known) == 0
+def test_selections_and_dropout_have_plans():
+    """Of one form; the blocks and the seed are those of each call."""
+    for seed in range(3):
+        q, k, v = make_qkv(2, 2, 40, 40, 8, kv_heads=1, seed=seed)
+        selection = select.top_k(1, block_size=16)(q, k)
+        out = sparseflash.attention(q, k, v, selection)
+        wanted = sparseflash.attention(q, k, v, selection.to_block_mask(), backend="reference")
+        assert relative_error(out, wanted) < 1e-6
+        options = {"dropout_p": 0.5, "seed": seed}
+        out = sparseflash.attention(q, k, v, MASK, **options)
+        wanted = sparseflash.attention(q, k, v, MASK, **options, backend="reference")
+        assert relative_error(out, wanted) < 1e-6
+    auto = [plan for plan in plans() if plan.problem.options.backend == "auto"]
+    assert len(auto) == 2
 
 
-def test_calls_are_not_kept_without_end(monkeypatch):
-    monkeypatch.setattr(calls, "known", Cache(max_count=4, max_bytes=2**30))
+def limit(monkeypatch, cache: Cache) -> Cache:
+    for module in ("attention", "plan", "schedule", "ops", "tiles.lists"):
+        monkeypatch.setattr(import_module(f"sparseflash.{module}"), "cache", cache)
+    return cache
+
+
+def test_plans_are_not_kept_without_end(monkeypatch):
+    small = limit(monkeypatch, Cache(max_entries=4, max_bytes=2**30))
     for length in range(20, 32):
         qkv = inputs(length)
         assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
-        assert len(calls.known) <= 4
-    monkeypatch.setattr(calls, "known", Cache(max_count=4, max_bytes=1))
+        assert len(small) <= 4
+    smaller = limit(monkeypatch, Cache(max_entries=4, max_bytes=1))
     for length in range(20, 24):
         sparseflash.attention(*inputs(length), MASK)
-    assert len(calls.known) == 1
+    assert len(smaller) == 1
 
 
 def test_calls_of_many_threads(monkeypatch):
-    monkeypatch.setattr(calls, "known", Cache(max_count=3, max_bytes=2**30))
+    small = limit(monkeypatch, Cache(max_entries=3, max_bytes=2**30))
     wanted = {width: expected((Q, K, V), masks.local(width)) for width in range(6)}
 
     def work(i):
@@ -234,4 +252,63 @@ def test_calls_of_many_threads(monkeypatch):
 
     with ThreadPoolExecutor(4) as threads:
         assert max(threads.map(work, range(240))) < 1e-6
-    assert len(calls.known) <= 3
+    assert len(small) <= 3
+
+
+def test_plans_of_several_layouts_share_one_schedule(monkeypatch):
+    module, built = import_module("sparseflash.schedule"), []
+    to_device = module.to_device
+    monkeypatch.setattr(module, "to_device", lambda *given: built.append(1) or to_device(*given))
+    for qkv in (inputs(), inputs(head_dim=16), [t.double() for t in inputs()]):
+        sparseflash.attention(*qkv, MASK)
+    assert len(plans()) == 3 and len(built) == 1
+    assert len({id(plan.forward_walk.schedule) for plan in plans()}) == 1  # pyright: ignore
+
+
+def test_clear_cache_frees_everything():
+    sparseflash.attention(*inputs(), MASK)
+    assert len(cache) and cache.bytes and len(masks.build.cache.items)
+    sparseflash.clear_cache()
+    assert len(cache) == cache.bytes == len(masks.build.cache.items) == 0
+    assert_right(sparseflash.attention(*inputs(), MASK), inputs(), MASK)
+
+
+def test_a_plan_that_was_dropped_is_made_again():
+    """The operator finds the mask by its key."""
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        assert_right(compiled(*inputs(), MASK), inputs(), MASK)
+        sparseflash.clear_cache()
+
+
+def test_a_named_backend_is_not_replaced_in_the_backward(monkeypatch):
+    module = import_module("sparseflash.backends.cpu")
+    refuse = lambda problem, direction: "no backward" if direction == "backward" else None  # noqa: E731
+    monkeypatch.setattr(module, "unsupported", refuse)
+    monkeypatch.setattr(module, "_forward", None)  # nothing may run
+    qkv = inputs(requires_grad=True)
+    with pytest.raises(ValueError, match=r"'cpu' cannot run the backward of this call: no backwa"):
+        sparseflash.attention(*qkv, MASK, backend="cpu")
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "unsupported", refuse)
+    with torch.no_grad():
+        sparseflash.attention(*qkv, MASK, backend="cpu")
+    monkeypatch.setattr(import_module("sparseflash.backends.triton"), "unsupported", lambda *_: "x")
+    out = sparseflash.attention(*qkv, MASK)
+    assert isinstance(out, torch.Tensor)
+    out.sum().backward()
+    assert (plans()[-1].forward_backend, plans()[-1].backward_backend) == ("cpu", "reference")
+    directions = sparseflash.explain(*qkv, MASK).split("backward:")
+    assert "cpu: chosen" in directions[0] and "cpu: no backward" in directions[1]
+    assert "reference: chosen" in directions[1]
+
+
+@pytest.mark.parametrize("mask", [None, MASK, MASK.build(40)], ids=["None", "Mask", "BlockMask"])
+def test_plan_of_a_static_mask_prepares_the_call(mask, checked):
+    given = sparseflash.plan(mask, *inputs())
+    assert given is mask and len(plans()) == 1
+    with torch.no_grad():
+        sparseflash.plan(mask, *inputs())
+        before = len(checked)
+        sparseflash.attention(*inputs(), given)
+    assert len(checked) == before and len(plans()) == 2

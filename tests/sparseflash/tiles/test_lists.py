@@ -8,20 +8,23 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
-from sparseflash.schedule import Cache, as_tensors, from_tensors, schedule_for
+from sparseflash.cache import Cache, clear_cache
+from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import lists as module
 from sparseflash.tiles.bits import same_rows
-from sparseflash.tiles.lists import TileLists, expressible, granularity, tile_lists
+from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
+from sparseflash.tiles.tile_lists import TileLists
+from sparseflash.tiles.tile_spec import TileSpec
 
 SMS = 132
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch):
-    cache = Cache(max_count=8, max_bytes=2**24)
-    monkeypatch.setattr(module, "_cache", cache)
+    cache = Cache(max_entries=8, max_bytes=2**24)
+    monkeypatch.setattr(module, "cache", cache)
     return cache
 
 
@@ -115,10 +118,12 @@ def check_tiles(items: np.ndarray, merge: np.ndarray, n_tiles: int, n_parts: int
 
 
 def build(schedule, by, major, minor, n_q, n_k, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
-    return tile_lists(
-        schedule, by=by, major=major, minor=minor, n_q=n_q, n_k=n_k, batch=batch, heads=heads,
-        kv_heads=kv_heads, sms=sms, device="cpu",
-    )  # fmt: skip
+    spec = TileSpec(by == "rows", major, minor, n_q, n_k, batch, heads, kv_heads, sms)
+    return tile_lists(schedule, spec, "cpu")
+
+
+def spec_of(by, major=128, minor=128) -> TileSpec:
+    return TileSpec(by == "rows", major, minor, 500, 500, 1, 1, 1, SMS)
 
 
 def check(schedule, dense, by, major, minor, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
@@ -233,7 +238,7 @@ def test_selections(block, n_q, n_k, kv_heads, by, cache):
         mask = random_mask(rng, outer, n_q, n_k, block)
         selection = selection_of(mask, block)
         schedule = schedule_from_selection(selection, *extents, "cpu")
-        assert schedule.dynamic and expressible(schedule, by, 128, 128) is None
+        assert schedule.dynamic and indivisible(schedule.facts, spec_of(by)) is None
         lists = check(schedule, mask, by, 128, 128, 2, 4, kv_heads)
         assert lists.n_long == lists.n_parts == 0
         assert lists.n_items == -(-lists.n_major // 128)
@@ -334,34 +339,30 @@ def test_same_rows_survives_equal_hashes(monkeypatch):
     assert torch.equal(unique[which], rows)
 
 
-def test_expressible():
-    def reason(block, by, major=128, minor=128, schedule=None):
-        schedule = schedule or schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", block)
-        return expressible(schedule, by, major, minor)
-
-    assert expressible(None, "rows", 128, 128) is None
-    assert granularity(None, "rows", 128, 64) == (64, 1)
-    for block in ((16, 16), (48, 256), (240, 80)):
-        assert reason(block, "rows") is reason(block, "cols") is None
+def test_blocks_are_gathered_from_pieces_that_divide_them():
+    assert gathered_tokens(None, spec_of("rows", 128, 64)) == 64
     schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (48, 256))
-    assert granularity(schedule, "rows", 128, 128) == (128, 1)
-    assert granularity(schedule, "cols", 128, 128) == (16, 8)
-    small = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (64, 128))._replace(dynamic=True)
-    assert "128 queries x 128 keys, they are 64 x 128" in str(reason(None, "rows", schedule=small))
-    assert reason(None, "rows", 64, 128, small) is None
+    assert gathered_tokens(schedule, spec_of("rows")) == 128
+    assert gathered_tokens(schedule, spec_of("cols")) == 16
 
 
-def test_cache_knows_schedules_by_their_tensors_and_keeps_them(cache):
+def test_blocks_of_a_selection_must_divide_by_the_tiles():
+    facts = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (64, 128)).facts
+    found = indivisible(facts, spec_of("rows"))
+    assert "128 queries x 128 keys, they are 64 x 128" in str(found)
+    assert indivisible(facts, spec_of("rows", 64)) is None
+
+
+def test_cache_knows_lists_by_mask_and_parameters(cache):
     schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
     args = (128, 128, 500, 500)
     first = build(schedule, "rows", *args)
-    again = from_tensors(*as_tensors(schedule))
-    assert build(again, "rows", *args) is first
+    clear_cache()
+    again = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
+    assert again is not schedule and build(again, "rows", *args) is first
     assert build(schedule, "cols", *args) is not first
     assert build(schedule, "rows", *args, heads=2) is not first
     assert build(None, "rows", *args) is build(None, "rows", *args) is not first
-    key = next(iter(cache._entries))
-    assert cache.get(key)[1] is schedule
     for n in range(20):
         build(None, "rows", 128, 128, 500, 500 + n)
         assert len(cache) <= 8

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,14 +14,17 @@ import torch
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.backends import NAMES, hopper, hopper_backward, reasons
-from sparseflash.backends import hopper_passes as passes
-from sparseflash.schedule import Schedule, as_tensors, from_tensors, schedule_for
+from sparseflash.backends import hopper
+from sparseflash.backends.hopper import backward, forward, passes
+from sparseflash.backends.registry import NAMES
+from sparseflash.plan import Plan, plan_for
+from sparseflash.schedule import as_tensors, from_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 from tests import aot
+from tests.problems import problem_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class OnHopper(torch.Tensor):
@@ -34,7 +38,7 @@ def capability(monkeypatch):
     """The compute capability of the GPU that `OnHopper` is on; a test may change it."""
     found = [(9, 0)]
     monkeypatch.setattr(hopper, "gluon_missing", lambda: None)
-    monkeypatch.setattr(hopper, "_capability", lambda device: found[0])
+    monkeypatch.setattr(hopper, "nvidia_capability", lambda device: found[0])
     return found
 
 
@@ -45,8 +49,8 @@ def inputs(*, head_dim=64, v_head_dim=None, n=256, dtype=torch.bfloat16, kv_head
     return [t.as_subclass(OnHopper) for t in qkv]
 
 
-def reason(q, k, v, *, schedule: Schedule | None = None, dropout_p=0.0) -> str | None:
-    return hopper.unsupported(q, k, v, schedule, dropout_p)
+def reason(q, k, v, mask=None, direction="forward", **options) -> str | None:
+    return hopper.unsupported(problem_of(q, k, v, mask, **options), direction)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -60,9 +64,9 @@ def test_takes_16_bit_inputs_on_a_hopper_gpu(head_dim, v_head_dim, dtype, capabi
 @pytest.mark.parametrize("block_q", [16, 48, 64, 96, 128, 144, 256])
 def test_takes_every_block_size(block_q, block_k, capability):
     mask = masks.local(40).build(256, block_size=(block_q, block_k))
-    schedule = schedule_for(mask, 256, 256, 2, 4, "cpu")
     for head_dim in (32, 128, 256):
-        assert reason(*inputs(head_dim=head_dim), schedule=schedule) is None
+        assert reason(*inputs(head_dim=head_dim), mask) is None
+        assert (reason(*inputs(head_dim=head_dim), mask, "backward") is None) == (head_dim <= 128)
 
 
 def test_takes_the_layouts_that_models_have(capability):
@@ -129,7 +133,7 @@ def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(capability):
     for block in (128, 256, 48):
         picked = select.top_k(2, block_size=block)(q, k)
         schedule = schedule_from_selection(picked, 256, 256, 2, 4, "cpu")
-        answers[block] = reason(*inputs(), schedule=schedule)
+        answers[block] = reason(*inputs(), schedule)
     assert answers[128] is None and answers[256] is None
     assert "selection" in str(answers[48]) and "48 x 48" in str(answers[48])
 
@@ -141,37 +145,62 @@ def test_a_plan_brings_every_list_that_is_walked(
     deterministic, dropout_p, head_dim, keys, monkeypatch
 ):
     """Also through the operators, which a schedule crosses as tensors and ints."""
-    for module in (hopper, passes):
+    for module in (forward, backward, passes):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     q, k, v = make_qkv(2, 4, 1024, 1024, head_dim, dtype=torch.bfloat16, kv_heads=2)
     picked = select.top_k(keys, block_size=128)(q, k) & masks.causal()
     schedule = schedule_from_selection(picked, 1024, 1024, 2, 4, "cpu")
-    options = schedule, dropout_p, deterministic
-    lists = hopper.lists(q, k, v, *options, backward=True)
-    assert len(hopper.lists(q, k, v, *options, backward=False)) == 1
-    form = hopper_backward._form(q, k, v, *options)
-    walked = [hopper._forward_lists(q, k, schedule, hopper._tiles(q, v, schedule))]
-    sides = [("cols", form.cols)] + ([] if form.one_pass else [("rows", form.rows)])
-    walked += [passes.lists(q, k, schedule, *side) for side in sides]
+    problem = problem_of(q, k, v, schedule, dropout_p=dropout_p, deterministic=deterministic)
+    planned = [plan_with(hopper, problem._replace(needs_grad=g), schedule) for g in (True, False)]
+    lists = planned[0].lists(schedule)
+    assert len(planned[1].lists(schedule)) == 1
 
     def refuse(*call):
         raise AssertionError("made again")
 
-    monkeypatch.setattr("sparseflash.tiles.dynamic.dynamic_lists", refuse)
+    monkeypatch.setattr("sparseflash.tiles.lists.dynamic_lists", refuse)
     brought = from_tensors(*as_tensors(schedule._replace(lists=lists)))
-    again = [hopper._forward_lists(q, k, brought, hopper._tiles(q, v, brought))]
-    again += [passes.lists(q, k, brought, *side) for side in sides]
-    for ours, theirs in zip(again, walked, strict=True):
+    assert brought.facts.lists == tuple(made.numbers for made in lists)
+    again = planned[0].lists(brought)
+    for ours, theirs in zip(again, lists, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:5], theirs[:5], strict=True))
         assert ours.numbers == theirs.numbers
         assert list(map(type, ours.numbers)) == list(map(type, theirs.numbers))
 
 
+def plan_with(backend, problem, schedule) -> Plan:
+    """A plan for inputs that the backend refuses because they are on a CPU."""
+    with mock.patch("sparseflash.plan.choose", lambda problem, direction: backend):
+        return plan_for(problem, schedule=schedule)
+
+
+@pytest.mark.parametrize("head_dim, v_head_dim", [(136, 64), (64, 136), (256, 256)])
+def test_backward_refuses_wide_heads_that_the_forward_takes(head_dim, v_head_dim, capability):
+    qkv = inputs(head_dim=head_dim, v_head_dim=v_head_dim)
+    assert reason(*qkv) is None
+    found = reason(*qkv, direction="backward")
+    assert found and re.search("backward kernels hold head dims up to 128, not", found)
+
+
+def test_amd_gpus_are_refused_without_a_question_about_their_capability(monkeypatch):
+    from sparseflash.backends import nvidia
+
+    nvidia.nvidia_capability.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: 1 / 0)
+    try:
+        found = reason(*inputs())
+    finally:
+        nvidia.nvidia_capability.cache_clear()
+    assert found and "Hopper GPU" in found and "this is none" in found
+
+
 def test_is_first_and_the_others_follow():
     assert NAMES == ("hopper", "triton", "cpu", "reference")
     q, k, v = make_qkv(1, 1, 16, 16, 16)
-    assert list(reasons(q, k, v, None, 0.0)) == list(NAMES)
-    assert sparseflash.explain(q, k, v).startswith("hopper: its kernels run on CUDA tensors")
+    explained = sparseflash.explain(q, k, v).splitlines()
+    assert [line.split(":")[0].strip() for line in explained[1:5]] == list(NAMES)
+    assert explained[1].startswith("  hopper: its kernels run on CUDA tensors")
 
 
 def test_refusal_of_a_named_backend_says_why():
@@ -213,18 +242,3 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
         assert r["shared_bytes"] <= aot.SHARED, r
         limit = spills if r["name"] == "backward_cols" else 0
         assert r["spilled_bytes"] <= limit, r
-
-
-def test_backward_launches_that_differ_in_padding_have_keys_of_their_own(monkeypatch):
-    """A kept launch repeats its arguments, and masks of one layout may want other buffers."""
-    keys = []
-    monkeypatch.setattr(passes, "Launch", lambda kernel, key: keys.append(key) or (lambda *_: None))
-    q, k, v = inputs(n=100)
-    lse = torch.zeros(q.shape[:3])
-    for n_pad in (128, 256):
-        start, delta = torch.empty(2, *q.shape[:2], n_pad).unbind()
-        sums = torch.empty(*q.shape[:2], n_pad, 64)
-        call = passes.Call(q, k, v, q, start, delta, None, 0.125, 0.0, None, {})
-        passes.prepare(call, None, q, lse, sums)
-        passes.finish(call, sums)
-    assert len(keys) == len(set(keys)) == 4

@@ -1,19 +1,24 @@
-"""What tile lists are to be made for."""
+"""Parameters of a work list."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from sparseflash.schedule import Schedule
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.order import Work
 from sparseflash.tiles.tile_lists import TileLists
 
+Side = Literal["rows", "cols"]
 EMPTY, FULL = -2, -1
 SPARE = 8  # entries that a kernel may read beyond the last one; they mean nothing
 
 
-class Make(NamedTuple):
-    """What lists are to be made."""
+class TileSpec(NamedTuple):
+    """Parameters of a work list: the tiles of a kernel, and the extents of q and k.
+
+    major, minor: powers of two, minor at most 128. sms: multiprocessors to fill.
+    """
 
     by_rows: bool
     major: int
@@ -25,7 +30,13 @@ class Make(NamedTuple):
     kv_heads: int
     sms: int
 
-    def blocks(self, schedule: Schedule) -> tuple[int, int]:
+    @staticmethod
+    def of(problem: Problem, side: Side, major: int, minor: int, sms: int) -> "TileSpec":
+        """For the rows or the columns of the mask of a problem."""
+        extents = problem.n_q, problem.n_k, problem.batch, problem.heads, problem.kv_heads
+        return TileSpec(side == "rows", major, minor, *extents, sms)
+
+    def block_sizes(self, schedule: Schedule | ScheduleFacts) -> tuple[int, int]:
         """Tokens of the blocks of a schedule: major, minor."""
         block_q, block_k = schedule.block_q, schedule.block_k
         return (block_q, block_k) if self.by_rows else (block_k, block_q)
@@ -51,8 +62,8 @@ class Make(NamedTuple):
         """(batch, head)s that run a slice."""
         return self.batch * (self.heads if self.by_rows else self.kv_heads) // slices
 
-    def gave(self, lists: TileLists) -> bool:
-        """Whether lists of a dynamic schedule are what this makes of it."""
+    def matches(self, lists: TileLists) -> bool:
+        """Whether lists made of a dynamic schedule have these parameters."""
         mine = self.by_rows, self.major, self.minor, *self.tokens, self.group
         its = lists.by_rows, lists.major, lists.minor, lists.n_major, lists.n_minor, lists.group
         return mine == its

@@ -8,6 +8,7 @@ from sparseflash.backends import reference
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, check, random_case
+from tests.problems import problem_of, refusal
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,8 +27,6 @@ def test_dense_mask_is_the_mask(n_q, n_k):
 
 
 def test_long_inputs_are_refused():
-    with torch.device("meta"):
-        q = torch.ones(1, 1, 2**16, 1)
-    assert "block by block" in (reference.unsupported(q, q, q, None, 0.0) or "")
-    short = make_qkv(1, 1, 4, 4, 4)
-    assert reference.unsupported(*short, None, 0.0) is None
+    q = torch.zeros(1).expand(1, 1, 2**16, 1)
+    assert "block by block" in (refusal("reference", problem_of(q, q, q)) or "")
+    assert refusal("reference", problem_of(*make_qkv(1, 1, 4, 4, 4))) is None

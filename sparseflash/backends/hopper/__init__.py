@@ -1,0 +1,76 @@
+"""The hopper backend: warp-specialised FlashAttention kernels in Gluon, with wgmma and TMA.
+
+Dense attention is the same kernel with one list for all rows. See docs/hopper.md.
+"""
+
+from functools import cache
+
+import torch
+
+from sparseflash.backends.hopper.backward import Backward, backward_form
+from sparseflash.backends.hopper.forward import Forward, forward_spec
+from sparseflash.backends.hopper.tma import ALIGNED, not_copied
+from sparseflash.backends.nvidia import nvidia_capability, told
+from sparseflash.backends.protocol import Direction
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule, ScheduleFacts
+from sparseflash.tiles.lists import indivisible
+
+name = "hopper"
+
+
+def unsupported(problem: Problem, direction: Direction) -> str | None:
+    """Why this backend cannot run the problem in this direction, or None."""
+    if problem.device.type != "cuda":
+        return f"its kernels run on CUDA tensors, not on {problem.device.type}"
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"its kernels take bfloat16 and float16, not {problem.dtype}"
+    if reason := missing(problem.device):
+        return reason
+    limit = 256 if direction == "forward" else 128
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > limit:
+        return f"its {direction} kernels hold head dims up to {limit}, not {widest}"
+    for tensor, (shape, strides) in problem.layouts.items():
+        if tensor in problem.misaligned:
+            return f"{tensor} {ALIGNED}"
+        if reason := not_copied(tensor, shape, strides):
+            return reason
+    if not isinstance(facts := problem.mask, ScheduleFacts):
+        return None
+    if direction == "forward":
+        return indivisible(facts, forward_spec(problem, facts, sms=1))
+    specs = backward_form(problem, facts).specs(problem, sms=1)
+    return next((reason for spec in specs if (reason := indivisible(facts, spec))), None)
+
+
+def plan_forward(problem: Problem, schedule: Schedule | None) -> Forward:
+    """Prepare the forward of a supported problem."""
+    return Forward(problem, schedule)
+
+
+def plan_backward(problem: Problem, schedule: Schedule | None) -> Backward:
+    """Prepare the backward of a supported problem."""
+    return Backward(problem, schedule)
+
+
+def missing(device: torch.device) -> str | None:
+    """Why kernels for Hopper GPUs cannot run on a CUDA device, or None."""
+    capability = nvidia_capability(device)
+    if capability != (9, 0):
+        return f"it needs a Hopper GPU, compute capability 9.0; {told(capability)}"
+    return gluon_missing()
+
+
+@cache
+def gluon_missing() -> str | None:
+    """Why the kernels cannot be compiled here, or None."""
+    try:
+        import triton
+        from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma  # noqa: F401
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401
+    except ImportError as error:
+        return f"Triton's Gluon cannot be imported ({error}); install triton 3.6"
+    if triton.__version__.startswith("3.6."):
+        return None
+    return f"its kernels are written in the Gluon of Triton 3.6, this is {triton.__version__}"

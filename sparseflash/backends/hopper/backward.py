@@ -1,0 +1,86 @@
+"""The backward of the hopper backend, in one of two forms.
+
+One pass over the columns of the mask gives dK and dV, and adds up dQ by float32 reductions, whose
+order changes from run to run. Two passes without atomics, over columns and rows, take seven matrix
+products instead of five. See docs/hopper.md.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.hopper.passes import Call, ColumnPass, Finish, Prepare, RowPass
+from sparseflash.backends.hopper.tma import empty_like, fits_tma
+from sparseflash.backends.nvidia import multiprocessors
+from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.kernels.hopper.configs import BackwardTiles, cols_tiles, padded, rows_tiles
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule, ScheduleFacts
+from sparseflash.tiles.lists import gathered_tokens
+from sparseflash.tiles.tile_spec import TileSpec
+
+_PAD = 128  # rows of the buffers with a number for every query come in multiples of this
+_FEW_KEYS = 512  # up to so many for a query, clearing and converting dQ costs more than it saves
+
+
+class BackwardForm(NamedTuple):
+    """Which passes run, and their tiles."""
+
+    one_pass: bool
+    cols: BackwardTiles
+    rows: BackwardTiles
+
+    def specs(self, problem: Problem, sms: int) -> tuple[TileSpec, ...]:
+        """The work lists of the passes on a GPU with `sms` multiprocessors."""
+        cols, rows = self.cols, self.rows
+        by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs)
+        if self.one_pass:
+            return (by_cols,)
+        return by_cols, TileSpec.of(problem, "rows", rows.major, rows.minor, sms * rows.programs)
+
+
+def backward_form(problem: Problem, facts: ScheduleFacts | None) -> BackwardForm:
+    """The form for a problem; facts: of its schedule, None for dense attention."""
+    width = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    keys = problem.n_k if facts is None else facts.keys_per_query
+    one_pass = not problem.options.deterministic and keys > _FEW_KEYS
+    if problem.options.dropout_p > 0 and width > 64:  # not enough registers
+        one_pass = False
+    block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)
+    cols = cols_tiles(width, block_k, with_dq=one_pass)
+    return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
+
+
+class Backward:
+    """The passes of the form that fits the problem."""
+
+    def __init__(self, problem: Problem, schedule: Schedule | None):
+        facts = None if schedule is None else schedule.facts
+        dynamic = schedule is not None and schedule.dynamic
+        form = backward_form(problem, facts)
+        self.one_pass, self.options = form.one_pass, problem.options
+        self.specs = form.specs(problem, multiprocessors(problem.device))
+        # pieces that are missing in a list add 0 * K to queries beyond the last one: for a NaN
+        # among the keys these must not be queries of another head
+        spare = dynamic or gathered_tokens(facts, self.specs[0]) < form.cols.minor
+        n_pad = -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
+        self.buffer = *problem.q_shape[:2], n_pad
+        self.width = padded(problem.head_dim)
+        self.prepare, self.finish = Prepare(problem.options.scale), Finish(problem.options.scale)
+        self.cols = ColumnPass(problem, form.cols, static=not dynamic)
+        self.rows = RowPass(problem, form.rows, static=not dynamic)
+
+    def __call__(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not fits_tma(dout):
+            dout = empty_like(dout).copy_(dout)
+        q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
+        start, delta = torch.empty(2, *self.buffer, **float32).unbind()
+        dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
+        call = Call(q, saved.k, saved.v, dout, start, delta, saved.seed)
+        self.prepare(call, dlse, saved, dq_sum)
+        dk, dv = self.cols(call, walk.lists[0], dq_sum)
+        dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
+        return dq, dk, dv

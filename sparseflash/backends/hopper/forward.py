@@ -1,0 +1,123 @@
+"""The forward of the hopper backend."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.hopper.tma import descriptor
+from sparseflash.backends.nvidia import multiprocessors
+from sparseflash.backends.protocol import Walk, empty_out
+from sparseflash.dropout import keep_threshold
+from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
+from sparseflash.kernels.launch import Launch, zeroed_counter
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule, ScheduleFacts
+from sparseflash.tiles.tile_lists import TileLists
+from sparseflash.tiles.tile_spec import TileSpec
+
+_LOG2E = 1.4426950408889634
+
+
+class Forward:
+    """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
+
+    def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.kernels.hopper.forward import attention_forward
+        from sparseflash.kernels.tl.merge_parts import merge_parts
+
+        facts = None if schedule is None else schedule.facts
+        static = schedule is None or not schedule.dynamic
+        self.scale, self.dropout_p = problem.options.scale, problem.options.dropout_p
+        self.tiles = forward_tiles_for(problem, facts)
+        sms = multiprocessors(problem.device)
+        self.programs = sms * self.tiles.programs
+        self.specs = (forward_spec(problem, facts, sms),)
+        self._launch = Launch(attention_forward, static=static)
+        self._merge = Launch(merge_parts, static=static)
+        self._lse = {"size": problem.q_shape[:3], "dtype": torch.float32, "device": problem.device}
+        self._device = problem.device
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
+        lists = walk.lists[0]
+        out, lse = empty_out(q, v), torch.empty(**self._lse)
+        parts, counter = self._parts(lists, out, lse), zeroed_counter(self._device, 2)
+        tensors = (q, k, v, out, lse, counter, *parts, seed)
+        self._launch(tensors, lambda: self._arguments(lists, *tensors), lists[:4])
+        if lists.n_parts:
+            tensors = (*parts, out, lse)
+            self._merge(tensors, lambda: merge_arguments(lists, *tensors), [lists.merge])
+        return out, lse
+
+    def _arguments(self, lists, q, k, v, out, lse, counter, part_out, part_lse, seed):
+        tiles, dropout_p = self.tiles, self.dropout_p
+        batch, heads, n_q, _ = q.shape
+        n_bh, piece = batch * heads, tiles.minor // lists.gather
+        args = (
+            descriptor(q, 64, tiles.width), descriptor(k, piece, _panel(tiles.width, lists)),
+            descriptor(v, piece, _panel(tiles.width_v, lists)), descriptor(out, 64, tiles.width_v),
+            out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
+            lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
+            n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
+            self.scale * _LOG2E, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
+        )  # fmt: skip
+        options = {
+            "MINOR": tiles.minor, "CONSUMERS": tiles.consumers, "KS": tiles.k_stages,
+            "VS": tiles.v_stages, "D": tiles.width, "DV": tiles.width_v, "PARTIAL": lists.partial,
+            "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
+            "PAIRS": tiles.pairs, **_registers(tiles),
+        }  # fmt: skip
+        return (min(self.programs, n_bh * lists.n_items),), args, options
+
+    def _parts(self, lists: TileLists, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Out and LSE of the parts of split tiles, float32; where nothing is split, any tensor."""
+        if not lists.n_parts:
+            return lse, lse
+        rows = out.shape[0] * out.shape[1] * lists.n_parts * self.tiles.major
+        part_out = torch.empty(rows, self.tiles.width_v, dtype=torch.float32, device=out.device)
+        return part_out, torch.empty(rows, dtype=torch.float32, device=out.device)
+
+
+def forward_tiles_for(problem: Problem, facts: ScheduleFacts | None) -> ForwardTiles:
+    """The tiles of the forward kernel; facts: of the schedule, None for dense attention."""
+    block_q = 128 if facts is None else facts.block_q
+    return forward_tiles(problem.head_dim, problem.head_dim_v, block_q, problem.n_q)
+
+
+def forward_spec(problem: Problem, facts: ScheduleFacts | None, sms: int) -> TileSpec:
+    """The work list of the forward kernel on a GPU with `sms` multiprocessors."""
+    tiles = forward_tiles_for(problem, facts)
+    return TileSpec.of(problem, "rows", tiles.major, tiles.minor, sms * tiles.programs)
+
+
+def _panel(width: int, lists: TileLists) -> int:
+    """Columns of one copy: where an entry is gathered, those that lie together for all its rows."""
+    return width if lists.gather == 1 else min(width, 64)
+
+
+def _registers(tiles: ForwardTiles) -> dict[str, int]:
+    """Of a thread: of the consumers, of the warps that feed them, and the mean that a launch must
+    name. A program has its consumers and one more warpgroup.
+    """
+    groups = tiles.consumers + 1
+    mean = 65536 // (tiles.programs * groups * 128) // 8 * 8
+    feed = min(40, mean // 20 * 8)
+    consumer = min(240, (mean * groups - feed) // tiles.consumers // 8 * 8)
+    return {"REGISTERS": consumer, "FEED_REGISTERS": feed, "num_warps": 4, "maxnreg": mean}
+
+
+def merge_arguments(
+    lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor
+) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+    """The launch of the kernel that merges the parts of split tiles."""
+    batch, heads, n_q, head_dim_v = out.shape
+    n_split, rows = lists.merge.shape[1], 16
+    grid = n_split, batch * heads, lists.major // rows
+    args = (
+        part_out, part_lse, lists.merge, out, lse, n_split, lists.n_parts,
+        lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
+    )  # fmt: skip
+    return grid, args, {"ROWS": lists.major, "DIM": part_out.shape[-1], "BLOCK": rows}

@@ -1,0 +1,245 @@
+"""The kernels of the Hopper backward, and how they are launched."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descriptor
+from sparseflash.backends.nvidia import multiprocessors
+from sparseflash.backends.protocol import Saved
+from sparseflash.dropout import keep_threshold
+from sparseflash.kernels.hopper.configs import BackwardTiles, padded
+from sparseflash.kernels.launch import Launch
+from sparseflash.problem import Problem
+from sparseflash.tiles.tile_lists import TileLists
+
+_LOG2E = 1.4426950408889634
+
+
+class Call(NamedTuple):
+    """The tensors that all kernels of one backward take."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    start: Tensor  # float32 (B, H, n_pad)  -lse / scale, where the sums of the scores begin
+    delta: Tensor  # float32 (B, H, n_pad)  dlse - rowsum(out * dout), where those of dP begin
+    seed: Tensor | None
+
+    @property
+    def n_pad(self) -> int:
+        return self.start.shape[2]
+
+
+class Prepare:
+    """`start` and `delta` of every query; clears the float32 sums of dq."""
+
+    def __init__(self, scale: float):
+        from sparseflash.kernels.hopper.backward_prepare import backward_prepare
+
+        self.scale, self.launch = scale, Launch(backward_prepare, static=True)
+
+    def __call__(
+        self, call: Call, dlse: Tensor | None, saved: Saved, dq_sum: Tensor | None
+    ) -> None:
+        out, lse = saved.out, saved.lse
+        batch, heads, n_q, dim_v = out.shape
+        dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+
+        def arguments():
+            args = (
+                out, call.dout, lse, dlse, call.delta, call.start, dq_sum,
+                *out.stride()[:3], *call.dout.stride()[:3], *dlse_strides,
+                n_q, call.n_pad, heads, 1.0 / self.scale,
+            )  # fmt: skip
+            options = {
+                "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "DQ_D": padded(call.q.shape[-1]),
+                "BLOCK_M": 64, "LSE_GRAD": dlse is not None, "CLEAR": dq_sum is not None,
+                "num_warps": 4,
+            }  # fmt: skip
+            return (batch * heads * call.n_pad // 64,), args, options
+
+        gradient = dlse is not None and (dlse_strides, dlse.dtype)
+        layout = out.stride(), call.dout.stride(), gradient
+        tensors = (out, call.dout, lse, dlse, call.delta, call.start, dq_sum)
+        self.launch(tensors, arguments, layout=layout)
+
+
+class Finish:
+    """dq from its float32 sums."""
+
+    def __init__(self, scale: float):
+        from sparseflash.kernels.hopper.backward_prepare import backward_finish
+
+        self.scale, self.launch = scale, Launch(backward_finish, static=True)
+
+    def __call__(self, call: Call, dq_sum: Tensor) -> Tensor:
+        batch, heads, n_q, head_dim = call.q.shape
+        dq = empty_like(call.q)
+
+        def arguments():
+            args = (dq_sum, dq, *dq.stride()[:3], n_q, call.n_pad, heads, self.scale)
+            options = {
+                "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "BLOCK_M": 64, "num_warps": 4,
+            }  # fmt: skip
+            return (batch * heads * call.n_pad // 64,), args, options
+
+        self.launch((dq_sum, dq), arguments)
+        return dq
+
+
+class _Pass:
+    """What both passes share: tiles, options, and the merging of split tiles."""
+
+    def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
+        from sparseflash.kernels.hopper.backward_prepare import backward_merge
+
+        self.problem, self.tiles, self.static = problem, tiles, static
+        self.head_dim, self.dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
+        self.programs = multiprocessors(problem.device) * tiles.programs
+        self.launch = Launch(kernel, static=static)
+        self.merges = {first: Launch(backward_merge, static=static) for first in (0, self.head_dim)}
+
+    def scalars(self) -> tuple[float, int, float]:
+        """Scale in base 2, dropout threshold and the factor of what dropout keeps."""
+        dropout_p = self.problem.options.dropout_p
+        return (
+            self.problem.options.scale * _LOG2E, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p)
+        )  # fmt: skip
+
+    def options(self, parts: Tensor | None) -> dict[str, Any]:
+        """Compile-time arguments of both kernels, and how they share out the register file: one
+        consumer leaves half of it to another program.
+        """
+        consumers = self.tiles.consumers
+        return {
+            "STAGES": self.tiles.stages, "DROPOUT": self.problem.options.dropout_p > 0,
+            "SPLIT": parts is not None, "CONSUMERS": consumers, "REGISTERS": 240, "num_warps": 4,
+            "maxnreg": 168 if consumers == 2 else 128,
+        }  # fmt: skip
+
+    def parts(self, lists: TileLists, width: int) -> Tensor | None:
+        """Room for the float32 sums of the tiles that are split."""
+        if not lists.n_parts:
+            return None
+        n = self.problem.batch * (self.problem.heads // lists.group) * lists.n_parts
+        shape = n, lists.major, width
+        return torch.empty(shape, dtype=torch.float32, device=self.problem.device)
+
+    def merge(self, parts: Tensor, lists: TileLists, out: Tensor, *, first: int) -> None:
+        """Add up the parts of split tiles, columns `first` and following, into `out`."""
+        batch, heads, n, head_dim = out.shape
+        n_merge = lists.merge.shape[1]
+
+        def arguments():
+            args = (
+                parts, lists.merge, out, *out.stride()[:3], n, heads, lists.n_parts, n_merge,
+                lists.batch, lists.heads,
+            )  # fmt: skip
+            options = {
+                "WIDTH": parts.shape[2], "FIRST": first, "HEAD_DIM": head_dim,
+                "BLOCK_D": padded(head_dim), "MAJOR": lists.major, "BLOCK_M": 16, "num_warps": 4,
+            }  # fmt: skip
+            return (lists.major // 16 * n_merge * batch * heads,), args, options
+
+        self.merges[first]((parts, out), arguments, [lists.merge])
+
+
+class ColumnPass(_Pass):
+    """dk and dv, by key tiles."""
+
+    def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
+        from sparseflash.kernels.hopper.backward_cols import backward_cols
+
+        super().__init__(problem, tiles, backward_cols, static=static)
+
+    def __call__(
+        self, call: Call, lists: TileLists, dq_sum: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """dq is added to `dq_sum`, if that is not None."""
+        tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
+        q, k, v, dout = call[:4]
+        dk, dv = empty_like(k), empty_like(v)
+        minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
+        parts = self.parts(lists, head_dim + dim_v)
+        n_bh = k.shape[0] * k.shape[1]
+        counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+        dq_out, parts_out, seed = (
+            _or(dq_sum, call.start), _or(parts, call.start), _or(call.seed, lists.items),
+        )  # fmt: skip
+
+        def arguments():
+            args = (
+                descriptor(q, piece, head_dim), descriptor(dout, piece, dim_v),
+                descriptor(k, major, head_dim), descriptor(v, major, dim_v),
+                descriptor(dk, major, head_dim), descriptor(dv, major, dim_v),
+                vector_descriptor(call.start, piece), vector_descriptor(call.delta, piece),
+                call.start, call.delta,
+                lists.items, lists.idx, lists.bit, lists.bits, counter, dq_out, parts_out, seed,
+                lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
+                lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2], lists.n_parts,
+                *self.scalars(),
+            )  # fmt: skip
+            options = self.options(parts) | {
+                "BM": minor, "KV": tiles.ring, "GROUPED": lists.group > 1,
+                "PARTIAL": lists.partial or k.shape[2] % major > 0,
+                "WITH_DQ": dq_sum is not None, "LATE": 4,
+            }  # fmt: skip
+            return (min(self.programs, n_bh * lists.n_items),), args, options
+
+        tensors = (
+            q, k, v, dout, dk, dv, call.start, call.delta, counter, dq_out, parts_out, seed,
+        )  # fmt: skip
+        self.launch(tensors, arguments, lists[:4], dout.stride())
+        if parts is not None:
+            self.merge(parts, lists, dk, first=0)
+            self.merge(parts, lists, dv, first=head_dim)
+        return dk, dv
+
+
+class RowPass(_Pass):
+    """dq, by query tiles."""
+
+    def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
+        from sparseflash.kernels.hopper.backward_rows import backward_rows
+
+        super().__init__(problem, tiles, backward_rows, static=static)
+
+    def __call__(self, call: Call, lists: TileLists) -> Tensor:
+        tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
+        q, k, v, dout = call[:4]
+        dq = empty_like(q)
+        major, piece = tiles.major, tiles.minor // lists.gather
+        parts = self.parts(lists, head_dim)
+        n_bh = q.shape[0] * q.shape[1]
+        counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+        parts_out, seed = _or(parts, call.start), _or(call.seed, lists.items)
+
+        def arguments():
+            args = (
+                descriptor(q, major, head_dim), descriptor(dout, major, dim_v),
+                descriptor(k, piece, head_dim), descriptor(v, piece, dim_v),
+                descriptor(dq, 64, head_dim),
+                vector_descriptor(call.start, major), vector_descriptor(call.delta, major),
+                lists.items, lists.idx, lists.bit, lists.bits, counter, parts_out, seed,
+                lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
+                q.shape[1] // k.shape[1], call.n_pad, lists.n_parts, *self.scalars(),
+            )  # fmt: skip
+            options = self.options(parts) | {
+                "BN": tiles.minor, "RING": tiles.ring, "PARTIAL": lists.partial, "LATE": 3,
+            }  # fmt: skip
+            return (min(self.programs, n_bh * lists.n_items),), args, options
+
+        tensors = (
+            q, k, v, dout, dq, call.start, call.delta, counter, parts_out, seed,
+        )  # fmt: skip
+        self.launch(tensors, arguments, lists[:4], dout.stride())
+        if parts is not None:
+            self.merge(parts, lists, dq, first=0)
+        return dq
+
+
+def _or(t: Tensor | None, stand_in: Tensor) -> Tensor:
+    return stand_in if t is None else t

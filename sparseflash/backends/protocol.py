@@ -1,0 +1,99 @@
+"""What a backend is: a module with the names of `Backend`."""
+
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule
+from sparseflash.tiles.tile_lists import TileLists
+from sparseflash.tiles.tile_spec import TileSpec
+
+Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+class Walk(NamedTuple):
+    """What a kernel goes through: the schedule (None: dense) and the work lists made of it.
+
+    Those of a static mask are the same objects in every call of a plan; a dynamic schedule has
+    others each time, of the same extents.
+    """
+
+    schedule: Schedule | None
+    lists: tuple[TileLists, ...]
+
+
+class Saved(NamedTuple):
+    """What the forward leaves for the backward."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    seed: Tensor | None
+
+
+class Forward(Protocol):
+    """A forward prepared for one problem."""
+
+    @property
+    def specs(self) -> tuple[TileSpec, ...]:
+        """The work lists that a call expects in `Walk.lists`."""
+        ...
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
+    ) -> tuple[Tensor, Tensor]:
+        """out (B, H, N_q, D_v), laid out like q, and lse (B, H, N_q)."""
+        ...
+
+
+class Backward(Protocol):
+    """A backward prepared for one problem."""
+
+    @property
+    def specs(self) -> tuple[TileSpec, ...]:
+        """The work lists that a call expects in `Walk.lists`."""
+        ...
+
+    def __call__(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk, dv like q, k, v."""
+        ...
+
+
+class Backend(Protocol):
+    """A family of kernels. To add one, write its module and name it in `registry.BACKENDS`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unsupported(self, problem: Problem, direction: Direction) -> str | None:
+        """Why this backend cannot run the problem in this direction, with a remedy, or None."""
+        ...
+
+    def plan_forward(self, problem: Problem, schedule: Schedule | None) -> Forward:
+        """Prepare the forward of a supported problem.
+
+        schedule: None for dense attention. Of a dynamic one only `facts` may be used.
+        """
+        ...
+
+    def plan_backward(self, problem: Problem, schedule: Schedule | None) -> Backward:
+        """Prepare the backward of a supported problem, likewise."""
+        ...
+
+
+def empty_out(q: Tensor, v: Tensor) -> Tensor:
+    """Uninitialised out (B, H_q, N_q, D_v), with heads and tokens in memory in the order of q."""
+    head_dim = v.shape[-1]
+    if head_dim == q.shape[-1]:
+        return torch.empty_like(q)
+    batch, heads, n_q, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty(batch, n_q, heads, head_dim).transpose(1, 2)
+    return q.new_empty(batch, heads, n_q, head_dim)

@@ -1,0 +1,153 @@
+"""The checks of the public functions. Every error names the argument, its value and the remedy."""
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_options(
+    scale: Any, dropout_p: Any, deterministic: Any, return_lse: Any, backend: Any,
+    backends: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Raise ValueError for an option of a wrong type or value; backends: their names."""
+    if type(deterministic) is not bool or type(return_lse) is not bool:
+        name, value = "deterministic", deterministic
+        if type(deterministic) is bool:
+            name, value = "return_lse", return_lse
+        raise ValueError(f"{name} is {value!r}; pass True or False")
+    if type(backend) is not str or (backend != "auto" and backend not in backends):
+        choices = ", ".join(("auto", *backends))
+        raise ValueError(f"backend is {backend!r}; choose one of {choices}")
+    if not _is_number(dropout_p):
+        raise ValueError(f"dropout_p is {dropout_p!r}; pass a number in [0, 1)")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
+    if scale is not None:
+        check_scale(scale)
+
+
+def check_scale(scale: Any) -> None:
+    """Raise ValueError for a scale that is no positive number."""
+    if isinstance(scale, Tensor):
+        if scale.requires_grad:
+            raise ValueError(
+                "scale is a tensor that requires a gradient, and attention gives it none;"
+                " multiply q by it and pass scale=1.0, or pass scale.item()"
+            )
+        if scale.numel() != 1:
+            raise ValueError(f"scale is a tensor of shape {tuple(scale.shape)}; pass one number")
+    elif not _is_number(scale):
+        raise ValueError(f"scale is {scale!r}; pass a positive number or None")
+    if not 0 < scale < math.inf:
+        raise ValueError(
+            f"scale is {float(scale)}; it must be positive and finite"
+            " (negate q for a negative scale)"
+        )
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
+
+
+def check_tensors(q: Any, k: Any, v: Any) -> None:
+    """Raise ValueError for q, k and v that attention does not take."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
+        if t.ndim != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}; it must be (batch, heads, length, head dim)"
+            )
+        if 0 in t.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, no elements; every extent must be at least 1"
+            )
+        if t.dtype != q.dtype or t.device != q.device:
+            raise ValueError(
+                f"q is {q.dtype} on {q.device}, {name} is {t.dtype} on {t.device};"
+                " bring them to one dtype and device"
+            )
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q, k and v are on {q.device}; move them to cpu or cuda")
+    if not q.dtype.is_floating_point or q.dtype.itemsize < 2:
+        raise ValueError(
+            f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
+        )
+    check_shapes(q, k, v)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError where the shapes of q, k and v do not fit together."""
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; all but the head dim must be equal"
+        )
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}, k {tuple(k.shape)};"
+            " batch and head dim must be those of q"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads, k and v {k.shape[1]};"
+            " the first must be a multiple of the second"
+        )
+
+
+def check_extents(mask: Any, n_q: int, n_k: int, batch: int, heads: int) -> None:
+    """Raise ValueError where a BlockMask, a Selection or a Schedule is for other inputs."""
+    if (mask.n_q, mask.n_k) != (n_q, n_k):
+        raise ValueError(
+            f"the mask is for {mask.n_q} queries and {mask.n_k} keys, q and k have {n_q} and {n_k};"
+            f" build it with mask.build({n_q}, {n_k}), or pass the Mask itself"
+        )
+    if mask.batch not in (1, batch) or mask.heads not in (1, heads):
+        raise ValueError(
+            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {batch} and {heads};"
+            " each extent of the mask must be 1 or that of q"
+        )
+
+
+def check_transforms(*tensors: Tensor) -> None:
+    """Raise RuntimeError under a transform of torch that attention has no rule for."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        for t in tensors:
+            if _has_tangent(t):
+                raise RuntimeError(
+                    "sparseflash.attention has no forward-mode derivatives (torch.func.jvp, jacfwd,"
+                    " hessian, make_dual); use reverse mode: torch.func.grad, vjp or jacrev"
+                )
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if functorch.peek_interpreter_stack() is None:
+        return
+    for t in tensors:
+        while functorch.is_functorch_wrapped_tensor(t):
+            if functorch.is_batchedtensor(t):
+                raise RuntimeError(
+                    "sparseflash.attention has no rule for torch.vmap;"
+                    " flatten the mapped axis into the batch of q, k and v"
+                )
+            t = functorch.get_unwrapped(t)
+
+
+def _has_tangent(t: Tensor) -> bool:
+    return torch.autograd.forward_ad.unpack_dual(t).tangent is not None
+
+
+def seed_tensor(seed: Any, device: torch.device) -> Tensor:
+    """The seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is None."""
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), device=device)
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
+            raise ValueError(
+                f"seed is a {seed.dtype} tensor of shape {tuple(seed.shape)} on {seed.device};"
+                f" pass one int64 element on {device}, or an int"
+            )
+        return seed.reshape(1)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed!r}; pass an int in [0, 2**63), an int64 tensor or None")
+    return torch.full((1,), seed, dtype=torch.int64, device=device)

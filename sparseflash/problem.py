@@ -1,0 +1,100 @@
+"""What a plan depends on: the layout of q, k and v, the mask and the options of a call."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Layout = tuple[int, ...]
+
+
+class Options(NamedTuple):
+    """Options of a call that its results depend on, beside the seed."""
+
+    scale: float
+    dropout_p: float
+    deterministic: bool
+    backend: str
+
+
+class Problem(NamedTuple):
+    """One kind of call: everything but the values of its tensors. The key of a plan.
+
+    mask: None for dense attention, the key of a `Mask` or `BlockMask`, or the `ScheduleFacts` of
+        a schedule that each call brings.
+    misaligned: which of "q", "k" and "v" do not begin at a multiple of 16 bytes.
+    needs_grad: whether a gradient of q, k or v may be asked for.
+    """
+
+    q_shape: Layout
+    k_shape: Layout
+    v_shape: Layout
+    q_strides: Layout
+    k_strides: Layout
+    v_strides: Layout
+    dtype: torch.dtype
+    device: torch.device
+    mask: Hashable
+    options: Options
+    misaligned: str
+    needs_grad: bool
+
+    @property
+    def batch(self) -> int:
+        return self.q_shape[0]
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.q_shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k_shape[1]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.q_shape[1] // self.k_shape[1]
+
+    @property
+    def n_q(self) -> int:
+        return self.q_shape[2]
+
+    @property
+    def n_k(self) -> int:
+        return self.k_shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """Of q and k."""
+        return self.q_shape[3]
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.v_shape[3]
+
+    @property
+    def layouts(self) -> dict[str, tuple[Layout, Layout]]:
+        """Shape and strides by name."""
+        return {
+            "q": (self.q_shape, self.q_strides),
+            "k": (self.k_shape, self.k_strides),
+            "v": (self.v_shape, self.v_strides),
+        }
+
+
+def describe(
+    q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: Options, needs_grad: bool
+) -> Problem:
+    """The problem of a call; k and v must have the dtype and device of q."""
+    misaligned = ""
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
+        misaligned = "".join(
+            name for name, t in zip("qkv", (q, k, v), strict=True) if t.data_ptr() & 15
+        )
+    return Problem(
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, mask,
+        options, misaligned, needs_grad,
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""Problems of given inputs, and which backends take them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from masks import BlockMask, Mask
+from sparseflash.backends.protocol import Backend, Saved, Walk
+from sparseflash.backends.registry import BACKENDS
+from sparseflash.problem import Options, Problem, describe
+from sparseflash.schedule import Schedule
+from sparseflash.tiles.lists import tile_lists
+from sparseflash.tiles.tile_spec import TileSpec
+
+
+def problem_of(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | BlockMask | Schedule | None = None, *,
+    scale: float | None = None, dropout_p: float = 0.0, deterministic: bool = False,
+    backend: str = "auto",
+) -> Problem:  # fmt: skip
+    """With gradients; the lists of a schedule are brought by the call."""
+    options = Options(scale or q.shape[-1] ** -0.5, dropout_p, deterministic, backend)
+    identity = mask.facts if isinstance(mask, Schedule) else getattr(mask, "key", None)
+    return describe(q, k, v, identity, options, True)
+
+
+def refusal(backend: str, problem: Problem) -> str | None:
+    """Why a backend cannot run a problem, forward or backward, or None."""
+    forward = BACKENDS[backend].unsupported(problem, "forward")
+    return forward or BACKENDS[backend].unsupported(problem, "backward")
+
+
+def run_backend(
+    backend: Backend, qkv: Sequence[Tensor], schedule: Schedule | None, dout: Tensor | None = None,
+    dlse: Tensor | None = None, *, seed: Tensor | None = None, **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """out and lse by a backend itself, and dq, dk, dv where there is a dout."""
+    problem = problem_of(*qkv, schedule, **options)
+
+    def walk(specs: Sequence[TileSpec]) -> Walk:
+        return Walk(schedule, tuple(tile_lists(schedule, spec, problem.device) for spec in specs))
+
+    forward = backend.plan_forward(problem, schedule)
+    results = forward(*qkv, seed, walk(forward.specs))
+    if dout is None:
+        return results
+    backward = backend.plan_backward(problem, schedule)
+    saved = Saved(*qkv, *results, seed)
+    return *results, *backward(dout, dlse, saved, walk(backward.specs))
