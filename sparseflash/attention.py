@@ -186,7 +186,12 @@ def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Problem | N
     if mask is not None and not isinstance(mask, Mask | BlockMask):
         return None
     dtype, device = q.dtype, q.device
-    if not (k.dtype == v.dtype == dtype and k.device == v.device == device and q.numel()):
+    if not (
+        q.dim() == 4
+        and q.shape[3]
+        and k.dtype == v.dtype == dtype
+        and k.device == v.device == device
+    ):
         return None
     key = None if mask is None else mask.key
     return describe(q, k, v, key, options_of(q, *call), _needs_grad(q, k, v))

@@ -223,7 +223,7 @@ def selection_of(dense: np.ndarray, block) -> Selection:
     codes = torch.full((*dense.shape[:2], rows, cols), -1, dtype=torch.int32)
     bits = torch.empty(0, block[0], -(-block[1] // 32), dtype=torch.int32)
     n_q, n_k = dense.shape[-2:]
-    every = Selection(codes, bits, n_q, n_k, block, most=codes.numel())
+    every = Selection(codes, bits, n_q, n_k, block, max_blocks=codes.numel())
     return every & masks.BlockMask.from_dense(dense, block)
 
 
