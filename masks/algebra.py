@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from masks import runs as rl
-from masks.analysis.expressions import reach_of
-from masks.analysis.reach import Reach
+from masks.analysis.reach import Reach, reach_of
 from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
@@ -119,7 +118,7 @@ class Mask:
         return self.build(n_q, n_k, block_size, heads=heads).stats()
 
     def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:
-        """What is seen after 1, 2, .. layers; see `masks.analysis.expressions.reach_of`."""
+        """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach_of`."""
         return reach_of(self, seq_len, layers, **options)
 
     def check(

@@ -2,18 +2,15 @@
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from masks.analysis import findings, sight
-from masks.analysis.expressions import built
+from masks.analysis import findings, reachability
 from masks.analysis.reach import Reach
+from masks.analysis.reachability import Model
 from masks.analysis.segments import Segments
 from masks.analysis.stats import Stats, stats
 from masks.analysis.words import count_of
 from masks.checks import flag, integer
-
-if TYPE_CHECKING:
-    from masks.types import Mask
+from masks.types import Mask
 
 MOST_DIFFERENT = 4  # layers whose speed is looked at
 
@@ -54,7 +51,7 @@ class Report:
 
 
 def check(
-    mask: "Mask",
+    mask: Mask,
     seq_len: int,
     layers: int | None = None,
     causal: bool | None = None,
@@ -84,29 +81,37 @@ def check(
     layers = None if layers is None else integer("layers", layers, min=1)
     if causal is not None:
         flag("causal", causal)
-    blocks = built(mask, seq_len, layers, block_size, heads)
-    different = list(dict.fromkeys(blocks))
-    numbers = tuple(stats(b) for b in different)
-    claim = all(s.causal for s in numbers) if causal is None else causal
+    model = Model(mask, seq_len, layers, False, block_size, heads)
+    different = list(dict.fromkeys(model.blocks))
+    numbers = [stats(blocks) for blocks in different]
+    leaks = not all(found.causal for found in numbers)
+    claim = causal if causal is not None else not leaks
+    # What looks ahead is no help to a causal model.
+    seen = Model(
+        mask & findings.causal() if claim and leaks else mask,
+        seq_len,
+        layers,
+        claim,
+        block_size,
+        heads,
+    )
 
     problems: list[str] = []
     notes: list[str] = []
-    for i, (one, found) in enumerate(zip(different, numbers, strict=True)):
-        where = f"Layer {blocks.index(one)}: " if len(different) > 1 else ""
-        segments = Segments.of(one)
-        wrong = findings.ahead(mask, segments, found, causal) + findings.holes(segments)
-        costs = findings.speed(mask, found, heads) if i < MOST_DIFFERENT else []
-        worth = findings.precedence(mask, found, causal) + findings.between_heads(segments)
+    for i, (blocks, found) in enumerate(zip(different, numbers, strict=True)):
+        layer = model.blocks.index(blocks)
+        own, segments = mask.layer(layer), Segments.of(blocks)
+        wrong, worth = findings.holes(segments), findings.between_heads(segments)
+        if claim and not found.causal:
+            wrong.insert(0, findings.ahead(mask, found, stats(seen.blocks[layer]).pairs))
+        elif causal is None and not found.causal:
+            worth = findings.precedence(own, blocks) + worth
+        if i < MOST_DIFFERENT:
+            worth += findings.speed(own, found, heads)
+        where = f"Layer {layer}: " if len(different) > 1 else ""
         problems += [where + sentence for sentence in wrong]
-        notes += [where + sentence for sentence in worth + costs]
-    allowed = mask
-    if claim and not all(s.causal for s in numbers):
-        from masks.patterns.bands import causal as causal_mask
-
-        allowed = mask & causal_mask()  # what looks ahead is no help
-        blocks = built(allowed, seq_len, layers, block_size, heads)
-    case = sight.Case.of(allowed, blocks, layers, claim, heads, block_size)
-    unseen, worth = sight.findings(case)
+        notes += [where + sentence for sentence in worth]
+    unseen, worth = reachability.findings(seen)
     depth = f", {count_of(layers, 'layer')}" if layers else ""
     text = f"{mask} at {seq_len} tokens{depth}{', causal' if claim else ''}"
-    return Report(text, (*problems, *unseen), (*notes, *worth), numbers, case.reach)
+    return Report(text, (*problems, *unseen), (*notes, *worth), tuple(numbers), seen.reach)

@@ -1,76 +1,80 @@
 """Findings about one layer, as sentences: leaks, holes, heads, and what costs speed."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from masks.analysis import loads
 from masks.analysis.segments import Segments, ranges
 from masks.analysis.stats import Stats
 from masks.analysis.words import count_of, number, percent, spans
-
-if TYPE_CHECKING:
-    from masks.types import Mask
+from masks.registry import PATTERNS, TRANSFORMS
+from masks.types import BlockMask, Mask
 
 MUCH_WASTE = 4  # computed pairs for an allowed one
-MUCH_IMBALANCE = 4  # blocks of the busiest line over the mean; causal masks have 2
+MUCH_IMBALANCE = 4  # blocks of the busiest row or column over the mean; causal masks have 2
 SMALLER = (64, 32, 16)  # blocks to try against waste,
 AT_MOST = 1 << 16  # up to so many tokens
-ON_A_CANVAS = ("neighborhood", "local_2d", "axial", "sliding_tiles")
 
 
-def ahead(mask: "Mask", segments: Segments, stats: Stats, causal: bool | None) -> list[str]:
-    """Keys after the query, where the model claims to be causal."""
-    if not causal or stats.causal:
+def ahead(mask: Mask, found: Stats, causal_pairs: int) -> str:
+    """Keys after the query in a model that should be causal."""
+    pairs = count_of(found.pairs - causal_pairs, "allowed pair")
+    return (
+        f"A causal model would look ahead: {pairs} have k > q, by up to {found.ahead} tokens. "
+        f"Take {mask & causal()}."
+    )
+
+
+def causal() -> Mask:
+    """The pattern of that name."""
+    return PATTERNS["causal"].function()
+
+
+def precedence(mask: Mask, blocks: BlockMask) -> list[str]:
+    """A mask that is not causal, though a part of it was made so by `& causal()`."""
+    part = _made_causal(mask, blocks)
+    if part is None:
         return []
-    pairs = count_of(loads.pairs_ahead(segments), "allowed pair")
     return [
-        f"A causal model would look ahead: {pairs} have k > q, by up to {stats.ahead} tokens. "
-        f"Take {_and_causal(mask)}."
+        f"The part {part} is causal, yet the mask allows keys after the query. If that is not "
+        f"wanted, note that a | b & causal() means a | (b & causal()), and take {mask & causal()}."
     ]
 
 
-def precedence(mask: "Mask", stats: Stats, causal: bool | None) -> list[str]:
-    """A mask that names causal() and is not causal, where nothing else speaks of it."""
-    named = "& causal()" in mask.key or "causal() &" in mask.key
-    if causal is not None or stats.causal or not named:
-        return []
-    return [
-        "The mask names causal(), yet it allows keys after the query. If that is not wanted, mind "
-        f"that a | b & causal() means a | (b & causal()), and take {_and_causal(mask)}."
-    ]
+def _made_causal(mask: Mask, blocks: BlockMask) -> Mask | None:
+    """The first intersection in the expression with a part that equals causal()."""
 
+    def build(part: Mask) -> BlockMask:
+        return part.build(blocks.n_q, blocks.n_k, blocks.block_size, heads=blocks.heads)
 
-def _and_causal(mask: "Mask") -> str:
-    from masks.patterns.bands import causal
-
-    return str(mask & causal())
+    if mask.kind == "&":
+        wanted = build(causal()).key
+        return mask if any(build(part).key == wanted for part in mask.parts) else None
+    inner = mask.parts if mask.kind == "|" else ()
+    found = (_made_causal(part, blocks) for part in inner)
+    return next((part for part in found if part is not None), None)
 
 
 def holes(segments: Segments) -> list[str]:
-    """Queries that see nothing, and keys that nobody sees, in any head."""
+    """Queries that see nothing, and keys that no query sees, in any head."""
     grid = segments.grid
     if not len(segments.row):
         return [f"Nothing is allowed at {grid.n_q} tokens: every output is 0."]
     found = []
     any_head = " in any head" if grid.slices > 1 else ""
-    blind = ~np.logical_or.reduce(loads.seeing(segments))
-    if blind.any():
-        count = int(np.count_nonzero(blind))
-        one = count == 1
+    blind = ~loads.seeing(segments).any(axis=0)
+    if count := int(np.count_nonzero(blind)):
+        sees, them = ("sees", "it") if count == 1 else ("see", "them")
         found.append(
-            f"{count_of(count, 'query', 'queries')} "
-            f"{'sees' if one else 'see'} nothing{any_head} ({spans(ranges(blind))}): attention "
-            f"gives {'it' if one else 'them'} 0. Add local(0), with which every token sees itself."
+            f"{count_of(count, 'query', 'queries')} {sees} nothing{any_head} "
+            f"({spans(ranges(blind))}): attention gives {them} 0. Add local(0), with which every "
+            "token sees itself."
         )
-    unseen = ~np.logical_or.reduce(loads.seen(segments))
-    if unseen.any():
-        count = int(np.count_nonzero(unseen))
-        one = count == 1
+    unseen = ~loads.seen(segments).any(axis=0)
+    if count := int(np.count_nonzero(unseen)):
         found.append(
-            f"{count_of(count, 'key')} {'is' if one else 'are'} seen by no "
-            f"query{any_head} ({spans(ranges(unseen))}): nobody learns what they hold. Add a "
-            "pattern that covers their columns, such as local(n) or global_tokens(n)."
+            f"{count_of(count, 'key')} {'is' if count == 1 else 'are'} seen by no query{any_head} "
+            f"({spans(ranges(unseen))}): their content is lost. Add a pattern that covers their "
+            "columns, such as local(n) or global_tokens(n)."
         )
     return found
 
@@ -85,9 +89,11 @@ def between_heads(segments: Segments) -> list[str]:
     some = ~sees & sees.any(axis=0)
     if some.any():
         which = np.unique(np.flatnonzero(some.any(axis=1)) % heads)
+        listed = ", ".join(map(str, which[:4].tolist()))
+        more = f" and {len(which) - 4} more" if len(which) > 4 else ""
         found.append(
-            f"Some queries see nothing in {_name_heads(which)}, but do in another head: those "
-            "heads give them 0."
+            f"Some queries see nothing in head{'s' * (len(which) > 1)} {listed}{more}, but do in "
+            "another head: those heads give them 0."
         )
     slices = [segments.where(segments.s % heads == head) for head in range(heads)]
     all_pairs = segments.grid.n_q * segments.grid.n_k * segments.grid.batch
@@ -101,53 +107,59 @@ def between_heads(segments: Segments) -> list[str]:
     return found
 
 
-def _name_heads(heads: np.ndarray) -> str:
-    listed = ", ".join(map(str, heads[:4].tolist()))
-    more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
-    return f"head{'s' * (len(heads) > 1)} {listed}{more}"
-
-
-def speed(mask: "Mask", stats: Stats, heads: int | None) -> list[str]:
-    """What makes the kernels slower than the number of allowed pairs says."""
-    if not stats.pairs:
+def speed(mask: Mask, found: Stats, heads: int | None) -> list[str]:
+    """What makes the kernels slower than the number of allowed pairs suggests."""
+    if not found.pairs:
         return []
-    found = []
-    if stats.waste > MUCH_WASTE:
-        block_q, block_k = stats.block_size
-        allowed = percent(stats.element_density / stats.flop_density)
-        remedy = _smaller_blocks(mask, stats, heads)
-        on_canvas = any(name in mask.key for name in ON_A_CANVAS) and ">>" not in mask.key
-        if on_canvas:
-            remedy = (
-                "Reorder the canvas with >> tiled(canvas, tile), or >> hilbert(canvas). " + remedy
-            )
-        elif not remedy:
-            remedy = "Reorder the tokens so that those that see each other are neighbours."
-        found.append(
+    said = []
+    if found.waste > MUCH_WASTE:
+        block_q, block_k = found.block_size
+        allowed = percent(found.element_density / found.flop_density)
+        remedy = _less_waste(mask, found, heads)
+        said.append(
             f"Of the pairs in computed blocks only {allowed} are allowed (waste "
-            f"{number(stats.waste)}, blocks of {block_q} x {block_k}). {remedy}".rstrip()
+            f"{number(found.waste)}, blocks of {block_q} x {block_k}). {remedy}"
         )
-    loads_of = (
-        (stats.row_load, "query block", "forward"),
-        (stats.column_load, "key block", "backward"),
-    )
-    for load, line, way in loads_of:
+    rows, cols = -(-found.n_q // found.block_size[0]), -(-found.n_k // found.block_size[1])
+    for load, others, line, way in (
+        (found.row_load, cols, "query block", "forward"),
+        (found.column_load, rows, "key block", "backward"),
+    ):
         if load.imbalance > MUCH_IMBALANCE:
-            found.append(
+            dense = " Fewer global tokens spread the work." if load.most == others else ""
+            said.append(
                 f"The busiest {line} has {load.most} non-empty blocks, {number(load.imbalance)} "
-                f"times the mean: where there is little other work, the {way} pass waits for it. "
-                "Fewer global tokens spread the work."
+                f"times the mean: where there is little other work, the {way} pass waits for "
+                f"it.{dense}"
             )
-    return found
+    return said
 
 
-def _smaller_blocks(mask: "Mask", stats: Stats, heads: int | None) -> str:
-    """The smaller block that computes half as much or less, in words."""
-    if stats.n_q > AT_MOST or mask.per_layer:
-        return ""
-    for size in (size for size in SMALLER if size < max(stats.block_size)):
-        segments = Segments.of(mask.build(stats.n_q, stats.n_k, size, heads=heads))
-        area, pairs = loads.area(segments), loads.allowed_pairs(segments)
-        if area / pairs < stats.waste / 2:
-            return f"Blocks of {size} x {size} would waste {number(area / pairs)}."
-    return ""
+def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
+    """What was built and found to compute much less, in words."""
+    if found.n_q > AT_MOST:
+        return "Try smaller blocks, or reorder the tokens."
+
+    def waste(mask: Mask, block_size: int | tuple[int, int]) -> float:
+        segments = Segments.of(mask.build(found.n_q, found.n_k, block_size, heads=heads))
+        return loads.area(segments) / loads.allowed_pairs(segments)
+
+    said = []
+    canvas = _canvas(mask)
+    if canvas:
+        curve = TRANSFORMS["hilbert" if len(canvas) == 2 else "morton"].function(canvas)
+        less = waste(curve(mask), found.block_size)
+        if less < found.waste / 1.5:
+            said.append(f"The canvas reordered with >> {curve} would waste {number(less)}.")
+    for size in (size for size in SMALLER if size < max(found.block_size)):
+        less = waste(mask, size)
+        if less < found.waste / 2:
+            said.append(f"Blocks of {size} x {size} would waste {number(less)}.")
+            break
+    return " ".join(said) or "Reorder the tokens so that those that see each other are neighbours."
+
+
+def _canvas(mask: Mask) -> tuple[int, ...]:
+    """The extents of the first pattern on an image or a video; () without one."""
+    own = getattr(mask, "arguments", {}).get("canvas", ())
+    return own if len(own) > 1 else next(filter(None, map(_canvas, mask.parts)), ())

@@ -1,6 +1,5 @@
 """Exact counts of blocks and tokens: who sees how much, and who sees nothing."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +7,6 @@ from numpy.typing import NDArray
 
 from masks.analysis.segments import Segments, union
 from masks.runs import Bools, Grid, Ints, expand
-from masks.tiles import unpack_bits
 
 
 class Load(NamedTuple):
@@ -61,36 +59,6 @@ def allowed_pairs(segments: Segments) -> int:
     partial = segments.where(~segments.full)
     cut = (partial.length * segments.facts.pairs[partial.tile]).sum()
     return area(segments.where(segments.full)) + int(cut)
-
-
-def pairs_ahead(segments: Segments) -> int:
-    """Allowed pairs with k > q: what a causal model must not see."""
-    grid = segments.grid
-    # From this column on, every key of a block comes after every query of the row.
-    beyond = np.minimum((grid.q_last[segments.row] + grid.block_k) // grid.block_k, grid.cols)
-    after = _clipped(segments, np.maximum(segments.first, beyond), segments.stop)
-    near = np.maximum(segments.first, grid.q_first[segments.row] // grid.block_k)
-    crossing = _clipped(segments, near, np.minimum(segments.stop, beyond))
-    of, col = expand(crossing.first, crossing.stop)
-    row, tile = crossing.row[of], crossing.tile[of]
-    offset = grid.q_first[row] - grid.k_first[col]
-    height = grid.q_last[row] - grid.q_first[row] + 1
-    width = grid.k_last[col] - grid.k_first[col] + 1
-    kinds = np.stack([tile, offset, height, width], axis=1)
-    kinds, count = np.unique(kinds, axis=0, return_counts=True)
-    i, j = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
-    total = allowed_pairs(after)
-    for (tile, offset, height, width), times in zip(kinds.tolist(), count.tolist(), strict=True):
-        ahead = (j > i + offset) & (i < height) & (j < width)
-        if tile >= 0:
-            ahead &= unpack_bits(segments.bits[tile : tile + 1], grid.block_k)[0]
-        total += times * int(np.count_nonzero(ahead))
-    return total
-
-
-def _clipped(segments: Segments, first: Ints, stop: Ints) -> Segments:
-    kept = first < stop
-    return replace(segments.where(kept), first=first[kept], stop=stop[kept])
 
 
 def seeing(segments: Segments) -> Bools:

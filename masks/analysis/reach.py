@@ -7,18 +7,16 @@ token has its own information from the start. All heads count together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from masks.analysis.segments import Segments
-from masks.analysis.walk import by_blocks, by_tokens, surely
+from masks.analysis.layers import possibly, surely
+from masks.analysis.segments import Segments, by_token
 from masks.analysis.words import count_of, percent, spans
 from masks.checks import flag, integer
 from masks.runs import Ints
-
-if TYPE_CHECKING:
-    from masks.types import BlockMask
+from masks.types import BlockMask, Mask
 
 MOST_TOKENS = 1 << 15  # of the exact reach
 
@@ -107,7 +105,7 @@ def _name(tokens: tuple[int, int]) -> str:
 
 
 def reach(
-    blocks: "BlockMask | Sequence[BlockMask]",
+    blocks: BlockMask | Sequence[BlockMask],
     layers: int | None = None,
     *,
     causal: bool = False,
@@ -154,11 +152,10 @@ def reach(
         layers = len(stack)
     segments = [Segments.of(b, batch, head) for b in stack]
     if exact:
-        walk = by_tokens(segments, causal)
-        seen = least = walk.run(layers)
-    else:
-        walk = by_blocks(segments, causal)
-        seen, least = walk.run(layers), surely(segments, causal).run(layers)
+        segments = [by_token(one) for one in segments]
+    walk = possibly(segments, causal)
+    seen = walk.run(layers)
+    least = seen if exact else surely(segments, causal).run(layers)
     total = int(walk.wanted.sum())
     upper, lower = _alike(seen.counts, least.counts)
     worst = int(np.argmax(walk.wanted - seen.keys))
@@ -176,9 +173,41 @@ def reach(
         wanted_keys=walk.wanted,
         seen_by=seen.by,
         wanted_by=walk.wanted_by(),
-        worst=None if complete else walk.tokens_of(worst),
+        worst=None if complete else (int(walk.grid.q_first[worst]), int(walk.grid.q_last[worst])),
         missing=() if complete else walk.missing(worst, len(upper)),
     )
+
+
+def reach_of(
+    mask: Mask,
+    seq_len: int,
+    layers: int | None = None,
+    *,
+    causal: bool = False,
+    exact: bool = False,
+    block_size: int | tuple[int, int] = 128,
+    heads: int | None = None,
+) -> Reach:
+    """The reach of a mask at one length; see `reach`, and `Mask.build` for `heads`.
+
+    A mask that differs from layer to layer needs `layers`.
+    """
+    blocks = built(mask, seq_len, layers, block_size, heads)
+    return reach(blocks, layers, causal=causal, exact=exact)
+
+
+def built(
+    mask: Mask, seq_len: int, layers: int | None, block_size: Any, heads: int | None
+) -> list[BlockMask]:
+    """The block mask of every layer; only one where all layers have the same.
+
+    Raises:
+        ValueError: as `Mask.build`, or a mask that differs from layer to layer without `layers`.
+    """
+    if mask.per_layer and layers is None:
+        raise ValueError(f"{mask} differs from layer to layer: give layers=")
+    count = integer("layers", layers, least=1) if mask.per_layer else 1
+    return [mask.layer(i).build(seq_len, block_size=block_size, heads=heads) for i in range(count)]
 
 
 def _alike(a: list[int], b: list[int]) -> tuple[list[int], list[int]]:

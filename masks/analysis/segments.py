@@ -1,4 +1,4 @@
-"""What the analyses read of a block mask: its non-empty runs cut at row ends, and its bit tiles."""
+"""Segments: the non-empty runs of a block mask cut at row ends, and facts of its bit tiles."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from masks.block_lists import FULL, row_segments
 from masks.checks import integer
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Bools, Grid, Ints, expand
 from masks.tiles import unpack_bits
 from masks.types import BlockMask
 
 TILES_AT_ONCE = 512  # unpacked: bounds the memory
 FARTHEST = 1 << 40  # stands for "none" where a distance is sought; beyond any number of tokens
+MOST_INTERVALS = 1 << 24  # of keys that a query sees, over all queries
 
 
 class TileFacts(NamedTuple):
@@ -32,7 +33,7 @@ class Segments:
     """Blocks first..stop - 1 of (slice s, block row) are not empty; ascending by (s, row, first).
 
     Attributes:
-        grid: the geometry, with as many slices as `s` tells apart.
+        grid: the geometry, with as many slices as `s` distinguishes.
         s, row, first, stop: int64 (S,).
         tile: int32 (S,), the code as in `BlockMask.tiles`.
         bits: the tiles, as in `BlockMask.bits`.
@@ -52,17 +53,13 @@ class Segments:
         grid = blocks.grid
         line, first, length, tile = row_segments(grid, blocks.starts, blocks.tiles)
         s, row = np.divmod(line, grid.rows)
-        kept = np.ones(len(s), bool)
-        for name, index, of, extent in (
-            ("batch", batch, s // grid.heads, grid.batch),
-            ("head", head, s % grid.heads, grid.heads),
-        ):
-            if index is not None:
-                kept &= of == integer(name, index, min=0, max=extent - 1)
         b, h = np.divmod(s, grid.heads)
+        kept = np.ones(len(s), bool)
         if batch is not None:
+            kept &= b == integer("batch", batch, min=0, max=grid.batch - 1)
             b, grid = np.zeros_like(b), replace(grid, batch=1)
         if head is not None:
+            kept &= h == integer("head", head, min=0, max=grid.heads - 1)
             h, grid = np.zeros_like(h), replace(grid, heads=1)
         s = b * grid.heads + h
         return cls(grid, s, row, first, first + length, tile, blocks.bits).where(kept)
@@ -86,18 +83,12 @@ class Segments:
 
     def where(self, kept: Bools | Ints) -> "Segments":
         """Some of the segments."""
-        return replace(
-            self,
-            s=self.s[kept],
-            row=self.row[kept],
-            first=self.first[kept],
-            stop=self.stop[kept],
-            tile=self.tile[kept],
-        )
+        names = ("s", "row", "first", "stop", "tile")
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
 def tile_facts(bits: NDArray[np.uint32], block_k: int) -> TileFacts:
-    """One look at every tile."""
+    """The facts of every tile."""
     count, block_q = len(bits), bits.shape[1]
     facts = TileFacts(
         np.zeros(count, np.int64),
@@ -117,6 +108,63 @@ def tile_facts(bits: NDArray[np.uint32], block_k: int) -> TileFacts:
         facts.back[part] = np.where(sees, i - lowest, -FARTHEST).max(axis=1)
         facts.ahead[part] = np.where(sees, highest - i, -FARTHEST).max(axis=1)
     return facts
+
+
+def merged(segments: Segments) -> Segments:
+    """One slice with the blocks of all slices, each as if full, in the longest runs.
+
+    A layer passes on what any of its heads sees.
+    """
+    row, first, stop = union(segments.row, segments.first, segments.stop, segments.grid.cols)
+    grid = replace(segments.grid, batch=1, heads=1)
+    return _full(grid, row, first, stop, segments.bits)
+
+
+def by_token(segments: Segments) -> Segments:
+    """The pairs of tokens that any slice allows, as blocks of one token.
+
+    Raises:
+        ValueError: more than `MOST_INTERVALS` intervals of keys.
+    """
+    grid = segments.grid
+    whole, partial = merged(segments.where(segments.full)), segments.where(~segments.full)
+    inside = [_stretches(tile, grid.block_k) for tile in segments.bits]
+    counts = np.array([len(query) for query, _, _ in inside], np.int64)
+    heights = grid.q_last[whole.row] - grid.q_first[whole.row] + 1
+    total = int(heights.sum() + (counts[partial.tile] * partial.length).sum())
+    if total > MOST_INTERVALS:
+        raise ValueError(
+            f"the exact reach would take {total} intervals of keys, and {MOST_INTERVALS} is the "
+            "most: take a shorter length, or exact=False"
+        )
+    of, query = expand(grid.q_first[whole.row], grid.q_last[whole.row] + 1)
+    rows, firsts = [query], [grid.k_first[whole.first][of]]
+    stops = [grid.k_last[whole.stop - 1][of] + 1]
+    of, col = expand(partial.first, partial.stop)
+    row, tile = partial.row[of], partial.tile[of]
+    for t in np.unique(tile).tolist():
+        query, first, stop = inside[t]
+        here = tile == t
+        origin = grid.k_first[col[here], None]
+        rows.append((grid.q_first[row[here], None] + query).ravel())
+        firsts.append((origin + first).ravel())
+        stops.append((origin + stop).ravel())
+    intervals = union(*map(np.concatenate, (rows, firsts, stops)), grid.n_k)
+    return _full(Grid(grid.n_q, grid.n_k, 1, 1), *intervals, segments.bits[:0])
+
+
+def _stretches(tile: NDArray[np.uint32], block_k: int) -> tuple[Ints, Ints, Ints]:
+    """(query, first, stop) of the stretches of ones in every row of a tile."""
+    ones = unpack_bits(tile, block_k).astype(np.int8)
+    edges = np.diff(ones, axis=1, prepend=0, append=0)
+    query, first = np.nonzero(edges == 1)
+    return query, first, np.nonzero(edges == -1)[1]
+
+
+def _full(grid: Grid, row: Ints, first: Ints, stop: Ints, bits: NDArray[np.uint32]) -> Segments:
+    """Full segments of one slice."""
+    tile = np.full(len(row), FULL, np.int32)
+    return Segments(grid, np.zeros_like(row), row, first, stop, tile, bits)
 
 
 def union(group: Ints, first: Ints, stop: Ints, width: int) -> tuple[Ints, Ints, Ints]:

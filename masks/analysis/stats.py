@@ -1,18 +1,17 @@
 """The numbers of a block mask: densities, loads, holes, symmetry and connection."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from masks.analysis import graph, loads
+from masks.analysis import loads
+from masks.analysis.components import block_components, token_components
 from masks.analysis.loads import Load
 from masks.analysis.segments import Segments, ranges
+from masks.analysis.spectrum import second_eigenvalue
 from masks.analysis.symmetry import is_symmetric
 from masks.analysis.words import number, percent, spans
-
-if TYPE_CHECKING:
-    from masks.types import BlockMask
+from masks.types import BlockMask
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -40,7 +39,7 @@ class Stats:
         token_components: the same of tokens, exactly, or None where that costs too much (many
             partial blocks); never fewer.
         second_eigenvalue: of the normalised block graph, in modulus (see
-            `masks.analysis.graph.second_eigenvalue`), or None where that is not symmetric.
+            `masks.analysis.spectrum.second_eigenvalue`), or None where that is not symmetric.
     """
 
     text: str
@@ -134,7 +133,7 @@ class Stats:
         return "\n".join([*head, *(f"  {name:14} {value}" for name, value in lines)])
 
 
-def stats(blocks: "BlockMask", *, batch: int | None = None, head: int | None = None) -> Stats:
+def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = None) -> Stats:
     """The numbers of all slices together, or of one batch entry, one head, or both.
 
     Exact, from the runs and the bit tiles: no N x N array, at a million tokens as well. What is
@@ -151,7 +150,7 @@ def stats(blocks: "BlockMask", *, batch: int | None = None, head: int | None = N
     full = int(segments.length[segments.full].sum())
     sees, seen = loads.seeing(segments), loads.seen(segments)
     back, ahead = _extents(segments)
-    of_tokens = graph.token_components(segments)
+    of_tokens = token_components(segments)
     return Stats(
         text=blocks.text,
         n_q=grid.n_q,
@@ -174,9 +173,9 @@ def stats(blocks: "BlockMask", *, batch: int | None = None, head: int | None = N
         symmetric=is_symmetric(segments),
         back=back,
         ahead=ahead,
-        components=_components(graph.block_components(segments), grid.rows, grid.n_q == grid.n_k),
+        components=_components(block_components(segments), grid.rows, grid.n_q == grid.n_k),
         token_components=None if of_tokens is None else len(np.unique(of_tokens)),
-        second_eigenvalue=graph.second_eigenvalue(segments),
+        second_eigenvalue=second_eigenvalue(segments),
     )
 
 

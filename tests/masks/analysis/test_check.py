@@ -41,7 +41,7 @@ def test_causal_butterfly():
     assert len(report.problems) == 1 and not report.ok
     text = said(report)
     assert "a query can see at most 19.9 % of the keys before it, at any depth" in text
-    assert "a causal butterfly only clears bits of the block number" in text
+    assert "like a causal butterfly, a layer only clears bits of the block number" in text
     assert "queries 30720-30847 never see keys 128-2047" in text
     assert "Add local(128, 0): everything is then seen after 13 layers" in text
     assert check((BUTTERFLY & CAUSAL) | masks.local(128, 0), 128 * 256, 13, True).ok
@@ -79,8 +79,12 @@ def test_looks_ahead():
     report = check(mask, 4096, causal=True)
     assert report.reach.upper == causal.upper != leaky.upper  # what looks ahead is no help
     note = " ".join(check(mask, 1024).notes)
-    assert "names causal(), yet it allows keys after the query" in note
-    assert "yet it" not in " ".join(check(mask & CAUSAL, 1024).notes)
+    assert "The part local(128) & causal() is causal, yet the mask allows keys after" in note
+    past = masks.where(lambda q, k: k <= q)  # the same by another name
+    note = " ".join(check(BUTTERFLY | masks.local(128) & past, 1024).notes)
+    assert "is causal, yet the mask allows keys after the query" in note
+    for other in (mask & CAUSAL, BUTTERFLY | masks.local(128, 0), BUTTERFLY | masks.local(128)):
+        assert "yet the mask" not in " ".join(check(other, 1024).notes)
 
 
 def test_queries_and_keys_without_each_other():
@@ -179,3 +183,60 @@ def test_groups_of_tokens_bound_what_is_seen_where_blocks_do_not():
     assert "sees at most 25 % of the keys." in report.problems[0]
     report = (masks.dilated(512, 4) & masks.causal()).check(8192, causal=True)
     assert "sees at most 25 % of the keys before it." in report.problems[0]
+
+
+def test_a_mask_counts_by_what_it_allows_and_not_by_its_name():
+    def clears_a_bit(q, k):
+        i, j = q // 128, k // 128
+        return (i == j) | ((i ^ j) & ((i ^ j) - 1) == 0)
+
+    def butterfly_of_documents(q, k):
+        return (q - k) % 128 == 0
+
+    blocks = 128 * 64
+    same = check(masks.where(clears_a_bit) & CAUSAL, blocks, 12, True)
+    assert same.problems == check(BUTTERFLY & CAUSAL, blocks, 12, True).problems
+    assert "only clears bits" in said(same)
+    other = check(masks.where(butterfly_of_documents) & CAUSAL, blocks, 12, True)
+    assert "128 groups" in said(other) and "clears bits" not in said(other)
+    wide = masks.local(0) | masks.keys_at(range(0, blocks, 512))
+    assert "no path leads there" in said(check(wide & CAUSAL, blocks, 12, True))
+    finer = check(masks.butterfly(256) & CAUSAL, blocks, 12, True)
+    assert "only clears bits" in said(finer)  # of larger blocks than those of the mask
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.documents((200, 312)),
+        masks.documents((200, 312)) & masks.local(30),
+        masks.documents((200, 312)) & CAUSAL | masks.local(0),
+        masks.heads(masks.documents((200, 312)), masks.documents((200, 312)) & CAUSAL),
+        masks.local(64) >> masks.packed((200, 312)),
+        masks.block_diagonal(256),
+    ],
+    ids=str,
+)
+def test_documents_are_kept_apart_on_purpose(mask: Mask):
+    report = check(mask, 512, 512)
+    assert report.ok
+    words = r"fall into 2 groups .* is what (.* >> )?(documents|packed|block_diagonal)\(.* is for\.$"
+    assert any(re.search(words, note) for note in report.notes), report.notes
+
+
+def test_what_documents_alone_do_not_keep_apart_is_a_problem():
+    docs = masks.documents((200, 312))
+    array = masks.mask_from(docs.build(512).to_dense())
+    for mask in (array, docs & masks.local(0), docs & masks.dilated(512, 2), docs & array):
+        report = check(mask, 512, 8)
+        ok = mask == docs & array  # the documents explain all of it
+        assert report.ok == ok, str(report)
+
+
+def test_a_canvas_in_another_order():
+    image = masks.neighborhood((64, 64), 13)
+    notes = " ".join(check(image, 4096, block_size=64).notes)
+    found = re.findall(r"reordered with >> (hilbert\(\(64, 64\)\)) would waste (\d+\.\d+)", notes)
+    better = (image >> masks.hilbert((64, 64))).stats(4096, block_size=64)
+    assert float(found[0][1]) == pytest.approx(better.waste, rel=0.01)
+    assert "canvas" not in " ".join(check(image >> masks.hilbert((64, 64)), 4096).notes)

@@ -8,9 +8,8 @@ import pytest
 
 import masks
 from masks import BlockMask, Mask
-from masks.analysis import bitsets, relations, walk
-from masks.analysis.expressions import reach_of
-from masks.analysis.reach import reach
+from masks.analysis import bitsets, layers, segments
+from masks.analysis.reach import reach, reach_of
 from tests.masks.analysis.test_stats import any_mask
 from tests.masks.brute import brute_layout
 
@@ -149,7 +148,7 @@ def test_says_no():
 
 
 def test_too_many_intervals(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(relations, "MOST_INTERVALS", 100)
+    monkeypatch.setattr(segments, "MOST_INTERVALS", 100)
     with pytest.raises(ValueError, match="128 intervals of keys"):
         reach(masks.local(3).build(128, block_size=128), exact=True)
 
@@ -157,7 +156,7 @@ def test_too_many_intervals(monkeypatch: pytest.MonkeyPatch):
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch):
     blocks = (LOCAL & masks.causal()).build(1000, block_size=BLOCK)
     whole = reach(blocks, causal=True, exact=True)
-    monkeypatch.setattr(walk, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(layers, "CHUNK_BYTES", 1)
     parts = reach(blocks, causal=True, exact=True)
     assert str(parts) == str(whole) and parts.upper == whole.upper
     assert np.array_equal(parts.seen_by, whole.seen_by)

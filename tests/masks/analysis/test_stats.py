@@ -9,7 +9,7 @@ import pytest
 
 import masks
 from masks import BlockMask
-from masks.analysis import graph, loads
+from masks.analysis import components, loads, spectrum
 from masks.analysis.segments import Segments, ranges, union
 from masks.analysis.stats import stats
 from masks.analysis.symmetry import is_symmetric
@@ -105,7 +105,6 @@ def test_by_counting(seed: int):
 
     _, q, k = np.nonzero(dense)
     assert found.causal == bool((k <= q).all())
-    assert loads.pairs_ahead(segments) == (k > q).sum()
     if len(q):
         assert (found.back, found.ahead) == ((q - k).max(), (k - q).max())
         assert found.bandwidth == abs(q - k).max()
@@ -169,7 +168,7 @@ def test_dilated_tokens_fall_apart_where_blocks_do_not():
 
 
 def test_many_different_tiles_give_up_on_tokens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(graph, "MOST_TILES", 3)
+    monkeypatch.setattr(components, "MOST_TILES", 3)
     dense = np.random.default_rng(0).random((100, 100)) < 0.1
     found = stats(BlockMask.from_dense(dense, 16))
     assert found.token_components is None and found.components == 1
@@ -214,7 +213,7 @@ def test_a_million_tokens():
 def test_lanczos_finds_what_the_dense_matrix_has(monkeypatch: pytest.MonkeyPatch):
     mask = masks.local(40) | masks.butterfly(16) | masks.global_tokens(16)
     segments = Segments.of(mask.build(700 * 16, block_size=16))
-    iterated = graph.second_eigenvalue(segments)
-    monkeypatch.setattr(graph, "DENSE", 1000)
-    exact = graph.second_eigenvalue(segments)
+    iterated = spectrum.second_eigenvalue(segments)
+    monkeypatch.setattr(spectrum, "DENSE", 1000)
+    exact = spectrum.second_eigenvalue(segments)
     assert exact is not None and iterated == pytest.approx(exact, abs=1e-3) and exact < 0.9

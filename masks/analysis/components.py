@@ -1,38 +1,18 @@
-"""A mask as a graph: what hangs together, and how fast information mixes."""
+"""Connected components of a mask as a graph, of blocks and of tokens."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from masks.analysis.loads import cover
-from masks.analysis.segments import Segments, union
-from masks.analysis.symmetry import is_symmetric
-from masks.block_lists import FULL
+from masks.analysis.segments import Segments
 from masks.runs import Bools, Ints, expand
 from masks.tiles import unpack_bits
 
 MOST_EDGES = 1 << 24  # of the token graph
 MOST_TILES = 1 << 12
-DENSE = 512  # blocks: up to here the eigenvalues come from the dense matrix
-LANCZOS = 200  # steps beyond, at most;
-ENOUGH = 1e-3  # they end when 20 more change the gap by less than that share
 
 Edges = tuple[Ints, Ints]
-Floats = NDArray[np.float64]
-
-
-def fold(segments: Segments) -> Segments:
-    """One slice: the blocks that any slice has, all as if full, joined to the longest runs.
-
-    A layer passes on what any of its heads sees.
-    """
-    row, first, stop = union(segments.row, segments.first, segments.stop, segments.grid.cols)
-    tile = np.full(len(row), FULL, np.int32)
-    grid = replace(segments.grid, batch=1, heads=1)
-    return Segments(grid, np.zeros_like(row), row, first, stop, tile, segments.bits)
 
 
 def block_components(segments: Segments) -> Ints:
@@ -137,65 +117,3 @@ def connected(count: int, edges: list[Edges]) -> Ints:
         np.minimum.at(label, np.maximum(a, b), np.minimum(a, b))
         while not np.array_equal(label, label[label]):
             label = label[label]
-
-
-def second_eigenvalue(segments: Segments) -> float | None:
-    """Second largest modulus of the eigenvalues of D**-1/2 A D**-1/2, with A the block graph.
-
-    A[I, J] is 1 where block (I, J) is not empty in any slice, and D has the row sums. None unless
-    A is symmetric. It is 1 where the graph falls apart. Beyond 512 blocks by Lanczos's method:
-    from below, and to about 1e-3.
-    """
-    graph = fold(segments)
-    grid = graph.grid
-    if grid.block_q != grid.block_k or not is_symmetric(graph):
-        return None
-    n = grid.rows
-    if n == 1:
-        return 0.0
-    if len(np.unique(block_components(graph)[:n])) > 1:
-        return 1.0
-    degree = np.bincount(graph.row, graph.length, n)
-    top = np.sqrt(degree / degree.sum())  # the eigenvector of 1
-    scale = 1 / np.sqrt(degree)
-    begins = np.flatnonzero(np.append(True, np.diff(graph.row)))
-
-    def times(x: Floats) -> Floats:
-        before = np.append(0.0, np.cumsum(x * scale))
-        return np.add.reduceat(before[graph.stop] - before[graph.first], begins) * scale
-
-    if n <= DENSE:
-        matrix = np.stack([times(unit) for unit in np.eye(n)])
-        return float(np.abs(np.linalg.eigvalsh(matrix - np.outer(top, top))).max())
-    return _lanczos(times, top)
-
-
-def _lanczos(times: Callable[[Floats], Floats], top: Floats) -> float:
-    """Largest modulus of an eigenvalue of a symmetric matrix, orthogonally to the vector `top`."""
-    steps = min(LANCZOS, len(top) - 1)
-    basis = np.zeros((steps + 1, len(top)))
-    basis[0] = top
-    x = np.random.default_rng(0).standard_normal(len(top))
-    tri = np.zeros((steps, steps))
-    found = 0.0
-    for step in range(steps):
-        q = basis[: step + 1]
-        for _ in range(2):  # once is not enough against rounding
-            x -= (q @ x) @ q
-        norm = float(np.linalg.norm(x))
-        if norm < 1e-9:  # the rest of the space holds nothing new
-            return _largest(tri[:step, :step])
-        basis[step + 1] = x / norm
-        if step:
-            tri[step, step - 1] = norm  # the lower half will do
-        x = times(basis[step + 1])
-        tri[step, step] = basis[step + 1] @ x
-        if step % 20 == 19:
-            before, found = found, _largest(tri[: step + 1, : step + 1])
-            if found - before < ENOUGH * (1 - found):
-                return found
-    return _largest(tri)
-
-
-def _largest(tri: Floats) -> float:
-    return min(1.0, float(np.abs(np.linalg.eigvalsh(tri)).max(initial=0)))

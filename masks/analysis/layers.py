@@ -1,0 +1,223 @@
+"""Layers as relations between blocks, and walks through them: which keys every query has seen.
+
+A block may be a single token. What a query has seen is a row of bits, one for each key.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from masks.analysis.bitsets import Ranges, Words, count_ones, prefixes, ranges_of_ones, unpack
+from masks.analysis.loads import cover
+from masks.analysis.segments import Segments, merged, ranges
+from masks.runs import Bools, Grid, Ints, expand
+from masks.tiles import unpack_bits
+
+CHUNK_BYTES = 2 << 20  # of bits at a time, so that they stay in the cache
+MOST_LAYERS = 256  # where no number is given
+
+
+class Relation:
+    """One layer: which blocks every block of queries sees, in any head.
+
+    Args:
+        whole: a key block stands for what all of its queries have, and not for what any of them has
+            (they are other blocks where block_q and block_k differ).
+    """
+
+    def __init__(self, segments: Segments, whole: bool = False):
+        graph = merged(segments)
+        self.grid, self.graph, self.whole = graph.grid, graph, whole
+        self.ranges = Ranges(graph.row, graph.first, graph.stop, self.grid.rows)
+
+    def gather(self, states: Words) -> Words:
+        """What every query block takes in, from the states of the query blocks."""
+        if self.grid.block_q == self.grid.block_k:
+            return self.ranges.union(states)
+        first, stop = rows_of(self.grid)
+        combine = np.bitwise_and if self.whole else np.bitwise_or
+        keys = states[first]
+        for step in range(1, int((stop - first).max())):
+            combine(keys, states[np.minimum(first + step, stop - 1)], out=keys)
+        return self.ranges.union(keys)
+
+    def seen_from(self, queries: Bools) -> Bools:
+        """The query blocks whose tokens these query blocks see."""
+        mine = self.graph.where(queries[self.graph.row])
+        keys = cover(self.grid, mine.s, mine.first, mine.stop)[0] > 0
+        first, stop = rows_of(self.grid)
+        result = np.zeros(self.grid.rows, bool)
+        result[expand(first[keys], stop[keys])[1]] = True
+        return result
+
+
+def rows_of(grid: Grid) -> tuple[Ints, Ints]:
+    """(first, stop): the query blocks that share tokens with each key block."""
+    return grid.k_first // grid.block_q, grid.k_last // grid.block_q + 1
+
+
+def cols_of(grid: Grid) -> tuple[Ints, Ints]:
+    """(first, stop): the key blocks that share tokens with each query block."""
+    return grid.q_first // grid.block_k, grid.q_last // grid.block_k + 1
+
+
+class Seen(NamedTuple):
+    """The end of a walk."""
+
+    counts: list[int]  # wanted pairs seen after every layer
+    settled: bool  # more layers would change nothing
+    keys: Ints  # (rows,) wanted key blocks that each query block has seen
+    by: Ints  # (cols,) query blocks that want the key block and have seen it
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A walk through layers.
+
+    Attributes:
+        wanted: (rows,), how many key blocks from the first one on each query block should see.
+        relations: one a layer, repeated.
+        own: whether a query block has its own tokens from the start.
+        gained: (begin, end) -> for every relation, bits that a layer adds whatever the states.
+        counted: (begin, end) -> bits that count as seen, but are not part of the states.
+    """
+
+    grid: Grid
+    wanted: Ints
+    relations: list[Relation]
+    own: bool = True
+    gained: Callable[[int, int], list[Words]] | None = None
+    counted: Callable[[int, int], Words] | None = None
+
+    def run(self, layers: int | None) -> Seen:
+        """Walk `layers` layers, or until nothing changes, in chunks of keys."""
+        cols = self.grid.cols
+        width = max(64, CHUNK_BYTES // (8 * len(self.wanted)) * 64)
+        histories, settled, by = [], True, []
+        keys, wanted_by = np.zeros(len(self.wanted), np.int64), self.wanted_by()
+        for begin in range(0, cols, width):
+            end = min(begin + width, cols)
+            history, still, found = self._chunk(begin, end, layers)
+            histories.append(history)
+            settled &= still
+            keys += count_ones(found)
+            complete = history[-1] == int(wanted_by[begin:end].sum())
+            by.append(wanted_by[begin:end] if complete else _columns(found)[: end - begin])
+        length = max(map(len, histories))
+        counts = [sum(h[min(i, len(h) - 1)] for h in histories) for i in range(length)]
+        return Seen(counts, settled, keys, np.concatenate(by))
+
+    def _chunk(self, begin: int, end: int, layers: int | None) -> tuple[list[int], bool, Words]:
+        """(pairs seen after every layer, whether they are final, bits seen) of some keys."""
+        target = prefixes(np.minimum(self.wanted, end), begin, end)
+        total = int(count_ones(target).sum())
+        states = np.zeros_like(target)
+        if self.own:
+            states = ranges_of_ones(*cols_of(self.grid), begin, end)
+        gained = self.gained(begin, end) if self.gained else None
+        counted = self.counted(begin, end) if self.counted else None
+        history: list[int] = []
+        uniform, found = len(self.relations) == 1, states
+        for layer in range(MOST_LAYERS if layers is None else layers):
+            which = layer % len(self.relations)
+            new = self.relations[which].gather(states)
+            new |= states
+            if gained:
+                new |= gained[which]
+            if uniform and layer > 0 and np.array_equal(new, states):
+                return history, True, found
+            states = new
+            found = states & target if counted is None else (states | counted) & target
+            history.append(int(count_ones(found).sum()))
+            if history[-1] == total:
+                return history, True, found
+        return history, False, found
+
+    def wanted_by(self) -> Ints:
+        """(cols,): how many query blocks want each key block."""
+        lengths = np.bincount(self.wanted, minlength=self.grid.cols + 1)
+        return np.cumsum(lengths[::-1])[::-1][1:]
+
+    def missing(self, query: int, layers: int) -> tuple[tuple[int, int], ...]:
+        """Ranges of key tokens that a query block wants and has not seen after so many layers."""
+        queries = np.zeros(len(self.wanted), bool)
+        queries[query] = True
+        for layer in reversed(range(layers)):
+            queries |= self.relations[layer % len(self.relations)].seen_from(queries)
+        first, stop = (a[queries] for a in cols_of(self.grid))
+        seen = np.zeros(self.grid.cols, bool)
+        seen[expand(first, stop)[1]] = True
+        tokens = np.repeat(~seen[: self.wanted[query]], self.grid.block_k)
+        return ranges(tokens[: self.grid.n_k])
+
+
+def _columns(words: Words) -> Ints:
+    """(64 W,): ones in every column."""
+    return np.add.reduce(unpack(words).view(np.uint8), axis=0, dtype=np.uint32).astype(np.int64)
+
+
+def possibly(stack: list[Segments], causal: bool) -> Walk:
+    """From above: any allowed pair of a block stands for all of its pairs. Exact for tokens."""
+    grid = stack[0].grid
+    return Walk(grid, _wanted(grid, causal), [Relation(segments) for segments in stack])
+
+
+def surely(stack: list[Segments], causal: bool) -> Walk:
+    """From below: the blocks (I, J) where every query of I has seen every key of J.
+
+    A layer does that for a full block; and for (I, J) when each query of I sees some key of a
+    block K, and every query of K had seen all of J. With `causal`, a block on the diagonal counts
+    when all of its causal pairs are allowed at once.
+    """
+    grid = stack[0].grid
+    relations = [Relation(_covering_blocks(segments), whole=True) for segments in stack]
+    full = [Relation(segments.where(segments.full)).ranges for segments in stack]
+    crossing = [Relation(_complete_crossings(segments)).ranges for segments in stack]
+    keys = np.arange(grid.cols)
+
+    def gained(begin: int, end: int) -> list[Words]:
+        own = ranges_of_ones(keys, keys + 1, begin, end)
+        return [one.union(own) for one in full]
+
+    def counted(begin: int, end: int) -> Words:
+        own = ranges_of_ones(keys, keys + 1, begin, end)
+        return np.bitwise_or.reduce([one.union(own) for one in crossing])
+
+    more = counted if causal else None
+    return Walk(grid, _wanted(grid, causal), relations, False, gained, more)
+
+
+def _wanted(grid: Grid, causal: bool) -> Ints:
+    return grid.q_last // grid.block_k + 1 if causal else np.full(grid.rows, grid.cols)
+
+
+def _covering_blocks(segments: Segments) -> Segments:
+    """The blocks of which every existing query sees some key."""
+    grid = segments.grid
+    kept = segments.full.copy()
+    cut = np.flatnonzero(~segments.full)
+    exists = np.arange(grid.block_q) < (grid.q_last - grid.q_first + 1)[segments.row[cut], None]
+    kept[cut] = (segments.facts.sees[segments.tile[cut]] | ~exists).all(axis=1)
+    return segments.where(kept)
+
+
+def _complete_crossings(segments: Segments) -> Segments:
+    """The blocks on the diagonal that allow all of their causal pairs, one column a segment."""
+    grid = segments.grid
+    low = np.maximum(segments.first, grid.q_first[segments.row] // grid.block_k)
+    high = np.minimum(segments.stop, grid.q_last[segments.row] // grid.block_k + 1)
+    of, col = expand(low, high)
+    near = replace(segments.where(of), first=col, stop=col + 1)
+    kept = near.full.copy()
+    i, j = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
+    first, last = grid.q_first[near.row], grid.q_last[near.row]
+    kinds = np.stack([near.tile, first - grid.k_first[col], last - first], axis=1)[~kept]
+    kinds, which = np.unique(kinds, axis=0, return_inverse=True)
+    complete = np.zeros(len(kinds), bool)
+    for n, (tile, offset, most) in enumerate(kinds.tolist()):
+        allowed = unpack_bits(near.bits[tile : tile + 1], grid.block_k)[0]
+        complete[n] = (allowed | (j > i + offset) | (i > most)).all()
+    kept[~kept] = complete[which.ravel()]
+    return near.where(kept)
