@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from masks.analysis.bitsets import Ranges, Words, count_ones, prefixes, ranges_of_ones, unpack
-from masks.analysis.loads import cover
-from masks.analysis.segments import Segments, merged, ranges
-from masks.runs import Bools, Grid, Ints, expand
+from masks.analysis.segments import Segments, merged
+from masks.runs import Grid, Ints, expand
 from masks.tiles import unpack_bits
 
 CHUNK_BYTES = 2 << 20  # of bits at a time, so that they stay in the cache
@@ -29,38 +28,20 @@ class Relation:
 
     def __init__(self, segments: Segments, whole: bool = False):
         graph = merged(segments)
-        self.grid, self.graph, self.whole = graph.grid, graph, whole
+        self.grid, self.whole = graph.grid, whole
         self.ranges = Ranges(graph.row, graph.first, graph.stop, self.grid.rows)
 
     def gather(self, states: Words) -> Words:
         """What every query block takes in, from the states of the query blocks."""
-        if self.grid.block_q == self.grid.block_k:
+        grid = self.grid
+        if grid.block_q == grid.block_k:
             return self.ranges.union(states)
-        first, stop = rows_of(self.grid)
+        first, last = grid.k_first // grid.block_q, grid.k_last // grid.block_q
         combine = np.bitwise_and if self.whole else np.bitwise_or
         keys = states[first]
-        for step in range(1, int((stop - first).max())):
-            combine(keys, states[np.minimum(first + step, stop - 1)], out=keys)
+        for step in range(1, int((last - first).max()) + 1):
+            combine(keys, states[np.minimum(first + step, last)], out=keys)
         return self.ranges.union(keys)
-
-    def seen_from(self, queries: Bools) -> Bools:
-        """The query blocks whose tokens these query blocks see."""
-        mine = self.graph.where(queries[self.graph.row])
-        keys = cover(self.grid, mine.s, mine.first, mine.stop)[0] > 0
-        first, stop = rows_of(self.grid)
-        result = np.zeros(self.grid.rows, bool)
-        result[expand(first[keys], stop[keys])[1]] = True
-        return result
-
-
-def rows_of(grid: Grid) -> tuple[Ints, Ints]:
-    """(first, stop): the query blocks that share tokens with each key block."""
-    return grid.k_first // grid.block_q, grid.k_last // grid.block_q + 1
-
-
-def cols_of(grid: Grid) -> tuple[Ints, Ints]:
-    """(first, stop): the key blocks that share tokens with each query block."""
-    return grid.q_first // grid.block_k, grid.q_last // grid.block_k + 1
 
 
 class Seen(NamedTuple):
@@ -68,7 +49,7 @@ class Seen(NamedTuple):
 
     counts: list[int]  # wanted pairs seen after every layer
     settled: bool  # more layers would change nothing
-    keys: Ints  # (rows,) wanted key blocks that each query block has seen
+    found: Words  # (rows, W) the wanted key blocks that each query block has seen
     by: Ints  # (cols,) query blocks that want the key block and have seen it
 
 
@@ -95,27 +76,24 @@ class Walk:
         """Walk `layers` layers, or until nothing changes, in chunks of keys."""
         cols = self.grid.cols
         width = max(64, CHUNK_BYTES // (8 * len(self.wanted)) * 64)
-        histories, settled, by = [], True, []
-        keys, wanted_by = np.zeros(len(self.wanted), np.int64), self.wanted_by()
-        for begin in range(0, cols, width):
-            end = min(begin + width, cols)
-            history, still, found = self._chunk(begin, end, layers)
-            histories.append(history)
-            settled &= still
-            keys += count_ones(found)
-            complete = history[-1] == int(wanted_by[begin:end].sum())
-            by.append(wanted_by[begin:end] if complete else _columns(found)[: end - begin])
+        chunks = [(begin, min(begin + width, cols)) for begin in range(0, cols, width)]
+        histories, still, found = zip(
+            *(self._chunk(begin, end, layers) for begin, end in chunks), strict=True
+        )
         length = max(map(len, histories))
         counts = [sum(h[min(i, len(h) - 1)] for h in histories) for i in range(length)]
-        return Seen(counts, settled, keys, np.concatenate(by))
+        by = np.concatenate([_columns(words) for words in found])[:cols]
+        return Seen(counts, all(still), np.concatenate(found, axis=1), by)
 
     def _chunk(self, begin: int, end: int, layers: int | None) -> tuple[list[int], bool, Words]:
         """(pairs seen after every layer, whether they are final, bits seen) of some keys."""
+        grid = self.grid
         target = prefixes(np.minimum(self.wanted, end), begin, end)
         total = int(count_ones(target).sum())
         states = np.zeros_like(target)
         if self.own:
-            states = ranges_of_ones(*cols_of(self.grid), begin, end)
+            first, last = grid.q_first // grid.block_k, grid.q_last // grid.block_k
+            states = ranges_of_ones(first, last + 1, begin, end)
         gained = self.gained(begin, end) if self.gained else None
         counted = self.counted(begin, end) if self.counted else None
         history: list[int] = []
@@ -134,23 +112,6 @@ class Walk:
             if history[-1] == total:
                 return history, True, found
         return history, False, found
-
-    def wanted_by(self) -> Ints:
-        """(cols,): how many query blocks want each key block."""
-        lengths = np.bincount(self.wanted, minlength=self.grid.cols + 1)
-        return np.cumsum(lengths[::-1])[::-1][1:]
-
-    def missing(self, query: int, layers: int) -> tuple[tuple[int, int], ...]:
-        """Ranges of key tokens that a query block wants and has not seen after so many layers."""
-        queries = np.zeros(len(self.wanted), bool)
-        queries[query] = True
-        for layer in reversed(range(layers)):
-            queries |= self.relations[layer % len(self.relations)].seen_from(queries)
-        first, stop = (a[queries] for a in cols_of(self.grid))
-        seen = np.zeros(self.grid.cols, bool)
-        seen[expand(first, stop)[1]] = True
-        tokens = np.repeat(~seen[: self.wanted[query]], self.grid.block_k)
-        return ranges(tokens[: self.grid.n_k])
 
 
 def _columns(words: Words) -> Ints:

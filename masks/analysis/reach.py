@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from masks.analysis.bitsets import count_ones, unpack
 from masks.analysis.layers import possibly, surely
-from masks.analysis.segments import Segments, by_token
+from masks.analysis.segments import Segments, by_token, ranges
 from masks.analysis.words import count_of, percent, spans
 from masks.checks import flag, integer
 from masks.runs import Ints
@@ -158,8 +159,10 @@ def reach(
     least = seen if exact else surely(segments, causal).run(layers)
     total = int(walk.wanted.sum())
     upper, lower = _alike(seen.counts, least.counts)
-    worst = int(np.argmax(walk.wanted - seen.keys))
-    complete = bool((seen.keys == walk.wanted).all())
+    grid, wanted, seen_keys = walk.grid, walk.wanted, count_ones(seen.found)
+    query = int(np.argmax(wanted - seen_keys))
+    unseen = ~unpack(seen.found[query : query + 1])[0, : wanted[query]]
+    missing = ranges(np.repeat(unseen, grid.block_k)[: grid.n_k])
     return Reach(
         n=first.n_q,
         unit="tokens" if exact else "blocks",
@@ -169,12 +172,12 @@ def reach(
         at_least=_when(upper, total),
         at_most=_when(lower, total),
         settled=seen.settled,
-        seen_keys=seen.keys,
-        wanted_keys=walk.wanted,
+        seen_keys=seen_keys,
+        wanted_keys=wanted,
         seen_by=seen.by,
-        wanted_by=walk.wanted_by(),
-        worst=None if complete else (int(walk.grid.q_first[worst]), int(walk.grid.q_last[worst])),
-        missing=() if complete else walk.missing(worst, len(upper)),
+        wanted_by=len(wanted) - np.searchsorted(np.sort(wanted), np.arange(grid.cols), "right"),
+        worst=(int(grid.q_first[query]), int(grid.q_last[query])) if missing else None,
+        missing=missing,
     )
 
 
