@@ -39,6 +39,13 @@ class ArrayMask(Leaf):
 
     def runs(self, grid: Grid) -> Runs:
         if (grid.n_q, grid.n_k) != self.lengths:
+            if self.data.shape[2] == 1 and grid.n_k == self.data.shape[3]:
+                raise ValueError(
+                    f"the array has shape {self.data.shape}, which is a mask of one query: for "
+                    "padding at the end give the numbers of keys as lengths= to "
+                    "sparseflash.attention, for other padding broadcast the array to "
+                    f"{(*self.data.shape[:2], grid.n_q, grid.n_k)}"
+                )
             raise ValueError(
                 f"n_q is {grid.n_q} and n_k {grid.n_k}: this mask comes from an array, "
                 f"so build it for n_q={self.lengths[0]}, n_k={self.lengths[1]}"

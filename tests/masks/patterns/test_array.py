@@ -1,0 +1,22 @@
+"""Arrays as masks."""
+
+import numpy as np
+import pytest
+
+import masks
+
+
+def test_a_padding_array_says_what_to_give_instead():
+    padding = np.ones((2, 1, 1, 64), bool)
+    padding[1, ..., 50:] = False
+    with pytest.raises(ValueError) as error:
+        masks.mask_from(padding).build(64)
+    text = str(error.value)
+    assert "shape (2, 1, 1, 64), which is a mask of one query" in text
+    assert "lengths= to sparseflash.attention" in text
+    assert "broadcast the array to (2, 1, 64, 64)" in text
+    wide = masks.mask_from(np.broadcast_to(padding, (2, 1, 64, 64)))
+    assert wide.build(64, block_size=16).nnz == 2 * 16
+    assert masks.mask_from(padding).build(1, 64).nnz == 2  # one query is a mask, too
+    with pytest.raises(ValueError, match="build it for n_q=1, n_k=64"):
+        masks.mask_from(padding).build(64, 80)
