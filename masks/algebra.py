@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from masks import runs as rl
+from masks.analysis.check import Report, check
 from masks.analysis.reach import Reach, reach_of
 from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
-from masks.check import Report, check
 from masks.checks import integer
 from masks.registry import remember
 from masks.runs import Grid
@@ -124,7 +124,7 @@ class Mask:
     def check(
         self, seq_len: int, layers: int | None = None, causal: bool | None = None, **options: Any
     ) -> Report:
-        """What is wrong with the mask, in words; see `masks.check.check`."""
+        """What is wrong with the mask, in words; see `masks.analysis.check.check`."""
         return check(self, seq_len, layers, causal, **options)
 
     def __or__(self, other: "Mask") -> "Mask":

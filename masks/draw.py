@@ -15,7 +15,7 @@ from masks.types import BlockMask
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Blue and orange of Okabe and Ito, who chose them to be told apart by colour-blind readers.
+# Blue and orange of Okabe and Ito, chosen so that colour-blind readers can distinguish them.
 COLOURS = {"empty": "#f2f2f2", "partial": "#e69f00", "full": "#0072b2"}
 MAX_PIXELS = 512  # a side
 FAINTEST = 0.45  # strength of a pixel that stands for hardly any non-empty block

@@ -61,7 +61,7 @@ def holes(segments: Segments) -> list[str]:
         return [f"Nothing is allowed at {grid.n_q} tokens: every output is 0."]
     found = []
     any_head = " in any head" if grid.slices > 1 else ""
-    blind = ~loads.seeing(segments).any(axis=0)
+    blind = ~np.logical_or.reduce(loads.seeing(segments))
     if count := int(np.count_nonzero(blind)):
         sees, them = ("sees", "it") if count == 1 else ("see", "them")
         found.append(
@@ -69,7 +69,7 @@ def holes(segments: Segments) -> list[str]:
             f"({spans(ranges(blind))}): attention gives {them} 0. Add local(0), with which every "
             "token sees itself."
         )
-    unseen = ~loads.seen(segments).any(axis=0)
+    unseen = ~np.logical_or.reduce(loads.seen(segments))
     if count := int(np.count_nonzero(unseen)):
         found.append(
             f"{count_of(count, 'key')} {'is' if count == 1 else 'are'} seen by no query{any_head} "

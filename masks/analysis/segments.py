@@ -149,8 +149,9 @@ def by_token(segments: Segments) -> Segments:
         rows.append((grid.q_first[row[here], None] + query).ravel())
         firsts.append((origin + first).ravel())
         stops.append((origin + stop).ravel())
-    intervals = union(*map(np.concatenate, (rows, firsts, stops)), grid.n_k)
-    return _full(Grid(grid.n_q, grid.n_k, 1, 1), *intervals, segments.bits[:0])
+    row, first, stop = (np.concatenate(column) for column in (rows, firsts, stops))
+    row, first, stop = union(row, first, stop, grid.n_k)
+    return _full(Grid(grid.n_q, grid.n_k, 1, 1), row, first, stop, segments.bits[:0])
 
 
 def _stretches(tile: NDArray[np.uint32], block_k: int) -> tuple[Ints, Ints, Ints]:
