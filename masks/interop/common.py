@@ -1,4 +1,4 @@
-"""What the conversions share."""
+"""Helpers of the conversions: blocks of one slice, checked lists, tokens of partial blocks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -91,23 +91,23 @@ def listed(grid: Grid, counts: Any, indices: Any) -> Ints:
 
 
 def with_full(x: Ints, codes: NDArray[np.int32], full: Ints) -> tuple[Ints, NDArray[np.int32]]:
-    """Positions and codes with those of full blocks added, in order."""
+    """Positions and codes with full blocks added, in order."""
     codes = np.append(codes, np.full(len(full), FULL, np.int32))
     return in_order(np.append(x, full), codes)
 
 
 def positions(grid: Grid, line: Ints, col: NDArray) -> Ints:
-    """Flattened positions of listed blocks, checked to lie in the grid."""
+    """Flattened positions of listed blocks. Raises ValueError for a block outside the grid."""
     if len(col) and not 0 <= col.min() <= col.max() < grid.cols:
         raise ValueError(
-            f"blocks {col.min()} to {col.max()} are listed: give 0 to {grid.cols - 1}, "
-            f"for there are {grid.n_k} keys in blocks of {grid.block_k}"
+            f"blocks {col.min()} to {col.max()} are listed: give 0 to {grid.cols - 1}, because "
+            f"there are {grid.n_k} keys in blocks of {grid.block_k}"
         )
     return line.astype(np.int64) * grid.cols + col
 
 
 def in_order(x: Ints, codes: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
-    """Ascending positions with their codes, checked to be different."""
+    """Ascending positions with their codes. Raises ValueError for a block that is listed twice."""
     order = np.argsort(x, kind="stable")
     x, codes = x[order], codes[order]
     if (x[1:] == x[:-1]).any():
@@ -121,7 +121,7 @@ def to_numpy(array: Any) -> NDArray:
 
 
 def check_size(what: str, nbytes: int, limit_gib: float) -> None:
-    """Refuse what would take more memory than the user wants to give."""
+    """Raise ValueError if `nbytes` is more than `limit_gib`."""
     if nbytes > limit_gib * GIB:
         raise ValueError(
             f"{what} would take {nbytes / GIB:.1f} GiB, more than limit_gib={limit_gib}: take a "

@@ -1,8 +1,8 @@
 """FlashAttention-4 (flash_attn.cute of Dao-AILab/flash-attention).
 
 Its forward walks the key blocks of a query block, its backward the query blocks of a key block.
-Both have a list of partial blocks and one of full blocks; as here, a block at a ragged end is full
-when all of its existing tokens are allowed.
+Both have a list of partial blocks and one of full blocks. As in `masks`, a block at a ragged end is
+full when all of its existing tokens are allowed.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class Fa4Mask(NamedTuple):
     """What `flash_attn_func` takes for one mask.
 
     `forward` is its block_sparse_tensors, `backward` its block_sparse_tensors_bwd. Partial blocks
-    also need a mask_mod, a CuTe function: `aux_tensors` has what it has to look up, and is None
-    where no block is partial.
+    also need a mask_mod, a CuTe function. It can look up `aux_tensors`, which is None where no block
+    is partial.
     """
 
     forward: BlockSparseTensors
@@ -53,19 +53,20 @@ class Fa4Mask(NamedTuple):
 def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa4Mask:
     """Block lists for FlashAttention-4, compact: as wide as the longest list.
 
-    FlashAttention-4 evaluates partial blocks by a mask_mod in CuTe, which has to be written for it:
+    FlashAttention-4 evaluates partial blocks by a mask_mod written in CuTe. A lookup for any mask is
+
 
         tile = code[b, h, q // block_q, k // block_k]      (b, h: 0 where that extent is 1)
         allowed = tile == -1 or tile >= 0 and
                   bits[tile, q % block_q, k % block_k // 32] >> (k % block_k % 32) & 1
 
-    with code and bits the two `aux_tensors`. A formula of the pattern does as well. On an H100 it
-    takes blocks of 128 x 128 for head dimensions up to 128. Where its own type is wanted:
+    with code and bits the two `aux_tensors`. A formula of the pattern works as well. On an H100,
+    FlashAttention-4 needs blocks of 128 x 128 for head dimensions up to 128. Its own type is
     `BlockSparseTensorsTorch(*mask.forward)`.
 
     Args:
         device: of the tensors; the CPU by default.
-        limit_gib: refuse to take more memory than this.
+        limit_gib: the most memory that a list or table may take.
 
     Raises:
         ValueError: more memory would be needed.
@@ -92,13 +93,14 @@ def from_fa4(
     aux_tensors: Any = None,
     mask_mod: Callable[..., Any] | None = None,
 ) -> BlockMask:
-    """The exact block mask of forward lists; a `BlockSparseTensorsTorch` will do.
+    """The exact block mask of forward lists, ours or a `BlockSparseTensorsTorch`.
 
     Args:
         forward: lists by query block, with `block_size`.
         n_q, n_k: tokens.
-        aux_tensors: as `to_fa4` gives them, for partial blocks.
-        mask_mod: or the formula (b, h, q, k) -> bool in PyTorch; it is called for partial blocks.
+        aux_tensors: those of `to_fa4`, for partial blocks.
+        mask_mod: without them, the formula (b, h, q, k) -> bool in PyTorch. It is called for
+            partial blocks only.
 
     Raises:
         ValueError: partial blocks with neither, no block_size, or lists of another shape.

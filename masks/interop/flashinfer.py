@@ -1,4 +1,4 @@
-"""FlashInfer's block-sparse rows (BSR), which is SciPy's format of that name too."""
+"""FlashInfer's block-sparse rows (BSR), the format that SciPy has under that name."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ class Bsr(NamedTuple):
     def packed_mask(self) -> Any:
         """`mask` in the bits that FlashInfer makes of it: uint8, one query after the other.
 
-        The bits of a query go through the blocks of its row, lowest bit first, and each block row
-        begins a new byte. The last row has the queries that there are.
+        The bits of a query go through the blocks of its row, lowest bit first. Each block row begins
+        a new byte, and the last one only has the queries that exist.
         """
         import torch
 
@@ -57,8 +57,8 @@ def to_bsr(
     Args:
         batch, head: the slice.
         device: of the tensors; the CPU by default.
-        limit_gib: refuse to take more memory than this. Where any block is partial, each non-empty
-            one takes R * C bytes.
+        limit_gib: the most memory that the mask may take. Where any block is partial, each
+            non-empty block takes R * C bytes.
 
     Raises:
         ValueError: a slice that does not exist, or more memory would be needed.

@@ -27,16 +27,16 @@ def to_flex(
     *,
     limit_gib: float = 8,
 ) -> Any:
-    """FlexAttention's BlockMask, with the lists that `create_block_mask` would make.
+    """FlexAttention's BlockMask, with the same lists as `create_block_mask` makes.
 
     Args:
         device: of its tensors; the CPU by default.
-        mask_mod: the formula (b, h, q, k) -> bool of the same mask, for partial blocks (and for all
-            when FlexAttention runs without torch.compile). By default the bit tiles are looked up,
-            which any mask can do; a formula may be faster.
-        limit_gib: refuse to take more memory than this. There are four lists of
-            batch * heads * rows * cols int32, and a table for the lookup: 1.3 GiB for a million
-            tokens in blocks of 128 without heads.
+        mask_mod: the formula (b, h, q, k) -> bool of the same mask. It is called for partial blocks,
+            and for all blocks where FlexAttention runs without torch.compile. By default a lookup of
+            the bit tiles, which works for any mask; a formula may be faster.
+        limit_gib: the most memory that the lists may take. There are four of batch * heads * rows *
+            cols int32, and a table for the lookup: 1.3 GiB for a million tokens in blocks of 128
+            without heads.
 
     Raises:
         ValueError: more memory would be needed.
@@ -70,7 +70,7 @@ def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
     import torch
 
     code = torch.from_numpy(block_codes(blocks)).to(device)
-    # At least one tile, for the kernel reads one before it knows that it needs none.
+    # At least one tile: the compiled kernel reads one before it knows whether it needs it.
     bits = blocks.bits if len(blocks.bits) else np.zeros((1, *blocks.bits.shape[1:]), np.uint32)
     words = torch.from_numpy(bits.view(np.int32).copy()).to(device)
     (block_q, block_k), batch, heads = blocks.block_size, blocks.batch, blocks.heads
@@ -85,11 +85,12 @@ def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
 
 
 def from_flex(flex_mask: Any) -> BlockMask:
-    """The exact block mask of FlexAttention's: tokens are looked at in partial blocks alone.
+    """The exact block mask of a FlexAttention BlockMask.
 
-    Full lists are trusted. `mask_mod` is called for the partial blocks, some at a time, on the
-    device of the lists; those that turn out full or empty become so. In FlexAttention every block
-    at a ragged end is partial, here it is full when all of its existing tokens are allowed.
+    Full blocks are taken from the lists. `mask_mod` is called for the partial blocks, some at a
+    time, on the device of the lists; a block found full or empty is stored as such. FlexAttention
+    calls every block at a ragged end partial; here it is full when all of its existing tokens are
+    allowed.
 
     Raises:
         ValueError: block sizes other than multiples of 16 up to 256, or lists that contradict each

@@ -71,7 +71,7 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
     Time and memory grow with its entries and the area of the non-empty blocks.
 
     Raises:
-        ValueError: no sparse matrix of two dimensions, or none of its extents may be 0.
+        ValueError: not a sparse matrix of two dimensions, or one with an extent of 0.
     """
     from scipy.sparse import issparse
 
