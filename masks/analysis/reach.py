@@ -33,8 +33,8 @@ class Reach:
             pair counts in `upper` when some query there may see some key, and in `lower` when
             every query surely sees every key. Equal for tokens.
         at_least, at_most: layers until every query has seen every wanted key lie between these
-            two. `at_least` None: never, at any depth. `at_most` None: never as far as `lower` goes.
-        settled: whether more layers would change nothing.
+            two. None: not in the layers of `upper`, and of `lower`.
+        settled: whether more layers would change nothing in `upper`.
         seen_keys, wanted_keys: by query (block): how many key tokens (blocks) it has seen in the
             end, by `upper`, and how many are wanted.
         seen_by, wanted_by: by key (block): how many queries (blocks) have seen it, likewise.
@@ -63,19 +63,22 @@ class Reach:
     @property
     def never(self) -> str:
         """The pairs that are never seen, at any depth, in words; empty where there are none."""
-        if not self.settled or self.at_least is not None or self.worst is None:
+        if not self.settled or self.at_least is not None:
             return ""
-        before = " before it" if self.causal else ""
-        verb = "never sees" if self.worst[0] == self.worst[1] else "never see"
-        most = "" if self.exact else "at most "
-        lost = int(np.count_nonzero(self.seen_by < self.wanted_by))
-        unit = self.unit[:-1]
-        return (
-            f"At any depth, a query sees {most}{percent(self.upper[-1])} of the {self.unit}"
-            f"{before}. {_name(self.worst)} {verb} keys {spans(self.missing)}. "
-            f"{count_of(lost, f'key {unit}')} of {len(self.seen_by)} "
-            f"{'is' if lost == 1 else 'are'} out of sight for some query."
-        )
+        return f"A query sees {self.share()}, at any depth; {self.most_blind}."
+
+    def share(self, layers: int = 0) -> str:
+        """The wanted keys that a query has seen after so many layers, or in the end, in words."""
+        seen = self.upper[min(layers, len(self.upper)) - 1]
+        most, before = "" if self.exact else "at most ", " before it" if self.causal else ""
+        return f"{most}{percent(seen)} of the keys{before}"
+
+    @property
+    def most_blind(self) -> str:
+        """The query, or block of queries, that misses most keys in the end, in words."""
+        first, last = self.worst or (0, 0)
+        who = f"query {first} never sees" if first == last else f"queries {first}-{last} never see"
+        return f"{who} keys {spans(self.missing)}"
 
     def __str__(self) -> str:
         what = f"pairs of {self.unit}" + (" with k <= q" if self.causal else "")
@@ -98,11 +101,6 @@ class Reach:
         if self.at_least == self.at_most:
             return f"after {count_of(self.at_least, 'layer')}"
         return f"after {self.at_least} to {self.at_most} layers"
-
-
-def _name(tokens: tuple[int, int]) -> str:
-    first, last = tokens
-    return f"Query {first}" if first == last else f"Queries {first}-{last}"
 
 
 def reach(

@@ -10,7 +10,7 @@ import numpy as np
 from masks.analysis.components import block_components, token_components
 from masks.analysis.reach import Reach, built, reach
 from masks.analysis.segments import Segments, merged
-from masks.analysis.words import count_of, percent, spans
+from masks.analysis.words import count_of, spans
 from masks.registry import PATTERNS
 from masks.runs import Ints
 from masks.types import BlockMask, Mask
@@ -63,17 +63,6 @@ class Model:
             label = np.repeat(block_components(segments)[: grid.rows], grid.block_q)[: grid.n_q]
         return label
 
-    @property
-    def keys(self) -> str:
-        """What a query should see."""
-        return "the keys before it" if self.causal else "the keys"
-
-    def share(self, layer: int, only: str = "") -> str:
-        """What a query has seen after so many layers (-1: in the end), in words."""
-        index = min(layer, len(self.reach.upper)) - 1 if layer > 0 else -1
-        bound = only if self.reach.exact else "at most "
-        return f"{bound}{percent(self.reach.upper[index])} of {self.keys}"
-
 
 def findings(model: Model) -> tuple[list[str], list[str]]:
     """(problems, notes), as sentences."""
@@ -96,11 +85,10 @@ def _apart(model: Model) -> str:
     # Blocks can join groups that tokens keep apart: the groups bound what is seen as well.
     pairs = (sizes * (sizes + 1) // 2) if model.causal else sizes**2
     share = pairs.sum() / ((n * (n + 1) // 2) if model.causal else n * n)
-    bound = "" if model.reach.exact else "at most "
+    share = min(model.reach.upper[-1], share)
     return (
         f"The tokens fall into {len(sizes)} groups that never see each other, at any depth: "
-        f"{_shape_of(label, sizes)}. A query sees {bound}"
-        f"{percent(min(model.reach.upper[-1], share))} of {model.keys}."
+        f"{_shape_of(label, sizes)}. A query sees {replace(model.reach, upper=(share,)).share()}."
     )
 
 
@@ -145,12 +133,11 @@ def _separator(model: Model, groups: int) -> Mask | None:
 def _never(model: Model) -> str:
     """Connected, and yet some pairs are out of sight at any depth."""
     found = model.reach
-    query, last = found.worst or (0, 0)
-    whose = f"query {query} never sees" if query == last else f"queries {query}-{last} never see"
     start = "With causal, a query" if model.causal else "A query"
+    only = "only " if found.exact else ""
     return (
-        f"{start} can see {model.share(-1, 'only ')}, at any depth{_reason(model)}; "
-        f"{whose} keys {spans(found.missing)}. {_remedy(model)}"
+        f"{start} can see {only}{found.share()}, at any depth{_reason(model)}; "
+        f"{found.most_blind}. {_remedy(model)}"
     ).rstrip()
 
 
@@ -185,16 +172,16 @@ def _depth(model: Model) -> tuple[list[str], list[str]]:
     bounds = "" if found.exact or found.at_least == found.at_most else " (bounds by blocks)"
     seen = f"Everything is seen {found.depth}{bounds}."
     if layers is None and found.at_least is None:
-        seen = f"After {LAYERS} layers a query has seen {model.share(LAYERS)}, and more later."
+        seen = f"After {LAYERS} layers a query has seen {found.share(LAYERS)}, and more later."
     elif layers is not None and (found.at_least is None or found.at_least > layers):
         whole = "" if found.at_least is None else f"; all of it is seen {found.depth}"
         return [
             f"{count_of(layers, 'layer')} {'is' if layers == 1 else 'are'} not enough: a query has "
-            f"seen {model.share(layers)} by then{whole}. {_remedy(model)}".rstrip()
+            f"seen {found.share(layers)} by then{whole}. {_remedy(model)}".rstrip()
         ], []
     elif layers is not None and (found.at_most is None or found.at_most > layers):
         seen = (
-            f"Whether {count_of(layers, 'layer')} show every query {model.keys} is open: by "
+            f"Whether {count_of(layers, 'layer')} show a query every key is open: by "
             f"blocks, everything is seen {found.depth}. Use reach(.., exact=True) at a shorter "
             "length."
         )
