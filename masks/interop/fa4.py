@@ -41,8 +41,8 @@ class Fa4Mask(NamedTuple):
     """What `flash_attn_func` takes for one mask.
 
     `forward` is its block_sparse_tensors, `backward` its block_sparse_tensors_bwd. Partial blocks
-    also need a mask_mod, a CuTe function. It can look up `aux_tensors`, which is None where no block
-    is partial.
+    also need a mask_mod, a CuTe function. It can look up `aux_tensors`, which is None where no
+    block is partial.
     """
 
     forward: BlockSparseTensors
@@ -53,7 +53,7 @@ class Fa4Mask(NamedTuple):
 def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa4Mask:
     """Block lists for FlashAttention-4, compact: as wide as the longest list.
 
-    FlashAttention-4 evaluates partial blocks by a mask_mod written in CuTe. A lookup for any mask is
+    FlashAttention-4 evaluates partial blocks by a mask_mod written in CuTe. For any mask it can be:
 
 
         tile = code[b, h, q // block_q, k // block_k]      (b, h: 0 where that extent is 1)

@@ -31,8 +31,8 @@ class Bsr(NamedTuple):
     def packed_mask(self) -> Any:
         """`mask` in the bits that FlashInfer makes of it: uint8, one query after the other.
 
-        The bits of a query go through the blocks of its row, lowest bit first. Each block row begins
-        a new byte, and the last one only has the queries that exist.
+        The bits of a query go through the blocks of its row, lowest bit first. Each block row
+        begins a new byte, and the last one only has the queries that exist.
         """
         import torch
 

@@ -31,12 +31,12 @@ def to_flex(
 
     Args:
         device: of its tensors; the CPU by default.
-        mask_mod: the formula (b, h, q, k) -> bool of the same mask. It is called for partial blocks,
-            and for all blocks where FlexAttention runs without torch.compile. By default a lookup of
-            the bit tiles, which works for any mask; a formula may be faster.
-        limit_gib: the most memory that the lists may take. There are four of batch * heads * rows *
-            cols int32, and a table for the lookup: 1.3 GiB for a million tokens in blocks of 128
-            without heads.
+        mask_mod: the formula (b, h, q, k) -> bool of the same mask. It is called for partial
+            blocks, and for all of them where FlexAttention runs without torch.compile. By default
+            a lookup of the bit tiles, which works for any mask; a formula may be faster.
+        limit_gib: the most memory that the lists may take. There are four of int32, each of batch *
+            heads * rows * cols, and a table for the lookup: 1.3 GiB for a million tokens in blocks
+            of 128 without heads.
 
     Raises:
         ValueError: more memory would be needed.

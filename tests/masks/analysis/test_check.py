@@ -220,9 +220,7 @@ def test_a_mask_counts_by_what_it_allows_and_not_by_its_name():
 def test_documents_are_kept_apart_on_purpose(mask: Mask):
     report = check(mask, 512, 512)
     assert report.ok
-    words = (
-        r"fall into 2 groups .* what (.* >> )?(documents|packed|block_diagonal)\(.* is for\.$"
-    )
+    words = r"fall into 2 groups .* what (.* >> )?(documents|packed|block_diagonal)\(.* is for\.$"
     assert any(re.search(words, note) for note in report.notes), report.notes
 
 
