@@ -207,7 +207,7 @@ def built(
     """
     if mask.per_layer and layers is None:
         raise ValueError(f"{mask} differs from layer to layer: give layers=")
-    count = integer("layers", layers, least=1) if mask.per_layer else 1
+    count = integer("layers", layers, min=1) if mask.per_layer else 1
     return [mask.layer(i).build(seq_len, block_size=block_size, heads=heads) for i in range(count)]
 
 
