@@ -38,7 +38,7 @@ from experiments.lra.speed_table import as_markdown, row_name, tables
 from experiments.lra.speed_together import run_together
 from experiments.lra.tasks.task import Task
 from experiments.lra.training.config import Settings
-from experiments.lra.training.memory import lacks_memory
+from experiments.lra.training.device import lacks_memory
 
 LENGTHS = {  # of the sweep, and tokens of its batches
     "cuda": ((1024, 2048, 4096, 8192, 16384, 32768, 65536), 131072),

@@ -8,7 +8,7 @@ import numpy as np
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments.lra.training import run
+from experiments.lra.training import loop
 from experiments.lra.training.config import Settings, make_settings
 
 TINY = {
@@ -60,7 +60,7 @@ def composed(given: tuple[str, ...]) -> DictConfig:
 
 
 def train(place: Path, task: str = "listops", attention: str = "linear", **changes) -> dict:
-    return run.train(settings(place, task, attention, **changes))
+    return loop.train(settings(place, task, attention, **changes))
 
 
 # ---- data in the official formats

@@ -13,14 +13,13 @@ from experiments.lra.models.attention import make_attention
 from experiments.lra.models.classifier import Classifier, ModelConfig
 from experiments.lra.speed_rows import SWEEP
 from experiments.lra.tasks.task import Split, Task, padded_length
-from experiments.lra.training import graph
 from experiments.lra.training.config import PRECISIONS, Settings, compose_settings
 from experiments.lra.training.data import DeviceSplit
+from experiments.lra.training.device import autocast, capture, lacks_memory, warm_up
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.initial import make_model
-from experiments.lra.training.memory import lacks_memory
-from experiments.lra.training.objective import classify
-from experiments.lra.training.step import Trainer, autocast, seed_everything
+from experiments.lra.training.evaluate import classify
+from experiments.lra.training.model import make_model
+from experiments.lra.training.step import Trainer, seed_everything
 
 BATCHES = 4  # of random examples
 ROUNDS = 5  # of steps at most, whose times give the median
@@ -186,7 +185,7 @@ def _trainer(
     model = make_model(settings, task).to(device).train()
     split = DeviceSplit(task.splits["train"], device)
     trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
-    trainer.prepare(compile=settings.compile, capture=settings.graph, tell=tell)
+    trainer.prepare(compile=settings.compile, graph=settings.graph, tell=tell)
     return trainer
 
 
@@ -232,8 +231,8 @@ def attention_step(
             out = forward(*(inputs[0], inputs[0 if layer.shared_qk else 1], inputs[-1]), lengths)
         torch.autograd.grad(out, wanted, dout.to(out.dtype), allow_unused=True)
 
-    if graph.warm_up(body, device) and settings.graph:
-        return graph.capture(body, device).replay
+    if warm_up(body, device) and settings.graph:
+        return capture(body, device).replay
     return body
 
 

@@ -7,7 +7,8 @@ import torch
 
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention import make_attention
-from experiments.lra.training import checkpoint, graph
+from experiments.lra.training import checkpoint
+from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
 from tests.train_cases import settings, train
 
@@ -90,8 +91,8 @@ def test_a_captured_layer_follows_the_lengths(attention, compiled):
         out = forward(*inputs, lengths)
         found[:] = out, *torch.autograd.grad(out, inputs, dout)
 
-    assert graph.warm_up(body, device)
-    captured = graph.capture(body, device)
+    assert warm_up(body, device)
+    captured = capture(body, device)
     kept = list(found)
     hide = make_attention(attention, heads=2, head_dim=32, length=1024, padding="hide")
     for some in ([1, 128, 129, 1024], [1024, 1023, 897, 896], [64, 512, 513, 2]):

@@ -18,7 +18,7 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import Tensor
 
-from experiments.lra.training import run as training
+from experiments.lra.training import loop as training
 from experiments.lra.training.config import make_settings
 from experiments.lra.training.step import Trainer
 from sparseflash.backends.protocol import Saved

@@ -1,4 +1,4 @@
-"""Arrays kept on disk from run to run, whole or not at all."""
+"""Arrays kept on disk between runs, written whole or not at all."""
 
 import sys
 import zipfile
@@ -16,10 +16,9 @@ Arrays = dict[str, np.ndarray]
 def cached(
     cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[], Arrays]
 ) -> Arrays:
-    """The arrays of `make`, from cache_dir/NAME-DIGEST.npz if they were made for `key` before.
+    """The arrays of `make`, read from cache_dir/NAME-DIGEST.npz if they were made for `key` before.
 
-    The file is written beside its place and renamed, so a kill leaves none that is cut short; one
-    that cannot be read is made anew.
+    The file is written atomically. One that cannot be read is made again.
     """
     path = cache_dir / f"{name}-{digest(key)}.npz"
     if path.exists():
@@ -27,33 +26,26 @@ def cached(
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            print(f"{path} cannot be read ({error}): making it anew", file=sys.stderr)
+            print(f"{path} cannot be read ({error}): making it again", file=sys.stderr)
     arrays = make()
-    save(path, arrays)
+    write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
     return arrays
 
 
-def save(path: Path, arrays: Arrays) -> None:
-    """Writes an npz file in one step, as any other process sees it."""
-    write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
-
-
 def fingerprint(paths: Iterable[Path]) -> str:
-    """A digest of the names, sizes and times of files: what a cache of their content depends on."""
+    """A digest of the names, sizes and times of files, for the key of a cache of their content."""
     stats = ((path, path.stat()) for path in sorted(paths))
     return digest({str(path): [s.st_size, s.st_mtime_ns] for path, s in stats})
-
-
-# ---- sequences of any length, end to end
 
 
 def pad(
     flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = False
 ) -> np.ndarray:
-    """(n, width): row i is sequence i, cut to `most` tokens and padded with 0 on the right.
+    """Sequences that lie end to end as rows (n, width), cut to `most` tokens and padded with 0.
 
     Args:
-        as_bytes: byte b becomes b + 1, in uint8 unless there is a byte 255, which UTF-8 has not.
+        as_bytes: byte b becomes b + 1. The result is uint8 unless there is a byte 255, which UTF-8
+            does not have.
     """
     wide = as_bytes and len(flat) > 0 and flat.max() == 255
     out = np.zeros((len(lengths), width), np.int16 if wide else flat.dtype)

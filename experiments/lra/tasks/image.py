@@ -1,7 +1,7 @@
-"""Image: CIFAR-10 in gray, a sequence of 1,024 pixels (Krizhevsky, 2009).
+"""Image: CIFAR-10 in gray as a sequence of 1,024 pixels (Krizhevsky, 2009).
 
-Reads the official binary version, or a NumPy file of gray images. LRA validates on the last tenth
-of the train images.
+Reads the official binary version, or a NumPy file of gray images. As in LRA, the last tenth of the
+train images is val.
 """
 
 import io
@@ -123,8 +123,10 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gray(images: np.ndarray) -> np.ndarray:
-    """uint8 (n, rows, columns) of uint8 (n, 3, rows, columns), as TensorFlow's rgb_to_grayscale
-    rounds: in [0, 1], then times 255.5 and cut off."""
+    """Gray images uint8 (n, rows, columns) of uint8 (n, 3, rows, columns).
+
+    Rounds as TensorFlow's rgb_to_grayscale: in [0, 1], then times 255.5 and cut off.
+    """
     levels = np.einsum("nchw,c->nhw", images.astype(np.float32) / np.float32(255), GRAY)
     return (levels * np.float32(255.5)).astype(np.uint8)
 

@@ -17,10 +17,10 @@ MOVIE = re.compile(r"/title/(tt\d+)")
 
 
 def reviews(data_dir: Path, cache_dir: Path, *, stand_in: str = "") -> Arrays:
-    """For train and test: `train`, uint8, the bytes of all reviews end to end; `train_lengths`,
-    `train_labels`, and `train_movies`, a number for each movie, -1 where no list tells it.
+    """All reviews, in a fixed random order, as arrays for train and test.
 
-    The order is random, but always the same.
+    `train` has the bytes of all reviews end to end (uint8), `train_lengths` and `train_labels` are
+    per review, and so is `train_movies`: the number of its movie, -1 if no list has it.
     """
     folder = require(
         data_dir,
@@ -56,10 +56,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int:
-    """N of N_RATING.txt: the line of its movie in the list of movies."""
+    """N of N_RATING.txt, which is the line of its movie in the list of movies."""
     number, _, rating = path.stem.partition("_")
     if not number.isdecimal() or not rating.isdecimal():
-        raise ValueError(f"{path}: a review is named NUMBER_RATING.txt; move the file away")
+        raise ValueError(f"{path}: a review has a name like NUMBER_RATING.txt; move this file away")
     return int(number)
 
 
@@ -93,7 +93,7 @@ def _movies(path: Path, files: list[Path]) -> np.ndarray:
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         found = MOVIE.search(line)
         if not found:
-            raise ValueError(f"{path}, line {number}: {line[:60]!r} is no address of a movie")
+            raise ValueError(f"{path}, line {number}: {line[:60]!r} is not the address of a movie")
         titles.append(int(found[1][2:]))
     numbers = [_number(file) for file in files]
     if max(numbers) >= len(titles):

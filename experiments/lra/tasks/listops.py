@@ -1,7 +1,8 @@
 """ListOps: the value, 0 to 9, of an expression of nested operators (Nangia and Bowman, 2018).
 
 Official data: `listops-1000/basic_{train,val,test}.tsv` of the LRA release, 96,000, 2,000 and 2,000
-rows. The parentheses of their binary form are dropped, as everywhere, which leaves 15 tokens.
+rows. The parentheses of their binary form are dropped, as in all of the literature; 15 tokens are
+left.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from experiments.lra.tasks.task import (
     Task,
     best_constant,
     padded_length,
-    require,
+    release_files,
     source,
     split_sizes,
 )
@@ -56,10 +57,10 @@ def load(
 
     Args:
         generate: draw the expressions instead of reading them, from `seed`.
-        examples: how many are drawn for train, val and test. Expression i is the same for all.
-        max_length: tokens after it are cut off; the padded length is the next power of two.
+        examples: how many are drawn for train, val and test. Expression i depends on `seed` alone.
+        max_length: tokens kept of an expression; the padded length is the next power of two.
         limit: the first examples of each split only.
-        workers: processes that draw; None for one a core.
+        workers: processes that draw; None: one a core.
     """
     length = padded_length(max_length)
     if generate:
@@ -107,16 +108,9 @@ def _generated(
 
 
 def _official(data_dir: Path, cache_dir: Path) -> Arrays:
-    folder = require(
-        data_dir,
-        FOLDER,
-        fetch="the LRA release (lra_release.gz of google-research/long-range-arena)",
-        stand_in="task.generate=true, which draws expressions of the same distribution",
-    )
-    paths = {name: folder / f"basic_{name}.tsv" for name in SPLITS}
-    for path in paths.values():
-        if not path.is_file():
-            raise ValueError(f"no {path.name} in {folder}: unpack the LRA release again")
+    stand_in = "task.generate=true, which draws expressions of the same distribution"
+    names = {split: f"basic_{split}.tsv" for split in SPLITS}
+    paths = release_files(data_dir, FOLDER, names, stand_in)
 
     def make() -> Arrays:
         arrays = {}
@@ -136,7 +130,7 @@ def _named(name: str, trees: Trees, labels: np.ndarray) -> Arrays:
 
 
 def _table() -> bytes:
-    """Byte -> id, where every token is one byte; 255 for what is none."""
+    """The id of every byte, where a token is one byte; 255 for all others."""
     table = bytearray([255] * 256)
     for token, i in IDS.items():
         table[ord(SHORT.get(token, token))] = i
@@ -150,7 +144,7 @@ def read(path: Path) -> tuple[Trees, np.ndarray]:
     """The expressions of a TSV file, parsed, and their labels, which are checked.
 
     Raises:
-        ValueError: a row that is not an expression and its value: names the file and the line.
+        ValueError: a row is not an expression and its value. Names the file and the line.
     """
     flats, labels = [], []
     with open(path, "rb") as file:
@@ -183,7 +177,7 @@ def _row(line: bytes) -> tuple[bytes, int]:
         if byte in text:
             raise ValueError(_unknown(text))
         short = short.replace(name, byte)
-    if short[1::2].strip(b" "):  # a token is one byte and then a blank: else something is amiss
+    if short[1::2].strip(b" "):  # every second byte must be a blank
         raise ValueError(_unknown(text))
     ids = short.translate(TABLE, b"() ")
     if not ids or b"\xff" in ids:
@@ -196,7 +190,7 @@ def _row(line: bytes) -> tuple[bytes, int]:
 
 
 def _unknown(text: bytes) -> str:
-    """What is wrong with an expression that has something other than tokens and blanks."""
+    """Says what is wrong with an expression that does not consist of tokens and blanks."""
     words = [word for word in text.split() if word not in (b"(", b")")]
     if not words:
         return "the expression is empty"
@@ -207,7 +201,7 @@ def _unknown(text: bytes) -> str:
 
 
 def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> None:
-    """ValueError for the first row whose label is not its value."""
+    """Raises ValueError for the first row whose label is not its value."""
     lengths = np.array([len(flat) for flat in flats])
     try:
         values = evaluate(np.frombuffer(b"".join(flats), np.uint8), lengths)

@@ -1,9 +1,9 @@
-"""ListOps expressions as token ids: drawing them, their values, their statistics.
+"""ListOps expressions as token ids: how they are drawn, their values, their statistics.
 
-A tree as LRA draws it (Nangia and Bowman, 2018; Tay et al., 2021): a node above depth 10 is an
-operator with probability 1/4, over 2 to 10 nodes, and a digit otherwise. Trees of more than 500 and
-less than 2,000 tokens are kept, which is one of twelve. Here many are drawn at a time, depth by
-depth: first how they branch, then operators and digits of those that are kept.
+Trees are drawn as in LRA (Nangia and Bowman, 2018; Tay et al., 2021). A node above depth 10 is an
+operator over 2 to 10 nodes with probability 1/4, and a digit otherwise. One tree of twelve has more
+than 500 and less than 2,000 tokens and is kept. Many trees are drawn at a time, depth by depth:
+first their branches, then the operators and digits of those that are kept.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ MAX_DEPTH, MAX_CHILDREN = 10, 10
 LEAF = 0.75  # the probability of a digit
 SHORTEST, LONGEST = 501, 1999
 CHUNK = 512  # trees of one random stream
-ATTEMPTS = 14  # drawn at a time for each tree that is wanted: one of twelve is kept
+ATTEMPTS = 14  # trees drawn for each one that is wanted: one of twelve is kept
 
 Trees = tuple[np.ndarray, np.ndarray]  # ids uint8 (total,), end to end, and lengths int32 (n,)
 
@@ -32,13 +32,13 @@ Trees = tuple[np.ndarray, np.ndarray]  # ids uint8 (total,), end to end, and len
 def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.ndarray]:
     """The first `n` trees of a seed, all different, and their values int64 (n,).
 
-    Tree i depends on (seed, i) alone: not on n, nor on how many processes draw.
+    Tree i depends only on (seed, i), not on n or the number of processes.
     """
     count = -(-n // CHUNK)
-    workers = min(count // 4, workers or os.cpu_count() or 1)  # a process takes a second to start
+    workers = min(count // 4, workers or os.cpu_count() or 1)  # starting a process takes a second
     if workers <= 1:
         return _distinct(map(_chunk, [seed] * count, range(count)), n, seed)
-    context = multiprocessing.get_context("spawn")  # a forked child may hang on torch's threads
+    context = multiprocessing.get_context("spawn")  # torch's threads may hang a forked child
     with ProcessPoolExecutor(workers, context) as pool:
         return _distinct(pool.map(_chunk, [seed] * count, range(count)), n, seed)
 
@@ -46,7 +46,7 @@ def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.n
 def _distinct(
     chunks: Iterator[tuple[Trees, np.ndarray]], n: int, seed: int
 ) -> tuple[Trees, np.ndarray]:
-    """One array of the chunks; a tree that came before is replaced, by one of its own stream."""
+    """One array of the chunks; a tree that came before is replaced by one of its own stream."""
     seen: set[bytes] = set()
     trees, values = [], []
     for (flat, lengths), labels in progress(chunks, -(-n // CHUNK), "ListOps, 512 trees each"):
@@ -71,7 +71,7 @@ def _chunk(seed: int, chunk: int) -> tuple[Trees, np.ndarray]:
 
 
 def _draw(seed: int, index: int, stream: int, n: int = 1) -> tuple[Trees, np.ndarray]:
-    # Of the generator only random() is used: its stream does not change between versions of NumPy.
+    # Only random() is used, because its stream is the same in all versions of NumPy.
     rng = np.random.default_rng([seed, index, stream])
     flats, sizes, found = [], [], 0
     while found < n:
@@ -85,7 +85,7 @@ def _draw(seed: int, index: int, stream: int, n: int = 1) -> tuple[Trees, np.nda
 
 
 def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
-    """Draws `attempts` trees and returns those whose length is within the bounds."""
+    """Draws `attempts` trees and returns those with a length within the bounds."""
     tree = np.arange(attempts)  # of every node of a depth
     total = np.zeros(attempts, np.int64)
     depths = []
@@ -103,7 +103,7 @@ def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
 
 
 def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
-    """The ids, end to end, of trees given by the number of children of the nodes of each depth."""
+    """The ids of trees, end to end, from the number of children of each node, depth by depth."""
     sizes = [np.ones(len(depths[-1]), np.int64)]  # tokens of the subtree of a node
     for children in reversed(depths[:-1]):
         size = np.ones(len(children), np.int64)
@@ -131,7 +131,7 @@ def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
 
 
 def depth_of(flat: np.ndarray) -> np.ndarray:
-    """How many operators are open at each token, itself included."""
+    """The number of open operators at each token, including itself."""
     step = (flat >= OPERATOR).astype(np.int32) - 2 * (flat == CLOSE)
     return np.cumsum(step) + (flat == CLOSE)
 
@@ -140,7 +140,7 @@ def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The value of each expression, int64 (n,).
 
     Raises:
-        BadTree: the number of the first expression that is not one.
+        BadTree: something is not an expression; has the number of the first one.
     """
     depth, n = depth_of(flat), len(lengths)
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Pathfinder 32, 64, 128 (Path-X) and 256: are the two marked ends those of one contour?
+"""Pathfinder 32, 64, 128 (Path-X) and 256: do two marks lie on the ends of the same contour?
 
 Reads the release's folders, pathfinderN/<level>/{imgs/<k>/sample_<i>.png,metadata/<k>.npy}, or
-generates images of the same distribution (experiments.pathfinder). Either way the pixels are kept
-in the cache as plain arrays and mapped from there.
+generates images of the same distribution (experiments.pathfinder). In both cases the cache holds
+the pixels as plain arrays, which are mapped into memory.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from experiments.common.files import digest
+from experiments.lra.tasks.cache import fingerprint
 from experiments.lra.tasks.task import (
     SPLITS,
     Split,
@@ -28,11 +29,11 @@ from experiments.lra.tasks.task import (
 from experiments.pathfinder.parameters import LEVELS, spec
 from experiments.pathfinder.store import filled
 
-VERSION = 1  # of what the cache holds of the release
+VERSION = 2  # of the cache of the release
 NUMPY_MAGIC = b"\x93NUMPY"
 # The release's one broken file: there, but empty.
 EMPTY = ("pathfinder32/curv_baseline", "imgs/0/sample_172.png")
-STREAM = 2**40  # images of one split of generated data at most: sizes do not move other splits
+STREAM = 2**40  # the most images of a split: the sizes of splits do not affect each other
 
 
 class Entry(NamedTuple):
@@ -59,21 +60,21 @@ def load(
 
     Args:
         seed: of generated images. The release is split in its order, 80 : 10 : 10.
-        generate: make images, `examples` (train, val, test) of them, instead of reading the
-            release. An image depends on the seed, its split and its number there alone.
+        generate: make `examples` (train, val, test) images instead of reading the release. An image
+            depends only on the seed, its split and its number.
         difficulty: contour length 6, 9 or 14, the release's easy, intermediate and hard levels.
         documented: generate with the documented distractors, not the measured ones.
-        strokes: generate with the strokes and marks of another size (`parameters.spec`). Of a list
-            the images have them in turn, so that a model meets new ones among those it knows.
-        order: of the pixels, see task.pixel_order.
+        strokes: generate with the strokes and marks of another size (`parameters.spec`). Images
+            take those of a list in turn.
+        order: of the pixels, see `pixel_order`.
         limit: the first images of each split only; others are neither read nor made.
         workers: threads; None: one a core.
 
     Raises:
-        ValueError: names the file and the line at fault, and the remedy.
+        ValueError: data are missing or broken; names the file, the line and the remedy.
     """
     if strokes is not None and not generate:
-        raise ValueError(f"strokes={strokes}: that is for images which generate=true makes")
+        raise ValueError(f"strokes={strokes} needs generate=true")
     kinds = strokes if isinstance(strokes, list) else [strokes]
     if not kinds:
         raise ValueError("strokes=[]: give at least one, or null")
@@ -133,12 +134,33 @@ def _release(
     arrays = {}
     for name, first, end in zip(SPLITS, ends, ends[1:], strict=False):
         part = entries[first:end][:limit]
-        key = {"version": VERSION, "metadata": whole, "size": size, "split": name, "n": len(part)}
-        path = cache / f"pathfinder{size}-official-{digest(key)}.npy"
+        path = _cache_path(cache, level, name, [level / entry.image for entry in part], whole)
         make = partial(_decode, level, part)
         what = f"Pathfinder-{size}, official {name} images"
         arrays[name] = filled(path, (len(part), size, size), make, workers=workers, what=what)
     return arrays
+
+
+def _cache_path(
+    cache: Path, level: Path, split: str, images: Sequence[Path], metadata: str
+) -> Path:
+    """The file that caches these images. Removes caches of images that were replaced since.
+
+    Its name has a digest of the metadata, and one of the sizes and times of the images.
+    """
+    stem = f"{level.parent.name}-official-{split}-{len(images)}"
+    stem = f"{stem}-{digest({'version': VERSION, 'metadata': metadata})}"
+    cached = [path for path in cache.glob(f"{stem}-*.npy") if path.suffixes == [".npy"]]
+    try:
+        path = cache / f"{stem}-{fingerprint(images)}.npy"
+    except OSError as error:
+        if len(cached) == 1:  # the images were deleted after they were cached
+            return cached[0]
+        raise ValueError(f"{error.filename} cannot be read ({error}): fetch it again") from error
+    for old in cache.glob(f"{stem}-*"):
+        if not old.name.startswith(path.stem):
+            old.unlink(missing_ok=True)
+    return path
 
 
 def _metadata_files(level: Path) -> list[Path]:
@@ -152,8 +174,10 @@ def _metadata_files(level: Path) -> list[Path]:
 
 
 def read_metadata(file: Path) -> list[Entry]:
-    """The images of one metadata file: lines of text (the release), or a NumPy array of strings
-    (the original generator); nothing in it is ever unpickled."""
+    """The images of a metadata file: text (the release), or a NumPy array of strings.
+
+    The original generator writes such arrays. Nothing is unpickled.
+    """
     if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
         try:
             rows = np.load(file, allow_pickle=False)

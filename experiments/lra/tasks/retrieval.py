@@ -1,7 +1,7 @@
-"""Retrieval: do two texts belong together? Each is read by itself, byte by byte.
+"""Retrieval: does one of two papers cite the other? Each is read alone, byte by byte.
 
-Official data: `tsv_data/new_aan_pairs.{train,eval,test}.tsv` of the LRA release, two papers of the
-ACL anthology network, of which one cites the other or not (Radev et al., 2013).
+Official data: `tsv_data/new_aan_pairs.{train,eval,test}.tsv` of the LRA release, pairs of papers of
+the ACL anthology network (Radev et al., 2013).
 """
 
 from pathlib import Path
@@ -10,26 +10,26 @@ import numpy as np
 
 from experiments.common.progress import progress
 from experiments.lra.tasks.cache import Arrays, cached, fingerprint, pad
-from experiments.lra.tasks.same_movie import load as load_same_movie
 from experiments.lra.tasks.task import (
     SPLITS,
     Split,
     Task,
     best_constant,
     padded_length,
-    require,
+    release_files,
     source,
 )
 from experiments.lra.tasks.text import BYTE_VOCAB
 
-__all__ = ["load", "load_same_movie"]
-
 FOLDER = "tsv_data"
 FORMAT = 1  # of the cache
-FILES = {"train": "train", "val": "eval", "test": "test"}
+FILES = {
+    split: f"new_aan_pairs.{name}.tsv"
+    for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
+}
 SIZES = (147_086, 18_090, 17_437)
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-CUT = 10_000  # bytes of a text that LRA looks at, before it cuts to max_length
+CUT = 10_000  # bytes of a text that LRA keeps before it cuts to max_length
 
 
 def load(
@@ -43,8 +43,7 @@ def load(
     """The Retrieval task, from `tsv_data`.
 
     Args:
-        max_length: bytes of a text after it are cut off; the padded length is the next power of
-            two.
+        max_length: bytes kept of a text; the padded length is the next power of two.
         limit: the first examples of each split only.
     """
     length = padded_length(max_length)
@@ -70,26 +69,14 @@ def load(
 
 
 def _official(data_dir: Path, cache_dir: Path, most: int) -> Arrays:
-    folder = require(
-        data_dir,
-        FOLDER,
-        fetch="the LRA release (lra_release.gz of google-research/long-range-arena)",
-        stand_in="task=imdb_same_movie, which pairs the reviews of aclImdb",
-    )
-    paths = {name: folder / f"new_aan_pairs.{file}.tsv" for name, file in FILES.items()}
-    for path in paths.values():
-        if not path.is_file():
-            raise ValueError(f"no {path.name} in {folder}: unpack the LRA release again")
+    stand_in = "task=imdb_same_movie, which pairs the reviews of aclImdb"
+    paths = release_files(data_dir, FOLDER, FILES, stand_in)
 
     def make() -> Arrays:
         arrays = {}
         for name, path in paths.items():
-            arrays |= {
-                key.format(name): array
-                for key, array in zip(
-                    ("{}", "{}_lengths", "{}_labels"), read(path, most), strict=True
-                )
-            }
+            parts = read(path, most)
+            arrays |= dict(zip((name, f"{name}_lengths", f"{name}_labels"), parts, strict=True))
         return arrays
 
     key = {"format": FORMAT, "max_length": most, "files": fingerprint(paths.values())}
@@ -100,8 +87,7 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The first `most` bytes of all texts, end to end, their lengths int32 (n, 2), the labels.
 
     Raises:
-        ValueError: a row without five columns, or with another label than 0 and 1: names the file
-            and the line.
+        ValueError: a row has not five columns, or its label is not 0 or 1. Names file and line.
     """
     flat, lengths, labels = bytearray(), [], []
     with open(path, "rb") as file:

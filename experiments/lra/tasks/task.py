@@ -1,4 +1,4 @@
-"""What a task is, and what the tasks share."""
+"""A task of the Long Range Arena, and functions that the tasks share."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -36,21 +36,21 @@ class Split:
 @dataclass(frozen=True)
 class Task:
     name: str
-    source: str  # what the data are, for tables: "official", "generated", "IMDB same movie" ...
+    source: str  # of the data, for tables: "official", "generated", "IMDB same movie" ...
     classes: int
     vocab: int  # rows of the embedding table
     length: int  # tokens of an example as padded
     pair: bool
     grid: tuple[int, int] | None  # (rows, columns) of images
     splits: dict[str, Split]  # of SPLITS
-    baselines: dict[str, float]  # test accuracy of shortcuts that look at next to nothing
+    baselines: dict[str, float]  # test accuracy of shortcuts that ignore the sequence
 
     def __post_init__(self) -> None:
         for name in SPLITS:
             self._check(name, self.splits[name])
 
     def _check(self, name: str, split: Split) -> None:
-        """ValueError where a split does not fit the task."""
+        """Raises ValueError if a split does not fit the task."""
         n = len(split)
         shape = (n, 2, self.length) if self.pair else (n, self.length)
         if not n:
@@ -78,8 +78,8 @@ class Task:
 def find(data_dir: Path, name: str) -> Path | None:
     """The file or folder `name` of `data_dir`, also below lra_release; None if there is none.
 
-    The official archive holds some folders twice, in lra_release and in lra_release/lra_release;
-    everybody uses the inner ones.
+    The official archive has some folders twice, in lra_release and lra_release/lra_release. The
+    inner ones are the ones in use.
     """
     inner = data_dir / "lra_release"
     places = [data_dir, inner / "lra_release", inner]
@@ -89,7 +89,7 @@ def find(data_dir: Path, name: str) -> Path | None:
 
 
 def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Path:
-    """As `find`, but a ValueError that says what to fetch, where to, and what could stand in."""
+    """As `find`, but raises `missing` if there is none."""
     path = find(data_dir, name)
     if path is None:
         raise missing(data_dir, name, fetch=fetch, stand_in=stand_in)
@@ -97,12 +97,25 @@ def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Pat
 
 
 def missing(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> ValueError:
-    """The error that `require` raises."""
+    """An error that says what to fetch, where to put it, and what to use instead."""
     where = f"{data_dir}" if data_dir.is_dir() else f"{data_dir}, which is not a folder"
     if data_dir.name == name:
         return ValueError(f"no {name} in {where}: data_dir is the folder that holds {name}")
     hint = f", or use {stand_in}" if stand_in else ""
     return ValueError(f"no {name} in {where}: fetch {fetch} and put it there as {name}{hint}")
+
+
+def release_files(
+    data_dir: Path, folder: str, names: Mapping[str, str], stand_in: str
+) -> dict[str, Path]:
+    """The files of a folder of the LRA release by split. Raises ValueError if one is missing."""
+    fetch = "the LRA release (lra_release.gz of google-research/long-range-arena)"
+    root = require(data_dir, folder, fetch=fetch, stand_in=stand_in)
+    paths = {split: root / name for split, name in names.items()}
+    for path in paths.values():
+        if not path.is_file():
+            raise ValueError(f"no {path.name} in {root}: unpack the LRA release again")
+    return paths
 
 
 def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
@@ -115,7 +128,7 @@ def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
 
 
 def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) -> str:
-    """`name`, with the number of examples where they are not as many as a full data set has."""
+    """`name`, with the numbers of examples if they are not those of the full data set."""
     found = tuple(len(splits[split]) for split in SPLITS)
     if found == sizes:
         return name
@@ -123,7 +136,7 @@ def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) 
 
 
 def padded_length(max_length: int) -> int:
-    """The least power of two that is at least the `max_length` option."""
+    """The smallest power of two that is at least `max_length`."""
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
         raise ValueError(f"max_length={max_length!r}: give a number of tokens, at least 1")
     return 1 << (max_length - 1).bit_length()
@@ -133,8 +146,7 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
     """int64 (rows * columns,): the pixel, in raster order, at every place of the sequence.
 
     Args:
-        order: "row"; "hilbert", "morton", "tiles:8" or "tiles:8x16" as the reorderings of `masks`
-            have them.
+        order: "row", or a reordering of `masks`: "hilbert", "morton", "tiles:8" or "tiles:8x16".
     """
     n = grid[0] * grid[1]
     kind, _, tile = order.partition(":")
@@ -156,11 +168,10 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
 def best_constant(
     train: Split, test: Split, keys: tuple[np.ndarray, np.ndarray] | None = None
 ) -> float:
-    """Test accuracy of the label that is most frequent in train, among examples of the same key.
+    """Test accuracy of the most frequent label of train, among examples of the same key.
 
     Args:
-        keys: what a shortcut looks at, (n,) of train and of test. None: nothing, which leaves the
-            majority class.
+        keys: what a shortcut sees, (n,) of train and of test. None: nothing (the majority class).
     """
     seen, asked = keys or (np.zeros(len(train), np.int64), np.zeros(len(test), np.int64))
     guess = np.full(len(test), _most_frequent(train.labels))

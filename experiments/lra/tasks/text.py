@@ -1,7 +1,7 @@
-"""Text: is a review of a movie, read byte by byte, a good or a bad one?
+"""Text: is a review of a movie positive or negative? It is read byte by byte.
 
-LRA keeps 1,000 bytes of a review in its configuration, but 4K in its paper: both are in use. Half
-of the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
+LRA keeps 1,000 bytes of a review in its configuration and 4K in its paper; both are in use. Half of
+the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 """
 
 from pathlib import Path
@@ -28,9 +28,9 @@ def load(
     """The Text task, from `aclImdb`.
 
     Args:
-        max_length: bytes after it are cut off; the padded length is the next power of two.
+        max_length: bytes kept of a review; the padded length is the next power of two.
         held_out: the share of train, drawn from `seed`, that becomes val. With 0 val is the test
-            split, as in LRA, and the best checkpoint is then chosen on the test split.
+            split, as in LRA, so the best checkpoint is chosen on the test split.
         limit: the first examples of each split only.
     """
     length = padded_length(max_length)
@@ -63,7 +63,7 @@ def load(
 
 
 def _divide(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """Train and val, each in the order of the whole."""
+    """Train and val, each in the original order."""
     n = len(split)
     order = np.random.default_rng([seed, n]).permutation(n)
     val = max(1, round(share * n))

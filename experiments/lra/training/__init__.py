@@ -1,1 +1,1 @@
-"""How `experiments.train` trains: settings, data on the device, the step, its records."""
+"""Training on a task of the Long Range Arena: settings, data, steps, records."""

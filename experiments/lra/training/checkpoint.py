@@ -1,7 +1,7 @@
-"""Files that are whole or not there: the checkpoint of a run, its best weights, and its lock."""
+"""Checkpoints and weights of a run, written whole or not at all, and the lock of its folder."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,48 @@ from experiments.common.files import write_whole
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"
 FORMAT = 1
+RESUME = "delete it to start over"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint in one step, as any other process sees it."""
+    """Writes a state atomically: other processes see the old file or the new one."""
     write_whole(path, lambda file: torch.save(state | {"format": FORMAT}, file), "runs")
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The checkpoint of a file, on the CPU; no code of it is run.
+def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[str, Any]:
+    """The state in a file, on the CPU. Runs no code that the file may hold.
 
-    Raises ValueError if it cannot be read.
+    Args:
+        remedy: what to do if the file cannot be used, for the error.
+        needs: the keys that the state must have.
+
+    Raises:
+        ValueError: the file cannot be read, or holds something else.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes make of it
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(
-            f"{path} cannot be read ({first}); delete {path.parent} to start over"
-        ) from error
+    except Exception as error:  # torch raises many kinds for damaged files
+        raise ValueError(f"{path} cannot be read ({first_line(error)}): {remedy}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of this version; delete it to start over")
+        raise ValueError(f"{path} is not a checkpoint of this version: {remedy}")
+    if missing := [name for name in needs if name not in state]:
+        raise ValueError(f"{path} has no {', '.join(missing)}: {remedy}")
     return state
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if there is none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes a folder and holds it for this process; one that stays empty goes again.
+    """Creates a folder and locks it for this process; removes it if it stays empty.
 
-    ValueError if another process has it. A killed process lets go of it.
+    The lock ends with the process, even if it is killed.
+
+    Raises:
+        ValueError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"

@@ -1,16 +1,25 @@
-"""Seconds of a run, its earlier sessions included."""
+"""Time and interruption: the seconds of a run, its time limit, and signals."""
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import torch
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Clock:
-    """`seconds` since the start of the run; `training`, those of them in training steps."""
+    """Seconds since the start of a run, including earlier sessions.
+
+    `seconds` counts everything, `training` only the time in training steps.
+    """
 
     def __init__(self, device: torch.device, begun: float):
         self.device = device
-        self.before, self.training = 0.0, 0.0  # of earlier sessions; of all
+        self.before, self.training = 0.0, 0.0  # `before`: of earlier sessions
         self._begun, self._lap = begun, begun
         self._window = 0.0
 
@@ -19,24 +28,69 @@ class Clock:
         return self.before + time.monotonic() - self._begun
 
     def resume(self, seconds: float, training: float) -> None:
-        """Goes on from an earlier session."""
+        """Continues from an earlier session."""
         self.before, self.training = seconds, training
 
     def start(self) -> None:
-        """Training steps begin, or go on after something else."""
+        """Starts to count training time."""
         self._lap = time.monotonic()
 
     def stop(self) -> None:
-        """Training steps are interrupted by something else; waits until the GPU has done them."""
+        """Stops counting training time, after the GPU has finished its steps."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        here = time.monotonic()
-        self.training += here - self._lap
-        self._window += here - self._lap
-        self._lap = here
+        now = time.monotonic()
+        self.training += now - self._lap
+        self._window += now - self._lap
+        self._lap = now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not count the time in this block as training."""
+        self.stop()
+        yield
+        self.start()
 
     def window(self) -> float:
         """Seconds in training steps since the last call."""
         self.stop()
         window, self._window = self._window, 0.0
         return max(window, 1e-9)
+
+
+class Interrupted(Exception):
+    """A signal ended a session of a run, after its checkpoint was written."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.code = 128 + signal.Signals[name].value
+
+
+class Stop:
+    """Says when to stop early: `reason` becomes "minutes", "SIGTERM" or "SIGINT".
+
+    Catches these signals inside its `with` block. A second signal has its usual effect.
+    """
+
+    def __init__(self, minutes: float | None, begun: float):
+        self._deadline = None if minutes is None else begun + 60 * minutes
+        self._signal: str | None = None
+        self._before: dict[int, object] = {}
+
+    @property
+    def reason(self) -> str | None:
+        if self._signal is None and self._deadline and time.monotonic() > self._deadline:
+            return "minutes"
+        return self._signal
+
+    def __enter__(self) -> "Stop":
+        self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._signal = signal.Signals(number).name
+        signal.signal(number, self._before[number])  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """The settings of a run: checked, complete, and scaled down where there is no GPU."""
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,30 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.checks import whole_number
+from experiments.common.checks import choose, positive_number, whole_number
+from experiments.common.devices import find_device
 from experiments.common.files import digest
 from experiments.lra.training.optim import SCHEDULES
 
 SCALES = ("auto", "full", "small")
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-PRETRAIN = ("masked_pixels",)
-INIT_HEAD = ("fresh",)
-COUNTS = "batch eval_every log_every".split()  # at least 1
-OPTIONAL_COUNTS = "micro_batch eval_batch val_examples checkpoint_every".split()
-# What may change from one session of a run to the next: it changes no result but by rounding.
+COUNTS = {  # the least value of whole numbers
+    **dict.fromkeys("batch eval_every log_every".split(), 1),
+    **dict.fromkeys("micro_batch eval_batch val_examples checkpoint_every".split(), 1),
+    **dict.fromkeys("steps warmup seed data_seed".split(), 0),
+}
+POSITIVE = "lr eps clip minutes stop_at".split()  # numbers above 0
+OPTIONAL = (
+    "micro_batch eval_batch val_examples checkpoint_every clip minutes stop_at pretrain init_head"
+).split()
+CHOICES = {
+    "scale": SCALES,
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+    "pretrain": ("masked_pixels",),
+    "init_head": ("fresh",),
+}
+# What may change between sessions of a run: it changes no result except by rounding.
 FREE = (
     "device micro_batch eval_batch log_every checkpoint_every minutes compile graph tensorboard "
     "runs name data_dir cache_dir data_only"
@@ -79,7 +91,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """Where the run keeps its files: runs/TASK/ATTENTION/seedN."""
+        """The folder of the run: runs/TASK/ATTENTION/seedN."""
         task = [self.label]
         task += [self.pretrain] if self.pretrain else []
         task += [] if self.scale == "full" else [self.scale]
@@ -90,14 +102,18 @@ class Settings:
         attention += [self.name] if self.name else []
         return Path(self.runs, "-".join(task), "-".join(attention), f"seed{self.seed}")
 
-    def lasting(self) -> dict[str, Any]:
-        """The settings that the result depends on, as plain values."""
-        values = dataclasses.asdict(self)
-        return {name: values[name] for name in values if name not in (*FREE, "scaled")}
+    def values(self) -> dict[str, Any]:
+        """All settings as plain values."""
+        values = dataclasses.asdict(self) | {"betas": list(self.betas)}
+        del values["scaled"]
+        return values
 
-    @property
-    def digest(self) -> str:
-        return digest(self.lasting())
+    def identity(self) -> dict[str, Any]:
+        """The settings that the result depends on, as plain values."""
+        return {name: value for name, value in self.values().items() if name not in FREE}
+
+
+FIELDS = {field.name for field in dataclasses.fields(Settings)} - {"scaled"}
 
 
 def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
@@ -107,27 +123,27 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
         given: the overrides of the command line ("steps=100"), which scale=small leaves alone.
 
     Raises:
-        ValueError: a value that is none, with the choices.
+        ValueError: a key does not exist, or a value is not one of the choices, which it lists.
     """
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     values: dict[str, Any] = dict(config)
     small = values.pop("small", None) or {}
-    cuda = torch.cuda.is_available()
-    values["device"] = values["device"] or ("cuda" if cuda else "cpu")
-    on_gpu = device_type(values["device"]) == "cuda"
-    _choose("scale", values["scale"], SCALES)
+    check_fields(values)
+    values["device"] = str(find_device(values["device"]))
+    on_gpu = values["device"].startswith("cuda")
+    choose("scale", values["scale"], SCALES)
     if values["scale"] == "auto":
         values["scale"] = "full" if on_gpu else "small"
     values["scaled"] = {}
     if values["scale"] == "small":
-        values["scaled"] = _scale(values, small, {_key(text) for text in given})
+        values["scaled"] = _scale_down(values, small, {_key(text) for text in given})
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
         values[name] = on_gpu if values[name] is None else bool(values[name]) and on_gpu
     _check(values)
-    for name in ("name", "label", "mask"):  # name=3 is a number to Hydra
+    for name in ("name", "label", "mask"):  # Hydra reads name=3 as a number
         values[name] = None if values[name] is None else str(values[name])
     values["betas"] = tuple(values["betas"])
     values["attention"] = _attention(values["attention"], values["mask"])
@@ -135,11 +151,11 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """The settings of a command line of experiments.train, inside a program of Hydra or outside.
+    """The settings of a command line of experiments.train, inside a Hydra program or outside.
 
     Raises:
-        ValueError: a value that is none, with the choices.
-        HydraException: a key or a group that does not exist.
+        ValueError: as `make_settings`.
+        HydraException: a key or a group does not exist.
     """
     if GlobalHydra.instance().is_initialized():
         return make_settings(compose("train", list(overrides)), overrides)
@@ -147,96 +163,88 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
         return make_settings(compose("train", list(overrides)), overrides)
 
 
+def read_settings(path: Path) -> Settings:
+    """The settings of a run from its config.yaml. Raises ValueError if it cannot be read."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a table of settings")
+        check_fields(values)
+    except Exception as error:  # whatever YAML finds in the bytes
+        raise ValueError(f"{path} cannot be read as the settings of a run: {error}") from error
+    settings: dict[str, Any] = {str(name): value for name, value in values.items()}
+    settings["betas"] = tuple(settings["betas"])
+    return Settings(**settings)
+
+
+def check_fields(values: Mapping[Any, Any]) -> None:
+    """Raises ValueError unless the keys are exactly the settings of a run."""
+    if unknown := sorted(str(name) for name in values.keys() - FIELDS):
+        choose("setting", unknown[0], sorted(FIELDS))
+    if missing := sorted(FIELDS - values.keys()):
+        raise ValueError(f"the setting {', '.join(missing)} is missing")
+
+
 def _key(override: str) -> str:
     """The key that an override of the command line sets."""
     return override.partition("=")[0].strip("+~").partition("@")[0]
 
 
-def _scale(
+def _scale_down(
     values: dict[str, Any], small: Mapping[str, Any], given: set[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Puts the values of `small` in place, but for what is given; returns {key: (old, new)}."""
+    """Applies the values of `small` whose keys are not given; returns {key: (old, new)}."""
     changed = {}
     for name, new in small.items():
-        inner = new if isinstance(new, Mapping) else {None: new}
-        for key, value in inner.items():
-            place = name if key is None else f"{name}.{key}"
-            if place in given:
-                continue
-            if key is None:
-                old, values[name] = values[name], value
-            else:
-                values[name] = dict(values[name])
-                old, values[name][key] = values[name].get(key), value
-            if old != value:
-                changed[place] = (old, value)
+        section = isinstance(new, Mapping)
+        if section:
+            values[name] = dict(values[name])
+        place = values[name] if section else values
+        for key, value in (new if section else {name: new}).items():
+            full_key = f"{name}.{key}" if section else name
+            if full_key not in given and place.get(key) != value:
+                changed[full_key] = (place.get(key), value)
+                place[key] = value
     return changed
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    for name in (*COUNTS, *OPTIONAL_COUNTS):
-        value = values[name]
-        if value is None and name in OPTIONAL_COUNTS:
-            continue
-        whole_number(name, value)
-    for name in ("steps", "warmup", "seed", "data_seed"):
-        whole_number(name, values[name], least=0)
-    for name in ("lr", "eps", "clip", "minutes", "stop_at"):
-        value = values[name]
-        if value is None and name in ("clip", "minutes", "stop_at"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{name}={value!r}: give a number above 0")
-    if values["stop_at"] is not None and values["stop_at"] > 1:
-        raise ValueError(f"stop_at={values['stop_at']!r}: give an accuracy, such as 0.9")
-    betas = values["betas"]
+    given: dict[str, Any] = {k: v for k, v in values.items() if not (v is None and k in OPTIONAL)}
+    for name, least in COUNTS.items():
+        if name in given:
+            whole_number(name, given[name], least=least)
+    for name in POSITIVE:
+        if name in given:
+            positive_number(name, given[name])
+    for name, choices in CHOICES.items():
+        if name in given:
+            choose(name, given[name], choices)
+    if given.get("stop_at", 1) > 1:
+        raise ValueError(f"stop_at={given['stop_at']!r}: give an accuracy, such as 0.9")
+    betas = given["betas"]
     if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")
-    _choose("schedule", values["schedule"], SCHEDULES)
-    _choose("precision", values["precision"], PRECISIONS)
-    for name, choices in (("pretrain", PRETRAIN), ("init_head", INIT_HEAD)):
-        if values[name] is not None:
-            _choose(name, values[name], choices)
-    if values["steps"] == 0 and not values["init_from"]:
+    if not given["steps"] and not given["init_from"]:
         raise ValueError("steps=0 tests the weights of init_from: give it, or at least 1 step")
-    if values["init_head"] and not values["init_from"]:
-        raise ValueError(f"init_head={values['init_head']} is for init_from=FOLDER")
-    if not 0 < values["mask_share"] < 1:
-        raise ValueError(f"mask_share={values['mask_share']!r}: give a share between 0 and 1")
-    micro = values["micro_batch"]
-    if micro is not None and values["batch"] % micro:
-        raise ValueError(f"micro_batch={micro} does not divide batch={values['batch']}")
+    if "init_head" in given and not given["init_from"]:
+        raise ValueError(f"init_head={given['init_head']} needs init_from=FOLDER")
+    if not 0 < given["mask_share"] < 1:
+        raise ValueError(f"mask_share={given['mask_share']!r}: give a share between 0 and 1")
+    if "micro_batch" in given and given["batch"] % given["micro_batch"]:
+        raise ValueError(
+            f"micro_batch={given['micro_batch']} does not divide batch={given['batch']}"
+        )
     for name in ("name", "label"):
-        if values[name] is not None and not re.fullmatch(r"[\w.+-]+", str(values[name])):
-            raise ValueError(f"{name}={values[name]!r}: it names a folder; use letters, digits, -")
+        value = given[name]
+        if value is not None and not re.fullmatch(r"[\w.+-]+", str(value)):
+            raise ValueError(f"{name}={value!r} is part of a folder's name: use letters, digits, -")
 
 
 def _attention(attention: Mapping[str, Any], mask: str | None) -> dict[str, Any]:
-    """The attention with its mask; ValueError for text that is no mask, or one that nobody uses."""
-    found = dict(attention)
+    """The attention with its mask. Raises ValueError for a mask that is wrong or not used."""
     if mask is None:
-        return found
-    if found["name"] != "sparse":
-        raise ValueError(f"mask={mask} is for attention=sparse; {found['name']} takes none")
+        return dict(attention)
+    if attention["name"] != "sparse":
+        raise ValueError(f"mask={mask} is for attention=sparse; {attention['name']} takes none")
     masks.parse(mask)
-    return found | {"mask": mask}
-
-
-def _choose(name: str, value: Any, choices: Sequence[str] | Mapping[str, Any]) -> None:
-    if value not in choices:
-        close = difflib.get_close_matches(str(value), list(choices), 1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
-
-
-def device_type(name: str) -> str:
-    """cpu or cuda; ValueError for another name, and for a GPU that is not there."""
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device={name!r}: choose from cpu, cuda, cuda:1 ...")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch finds no GPU here; use device=cpu")
-    return kind
+    return {**attention, "mask": mask}

@@ -7,15 +7,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import Split, Task
+from experiments.lra.training.config import Settings
+from experiments.lra.training.distributed import Group
+
+
+def load_data(settings: Settings, group: Group) -> Task:
+    """The task of a run. The first process makes the data; the others wait, then read it."""
+    if not group.leads:
+        group.wait()
+    options = dict(settings.task)
+    task = load_task(
+        options.pop("name"),
+        settings.data_dir,
+        cache_dir=settings.cache_dir,
+        seed=settings.data_seed,
+        **options,
+    )
+    if group.leads:
+        group.wait()
+    return task
 
 
 class DeviceSplit:
-    """A split as tensors on the device: a batch is gathered there."""
+    """A split as tensors on the device, where batches are gathered."""
 
     def __init__(self, split: Split, device: torch.device):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # files that are mapped are for reading
+            warnings.simplefilter("ignore", UserWarning)  # mapped files are read-only
             self.tokens = torch.from_numpy(np.ascontiguousarray(split.tokens)).to(device)
         self.labels = torch.from_numpy(split.labels).to(device)
         self.lengths = None if split.lengths is None else torch.from_numpy(split.lengths).to(device)
@@ -36,9 +56,9 @@ class DeviceSplit:
 
 
 class Order:
-    """Which examples each step takes: permutations from (seed, epoch), end to end.
+    """The examples of each step: permutations from (seed, epoch), one after another.
 
-    A batch may reach from one epoch into the next, so that all have the same size.
+    A batch may cross from one epoch into the next, so that all have the same size.
     """
 
     def __init__(self, n: int, batch: int, seed: int):
@@ -70,7 +90,7 @@ def stream(*numbers: int) -> int:
 
 
 def fingerprint(task: Task) -> str:
-    """A digest of the task's data: all labels, and the tokens of some hundred examples a split."""
+    """A digest of the task's data: all labels, and the tokens of 256 or more examples a split."""
     found = hashlib.sha256(f"{task.name} {task.source} {task.vocab} {task.length}".encode())
     for name in sorted(task.splits):
         split = task.splits[name]

@@ -1,4 +1,4 @@
-"""The processes that torchrun starts: each takes its part of every batch."""
+"""The processes that torchrun starts. Each takes a part of every batch."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PATIENCE = timedelta(hours=6)  # for data that rank 0 makes while the others wai
 
 @dataclass(frozen=True)
 class Group:
-    """This process among those of the run; one alone needs no torch.distributed."""
+    """This process and how many there are; a single one needs no torch.distributed."""
 
     rank: int
     world: int
@@ -38,7 +38,7 @@ class Group:
         return total
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds in one process at least."""
+        """Whether the flag is set in at least one process."""
         if self.world == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
@@ -52,12 +52,12 @@ class Group:
         return found
 
     def wait(self) -> None:
-        """Returns once every process has come here."""
+        """Returns once every process has called it."""
         if self.world > 1:
             self.sum(torch.zeros(1, device=self.device)).item()
 
     def part(self, batch: int) -> slice:
-        """The examples of a batch that are this process's."""
+        """The slice of a batch that belongs to this process."""
         size = batch // self.world
         return slice(self.rank * size, (self.rank + 1) * size)
 
@@ -70,16 +70,16 @@ def join(device: str) -> Group:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = torch.device(device)
     if chosen.type == "cuda":
-        if torch.cuda.device_count() <= local:
+        count = torch.cuda.device_count()
+        if count <= local:
             raise ValueError(
-                f"process {local} of torchrun has no GPU: {torch.cuda.device_count()} are here, so "
-                f"start that many with --nproc-per-node"
+                f"process {local} of torchrun has no GPU: give --nproc-per-node {count} at most"
             )
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        # imported later, by an optimizer, it keeps the group and its threads beyond `leave`, and a
-        # thread that is at work while Python ends aborts the process
+        # If an optimizer imported it later, it would keep the group and its threads beyond `leave`;
+        # a thread that still runs when Python exits aborts the process.
         from torch import _dynamo  # noqa: F401
 
         backend = "nccl" if chosen.type == "cuda" else "gloo"
@@ -89,6 +89,6 @@ def join(device: str) -> Group:
 
 
 def leave() -> None:
-    """Ends what `join` began."""
+    """Ends the group of `join`."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

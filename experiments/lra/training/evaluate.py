@@ -1,23 +1,96 @@
-"""Loss and accuracy on a split, all examples counted once whatever the batch."""
+"""Objectives of training, and their means over a split."""
 
 import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from experiments.lra.training import graph
+from experiments.lra.training.config import Settings
 from experiments.lra.training.data import DeviceSplit, stream
+from experiments.lra.training.device import (
+    autocast,
+    capture,
+    random_state,
+    set_random_state,
+    warm_up,
+)
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.objective import Objective
-from experiments.lra.training.step import autocast, random_state, set_random_state
 
-SEED = 20_011  # of what evaluation draws: hashes, hidden pixels, the examples of a part
+SEED = 20_011  # of the random draws of an evaluation: hashes, hidden pixels, examples
+
+# (model, tokens, lengths, labels, weights of the examples) -> three sums over the examples or the
+# hidden pixels: cross-entropy (float32, differentiable), number of right answers, number of all
+Objective = Callable[
+    [nn.Module, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]
+]
+
+
+def objective_of(settings: Settings) -> Objective:
+    """The objective that a run minimises."""
+    return MaskedPixels(settings.mask_share) if settings.pretrain else classify
+
+
+def classify(
+    model: nn.Module,
+    tokens: Tensor,
+    lengths: Tensor | None,
+    labels: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The class of an example."""
+    logits = model(tokens, lengths).float()
+    loss = F.cross_entropy(logits, labels, reduction="none")
+    right = (logits.argmax(-1) == labels).float()
+    return _sums(loss, right, weights)
+
+
+class MaskedPixels:
+    """Self-supervised pre-training: hides a share of the tokens, which the model predicts.
+
+    After Amos et al., "Never train from scratch" (2023).
+    """
+
+    def __init__(self, share: float):
+        self.share = share
+
+    def __call__(
+        self,
+        model: nn.Module,
+        tokens: Tensor,
+        lengths: Tensor | None,
+        labels: Tensor,
+        weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count = max(1, round(self.share * tokens.shape[-1]))
+        hidden = torch.rand(tokens.shape, device=tokens.device).topk(count, sorted=False).indices
+        target = tokens.gather(1, hidden).flatten().long()
+        logits = model(tokens, lengths, hidden).float().flatten(0, 1)
+        loss = F.cross_entropy(logits, target, reduction="none")
+        right = (logits.argmax(-1) == target).float()
+        if weights is not None:
+            weights = weights.repeat_interleave(count, output_size=len(target))
+        return _sums(loss, right, weights)
+
+
+def _sums(loss: Tensor, right: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    if weights is None:
+        count = torch.full((), float(len(loss)), device=loss.device)
+        return loss.sum(), right.sum(), count
+    return (loss * weights).sum(), (right * weights).sum(), weights.sum()
 
 
 class Evaluator:
-    """Evaluates a model on the same examples in the same order each time."""
+    """Evaluates a model on the same examples in the same order each time.
+
+    Every example counts once, whatever the batch size and the number of processes.
+
+    Args:
+        examples: how many examples of the split are drawn, once; None: all of them.
+    """
 
     def __init__(
         self,
@@ -35,13 +108,13 @@ class Evaluator:
         n = len(split)
         chosen = torch.arange(n)
         if examples is not None and examples < n:
-            # a draw: official files often have their labels in order
+            # A random draw, because official files often have their labels in order.
             chosen = torch.randperm(n, generator=torch.Generator().manual_seed(SEED))[:examples]
         self.examples = len(chosen)
         own = chosen[group.rank :: group.world]
-        most = math.ceil(self.examples / group.world)  # of a process
-        batch = min(batch, most)
-        self.batches = math.ceil(most / batch)
+        share = math.ceil(self.examples / group.world)  # of the process with the most examples
+        batch = min(batch, share)
+        self.batches = math.ceil(share / batch)
         size = self.batches * batch
         rows = torch.cat([own, own.new_zeros(size - len(own))]).view(self.batches, batch)
         weights = (torch.arange(size) < len(own)).float().view(self.batches, batch)
@@ -51,13 +124,13 @@ class Evaluator:
         self._graph: Any = None
 
     def prepare(self, pool: Any) -> None:
-        """Makes a CUDA graph of a batch, in the memory that the training step works in."""
+        """Captures a batch as a CUDA graph, in the memory pool of the training step."""
         with self._quiet():
-            if graph.warm_up(self._body, self.device):
-                self._graph = graph.capture(self._body, self.device, pool)
+            if warm_up(self._body, self.device):
+                self._graph = capture(self._body, self.device, pool)
 
     def __call__(self) -> dict[str, float]:
-        """Mean loss and accuracy. Random streams of the training stay as they are."""
+        """Mean loss and accuracy. Leaves the random streams of training as they are."""
         with self._quiet():
             self._sums.zero_()
             self._batch.zero_()
@@ -74,13 +147,14 @@ class Evaluator:
         rows = self._rows.index_select(0, self._batch).flatten()
         weights = self._weights.index_select(0, self._batch).flatten()
         with autocast(self.device, self.dtype):
-            found = self.objective(self.model, *self.split.batch(rows), weights)
-        self._sums.add_(torch.stack(found))
-        # the warm-up comes by more often than there are batches
+            sums = self.objective(self.model, *self.split.batch(rows), weights)
+        self._sums.add_(torch.stack(sums))
+        # The remainder, because the warm-up may run more often than there are batches.
         self._batch.add_(1).remainder_(self.batches)
 
     @contextmanager
-    def _quiet(self):
+    def _quiet(self) -> Iterator[None]:
+        """Evaluation mode with its own random streams; training's are restored afterwards."""
         before = random_state(self.device)
         torch.manual_seed(stream(SEED, self.group.rank))
         self.model.eval()

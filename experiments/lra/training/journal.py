@@ -1,4 +1,4 @@
-"""What a run tells: journal.jsonl, result.json, TensorBoard events, a line on the terminal."""
+"""The log of a run: journal.jsonl, TensorBoard events, and a line on the terminal."""
 
 import json
 import os
@@ -7,21 +7,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.files import write_whole
-
-JOURNAL, RESULT = "journal.jsonl", "result.json"
+JOURNAL = "journal.jsonl"
 
 
 class Journal:
-    """One JSON object a line, appended. `kept` bytes of an older session stay, the rest goes: it
-    tells of steps that are taken again."""
+    """A file of JSON objects, one a line.
+
+    Args:
+        kept: bytes of an earlier session to keep. The rest is about steps that are taken again.
+    """
 
     def __init__(self, path: Path, kept: int = 0):
         self.path = path
         with open(path, "ab"):
             pass
         if os.path.getsize(path) < kept:
-            raise ValueError(f"{path} lost its end; delete {path.parent} to start over")
+            raise ValueError(
+                f"{path} is shorter than the checkpoint beside it says: "
+                "delete that checkpoint to start over"
+            )
         os.truncate(path, kept)
         self._file = open(path, "ab", buffering=0)
 
@@ -30,7 +34,7 @@ class Journal:
         self._file.write(line.encode() + b"\n")
 
     def sync(self) -> int:
-        """Brings all lines to the disk; returns how many bytes they are."""
+        """Flushes all lines to the disk; returns their size in bytes."""
         os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -39,7 +43,7 @@ class Journal:
 
 
 def rounded(values: Any) -> Any:
-    """Floats to six digits, which is what is known of them."""
+    """The values with floats rounded to six digits."""
     if isinstance(values, float):
         return float(f"{values:.6g}")
     if isinstance(values, dict):
@@ -49,24 +53,12 @@ def rounded(values: Any) -> Any:
     return values
 
 
-def write_result(folder: Path, result: dict[str, Any]) -> None:
-    text = json.dumps(rounded(result), indent=2) + "\n"
-    write_whole(folder / RESULT, lambda file: file.write(text.encode()), "runs")
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a run, None if it has none yet. ValueError if it cannot be read."""
-    path = folder / RESULT
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to have it anew") from error
-
-
 class Events:
-    """TensorBoard events, where tensorboard is installed (wanted=None) or wanted=True."""
+    """TensorBoard events, if tensorboard is installed.
+
+    Args:
+        wanted: True requires tensorboard, False writes no events; None: as installed.
+    """
 
     def __init__(self, folder: Path, step: int, wanted: bool | None):
         self._writer: Any = None
@@ -94,11 +86,11 @@ class Events:
 
 
 class Log:
-    """All of them for one session of a run; silent in processes that do not lead.
+    """The journal and the events of one session; silent in processes that do not lead.
 
     Args:
-        kept: bytes of the journal that an earlier session leaves.
-        step: the step at which the session begins.
+        kept: bytes of the journal to keep from earlier sessions.
+        step: the step at which the session starts.
     """
 
     def __init__(self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool):
@@ -122,7 +114,7 @@ class Log:
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere a line every ten seconds."""
+    """A line on stderr, rewritten on a terminal and repeated every ten seconds elsewhere."""
 
     def __init__(self, wanted: bool):
         self.wanted, self.live, self._last = wanted, sys.stderr.isatty(), 0.0
@@ -136,12 +128,13 @@ class Progress:
         print(f"{text:<100}" if self.live else text, end=end, file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that is not overwritten."""
         if self.wanted:
             print(f"{text:<100}" if self.live else text, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
+    """Seconds as 1:02:03 or 2:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""One flat parameter vector, its AdamW, and learning rates as a table."""
+"""Parameters as one flat vector, its AdamW, and a table of learning rates."""
 
 import math
 from collections.abc import Iterable
@@ -10,9 +10,9 @@ ALIGN = 32  # elements: every parameter starts at a multiple of 128 bytes
 
 
 class FlatParameters:
-    """The parameters of a model as views of one vector, and a gradient vector beside it.
+    """The parameters of a model as views of one vector, with one gradient vector.
 
-    So clipping, averaging over processes and AdamW are one kernel each, however many layers.
+    Clipping, averaging over processes and AdamW are then one kernel each for all layers.
     """
 
     def __init__(self, model: nn.Module):
@@ -35,7 +35,7 @@ class FlatParameters:
         self.grad: Tensor = self.values.grad
 
     def gradients(self, loss: Tensor, *, add: bool) -> None:
-        """Writes the gradients of a loss into `grad`, or adds them."""
+        """Writes the gradients of a loss into `grad`, or adds them to it."""
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         parts = []
         for gradient, parameter, padding in zip(found, self.parameters, self.padding, strict=True):
@@ -46,20 +46,20 @@ class FlatParameters:
         else:
             torch.cat(parts, out=self.grad)
 
-    def clip(self, most: float | None) -> Tensor:
-        """Scales the gradient to a norm of at most `most`; returns the norm that it had."""
+    def clip(self, max_norm: float | None) -> Tensor:
+        """Scales the gradient to a norm of at most `max_norm`; returns its norm before."""
         norm = torch.linalg.vector_norm(self.grad)
-        if most is not None:
-            self.grad.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+        if max_norm is not None:
+            self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 
 def make_adamw(
     flat: FlatParameters, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW whose learning rate is a tensor on the device, so that a CUDA graph can replay it.
+    """AdamW with its learning rate as a tensor on the device, so that a CUDA graph can replay it.
 
-    Its state is made here, not in the first step: a checkpoint is then copied into place.
+    Its state is created here, not in the first step, so that a checkpoint can be copied into it.
     """
     values = flat.values
     on_gpu = values.device.type == "cuda"
@@ -81,11 +81,11 @@ def make_adamw(
     return optimizer
 
 
-# ---- learning rates: the factor of the peak rate at step s of n, after w of warm-up
+# ---- learning rates: the factor of the peak rate at step s of n, with w steps of warm-up
 
 
 def _onecycle(s: int, w: int, n: int) -> float:
-    """torch's OneCycleLR with linear annealing: 1/25 up to 1, then down to 1/250,000."""
+    """torch's OneCycleLR with linear annealing: from 1/25 up to 1, then down to 1/250,000."""
     first, last, top, end = 1 / 25, 1 / 25e4, min(w, n) - 1, n - 1
     if s <= top:
         return first + (1 - first) * (s / top if top else 1)
@@ -111,6 +111,6 @@ SCHEDULES = {"onecycle": _onecycle, "cosine": _cosine, "rsqrt": _rsqrt, "constan
 
 
 def learning_rates(schedule: str, lr: float, warmup: int, steps: int) -> Tensor:
-    """float32 (steps,): the rate of every step."""
+    """The learning rate of every step, float32 (steps,)."""
     factors: Iterable[float] = (SCHEDULES[schedule](s, warmup, steps) for s in range(steps))
     return torch.tensor([lr * factor for factor in factors], dtype=torch.float32)

@@ -1,8 +1,8 @@
-"""One training step, all of it on the device: gather, forward, backward, clip, AdamW.
+"""One training step, entirely on the device: gather, forward, backward, clip, AdamW.
 
-The step takes no input: it counts itself, and looks up which examples and which learning rate are
-its own. So a CUDA graph replays it with nothing to copy, and the host runs ahead of the GPU; the
-sums of loss and accuracy wait on the device until they are read.
+The step takes no input. It counts itself, and looks up its examples and its learning rate by that
+number. So a CUDA graph can replay it without copies, and the host runs ahead of the GPU. The sums
+of loss and accuracy stay on the device until they are read.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.training import graph
+from experiments.lra.training.checkpoint import first_line
 from experiments.lra.training.config import PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, Order, stream
+from experiments.lra.training.device import (
+    WARM_UP,
+    autocast,
+    capture,
+    lacks_memory,
+    random_state,
+    set_random_state,
+    warm_up,
+)
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.memory import lacks_memory
-from experiments.lra.training.objective import Objective
+from experiments.lra.training.evaluate import Objective
 from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
 
 AHEAD = 128  # steps whose examples are copied to the device at a time
 
 
 class Trainer:
-    """A model in training. `step` is how many steps it has taken."""
+    """A model in training. `step` counts the steps taken."""
 
     def __init__(
         self,
@@ -37,12 +45,12 @@ class Trainer:
         self.group, self.device = group, group.device
         self.clip, self.seed = settings.clip, settings.seed
         self.dtype = PRECISIONS[settings.precision]
-        self.parts = parts(settings, group)
+        self.parts = micro_batches(settings, group)
         self.flat = FlatParameters(model)
         self.optimizer = make_adamw(self.flat, settings.betas, settings.eps, settings.weight_decay)
         self.rate = self.optimizer.param_groups[0]["lr"]
         rates = learning_rates(settings.schedule, settings.lr, settings.warmup, settings.steps)
-        spare = torch.zeros(graph.WARM_UP)  # `prepare` looks beyond the last step
+        spare = torch.zeros(WARM_UP)  # `prepare` may run steps beyond the last one
         self.rates = torch.cat([rates, spare]).to(self.device)
         self.order = Order(len(split), settings.batch, settings.seed)
         self.step = 0
@@ -52,7 +60,7 @@ class Trainer:
         self._rows = torch.zeros(AHEAD, size, dtype=torch.int64, device=self.device)
         self._filled = 0  # `_rows` reaches up to this step
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.steepest = torch.zeros((), device=self.device)  # the largest norm of a gradient
+        self.steepest = torch.zeros((), device=self.device)  # the largest norm of the gradient
         self._forward: Any = model
         self._graph: Any = None
 
@@ -97,29 +105,31 @@ class Trainer:
 
     # ---- before the first step
 
-    def prepare(self, *, compile: bool, capture: bool, tell: Callable[[str], None]) -> None:
-        """Tries the step and leaves no trace of it: kernels are compiled, memory is known to do.
+    def prepare(self, *, compile: bool, graph: bool, tell: Callable[[str], None]) -> None:
+        """Runs the step once and restores the state, so that kernels are compiled.
 
-        With `capture` the step becomes a CUDA graph, on a GPU.
+        Args:
+            compile: use torch.compile; if that fails, `tell` says why.
+            graph: turn the step into a CUDA graph, on a GPU.
         """
         before = self.state()
         self._fill()
         if compile:
-            torch.compiler.reset()  # else the runs of a sweep count as one that keeps changing
+            torch.compiler.reset()  # runs of one process would share a limit
             self._forward = torch.compile(self.model, dynamic=False)
         try:
-            fits = graph.warm_up(self._body, self.device)
+            fits = warm_up(self._body, self.device)
         except Exception as error:
             if not compile or lacks_memory(error):
                 raise
-            tell(f"without torch.compile, which failed ({_first_line(error)})")
+            tell(f"without torch.compile, which failed ({first_line(error)})")
             self._forward = self.model
             self.load(before)
-            fits = graph.warm_up(self._body, self.device)
+            fits = warm_up(self._body, self.device)
         self.load(before)
-        if capture and fits:
+        if graph and fits:
             self._fill()
-            self._graph = graph.capture(self._body, self.device)
+            self._graph = capture(self._body, self.device)
             self.load(before)
 
     @property
@@ -132,10 +142,10 @@ class Trainer:
 
     @property
     def pool(self) -> Any:
-        """The memory of the captured step; None without one."""
+        """The memory pool of the captured step; None without one."""
         return None if self._graph is None else self._graph.pool()
 
-    # ---- what a checkpoint holds
+    # ---- state
 
     def state(self) -> dict[str, Any]:
         """Everything that the next step depends on, as copies on the CPU."""
@@ -152,12 +162,12 @@ class Trainer:
         return {name: _copy(t) for name, t in self.model.state_dict().items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Puts a `state` in place, in the tensors that a captured step knows."""
+        """Restores a `state` in place, in the tensors that a captured step reads."""
         self.model.load_state_dict(state["model"])
         for name, tensor in self._moments().items():
             tensor.copy_(state["optimizer"][name])
         self.sums.copy_(state["sums"])
-        self.steepest.copy_(state.get("steepest", torch.zeros(())))  # older runs have none
+        self.steepest.copy_(state["steepest"])
         self.step = state["step"]
         self._steps.fill_(self.step)
         self._filled = 0
@@ -167,8 +177,9 @@ class Trainer:
         return self.optimizer.state[self.flat.values]
 
     def read_sums(self, steps: int) -> dict[str, float]:
-        """Means over the last `steps` steps, all since the last call, and the largest norm of their
-        gradients. Waits for the GPU.
+        """Means over all steps since the last call, and the largest norm of their gradients.
+
+        Waits for the GPU. `steps` is the number of these steps.
         """
         loss, right, count, norm = self.group.sum(self.sums).tolist()
         steepest = self.steepest.item()  # processes have the same gradient
@@ -179,11 +190,11 @@ class Trainer:
         return means | {"grad_norm_max": steepest}
 
 
-def parts(settings: Settings, group: Group) -> int:
-    """Into how many pieces each process cuts its part of the batch."""
+def micro_batches(settings: Settings, group: Group) -> int:
+    """The number of micro-batches of a process. Raises ValueError if the batch does not divide."""
     if settings.batch % group.world:
         raise ValueError(
-            f"batch={settings.batch} cannot be shared by {group.world} processes: "
+            f"batch={settings.batch} cannot be divided among {group.world} processes: "
             f"give a multiple of {group.world}"
         )
     size = settings.batch // group.world
@@ -193,32 +204,10 @@ def parts(settings: Settings, group: Group) -> int:
     return size // micro
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """bf16 where that is wanted; nothing in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-
 def seed_everything(seed: int, rank: int) -> None:
-    """Starts torch's random streams; those of rank 0 are the same however many processes run."""
+    """Seeds torch's random streams; rank 0 has the same ones for any number of processes."""
     torch.manual_seed(stream(seed, rank))
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

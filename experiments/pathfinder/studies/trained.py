@@ -9,11 +9,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from experiments.common.checks import whole_number
+from experiments.common.devices import find_device
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
-from experiments.lra.training import checkpoint, initial
-from experiments.lra.training.begin import CONFIG
-from experiments.lra.training.config import PRECISIONS, Settings, device_type
-from experiments.lra.training.step import autocast
+from experiments.lra.training import checkpoint
+from experiments.lra.training.config import PRECISIONS, Settings
+from experiments.lra.training.device import autocast
+from experiments.lra.training.loop import CONFIG
+from experiments.lra.training.model import make_model, origin, start_from
 from experiments.pathfinder.generate import Images, check_seed, make
 from experiments.pathfinder.parameters import Spec, spec
 
@@ -79,15 +81,14 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
     """
     folder = Path(run)
     settings = _settings(folder)
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu, place = device_type(name) == "cuda", torch.device(name)
+    place = find_device(device)
     size = PATHFINDER[settings.task["name"]]
     return Trained(
         settings=settings,
         model=_model(folder, settings, size).to(place).eval(),
         order=pixel_order((size, size), settings.task.get("order") or "row"),
         device=place,
-        dtype=PRECISIONS[settings.precision] if on_gpu else torch.float32,
+        dtype=PRECISIONS[settings.precision] if place.type == "cuda" else torch.float32,
     )
 
 
@@ -121,9 +122,7 @@ def _model(folder: Path, settings: Settings, size: int) -> nn.Module:
         splits=dict.fromkeys(SPLITS, blank),
         baselines={},
     )
-    model = initial.make_model(settings, task)
+    model = make_model(settings, task)
     weights = folder / checkpoint.WEIGHTS
-    initial.start_from(
-        model, weights if weights.exists() else folder, initial.about(settings, task)
-    )
+    start_from(model, weights if weights.exists() else folder, origin(settings, task))
     return model

@@ -17,7 +17,7 @@ from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.tasks.task import Split
 from experiments.lra.training.data import DeviceSplit
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.objective import classify
+from experiments.lra.training.evaluate import classify
 from experiments.lra.training.step import Trainer
 from tests.train_cases import settings
 
@@ -203,7 +203,7 @@ def test_a_compiled_run_has_the_losses_of_the_eager_one(attention, tmp_path, fre
         model = classifier(**{"name": attention, "mask": None} | mask)
         device = torch.device("cpu")
         trainer = Trainer(model, DeviceSplit(split, device), classify, chosen, Group(0, 1, device))
-        trainer.prepare(compile=compile, capture=False, tell=pytest.fail)
+        trainer.prepare(compile=compile, graph=False, tell=pytest.fail)
         assert trainer.compiled == compile
         for _ in range(6):
             trainer.advance()

@@ -25,7 +25,7 @@ from experiments.lra.speed_case import (
 )
 from experiments.lra.speed_rows import SWEEP, StepRecords, read
 from experiments.lra.speed_together import run_together
-from experiments.lra.tasks.load import _loader
+from experiments.lra.tasks.load import loader
 from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -84,7 +84,7 @@ def test_what_does_not_exist_is_refused(change, message):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_default_lengths_are_the_tasks_own(name):
     try:
-        load = _loader(name)
+        load = loader(name)
     except ImportError:
         pytest.skip("no such task here")
     known = inspect.signature(load).parameters

@@ -1,5 +1,6 @@
 """The Pathfinder task: released folders read, and images generated."""
 
+import os
 import shutil
 
 import numpy as np
@@ -39,9 +40,7 @@ def read(release, tmp_path, **options):
 
 
 def test_strokes_are_for_images_that_are_made(release, tmp_path):
-    with pytest.raises(
-        ValueError, match="strokes=64: that is for images which generate=true makes"
-    ):
+    with pytest.raises(ValueError, match="strokes=64 needs generate=true"):
         read(release, tmp_path, strokes=64)
     sets = [
         load(
@@ -89,6 +88,28 @@ def test_what_was_written_is_read(release, tmp_path):
     np.testing.assert_array_equal(
         read(release, tmp_path).splits["val"].tokens, task.splits["val"].tokens
     )
+
+
+def test_the_cache_follows_the_images(release, tmp_path):
+    """Neither another release with the same metadata nor a new image gets the old pixels."""
+
+    def replace(root, value):
+        image = level_of(root) / "imgs" / "0" / "sample_3.png"
+        later = image.stat().st_mtime_ns + 1
+        Image.fromarray(np.full((32, 32), value, np.uint8)).save(image)
+        os.utime(image, ns=(later, later))
+
+    def third(root):
+        return set(read(root, tmp_path).splits["train"].tokens[3].tolist())
+
+    shutil.copytree(release, tmp_path / "other")
+    before = third(release)
+    files = len(list((tmp_path / "cache").iterdir()))
+    replace(tmp_path / "other", 98)
+    assert third(tmp_path / "other") == {98} and third(release) == before
+    replace(release, 99)
+    assert third(release) == third(release) == {99}
+    assert len(list((tmp_path / "cache").iterdir())) == files  # the old images are gone
 
 
 def test_found_inside_lra_release_and_limited(release, tmp_path):

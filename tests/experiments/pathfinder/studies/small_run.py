@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.lra.training.config import compose_settings
-from experiments.lra.training.run import train
+from experiments.lra.training.loop import train
 
 
 def small_run(place: Path, *words: str) -> Path:

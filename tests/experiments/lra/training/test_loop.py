@@ -9,7 +9,7 @@ import torch
 
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.tasks.task import pixel_order
-from experiments.lra.training import begin, checkpoint
+from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import Trainer
 from tests.train_cases import TASKS, settings, train, write_data
@@ -151,7 +151,7 @@ def test_what_a_run_leaves_behind(place):
 def test_a_complete_run_is_left_alone(place, capsys, monkeypatch):
     first = train(place, name="done")
     capsys.readouterr()
-    monkeypatch.setattr(begin, "load_task", None)
+    monkeypatch.setattr(data, "load_task", None)
     assert train(place, name="done") == rounded(first)
     assert "is complete: test accuracy" in capsys.readouterr().err
 
@@ -181,7 +181,7 @@ def test_a_time_limit_stops_and_the_same_command_goes_on(place, capsys):
     result = train(place, name="short", steps=6, minutes=1e-9, log_every=5)
     assert not result["complete"] and result["steps"] == 1 and result["planned_steps"] == 6
     assert result["ms_per_step"] > 0
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command continues from there" in capsys.readouterr().err
     kinds = [x["kind"] for x in lines(place, name="short", steps=6)]
     assert kinds[-1] == "end" and "test" in kinds
     result = train(place, name="short", steps=6)
@@ -213,15 +213,6 @@ def test_data_alone(place, tmp_path, capsys):
     assert train(place, "listops", name="there", **changes) == {}
     assert train(place, "listops", **changes | {"scale": "small"}) == {}
     assert "scale=small: made for a CPU" in capsys.readouterr().err
-
-
-def test_settings_that_older_runs_do_not_know_are_no_other_settings(place):
-    train(place, name="older")
-    path = settings(place, name="older").folder / "config.yaml"
-    text = path.read_text()
-    path.write_text(text.replace("  embedding_std: null\n", "").replace("stop_at: null\n", ""))
-    assert path.read_text().count("null") == text.count("null") - 2
-    assert train(place, name="older")["complete"]
 
 
 def test_pretraining_and_what_starts_from_it(place):

@@ -65,7 +65,7 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path):
     process = start(given)
     wait_for(process, folder, 3)
     process.send_signal(signal.SIGTERM)
-    assert "the same command goes on from there" in finish(process, 143)
+    assert "the same command continues from there" in finish(process, 143)
     assert checkpoint.load(folder / "checkpoint.pt")["step"] >= 3
     assert journal(folder)[-1]["reason"] == "SIGTERM"
 

@@ -12,9 +12,8 @@ from experiments.lra.tasks.task import Split, Task
 from experiments.lra.training import checkpoint
 from experiments.lra.training.data import DeviceSplit, Order, fingerprint
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Evaluator
+from experiments.lra.training.evaluate import Evaluator, MaskedPixels, classify
 from experiments.lra.training.journal import Journal
-from experiments.lra.training.objective import MaskedPixels, classify
 from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
 
 CPU = torch.device("cpu")
@@ -201,7 +200,7 @@ def test_a_broken_checkpoint_says_so(tmp_path):
         with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*delete"):
             checkpoint.load(path)
     torch.save({"other": 1}, path)
-    with pytest.raises(ValueError, match="no checkpoint of this version"):
+    with pytest.raises(ValueError, match="not a checkpoint of this version"):
         checkpoint.load(path)
 
 
@@ -237,5 +236,5 @@ def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
         {"kind": "train", "step": 1, "loss": 0.333333},
         {"kind": "train", "step": 2, "loss": 0.25},
     ]
-    with pytest.raises(ValueError, match="lost its end"):
+    with pytest.raises(ValueError, match="delete that checkpoint to start over"):
         Journal(path, 10_000)

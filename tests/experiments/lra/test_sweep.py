@@ -1,4 +1,4 @@
-"""Plans of many runs: what they become, in what order they run, how they stop and go on."""
+"""Sweeps: what their runs are, in what order they run, how they stop and continue."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import plan
-from experiments.lra import queue as plan_queue
-from experiments.lra.plan_runs import PlannedRun, planned_runs
-from experiments.lra.queue import Queue
-from experiments.lra.training.stop import Interrupted
+from experiments import sweep
+from experiments.lra import sweep_queue
+from experiments.lra.sweep_queue import Queue
+from experiments.lra.sweep_runs import SweepRun, sweep_runs
+from experiments.lra.training.clock import Interrupted
 from tests.train_cases import overrides
 
 ROOT = Path(__file__).resolve().parents[3]
-PLANS = ROOT / "experiments/conf/plan"
+SWEEPS = ROOT / "experiments/conf/sweep"
 SHARING = ("path_x", "path_256")  # folders of runs, so that what one trained the other takes
 # Stands in for experiments.train: notes when it begins and ends, and completes its run.
 TRAIN = """
@@ -48,18 +48,18 @@ if not data:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs of a plan whose processes are stand-ins, none of them at work after the test."""
-    monkeypatch.setattr(plan_queue, "TRAIN", ("-c", TRAIN, str(tmp_path)))
-    monkeypatch.setattr(plan_queue, "POLL", 0.01)
+    """Runs of a sweep whose processes are stand-ins, none of them at work after the test."""
+    monkeypatch.setattr(sweep_queue, "TRAIN", ("-c", TRAIN, str(tmp_path)))
+    monkeypatch.setattr(sweep_queue, "POLL", 0.01)
 
-    def made(entries: dict, **common: object) -> list[PlannedRun]:
+    def made(entries: dict, **common: object) -> list[SweepRun]:
         values = {"runs": tmp_path / "runs", "device": "cpu"} | common
         lines = [f"{key}={value}" for key, value in values.items()]
         runs = {
             name: entry | {"with": [f"name={name}", *entry.get("with", [])]}
             for name, entry in entries.items()
         }
-        found = planned_runs({"common": lines, "runs": runs})
+        found = sweep_runs({"common": lines, "runs": runs})
         folders = {run.name: str(run.settings.folder) for run in found}
         (tmp_path / "folders").write_text(json.dumps(folders))
         return found
@@ -75,11 +75,11 @@ def events(place: Path) -> list[str]:
     return [f"{x['run']} {x['event']}" for x in notes(place)]
 
 
-# ---- what a plan becomes
+# ---- the runs of a sweep
 
 
 def test_a_chain_for_every_seed(tmp_path):
-    runs = planned_runs(
+    runs = sweep_runs(
         {
             "common": ["attention=linear", f"runs={tmp_path}", "device=cpu"],
             "runs": {
@@ -98,7 +98,7 @@ def test_a_chain_for_every_seed(tmp_path):
 
 def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
     mask = "mask='(local:8|butterfly)&causal',local:128+butterfly"
-    runs = planned_runs(
+    runs = sweep_runs(
         {
             "common": ["task=image", "batch=2", f"runs={tmp_path}", "device=cpu"],
             "runs": {
@@ -122,42 +122,42 @@ def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({}, "but it has no such runs"),
-        (["a"], "but it has no such runs"),
-        ({"a": "seed=1"}, "plan, a: 'seed=1' is not {with: "),
-        ({"a": {"with": "seed=1"}}, "plan, a, with: 'seed=1' is no list of texts"),
-        ({"a": {"with": [{"seed": 1}]}}, "plan, a, with: .* is no list of texts"),
-        ({"a": {"wiht": ["seed=1"]}}, "plan, a: wiht is neither with nor after"),
-        ({"a": {"after": "b"}}, "plan, a: after: b is no entry above it"),
-        ({"a": {"with": ["task=chess"]}}, "plan, a: .*task/chess"),
-        ({"a": {"with": ["bacth=3"]}}, "plan, a: .*bacth"),
-        ({"a": {"with": ["batch=0"]}}, "plan, a: batch=0: give a whole number"),
-        ({"a": {"with": ["batch=[3"]}}, "plan, a: "),
+        ({}, "but this one has no runs"),
+        (["a"], "but this one has no runs"),
+        ({"a": "seed=1"}, "sweep, a: 'seed=1' is not {with: "),
+        ({"a": {"with": "seed=1"}}, "sweep, a, with: 'seed=1' is not a list of texts"),
+        ({"a": {"with": [{"seed": 1}]}}, "sweep, a, with: .* is not a list of texts"),
+        ({"a": {"wiht": ["seed=1"]}}, "sweep, a: .*wiht.* is not {with: "),
+        ({"a": {"after": "b"}}, "sweep, a: after: b is not an entry above it"),
+        ({"a": {"with": ["task=chess"]}}, "sweep, a: .*task/chess"),
+        ({"a": {"with": ["bacth=3"]}}, "sweep, a: .*bacth"),
+        ({"a": {"with": ["batch=0"]}}, "sweep, a: batch=0: give a whole number"),
+        ({"a": {"with": ["batch=[3"]}}, "sweep, a: "),
         ({"a": {}, "b": {}}, "a and b would share the folder .*name="),
         (
             {"a": {"with": ["seed=1,2"]}, "b": {"with": ["seed=3,4,5"], "after": "a"}},
-            "plan, b: it is 3 runs after the 2 of a",
+            "sweep, b: 3 runs cannot start from the 2 of a",
         ),
     ],
 )
-def test_a_plan_that_is_none(entries, message):
+def test_a_wrong_sweep(entries, message):
     with pytest.raises(ValueError, match=message):
-        planned_runs({"common": ["device=cpu"], "runs": entries})
-    with pytest.raises(ValueError, match="but it says run"):
-        planned_runs({"run": {}})
+        sweep_runs({"common": ["device=cpu"], "runs": entries})
+    with pytest.raises(ValueError, match="but this one has run"):
+        sweep_runs({"run": {}})
 
 
-def plan_of(path):
-    return planned_runs(OmegaConf.to_container(OmegaConf.load(path)), ["device=cpu"])
+def sweep_of(path):
+    return sweep_runs(OmegaConf.to_container(OmegaConf.load(path)), ["device=cpu"])
 
 
-def test_the_plans_that_come_with_it():
-    for path in PLANS.glob("*.yaml"):
-        assert len(plan_of(path)) == {"lra": 45, "path_x": 5, "path_256": 11}[path.stem]
+def test_the_sweeps_that_come_with_it():
+    for path in SWEEPS.glob("*.yaml"):
+        assert len(sweep_of(path)) == {"lra": 45, "path_x": 5, "path_256": 11}[path.stem]
 
 
-def test_two_plans_share_their_first_runs():
-    first = [[run.settings for run in plan_of(PLANS / f"{name}.yaml")[:2]] for name in SHARING]
+def test_two_sweeps_share_their_first_runs():
+    first = [[run.settings for run in sweep_of(SWEEPS / f"{name}.yaml")[:2]] for name in SHARING]
     assert first[0] == first[1]
 
 
@@ -166,13 +166,13 @@ def test_two_plans_share_their_first_runs():
 
 def test_data_first_then_as_many_as_there_are_places(make, tmp_path):
     runs = make({name: {"with": ["eps=0.3"]} for name in "abc"})
-    Queue(runs, ["5", "7"]).go()
+    Queue(runs, ["5", "7"]).run()
     told = events(tmp_path)
     assert told[:2] == ["a data begin", "a data end"] and sum("data" in x for x in told) == 2
     assert sorted(told[2:4]) == ["a begin", "b begin"] and told[-1] == "c end"
     assert {x["gpu"] for x in notes(tmp_path)[2:4]} == {"5", "7"}
     assert all(run.complete for run in runs)
-    Queue(runs, ["5"]).go()  # there is nothing left to do
+    Queue(runs, ["5"]).run()  # there is nothing left to do
     assert events(tmp_path) == told
 
 
@@ -184,7 +184,7 @@ def test_a_run_waits_for_the_one_before_it_and_its_data_do_not(make, tmp_path):
     }
     runs = make(entries)
     assert Queue(runs, [None]).state(runs[1]) == "waits for easy"
-    Queue(runs, [None, None]).go()
+    Queue(runs, [None, None]).run()
     told = events(tmp_path)
     assert told.index("hard data begin") < told.index("easy end") < told.index("hard begin")
     assert told.index("other end") < told.index("easy end")
@@ -205,7 +205,7 @@ def test_what_fails_stops_those_after_it_alone(make, tmp_path, monkeypatch):
     }
     runs = make(entries)
     queue = Queue(runs, [None])
-    queue.go()
+    queue.run()
     began = [x.removesuffix(" begin") for x in events(tmp_path) if x.endswith(" begin")]
     assert set(began) <= {"bad data", "bad", "next data", "none data", "fine data", "fine"}
     assert [run.name for run in runs if run.complete] == ["fine"]
@@ -220,11 +220,11 @@ def test_time_is_shared_and_ends(make, tmp_path, capfd):
     runs = make({"a": {"with": ["eps=0.4", "minutes=9"]}, "b": {"with": ["eps=0.4"]}, "c": {}})
     queue = Queue(runs, [None], minutes=0.03)
     begin = time.monotonic()
-    queue.go()
+    queue.run()
     assert time.monotonic() - begin < 20
     began = [x for x in notes(tmp_path) if x["event"] == "begin"]
     assert all(0 < float(x["minutes"]) <= 0.03 for x in began) and len(began) < 3
-    assert queue.state(runs[2]) == "not begun"
+    assert queue.state(runs[2]) == "not started"
     assert "[a] hello" in capfd.readouterr().err
 
 
@@ -235,32 +235,32 @@ def test_a_signal_ends_the_processes(make, tmp_path):
     kill = subprocess.Popen(["sh", "-c", f"sleep 1; kill -TERM {os.getpid()}"])
     begin = time.monotonic()
     with pytest.raises(Interrupted) as stop:
-        queue.go()
+        queue.run()
     kill.wait()
     assert stop.value.code == 128 + signal.SIGTERM and time.monotonic() - begin < 30
-    assert not queue.jobs and not queue.failed and events(tmp_path) == ["a begin"]
+    assert not queue.workers and not queue.failed and events(tmp_path) == ["a begin"]
 
 
-def test_places(monkeypatch):
-    monkeypatch.setattr(plan.torch.cuda, "device_count", lambda: 2)
+def test_slots(monkeypatch):
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert plan.places(None, 2) == ["4", "6", "4", "6"]
-    assert plan.places([1], 1) == ["6"]
-    assert plan.places(None, 2, 2) == ["4,6", "4,6"]
-    assert plan.places([0], 1, 1) == ["4"]
+    assert sweep.slots(None, 2) == ["4", "6", "4", "6"]
+    assert sweep.slots([1], 1) == ["6"]
+    assert sweep.slots(None, 2, 2) == ["4,6", "4,6"]
+    assert sweep.slots([0], 1, 1) == ["4"]
     with pytest.raises(ValueError, match="processes=3: a run has 2 GPUs"):
-        plan.places(None, 1, 3)
+        sweep.slots(None, 1, 3)
     with pytest.raises(ValueError, match="processes=0: give a whole number"):
-        plan.places(None, 1, 0)
+        sweep.slots(None, 1, 0)
     with pytest.raises(ValueError, match=r"gpus=\[2\]: there are 2 here"):
-        plan.places([0, 2], 1)
+        sweep.slots([0, 2], 1)
     with pytest.raises(ValueError, match="at_once=0"):
-        plan.places(None, 0)
-    monkeypatch.setattr(plan.torch.cuda, "device_count", lambda: 0)
-    assert plan.places(None, 1) == plan.places(None, 1, 2) == [None]
-    monkeypatch.setattr(plan.torch.cuda, "device_count", lambda: 5)
+        sweep.slots(None, 0)
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 0)
+    assert sweep.slots(None, 1) == sweep.slots(None, 1, 2) == [None]
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 5)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert plan.places(None, 1, 2) == ["0,1", "2,3"]
+    assert sweep.slots(None, 1, 2) == ["0,1", "2,3"]
 
 
 # ---- the command
@@ -271,19 +271,19 @@ def test_places(monkeypatch):
     [
         ({"minutes": -1}, "minutes=-1: give a number above 0"),
         ({"file": "nowhere.yaml"}, r"file=nowhere\.yaml cannot be read: .*No such file"),
-        ({"file": "LICENSE"}, r"file=LICENSE is no plan: a plan has common|cannot be read"),
-        ({"plan": {"runs": None}}, "but it has no such runs"),
+        ({"file": "LICENSE"}, r"file=LICENSE is not a sweep: a sweep has common|cannot be read"),
+        ({"sweep": {"runs": None}}, "but this one has no runs"),
         ({"minutes": "long"}, "minutes='long': give a number above 0"),
         ({"gpus": 1}, r"gpus=1: give a list, such as \[0,1\]"),
         ({"gpus": []}, r"gpus=\[\]: give a list"),
-        ({"with": "seed=1", "plan": {"runs": {"a": None}}}, "plan, with: 'seed=1' is no list"),
+        ({"with": "seed=1", "sweep": {"runs": {"a": None}}}, "sweep, with: 'seed=1' is not a list"),
     ],
 )
-def test_options_that_are_none(changes, message):
-    options = {"minutes": None, "file": None, "gpus": None, "at_once": 1, "with": [], "plan": {}}
+def test_wrong_options(changes, message):
+    options = {"minutes": None, "file": None, "gpus": None, "at_once": 1, "with": [], "sweep": {}}
     options["processes"] = 1
     with pytest.raises(ValueError, match=message):
-        plan.follow(options | {"dry_run": False} | changes)
+        sweep.run(options | {"dry_run": False} | changes)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -292,7 +292,7 @@ def test_the_command_stops_and_goes_on(processes, tmp_path):
     common = overrides(tmp_path, "listops", "linear", steps=300, **rare)
     runs = {"one": {}, "two": {"after": "one", "with": ["name=b", "steps=4", "minutes=1"]}}
     OmegaConf.save({"common": common, "runs": runs}, tmp_path / "mine.yaml")
-    command = [sys.executable, "-m", "experiments.plan", f"file={tmp_path}/mine.yaml"]
+    command = [sys.executable, "-m", "experiments.sweep", f"file={tmp_path}/mine.yaml"]
     command += [f"processes={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
 

@@ -1,4 +1,4 @@
-"""Runs of a plan, as many at a time as there are places, each in a process of its own."""
+"""The processes of a sweep: as many runs at a time as there are places for them."""
 
 import os
 import signal
@@ -10,30 +10,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from experiments.lra.plan_runs import PlannedRun
+from experiments.lra.sweep_runs import SweepRun
 from experiments.lra.training.checkpoint import CHECKPOINT
+from experiments.lra.training.clock import Interrupted, Stop
 from experiments.lra.training.result import summary
-from experiments.lra.training.stop import Interrupted, Stop
 
 TRAIN = ("-m", "experiments.train")
 TORCHRUN = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localhost:0".split()
-LEAST = 1.0  # minutes that a run needs to be worth its start
+LEAST = 1.0  # minutes; a run with less time left is not started
 POLL = 0.1  # seconds
-STOPPED = (130, 143, -signal.SIGTERM)  # exit status of what was told to stop
+STOPPED = (130, 143, -signal.SIGTERM)  # exit statuses of a process that a signal stopped
 
 
 @dataclass
-class Job:
-    """A process of experiments.train that is at work."""
+class Worker:
+    """A running process of experiments.train."""
 
-    run: PlannedRun
+    run: SweepRun
     place: int | None  # None: makes the data of the run, and trains nothing
     process: subprocess.Popen[str]
     reader: threading.Thread
     stopped: bool = False
 
     def stop(self) -> None:
-        """Has a run write its checkpoint and end; what makes data ends as it is."""
+        """Lets a run write its checkpoint and end; stops the making of data at once."""
         self.stopped = True
         if self.place is None:
             self.kill(signal.SIGTERM)
@@ -41,32 +41,32 @@ class Job:
             self.process.terminate()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signals the process and those that it started."""
+        """Signals the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
 
 @dataclass
 class Queue:
-    """What is to be run, and what came of it.
+    """The runs of a sweep and their state.
 
-    places: the GPUs that runs may have at the same time, as CUDA_VISIBLE_DEVICES names them; a GPU
-        that takes several runs is there as often. None: the processor.
-    minutes: after which runs at work write a checkpoint and are tested, and no more are begun.
-    processes: of a run, which torchrun starts if they are several.
+    Args:
+        places: a CUDA_VISIBLE_DEVICES for each run that may run at the same time; None: the CPU.
+        minutes: time limit. Running runs then write a checkpoint and are tested; no more start.
+        processes: of a run; torchrun starts them if there are several.
     """
 
-    runs: Sequence[PlannedRun]
+    runs: Sequence[SweepRun]
     places: Sequence[str | None]
     minutes: float | None = None
     processes: int = 1
-    jobs: list[Job] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # name of a run -> why
-    ready: set[str] = field(default_factory=set)  # data that are made
+    ready: set[str] = field(default_factory=set)  # digests of data that are made
     begun: float = field(default_factory=time.monotonic)
 
-    def go(self) -> None:
-        """Returns when nothing more can be run; the processes have ended then.
+    def run(self) -> None:
+        """Returns when nothing more can run and all processes have ended.
 
         Raises Interrupted if a signal came.
         """
@@ -74,24 +74,24 @@ class Queue:
         with Stop(None, self.begun) as stop:
             try:
                 while stop.reason is None:
-                    self._reap()
+                    self._collect()
                     self._make_data(left)
                     left = self._start(left)
-                    if not self.jobs and not self._startable(left):
+                    if not self.workers and not self._startable(left):
                         return
                     time.sleep(POLL)
-                for job in self.jobs:
-                    job.stop()
-                while self.jobs:
-                    self._reap()
+                for worker in self.workers:
+                    worker.stop()
+                while self.workers:
+                    self._collect()
                     time.sleep(POLL)
                 raise Interrupted(stop.reason)
             finally:
-                for job in self.jobs:
-                    job.kill()
+                for worker in self.workers:
+                    worker.kill()
 
-    def state(self, run: PlannedRun) -> str:
-        """What there is of a run, in a line."""
+    def state(self, run: SweepRun) -> str:
+        """The state of a run, in a line."""
         if run.name in self.failed:
             return f"failed: {self.failed[run.name]}"
         result = run.result()
@@ -99,62 +99,62 @@ class Queue:
             return ("" if result["complete"] else "cut short: ") + summary(result)
         if run.after is not None and not run.after.complete:
             return f"waits for {run.after.name}"
-        return "cut short" if (run.settings.folder / CHECKPOINT).exists() else "not begun"
+        return "cut short" if (run.settings.folder / CHECKPOINT).exists() else "not started"
 
     # ---- one round
 
-    def _reap(self) -> None:
-        """Lets go of the processes that ended."""
-        for job in [job for job in self.jobs if job.process.poll() is not None]:
-            job.reader.join()
-            self.jobs.remove(job)
-            code, data = job.process.returncode, job.run.data
-            if code == 0 and job.place is None:
+    def _collect(self) -> None:
+        """Removes the processes that ended, and notes what they did."""
+        for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
+            worker.reader.join()
+            self.workers.remove(worker)
+            code, data = worker.process.returncode, worker.run.data
+            if code == 0 and worker.place is None:
                 self.ready.add(data)
-            elif code == 0 or job.stopped or code in STOPPED:
+            elif code == 0 or worker.stopped or code in STOPPED:
                 continue
-            elif job.place is None:
+            elif worker.place is None:
                 why = "its data could not be made, see above"
                 self.failed |= {run.name: why for run in self.runs if run.data == data}
             else:
-                self.failed[job.run.name] = f"exit status {code}, see above"
+                self.failed[worker.run.name] = f"exit status {code}, see above"
 
-    def _make_data(self, left: Sequence[PlannedRun]) -> None:
-        """Has the next data made that a run needs, one set at a time: it takes all cores."""
-        busy = [job for job in self.jobs if job.place is None]
+    def _make_data(self, left: Sequence[SweepRun]) -> None:
+        """Makes the next data that a run needs, one set at a time, because it uses all cores."""
+        busy = [worker for worker in self.workers if worker.place is None]
         if self._late():
-            for job in busy:
-                job.stop()
+            for worker in busy:
+                worker.stop()
         elif not busy:
-            wanted = (run for run in left if self._hopeful(run) and run.data not in self.ready)
+            wanted = (run for run in left if self._possible(run) and run.data not in self.ready)
             if (run := next(wanted, None)) is not None:
                 self._open(run, None)
 
-    def _start(self, left: list[PlannedRun]) -> list[PlannedRun]:
-        """Gives the free places to the first runs that can begin; returns the others."""
-        for place in set(range(len(self.places))) - {job.place for job in self.jobs}:
+    def _start(self, left: list[SweepRun]) -> list[SweepRun]:
+        """Starts runs in the free places; returns those that are left."""
+        for place in set(range(len(self.places))) - {worker.place for worker in self.workers}:
             able = (run for run in self._startable(left) if run.data in self.ready)
             if (run := next(able, None)) is not None:
                 self._open(run, place)
                 left = [other for other in left if other is not run]
         return left
 
-    def _startable(self, left: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Those that have nothing to wait for but their data."""
+    def _startable(self, left: Sequence[SweepRun]) -> list[SweepRun]:
+        """The runs that wait for nothing but their data."""
         if self._late():
             return []
-        able = [run for run in left if self._hopeful(run)]
+        able = [run for run in left if self._possible(run)]
         return [run for run in able if run.after is None or run.after.complete]
 
-    def _hopeful(self, run: PlannedRun) -> bool:
-        """Whether neither it nor a run before it failed."""
-        before = run.after is None or self._hopeful(run.after)
+    def _possible(self, run: SweepRun) -> bool:
+        """Whether neither the run nor one before it failed."""
+        before = run.after is None or self._possible(run.after)
         return run.name not in self.failed and before
 
     # ---- processes
 
-    def _open(self, run: PlannedRun, place: int | None) -> None:
-        """Starts a process, in a session of its own: Ctrl-C comes to it from `go` alone."""
+    def _open(self, run: SweepRun, place: int | None) -> None:
+        """Starts a process, in its own session, so that only `run` passes Ctrl-C on to it."""
         overrides, environment = list(run.overrides), dict(os.environ)
         launcher = [sys.executable]
         if place is not None and self.processes > 1:
@@ -169,25 +169,25 @@ class Queue:
             [*launcher, *TRAIN, *overrides], env=environment, start_new_session=True,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        reader = threading.Thread(target=_tell, args=(run.name, process), daemon=True)
+        reader = threading.Thread(target=_forward, args=(run.name, process), daemon=True)
         reader.start()
-        self.jobs.append(Job(run, place, process, reader))
+        self.workers.append(Worker(run, place, process, reader))
 
     # ---- time
 
     def _left(self) -> float | None:
-        """Minutes."""
+        """Minutes that are left."""
         if self.minutes is None:
             return None
         return self.minutes - (time.monotonic() - self.begun) / 60
 
     def _late(self) -> bool:
-        """Whether too little time is left to begin anything."""
+        """Whether too little time is left to start anything."""
         left = self._left()
         return left is not None and left < min(LEAST, (self.minutes or 0) / 2)
 
 
-def _tell(name: str, process: subprocess.Popen[str]) -> None:
-    """Every line that a process says, behind its name."""
+def _forward(name: str, process: subprocess.Popen[str]) -> None:
+    """Prints every line of a process after its name."""
     for line in process.stdout or ():
         print(f"[{name}] {line.rstrip()}", file=sys.stderr, flush=True)

@@ -183,7 +183,7 @@ def test_the_shortcut_baselines(trees):
     train, test = Split(roots[:2000], labels[:2000]), Split(roots[2000:], labels[2000:])
     assert best_constant(train, test) == pytest.approx(0.173, abs=0.035)
     keys = train.tokens, test.tokens
-    assert best_constant(train, test, keys) == pytest.approx(0.37, abs=0.045)
+    assert best_constant(train, test, keys) == pytest.approx(0.362, abs=0.045)
 
 
 # ---- official files

@@ -38,7 +38,7 @@ def test_recipes(task):
     model_config(model.pop("setting"), full.task["name"], **model)
     small = settings(f"task={task}", "scale=small")
     assert small.steps < full.steps and small.batch <= full.batch
-    assert "small" in str(small.folder) and small.digest != full.digest
+    assert "small" in str(small.folder) and small.identity() != full.identity()
 
 
 def test_peak_rates_of_the_google_recipes():
@@ -70,9 +70,9 @@ def test_folders_tell_runs_apart():
     assert "image-masked_pixels/" in folder("pretrain=masked_pixels")
 
 
-def test_the_digest_is_of_what_changes_the_result():
+def test_the_identity_is_what_changes_the_result():
     def digest(*given):
-        return settings("task=image", *given).digest
+        return repr(settings("task=image", *given).identity())
 
     free = ("minutes=3", "name=a", "micro_batch=2", "log_every=7", "runs=x", "compile=false")
     assert all(digest() == digest(one) for one in free)
@@ -96,12 +96,12 @@ def test_the_digest_is_of_what_changes_the_result():
         ("pretrain=words", "pretrain='words': choose from masked_pixels"),
         ("mask_share=1", "mask_share=1: give a share"),
         ("init_head=new", "init_head='new': choose from fresh"),
-        ("init_head=fresh", "init_head=fresh is for init_from=FOLDER"),
+        ("init_head=fresh", "init_head=fresh needs init_from=FOLDER"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("micro_batch=7", "micro_batch=7 does not divide batch="),
         ("device=tpu", "device='tpu': choose from cpu, cuda"),
         ("device=cuda", "device='cuda': torch finds no GPU here"),
-        ("name=a/b", "name='a/b': it names a folder"),
+        ("name=a/b", "name='a/b' is part of a folder's name: use letters"),
         ("mask=loca:256", "loca.*local"),
         ("mask=local:256+", "does not read as an expression"),
     ],

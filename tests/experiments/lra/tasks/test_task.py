@@ -166,7 +166,7 @@ def test_cached_arrays_are_made_once_for_a_key(tmp_path):
     assert len(made) == 2 and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_cache_that_was_cut_short_is_made_anew(tmp_path, capsys):
+def test_a_cache_that_was_cut_short_is_made_again(tmp_path, capsys):
     made = {"x": np.arange(1000)}
     cache.cached(tmp_path, "t", {}, lambda: made)
     (path,) = tmp_path.iterdir()
@@ -174,7 +174,7 @@ def test_a_cache_that_was_cut_short_is_made_anew(tmp_path, capsys):
     for damaged in (whole[:500], b"", b"nonsense" * 100):
         path.write_bytes(damaged)
         assert cache.cached(tmp_path, "t", {}, lambda: made)["x"].tolist() == list(range(1000))
-        assert "making it anew" in capsys.readouterr().err
+        assert "making it again" in capsys.readouterr().err
         assert path.read_bytes() == whole
 
 

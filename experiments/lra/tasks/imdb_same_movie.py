@@ -1,13 +1,12 @@
 """Same movie: are two texts, each of several reviews, about the same movie? From aclImdb.
 
-A stand-in of the length and form of Retrieval where its files are not at hand, and no more than
-that: its figures are its own. A text is three reviews of a movie, or four where three have less
+This is a stand-in for Retrieval when its files are missing. It has the same length and form, but
+its accuracies cannot be compared. A text is three reviews of a movie, or four if three have fewer
 than `max_length` bytes.
 
-Shortcuts are taken out: texts of matching and of other pairs are drawn in the same way, so that
-neither text alone, nor its length, tells anything; and as reviews of a movie agree, which by itself
-would give 68 %, the texts of a pair that does not match have as many good reviews as those of one
-that does.
+Two shortcuts are removed. All texts are drawn in the same way, so neither a text alone nor its
+length gives the label away. Reviews of a movie agree, which alone would give 68 %; so texts of
+pairs that do not match have as many positive reviews as those of pairs that do.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ FORMAT = 1  # of the cache
 HALF = {"train": "train", "val": "train", "test": "test"}
 SIZES = (147_086, 18_090, 17_437)  # as many as Retrieval has
 TRIES = 1000
-LEAST = 8  # reviews of a movie that is used: two texts of four
+LEAST = 8  # reviews of a movie: two texts of four
 HELD_OUT = 0.1  # of the movies of train, for val
 BLANK = b"\n"  # between reviews
 
@@ -55,8 +54,7 @@ def load(
         seed: of the movies held out for val and of the pairs. Pair i of a split depends on
             (seed, i) alone.
         examples: pairs of train, val and test, half of them of the same movie.
-        max_length: bytes of a text after it are cut off; the padded length is the next power of
-            two.
+        max_length: bytes kept of a text; the padded length is the next power of two.
         limit: the first examples of each split only.
     """
     length, sizes = padded_length(max_length), split_sizes(examples)
@@ -65,7 +63,7 @@ def load(
     for half, numbers in movies.items():
         if numbers.min() < 0:
             raise ValueError(
-                f"{FOLDER}/{half} lacks urls_neg.txt or urls_pos.txt, which tell the movie of each "
+                f"{FOLDER}/{half} lacks urls_neg.txt or urls_pos.txt, which name the movie of each "
                 "review: unpack aclImdb_v1.tar.gz again"
             )
     sizes = [min(size, limit or size) for size in sizes]
@@ -128,7 +126,7 @@ class Library:
         return numbers
 
     def mood(self, numbers: np.ndarray) -> tuple[int, int]:
-        """How many reviews there are, and how many of them are good."""
+        """The number of reviews, and how many of them are positive."""
         numbers = numbers[numbers >= 0]
         return len(numbers), int(self.labels[numbers].sum())
 
@@ -139,7 +137,7 @@ class Library:
 
 
 def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndarray]]:
-    """For each split the movies with enough reviews, each as the numbers of its reviews."""
+    """For each split the movies with enough reviews, as the numbers of their reviews."""
     by_number = {}
     for half, numbers in movies.items():
         order = np.argsort(numbers, kind="stable")
@@ -171,7 +169,8 @@ def _pairs(
     library: Library, movies: list[np.ndarray], n: int, stream: list[int], name: str
 ) -> np.ndarray:
     """int32 (n, 2, 4): the texts of pairs of other movies (even) and of the same one (odd)."""
-    weights = np.cumsum([len(movie) for movie in movies])  # drawn as often as there are reviews
+    # A movie is drawn as often as it has reviews.
+    weights = np.cumsum([len(movie) for movie in movies])
     pairs = []
     for i in progress(range(0, n, 2), -(-n // 2), f"pairing the {name} reviews"):
         rng = np.random.default_rng([*stream, i])
@@ -181,7 +180,7 @@ def _pairs(
             wanted = library.mood(match[side])
             for tries in count():
                 new, texts = _draw(rng, library, movies, weights)
-                # Few movies may have no other text like that one.
+                # A small data set may have no other such text.
                 if new != movie and (library.mood(texts[side]) == wanted or tries > TRIES):
                     break
             movie = new

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.lra.tasks.imdb import reviews
+from experiments.lra.tasks.imdb_same_movie import LEAST
 from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.same_movie import LEAST
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 
@@ -105,7 +105,9 @@ def test_broken_folders_are_named(imdb):
         load(imdb)
     assert not (imdb / "cache").exists()
     (folder / "7_9.txt").rename(folder / "seven.txt")
-    with pytest.raises(ValueError, match=r"seven\.txt: a review is named NUMBER_RATING\.txt"):
+    with pytest.raises(
+        ValueError, match=r"seven\.txt: a review has a name like NUMBER_RATING\.txt"
+    ):
         load(imdb)
     for path in folder.iterdir():
         path.unlink()
@@ -127,7 +129,7 @@ def test_text_does_not_need_the_lists_of_movies_but_pairs_do(imdb):
     ("change", "message"),
     [
         (lambda lines: lines[:50], r"urls_pos\.txt has 50 lines, but there is a review number 1"),
-        (lambda lines: ["tt1", *lines[1:]], r"urls_pos\.txt, line 1: 'tt1' is no address"),
+        (lambda lines: ["tt1", *lines[1:]], r"urls_pos\.txt, line 1: 'tt1' is not the address"),
     ],
 )
 def test_broken_lists_of_movies_are_named(imdb, change, message):

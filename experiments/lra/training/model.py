@@ -1,11 +1,13 @@
-"""The model of a run, and the weights that it starts from."""
+"""The model of a run: made, started from the weights of another run, described."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from experiments.lra.models.attention import Attention
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
@@ -13,8 +15,8 @@ from experiments.lra.training import checkpoint
 from experiments.lra.training.config import Settings
 
 POSITIONS = "positions"  # the name of the position table
-AXES = ("axial.rows", "axial.columns")  # those of axial positions
-HEADS = ("head.", "lm_head.", "hidden_token")  # what another objective does not share
+AXES = ("axial.rows", "axial.columns")  # the names of axial positions
+HEADS = ("head.", "lm_head.", "hidden_token")  # parameters that belong to one objective
 
 
 def make_model(settings: Settings, task: Task) -> nn.Module:
@@ -42,8 +44,25 @@ def _order(settings: Settings) -> str:
     return settings.task.get("order") or "row"
 
 
-def about(settings: Settings, task: Task) -> dict[str, Any]:
-    """What `start_from` has to know of the run that left a checkpoint."""
+def mask_of(model: nn.Module, settings: Settings) -> tuple[str | None, float | None]:
+    """The mask that a model uses, as text, and its density at the model's length.
+
+    The text is that of mask=, or of the default. The density is the mean over the layers. Both are
+    None for an attention without a mask.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    patterns = [(layer, mask) for layer in layers if (mask := layer.pattern()) is not None]
+    if not patterns:
+        return None, None
+    built = (mask.build(layer.length, heads=layer.heads) for layer, mask in patterns)
+    return settings.mask or str(patterns[0][1]), fmean(mask.density for mask in built)
+
+
+# ---- weights of another run
+
+
+def origin(settings: Settings, task: Task) -> dict[str, Any]:
+    """What `start_from` has to know of the run that wrote a checkpoint."""
     return {
         "task": task.name,
         "grid": None if task.grid is None else list(task.grid),
@@ -56,22 +75,20 @@ def about(settings: Settings, task: Task) -> dict[str, Any]:
 def start_from(
     model: nn.Module, folder: str | Path, here: dict[str, Any], *, fresh_head: bool = False
 ) -> str:
-    """Copies the weights of the best step of another run into the model; returns what it did.
+    """Copies the best weights of another run into the model; returns what it did.
 
-    Positions of a coarser grid are upsampled. The head stays as it is with `fresh_head` and where
-    the other run had another objective or other classes, and random features and hashes where they
-    are as many as suit another length.
+    Positions of a coarser grid are upsampled. The head keeps its fresh weights with `fresh_head`,
+    and if the other run had another objective or other classes. So do random features and hashes
+    whose number depends on the length.
+
+    Args:
+        folder: of the other run, or a file of weights.
+        here: the `origin` of this run.
 
     Raises:
-        ValueError: no such run, or a model that does not fit.
+        ValueError: there is no such run, its file is damaged, or its model does not fit.
     """
-    path = Path(folder)
-    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
-    if not path.exists():
-        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
-    state = checkpoint.load(path)
-    source, there = state["best"] or state, state["about"]
-    weights: dict[str, Tensor] = source["model"]
+    path, weights, step, there = _weights(folder)
     buffers = {name for name, _ in model.named_buffers()}
     fresh = []
     for name, parameter in model.state_dict(keep_vars=True).items():
@@ -95,13 +112,32 @@ def start_from(
         else:
             parameter.copy_(found)
     kept = f"fresh: {', '.join(fresh)}" if fresh else "all of them"
-    return f"weights of step {source['step']} of {path.parent} ({there['task']}; {kept})"
+    return f"weights of step {step} of {path.parent} ({there['task']}; {kept})"
+
+
+def _weights(folder: str | Path) -> tuple[Path, dict[str, Tensor], int, dict[str, Any]]:
+    """The file of weights, the best weights in it, their step, and the run that wrote them."""
+    path = Path(folder)
+    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
+    if not path.exists():
+        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
+    remedy = "init_from needs the weights of a finished run; give another folder or file"
+    state = checkpoint.load(path, remedy, ("step", "best", "model", "about"))
+    source, about = state["best"] or state, state["about"]
+    weights = source.get("model") if isinstance(source, dict) else None
+    if (
+        not isinstance(weights, dict)
+        or not isinstance(about, dict)
+        or {"task", "grid", "order"} - about.keys()
+    ):
+        raise ValueError(f"{path} does not hold the weights of a model: {remedy}")
+    return path, weights, source["step"], {"pretrain": None} | about
 
 
 def _upsampled(table: Tensor, there: dict, here: dict, folder: str | Path) -> Tensor:
     if there["grid"] is None or here["grid"] is None:
         raise ValueError(
-            f"init_from={folder}: that run has {len(table)} positions, which only images can change"
+            f"init_from={folder}: that run has {len(table)} positions; only images can change them"
         )
     from_grid, to_grid = tuple(there["grid"]), tuple(here["grid"])
     return upsample_positions(

@@ -1,0 +1,139 @@
+"""The runs of a sweep: command lines of experiments.train, some from the weights of others."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from experiments.common.files import digest
+from experiments.lra.training.config import Settings, compose_settings
+from experiments.lra.training.result import read_result
+
+FORM = "a sweep has common: [overrides] and runs: {name: {with: [overrides], after: name}}"
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of experiments.train."""
+
+    name: str  # of its entry, and the values that vary within the entry
+    overrides: tuple[str, ...]
+    settings: Settings
+    after: "SweepRun | None"  # the run whose weights it starts from
+
+    @property
+    def data(self) -> str:
+        """A digest of what its data depend on."""
+        s = self.settings
+        where = {"data_dir": s.data_dir, "cache_dir": s.cache_dir, "seed": s.data_seed}
+        return digest({"task": s.task} | where)
+
+    def result(self) -> dict[str, Any] | None:
+        """The content of its result.json; None if there is none yet."""
+        return read_result(self.settings.folder)
+
+    @property
+    def complete(self) -> bool:
+        result = self.result()
+        return result is not None and result["complete"]
+
+
+def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[SweepRun]:
+    """All runs of a sweep, in its order.
+
+    Args:
+        sweep: `common`, overrides of all runs, and `runs`, {name: {with: overrides, after: name}}.
+            Values separated by commas give a run each. A run `after` an entry with several runs
+            starts from the run at the same place of that entry.
+        more: overrides of all runs, which take precedence over those of the sweep.
+
+    Raises:
+        ValueError: an entry, an override or a value is wrong.
+    """
+    unknown = sweep.keys() - {"common", "runs"}
+    if unknown or not sweep.get("runs") or not isinstance(sweep["runs"], Mapping):
+        wrong = f"this one has {', '.join(sorted(unknown))}" if unknown else "this one has no runs"
+        raise ValueError(f"{FORM}, but {wrong}")
+    common, last = _overrides("common", sweep.get("common")), _overrides("with", more)
+    found: dict[str, list[SweepRun]] = {}
+    for name, entry in sweep["runs"].items():
+        entry = {} if entry is None else entry
+        if not isinstance(entry, Mapping) or entry.keys() - {"with", "after"}:
+            raise ValueError(f"sweep, {name}: {entry!r} is not {{with: [overrides], after: name}}")
+        own = _overrides(f"{name}, with", entry.get("with"))
+        try:
+            variants = list(_variants([*common, *own, *last]))
+            before = _before(entry.get("after"), found, len(variants))
+            found[name] = [
+                _run("/".join([name, *values]), overrides, after)
+                for (values, overrides), after in zip(variants, before, strict=True)
+            ]
+        except (ValueError, HydraException) as error:
+            raise ValueError(f"sweep, {name}: {error}") from error
+    runs = [run for runs in found.values() for run in runs]
+    owners: dict[Path, str] = {}
+    for run in runs:
+        folder = run.settings.folder
+        if folder in owners:
+            raise ValueError(
+                f"sweep: {owners[folder]} and {run.name} would share the folder {folder}: "
+                "give one of them a folder of its own with name="
+            )
+        owners[folder] = run.name
+    return runs
+
+
+def _overrides(where: str, given: Any) -> list[str]:
+    """A list of overrides. Raises ValueError for anything else."""
+    given = [] if given is None else given
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ValueError(f'sweep, {where}: {given!r} is not a list of texts, such as ["seed=0,1"]')
+    return list(given)
+
+
+def _run(name: str, overrides: tuple[str, ...], after: SweepRun | None) -> SweepRun:
+    if after is not None:
+        overrides = (*overrides, f"init_from='{after.settings.folder}'")
+    return SweepRun(name, overrides, compose_settings(overrides), after)
+
+
+def _before(
+    after: str | None, found: Mapping[str, list[SweepRun]], count: int
+) -> Sequence[SweepRun | None]:
+    """The run that each of `count` runs starts from."""
+    if after is None:
+        return [None] * count
+    if after not in found:
+        raise ValueError(f"after: {after} is not an entry above it; choose from {', '.join(found)}")
+    if len(found[after]) not in (1, count):
+        raise ValueError(f"{count} runs cannot start from the {len(found[after])} of {after}")
+    return found[after] * (count // len(found[after]))
+
+
+def _variants(overrides: Sequence[str]) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """(the values that vary, the overrides) of every run; the last value of a key counts."""
+    parsed: dict[str, Override] = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.get_key_element()
+        parsed.pop(key, None)
+        parsed[key] = override
+    choices = []
+    for key, override in parsed.items():
+        if override.is_sweep_override():
+            values = list(override.sweep_string_iterator())
+            choices.append([(_plain(value), f"{key}={value}") for value in values])
+        else:
+            choices.append([("", str(override.input_line))])
+    for chosen in product(*choices):
+        yield [value for value, _ in chosen if value], tuple(text for _, text in chosen)
+
+
+def _plain(value: str) -> str:
+    """A value without Hydra's quotes and escapes."""
+    return re.sub(r"\\(.)", r"\1", value).strip("'\"")

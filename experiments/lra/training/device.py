@@ -1,0 +1,107 @@
+"""The device of a run: autocast, random state, memory, and CUDA graphs."""
+
+import gc
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIB = 2**20
+WARM_UP = 3  # calls of a body before it is captured
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """A context that computes in bfloat16 if that is `dtype`, and changes nothing otherwise."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+# ---- random streams
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of torch's random generators, on the CPU and on the device."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Restores a state that `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+# ---- memory
+
+
+def peak_mib(device: torch.device) -> float:
+    """The peak memory of the device, data included; on a CPU, that of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def reset_memory(device: torch.device) -> None:
+    """Frees what an earlier run of this process left, and resets the peak."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that there is too little memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # GPU libraries use their own words, such as CUBLAS_STATUS_ALLOC_FAILED.
+    words = "out of memory", "can't allocate memory", "ALLOC_FAILED"
+    return any(word in str(error) for word in words)
+
+
+# ---- CUDA graphs
+
+
+def warm_up(body: Callable[[], None], device: torch.device) -> bool:
+    """Runs the body so that kernels are compiled and caches filled.
+
+    Returns whether a CUDA graph can hold it: not on a CPU, nor if it waits for the GPU.
+    """
+    if device.type != "cuda":
+        body()
+        return False
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP - 1):
+                body()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                body()
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                print(f"no CUDA graph: the step waits for the GPU ({error})", file=sys.stderr)
+                return False
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+    return True
+
+
+def capture(body: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
+    """The CUDA graph of a body that has run before.
+
+    Graphs of one `pool` share memory, so no graph may read what another one left there.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Threads of NCCL may call CUDA meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        body()
+    return graph
