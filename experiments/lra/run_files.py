@@ -15,7 +15,8 @@ from typing import Any
 
 from experiments.common.files import write_whole
 from experiments.lra.runs import Run
-from experiments.lra.training.journal import JOURNAL, RESULT, rounded
+from experiments.lra.training.journal import JOURNAL, rounded
+from experiments.lra.training.result import RESULT
 
 POINTS = 200  # of a training curve in an archive
 START = ("config", "device", "processes", "versions", "params", "task", "date", "density")

@@ -73,7 +73,7 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path):
 def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path):
     given = overrides(tmp_path, "listops", "linear", steps=2)
     given = [x for x in given if not x.startswith("attention=")]
-    told = finish(start([*given, "attention=linear,sparse", "mask=local:8", "seed=0,1", "-m"]), 1)
+    told = finish(start([*given, "attention=linear,sparse", "mask=local:8", "seed=0,1", "-m"]), 2)
     assert told.count("error: mask=local:8 is for attention=sparse; linear takes none") == 2
     assert told.count("test accuracy") == 2 and "failed: " in told and "Traceback" not in told
     found = sorted(path.parent.name for path in (tmp_path / "runs").rglob("result.json"))
@@ -86,7 +86,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
         "task": start([*given, "task=chess"]),
         "data": start([*given, f"data_dir={tmp_path}/nowhere"]),
     }
-    told = finish(processes["data"], 1)
+    told = finish(processes["data"], 2)
     assert told.startswith("error: no aclImdb in ") and told.count("\n") == 1
     told = finish(processes["task"], 1)
     assert "Could not find 'task/chess'" in told and "listops" in told
