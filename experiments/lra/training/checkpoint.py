@@ -1,18 +1,20 @@
 """Checkpoints and weights of a run, written whole or not at all, and the lock of its folder."""
 
 import fcntl
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from experiments.common.files import write_whole
 
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"
 FORMAT = 1
+ABOUT = {"task", "grid", "order", "pretrain"}  # what weights say about their run
 RESUME = "delete it to start over"
 
 
@@ -40,6 +42,33 @@ def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[
     if missing := [name for name in needs if name not in state]:
         raise ValueError(f"{path} has no {', '.join(missing)}: {remedy}")
     return state
+
+
+def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
+    """The best weights in a file, their step, and what the file says about their run.
+
+    Raises ValueError if the file is not a checkpoint or the weights of a run.
+    """
+    state = load(path, remedy, ("step", "best", "model", "about"))
+    source, about = state["best"] or state, state["about"]
+    weights = source.get("model") if isinstance(source, dict) else None
+    if not isinstance(weights, dict) or not isinstance(about, dict) or ABOUT - about.keys():
+        raise ValueError(f"{path} does not hold the weights of a run: {remedy}")
+    return weights, source["step"], about
+
+
+def refuse_shapes(
+    path: Path, saved: Mapping[str, Tensor], here: Mapping[str, Tensor], remedy: str
+) -> None:
+    """Raises ValueError unless the saved tensors have the names and shapes of those here."""
+    for name in sorted(saved.keys() | here.keys()):
+        there, own = (
+            tuple(side[name].shape) if name in side else "missing" for side in (saved, here)
+        )
+        if there != own:
+            raise ValueError(
+                f"{path} does not fit this model ({name} is {there} there, {own} here): {remedy}"
+            )
 
 
 def first_line(error: BaseException) -> str:

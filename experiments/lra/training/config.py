@@ -18,6 +18,7 @@ from experiments.common.devices import find_device
 from experiments.common.files import digest
 from experiments.lra.training.optim import SCHEDULES
 
+CONFIG = "config.yaml"
 SCALES = ("auto", "full", "small")
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 COUNTS = {  # the least value of whole numbers
@@ -171,7 +172,7 @@ def read_settings(path: Path) -> Settings:
             raise ValueError("it is not a table of settings")
         check_fields(values)
     except Exception as error:  # whatever YAML finds in the bytes
-        raise ValueError(f"{path} cannot be read as the settings of a run: {error}") from error
+        raise ValueError(f"{path} does not hold the settings of a run: {error}") from error
     settings: dict[str, Any] = {str(name): value for name, value in values.items()}
     settings["betas"] = tuple(settings["betas"])
     return Settings(**settings)

@@ -1,7 +1,7 @@
 """Objectives of training, and their means over a split."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.common.progress import progress
 from experiments.lra.training.config import Settings
 from experiments.lra.training.data import DeviceSplit, stream
 from experiments.lra.training.device import (
@@ -129,12 +130,18 @@ class Evaluator:
             if warm_up(self._body, self.device):
                 self._graph = capture(self._body, self.device, pool)
 
-    def __call__(self) -> dict[str, float]:
-        """Mean loss and accuracy. Leaves the random streams of training as they are."""
+    def __call__(self, progress_of: str | None = None) -> dict[str, float]:
+        """Mean loss and accuracy. Leaves the random streams of training as they are.
+
+        With `progress_of` it shows the progress on stderr, under this name.
+        """
+        batches: Iterable[int] = range(self.batches)
+        if progress_of is not None:
+            batches = progress(batches, self.batches, progress_of)
         with self._quiet():
             self._sums.zero_()
             self._batch.zero_()
-            for _ in range(self.batches):
+            for _ in batches:
                 if self._graph is None:
                     self._body()
                 else:

@@ -15,7 +15,7 @@ from experiments.common.provenance import code_version, now
 from experiments.lra.tasks.task import SPLITS, Task
 from experiments.lra.training import checkpoint
 from experiments.lra.training.clock import Clock, Interrupted, Stop
-from experiments.lra.training.config import PRECISIONS, Settings
+from experiments.lra.training.config import CONFIG, PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, fingerprint, load_data, stream
 from experiments.lra.training.device import MIB, lacks_memory, peak_mib, reset_memory
 from experiments.lra.training.distributed import Group, join
@@ -32,7 +32,6 @@ from experiments.lra.training.result import (
 )
 from experiments.lra.training.step import Trainer, micro_batches, seed_everything
 
-CONFIG = "config.yaml"
 PAUSE = 20.0  # least seconds between checkpoints if checkpoint_every is not given
 STATE = (  # of a checkpoint
     "step model optimizer sums steepest random best validated logged journal seconds training data "
@@ -159,7 +158,9 @@ class Session:
 
     def _resume(self, old: dict[str, Any]) -> None:
         path, streams, rank = self.folder / checkpoint.CHECKPOINT, old["random"], self.group.rank
-        _refuse_other_shapes(path, old, self.trainer.state())
+        here = self.trainer.state()
+        for name in ("model", "optimizer"):
+            checkpoint.refuse_shapes(path, old[name], here[name], checkpoint.RESUME)
         self.trainer.load(old | {"random": streams[min(rank, len(streams) - 1)]})
         if rank >= len(streams):  # fewer processes wrote the checkpoint
             torch.manual_seed(stream(self.settings.seed, rank, old["step"]))
@@ -382,21 +383,6 @@ def _refuse_other_settings(settings: Settings) -> None:
             f"{folder} holds a run with other settings ({'; '.join(differences)}): "
             "give this one a folder of its own with name=, or delete that one"
         )
-
-
-def _refuse_other_shapes(path: Any, old: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raises ValueError if the tensors of a checkpoint do not have the shapes of this model."""
-    best = (old["best"] or old)["model"]
-    for there, own in ((old["model"], here["model"]), (best, here["model"]),
-                       (old["optimizer"], here["optimizer"])):  # fmt: skip
-        shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (there, own)]
-        for name in sorted(shapes[0].keys() | shapes[1].keys()):
-            saved, wanted = (side.get(name, "missing") for side in shapes)
-            if saved != wanted:
-                raise ValueError(
-                    f"{path} does not fit this model ({name} is {saved} there, {wanted} here): "
-                    f"{checkpoint.RESUME}"
-                )
 
 
 def _explain_scale(settings: Settings, say: Callable[[str], None]) -> None:

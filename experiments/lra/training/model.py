@@ -88,7 +88,12 @@ def start_from(
     Raises:
         ValueError: there is no such run, its file is damaged, or its model does not fit.
     """
-    path, weights, step, there = _weights(folder)
+    path = Path(folder)
+    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
+    if not path.exists():
+        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
+    remedy = "init_from= takes the folder of a run, or its weights; give another one"
+    weights, step, there = checkpoint.load_weights(path, remedy)
     buffers = {name for name, _ in model.named_buffers()}
     fresh = []
     for name, parameter in model.state_dict(keep_vars=True).items():
@@ -113,25 +118,6 @@ def start_from(
             parameter.copy_(found)
     kept = f"fresh: {', '.join(fresh)}" if fresh else "all of them"
     return f"weights of step {step} of {path.parent} ({there['task']}; {kept})"
-
-
-def _weights(folder: str | Path) -> tuple[Path, dict[str, Tensor], int, dict[str, Any]]:
-    """The file of weights, the best weights in it, their step, and the run that wrote them."""
-    path = Path(folder)
-    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
-    if not path.exists():
-        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
-    remedy = "init_from needs the weights of a finished run; give another folder or file"
-    state = checkpoint.load(path, remedy, ("step", "best", "model", "about"))
-    source, about = state["best"] or state, state["about"]
-    weights = source.get("model") if isinstance(source, dict) else None
-    if (
-        not isinstance(weights, dict)
-        or not isinstance(about, dict)
-        or {"task", "grid", "order"} - about.keys()
-    ):
-        raise ValueError(f"{path} does not hold the weights of a model: {remedy}")
-    return path, weights, source["step"], {"pretrain": None} | about
 
 
 def _upsampled(table: Tensor, there: dict, here: dict, folder: str | Path) -> Tensor:

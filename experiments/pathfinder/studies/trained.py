@@ -5,17 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from experiments.common.checks import whole_number
 from experiments.common.devices import find_device
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
-from experiments.lra.training import checkpoint
 from experiments.lra.training.config import PRECISIONS, Settings
 from experiments.lra.training.device import autocast
-from experiments.lra.training.loop import CONFIG
-from experiments.lra.training.model import make_model, origin, start_from
+from experiments.lra.training.finished import load_model, run_settings
 from experiments.pathfinder.generate import Images, check_seed, make
 from experiments.pathfinder.parameters import Spec, spec
 
@@ -94,14 +91,7 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
 
 def _settings(folder: Path) -> Settings:
     """Returns the settings of a run. Raises ValueError for a folder without one on Pathfinder."""
-    path = folder / CONFIG
-    if not path.exists():
-        raise ValueError(f"run={folder}: no {CONFIG} there; give the folder of a run")
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-        settings = Settings(**{str(name): value for name, value in dict(values).items()})  # type: ignore
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not hold the settings of a run: {error}") from error
+    settings = run_settings(folder)
     name = settings.task.get("name")
     if name not in PATHFINDER or settings.pretrain:
         what = f"{name}, {settings.pretrain}" if settings.pretrain else name
@@ -122,7 +112,4 @@ def _model(folder: Path, settings: Settings, size: int) -> nn.Module:
         splits=dict.fromkeys(SPLITS, blank),
         baselines={},
     )
-    model = make_model(settings, task)
-    weights = folder / checkpoint.WEIGHTS
-    start_from(model, weights if weights.exists() else folder, origin(settings, task))
-    return model
+    return load_model(folder, settings, task)[0]

@@ -101,6 +101,8 @@ def test_the_identity_is_what_changes_the_result():
         ("micro_batch=7", "micro_batch=7 does not divide batch="),
         ("device=tpu", "device='tpu': choose from cpu, cuda"),
         ("device=cuda", "device='cuda': torch finds no GPU here"),
+        ("+sed=1", r"setting='sed': choose from .*did you mean seed"),
+        ("~seed", "the setting seed is missing"),
         ("name=a/b", "name='a/b' is part of a folder's name: use letters"),
         ("mask=loca:256", "loca.*local"),
         ("mask=local:256+", "does not read as an expression"),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+import masks
 from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
@@ -143,9 +145,26 @@ def test_what_a_run_leaves_behind(place):
     start = found[0]
     assert start["task"]["name"] == "listops" and start["config"]["mask"] == "local:16"
     assert {"device", "versions", "params", "date"} <= start.keys()
+    assert {"torch", "triton", "source", "commit"} == result["versions"].keys()
+    assert start["mask"] == result["mask"] == "local:16" and result["length"] == 64
     one = found[1]
     assert one["tokens_per_s"] > 0 and one["lr"] > 0 and one["memory_mib"] > 1
     assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(found))
+
+
+def test_a_run_records_the_mask_that_it_used(place):
+    """The default of the length, resolved, and the density at that length."""
+    changes = {"task__max_length": 512, "steps": 0, "name": "default-mask"}
+    source = settings(place, attention="sparse", **changes | {"name": "any", "steps": 1}).folder
+    train(place, attention="sparse", **changes | {"name": "any", "steps": 1})
+    result = train(place, attention="sparse", **changes | {"init_from": source})
+    mask = masks.parse(result["mask"])
+    assert mask.key == default_mask(512).key
+    assert result["density"] == pytest.approx(mask.build(512).density) and result["density"] < 1
+    start = lines(place, attention="sparse", **changes | {"init_from": source})[0]
+    assert start["mask"] == result["mask"] and start["config"]["mask"] is None
+    dense = train(place, attention="linear", name="no-mask", steps=1)
+    assert dense["mask"] is None and dense["density"] is None
 
 
 def test_a_complete_run_is_left_alone(place, capsys, monkeypatch):
@@ -282,6 +301,12 @@ def test_refusals(place):
     refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
     refuse(place, "pretrain=masked_pixels needs images", pretrain="masked_pixels", name="new")
     refuse(place, "init_from=nowhere: no checkpoint.pt", init_from="nowhere", name="new")
+    path = place / "kept.pt"
+    for content, words in ((b"junk", "cannot be read"), (None, "has no step, best, about")):
+        path.write_bytes(content) if content else checkpoint.save(path, {"model": {}})
+        # never advises to delete the folder, whatever else is in it
+        words = rf"{path} {words}.*: init_from= takes the folder of a run, or its weights; give an"
+        refuse(place, words, init_from=path, name="new")
     refuse(place, "heads", model__heads=0, name="new")
 
 
@@ -301,13 +326,20 @@ def test_other_data_in_the_same_folder(place, killed_after):
     with pytest.raises(Killed):
         train(place, name="data")
     disarm()
-    other = settings(place, name="data").cache_dir
     refuse(place, "holds a run with other settings", name="data", data_seed=1)
     path = settings(place, name="data").folder / "checkpoint.pt"
     state = checkpoint.load(path)
     checkpoint.save(path, state | {"data": "else"})
     refuse(place, "was trained on other data of listops", name="data")
-    assert other
+    state["model"]["cls"] = torch.zeros(3)
+    state["optimizer"]["exp_avg"] = state["optimizer"]["exp_avg"][:7]
+    checkpoint.save(path, state)
+    refuse(place, rf"{path} does not fit this model \(cls is \(3,\) there, missing", name="data")
+    del state["model"]["cls"]
+    checkpoint.save(path, state)
+    refuse(place, r"\(exp_avg is \(7,\) there, .*delete it to start over", name="data")
+    checkpoint.save(path, {"step": 1})
+    refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
 
 
 @pytest.mark.parametrize(

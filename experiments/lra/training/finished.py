@@ -1,0 +1,127 @@
+"""A finished run: its settings, its best weights, and their accuracy on a split of its task."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.common.checks import choose
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
+from experiments.lra.training.checkpoint import CHECKPOINT, WEIGHTS, load_weights, refuse_shapes
+from experiments.lra.training.config import CONFIG, PRECISIONS, Settings, read_settings
+from experiments.lra.training.data import DeviceSplit
+from experiments.lra.training.device import lacks_memory
+from experiments.lra.training.distributed import Group
+from experiments.lra.training.evaluate import Evaluator, objective_of
+from experiments.lra.training.model import make_model, mask_of
+
+TOKENS = 2**16  # of a batch on a CPU, if none is given
+REMEDY = "give the folder of a finished run"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The accuracy of a run's weights on a split."""
+
+    task: Task
+    examples: int
+    step: int  # of the weights
+    accuracy: float
+    loss: float
+    mask: str | None  # its text and its density at the run's length
+    density: float | None
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy, for examples drawn independently."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.examples)
+
+
+def run_settings(folder: Path) -> Settings:
+    """The settings of the run in a folder. Raises ValueError if it holds none."""
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"run={folder}: no {CONFIG} there; {REMEDY}")
+    return read_settings(folder / CONFIG)
+
+
+def load_model(folder: Path, settings: Settings, task: Task) -> tuple[nn.Module, int]:
+    """The model of a run with its best weights, on the CPU, and their step.
+
+    Raises:
+        ValueError: there are no weights, the file is damaged, or its shapes do not fit the model.
+    """
+    found = [path for name in (WEIGHTS, CHECKPOINT) if (path := folder / name).exists()]
+    if not found:
+        raise ValueError(f"run={folder}: no {WEIGHTS} there; {REMEDY}")
+    weights, step, _ = load_weights(found[0], REMEDY)
+    model = make_model(settings, task)
+    refuse_shapes(found[0], weights, model.state_dict(), f"{CONFIG} is of another model; {REMEDY}")
+    model.load_state_dict(weights)
+    return model, step
+
+
+def evaluate_run(
+    folder: Path,
+    settings: Settings,
+    device: torch.device,
+    *,
+    split: str = "test",
+    examples: int | None = None,
+    batch: int | None = None,
+) -> Accuracy:
+    """The accuracy of the best weights of a run.
+
+    Args:
+        settings: of the run (`run_settings`), or with another task or other folders of data.
+        examples: how many are drawn from the split; None: all of them.
+        batch: examples at a time; None: as in the run, and fewer on a CPU.
+
+    Raises:
+        ValueError: data or weights are missing or broken, or a batch needs too much memory.
+    """
+    choose("split", split, SPLITS)
+    task = load_task(**_data(settings, split, examples))
+    model, step = load_model(folder, settings, task)
+    mask, density = mask_of(model, settings)
+    on_gpu = device.type == "cuda"
+    if batch is None:
+        batch = settings.eval_batch or settings.micro_batch or settings.batch
+        batch = batch if on_gpu else max(1, min(batch, TOKENS // task.length))
+    evaluator = Evaluator(
+        model.to(device),
+        DeviceSplit(task.splits[split], device),
+        objective_of(settings),
+        Group(0, 1, device),
+        batch=batch,
+        dtype=PRECISIONS[settings.precision] if on_gpu else torch.float32,
+        examples=examples,
+    )
+    try:
+        means = evaluator(f"{task.name}, {evaluator.batches} batches")
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise ValueError(f"batch={batch} needs too much memory: give a smaller one") from error
+    return Accuracy(task, evaluator.examples, step, means["accuracy"], means["loss"], mask, density)
+
+
+def with_data(settings: Settings, **changes: Any) -> Settings:
+    """Settings with other data: `data_dir`, `cache_dir`, or `generate` of the task."""
+    generate = changes.pop("generate", None)
+    task = settings.task | ({} if generate is None else {"generate": generate})
+    return replace(settings, task=task, **{k: v for k, v in changes.items() if v is not None})
+
+
+def _data(settings: Settings, split: str, examples: int | None) -> dict[str, Any]:
+    """The arguments of `load_task`. Of generated images only those of one split are made."""
+    task = dict(settings.task)
+    if task["name"] in PATHFINDER and task.get("generate"):
+        sizes: dict[str, int] = dict(zip(SPLITS, task["examples"], strict=True))
+        count = min(sizes[split], examples or sizes[split])
+        task["examples"] = [count if name == split else 1 for name in SPLITS]
+    places = {"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}
+    return task | places | {"seed": settings.data_seed}
