@@ -126,9 +126,9 @@ def speed(mask: Mask, found: Stats, heads: int | None) -> list[str]:
         (found.column_load, rows, "key block", "backward"),
     ):
         if load.imbalance > MUCH_IMBALANCE:
-            dense = " Fewer global tokens spread the work." if load.most == others else ""
+            dense = " Fewer global tokens spread the work." if load.max == others else ""
             said.append(
-                f"The busiest {line} has {load.most} non-empty blocks, {number(load.imbalance)} "
+                f"The busiest {line} has {load.max} non-empty blocks, {number(load.imbalance)} "
                 f"times the mean: where there is little other work, the {way} pass waits for "
                 f"it.{dense}"
             )

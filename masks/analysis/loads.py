@@ -10,16 +10,16 @@ from masks.runs import Bools, Grid, Ints, expand
 
 
 class Load(NamedTuple):
-    """Non-empty blocks of a line: of a query block (forward) or a key block (backward)."""
+    """Non-empty blocks of a query block (forward) or of a key block (backward)."""
 
-    least: int
+    min: int
     mean: float
-    most: int
+    max: int
 
     @property
     def imbalance(self) -> float:
-        """The busiest line over the mean; 0 where nothing is allowed."""
-        return self.most / self.mean if self.mean else 0.0
+        """max / mean; 0 where nothing is allowed."""
+        return self.max / self.mean if self.mean else 0.0
 
     @classmethod
     def of(cls, counts: NDArray) -> "Load":

@@ -89,7 +89,7 @@ class Stats:
     def regular(self) -> tuple[bool, bool]:
         """Whether all query blocks have the same load, and all key blocks."""
         rows, columns = self.row_load, self.column_load
-        return rows.least == rows.most, columns.least == columns.most
+        return rows.min == rows.max, columns.min == columns.max
 
     @property
     def bandwidth(self) -> int | None:
@@ -204,8 +204,7 @@ def _components(label, rows: int, self_attention: bool) -> int:
 
 def _load(load: Load) -> str:
     return (
-        f"{load.least} to {load.most}, mean {number(load.mean)} "
-        f"(imbalance {number(load.imbalance)})"
+        f"{load.min} to {load.max}, mean {number(load.mean)} (imbalance {number(load.imbalance)})"
     )
 
 
