@@ -8,7 +8,6 @@ of the builder.
 
 import importlib
 import json
-import math
 import os
 import sys
 import time
@@ -16,9 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import masks
+from experiments.bench.named_masks import formula, make
+
 MIB = 2**20
-MEAN_DOCUMENT = 2000  # tokens
-KERNEL = 17  # of the neighbourhood, on a square image
 
 
 def main(case: dict[str, Any]) -> dict[str, Any]:
@@ -58,30 +60,6 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def make(name: str, n: int) -> Any:
-    """The mask of a name, for n tokens: those below, or any text that `masks.parse` reads."""
-    import masks
-
-    if name == "documents & causal":
-        return masks.documents(documents(n)) & masks.causal()
-    if name == "neighborhood":
-        side = math.isqrt(n)
-        if side * side != n:
-            raise ValueError(f"{n} tokens are no square image: give a square number, as 16384")
-        return masks.neighborhood((side, side), KERNEL)
-    return masks.parse(name)
-
-
-def documents(n: int) -> list[int]:
-    """Lengths of documents, exponentially distributed, that n tokens are packed with."""
-    import numpy as np
-
-    drawn = np.random.default_rng(0).exponential(MEAN_DOCUMENT, n // 100 + 100)
-    ends = np.minimum(np.cumsum(1 + drawn.astype(np.int64)), n)
-    ends = ends[: np.searchsorted(ends, n) + 1]
-    return np.diff(ends, prepend=0).tolist()
-
-
 def own(case: dict[str, Any]):
     """masks: expression -> BlockMask, without the cache."""
     return builder(case, make(case["mask"], case["seq_len"]))
@@ -89,10 +67,6 @@ def own(case: dict[str, Any]):
 
 def where(case: dict[str, Any]):
     """masks.where: the formula of the mask -> BlockMask, without the cache."""
-    import numpy as np
-
-    import masks
-
     rule = formula(case["mask"], case["seq_len"], masks.table, np.clip)
     return builder(case, masks.where(rule))
 
@@ -176,47 +150,6 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "flex_compiled": flex_compiled,
     "schedule": schedule,
 }
-
-
-def structured(q: Any, k: Any) -> Any:
-    """local:256+butterfly:128+global:64"""
-    strides = (q // 128) ^ (k // 128)
-    return (abs(q - k) <= 256) | (strides & (strides - 1) == 0) | (q < 64) | (k < 64)
-
-
-FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
-    "causal": lambda q, k: q >= k,
-    "local:256": lambda q, k: abs(q - k) <= 256,
-    "dilated:2048:4": lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0),
-    "local:256+butterfly:128+global:64": structured,
-    "(local:256+butterfly:128+global:64)*causal": lambda q, k: structured(q, k) & (q >= k),
-}
-
-
-def formula(
-    name: str, n: int, table: Callable[[Any], Any], clip: Callable[[Any, int, int], Any]
-) -> Callable[[Any, Any], Any]:
-    """Whether query q sees key k, in operators that arrays, tensors and `masks.where` all have.
-
-    `table` makes data that q and k can index. ValueError where nobody has written a formula.
-    """
-    import numpy as np
-
-    if name in FORMULAS:
-        return FORMULAS[name]
-    if name == "documents & causal":
-        lengths = documents(n)
-        number = table(np.repeat(np.arange(len(lengths)), lengths))
-        return lambda q, k: (number[q] == number[k]) & (q >= k)
-    if name == "neighborhood":
-        side = math.isqrt(n)
-
-        def near(q: Any, k: Any) -> Any:
-            start = clip(q - KERNEL // 2, 0, side - KERNEL)
-            return (k >= start) & (k < start + KERNEL)
-
-        return lambda q, k: near(q // side, k // side) & near(q % side, k % side)
-    raise ValueError(f"no formula for {name}: its blocks are drawn or given, not computed")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,16 @@
-"""Hardware counters of one call beside what it must cost (sparseflash.cost). Needs a GPU and ncu.
+"""Hardware counters of one call, by Nsight Compute, which runs this file as its child."""
 
-    python -m experiments.bench.counters --provider hopper --mask random:0.125
-    python -m experiments.bench.counters --mask dense --direction backward --head-dim 64 --heads 32
-
-Every kernel of the call is replayed by Nsight Compute with cold caches and free clocks, so the
-times are near those of experiments.speed but not the same.
-"""
-
-import argparse
 import csv
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
 
 from experiments.bench.cases import Case
-from experiments.bench.grids import make_grid
 from experiments.bench.measure import Bench, Measurement
-from experiments.bench.providers import DIRECTIONS
-from experiments.common.devices import device_name
 from experiments.common.provenance import ROOT
 from experiments.common.text_table import aligned
 from sparseflash.cost import CEILINGS, cost, ideal
@@ -37,7 +25,7 @@ Kernels = list[tuple[str, dict[str, float]]]  # name, and value by metric, in th
 
 
 def ncu() -> str:
-    """The path of Nsight Compute. ValueError, with the remedy, where there is none."""
+    """The path of Nsight Compute. Raises ValueError, with the remedy, if there is none."""
     found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
     if not found:
         raise ValueError("no ncu on the PATH: install Nsight Compute, a part of the CUDA toolkit")
@@ -53,14 +41,14 @@ def metrics(program: str) -> list[str]:
 
 
 def profile(case: Case, provider: str, direction: str) -> Kernels:
-    """The counters of every kernel of one call. ValueError where ncu does not run."""
+    """The counters of every kernel of one call. Raises ValueError if ncu does not run."""
     if not torch.cuda.is_available():
         raise ValueError("counters need a CUDA device")
     program = ncu()
     child = json.dumps({"case": asdict(case), "provider": provider, "direction": direction})
     options = "--clock-control none --profile-from-start off --csv --print-units base".split()
     command = [program, *options, "--metrics", ",".join(metrics(program))]
-    command += [sys.executable, "-m", "experiments.bench.counters", "--child", child]
+    command += [sys.executable, "-m", "experiments.bench.counters", child]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     kernels = parse(done.stdout)
     if done.returncode or not kernels:
@@ -117,29 +105,5 @@ def child(task: dict) -> None:
     torch.cuda.profiler.stop()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--provider", default="hopper")
-    parser.add_argument("--mask", default="dense")
-    parser.add_argument("--direction", default="forward", choices=DIRECTIONS)
-    for name in ("batch", "heads", "kv-heads", "seq-len", "head-dim", "v-dim", "block-size"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--dtype")
-    parser.add_argument("--layout")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = vars(parser.parse_args(arguments))
-    task = options.pop("child")
-    if task is not None:
-        return child(json.loads(task))
-    provider, direction = options.pop("provider"), options.pop("direction")
-    try:
-        case = make_grid("cuda", **options).cases()[0]
-        kernels = profile(case, provider, direction)
-    except ValueError as refusal:
-        raise SystemExit(f"error: {refusal}") from None
-    print(f"{provider} {direction} {case}")
-    print(report(kernels, case, direction, device_name("cuda")))
-
-
 if __name__ == "__main__":
-    main()
+    child(json.loads(sys.argv[1]))

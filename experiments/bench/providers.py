@@ -22,6 +22,7 @@ import sparseflash
 from experiments.bench import fa4
 from experiments.bench.cases import DENSE, Case
 from experiments.common.checks import choose
+from experiments.common.devices import free_memory
 from masks import interop
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,7 +60,7 @@ class SparseFlash:
             return None
         # Scores, probabilities and what autograd keeps of them, in float64.
         need = 6 * 8 * case.batch * case.heads * case.n_q * case.n_k
-        free = _free_memory(device)
+        free = free_memory(device)
         if need > free:
             return f"dense float64 takes about {need / 2**30:.0f} GiB of {free / 2**30:.0f} free"
         return None
@@ -173,9 +174,3 @@ def find(name: str) -> Provider:
 
 def _compilers() -> list[str]:
     return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,5 +1,6 @@
 """The device that a program runs on."""
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,13 @@ def device_name(device: str | torch.device) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_name()} ({torch.get_num_threads()} threads)"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @cache

@@ -5,6 +5,7 @@ import torch
 
 from experiments import select
 from experiments.bench.rows import SelectRow
+from experiments.bench.selectors import STEPS, parse
 from experiments.common.records import read
 
 CONFIG = {
@@ -28,7 +29,7 @@ def test_rows_of_every_kind(tmp_path, capsys):
     rows = select.measure_all(CONFIG | {"csv": str(path)}, "command")
     kinds = {row.mask.split("(")[0] for row in rows}
     assert kinds == {"top_k", "mass", "antidiagonal", "gate", "moba", "nsa"}
-    assert [row.step for row in rows[:5]] == list(select.STEPS)
+    assert [row.step for row in rows[:5]] == list(STEPS)
     assert all(row.ms_graph is None and row.graph_share is None for row in rows)
     assert all(row.ms_median > 0 and 0 < row.density <= 1 for row in rows)
     chosen = CONFIG | {"csv": str(path), "selectors": ["moba(128, 1)"]}
@@ -37,6 +38,7 @@ def test_rows_of_every_kind(tmp_path, capsys):
     assert "moba(128, 1)" in capsys.readouterr().out
 
 
-def test_text_that_is_no_selector():
-    with pytest.raises(ValueError, match="is no selector"):
-        select.parse("causal()")
+@pytest.mark.parametrize("text", ["causal()", "top_k(", "nothing(3)", "top_k(-1)"])
+def test_text_that_is_no_selector(text):
+    with pytest.raises(ValueError, match=r"is no selector.*give a call of sparseflash\.select"):
+        parse(text)

@@ -41,8 +41,8 @@ def test_without_ncu_or_a_gpu_it_says_so(monkeypatch):
     with pytest.raises(ValueError, match="no ncu on the PATH: install Nsight Compute"):
         counters.ncu()
     monkeypatch.setattr(counters.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="error: counters need a CUDA device"):
-        counters.main(["--mask", "dense"])
+    with pytest.raises(ValueError, match="counters need a CUDA device"):
+        counters.profile(CASE, "hopper", "forward")
 
 
 def test_the_metrics_are_those_of_the_chip(tmp_path):

@@ -1,0 +1,163 @@
+"""The cost of selecting blocks at run time, step by step, beside the attention that it saves."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+import masks
+import sparseflash
+from experiments.bench.rows import SelectRow
+from experiments.bench.timing import measure
+from experiments.common.records import OK
+from sparseflash import select
+from sparseflash.schedule import Schedule
+from sparseflash.select.schedule import schedule_from_selection
+
+STEPS = ("selection", "schedule", "forward", "backward", "chain")
+
+
+def default_selectors(density: float, seq_len: int, heads: int, kv_heads: int, head_dim: int):
+    """One of each kind, with about this share of the key blocks where the kind has such a knob."""
+    causal, share = masks.causal(), float(density)
+    chunk = max(128, seq_len // 64 // 128 * 128)
+    gate = select.Gate(heads, head_dim, kv_heads, block_size=128)
+    return [
+        select.top_k(share),
+        select.top_k(share, "max"),
+        select.top_k(share, "bound"),
+        select.top_k(share, within=causal, always=masks.local(0)),
+        select.mass(0.9, max_blocks=max(1, round(density * seq_len / 128))),
+        select.antidiagonal(16, 0.9, max_blocks=max(1, round(density * seq_len / 128))),
+        select.antidiagonal(64, 0.9, max_blocks=max(1, round(density * seq_len / 128))),
+        select.gate(gate, share),
+        select.moba(chunk, max(1, round(density * seq_len / chunk)), union=True),
+        select.nsa(max(1, round(density * seq_len / 64)), union=True),
+    ]
+
+
+def parse(text: str) -> select.Selector:
+    """The selector of a call such as `top_k(0.1, within=causal())`; the text is run as Python.
+
+    Raises ValueError if the text is no such call.
+    """
+    try:
+        found = eval(text, {"__builtins__": {}}, vars(masks) | vars(select))
+    except Exception as error:
+        found = error
+    if not isinstance(found, select.Selector):
+        why = f" ({found})" if isinstance(found, Exception) else ""
+        raise ValueError(
+            f"selectors: {text!r} is no selector{why}; "
+            "give a call of sparseflash.select, such as top_k(0.1)"
+        )
+    return found
+
+
+def steps(
+    selector: select.Selector, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[select.Selection, dict[str, Callable[[], object]]]:
+    """A selection, and what is timed."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1], q.device)
+    selection = selector(q, k)
+
+    def schedule() -> Schedule:
+        return schedule_from_selection(selection, *extents)
+
+    def attend(mask: Schedule | select.Selection) -> Tensor:
+        out = sparseflash.attention(q, k, v, mask)
+        assert isinstance(out, Tensor)
+        return out
+
+    made = schedule()
+    out, dout = attend(made), torch.randn_like(q)
+    backward = lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)  # noqa: E731
+    calls = {
+        "selection": lambda: selector(q, k),
+        "schedule": schedule,
+        "forward": torch.no_grad()(lambda: attend(made)),
+        "backward": backward,
+        "chain": torch.no_grad()(lambda: attend(selector(q, k))),
+    }
+    return selection, calls
+
+
+def run(
+    selector: select.Selector, qkv: tuple[Tensor, ...], dtype: str, seconds: float, command: str
+) -> list[SelectRow]:
+    """The rows of one selector."""
+    q, k, v = qkv
+    selection, calls = steps(selector, q, k, v)
+    times = {step: measure(calls[step], q.device, seconds) for step in STEPS}
+    medians = {step: times[step].median for step in STEPS}
+    in_graph = {
+        step: graph_ms(calls[step], q.device, seconds) for step in STEPS if step != "backward"
+    }
+    return [
+        SelectRow(
+            mask=str(selector),
+            status=OK,
+            step=step,
+            batch=q.shape[0],
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            n_q=q.shape[2],
+            n_k=k.shape[2],
+            head_dim=q.shape[3],
+            dtype=dtype,
+            block_q=selection.block_size[0],
+            block_k=selection.block_size[1],
+            density=selection.density().item(),
+            partial=(selection.codes >= 0).float().mean().item(),
+            ms_median=times[step].median,
+            ms_p20=times[step].p20,
+            ms_p80=times[step].p80,
+            share=share(medians) if step == "chain" else None,
+            ms_graph=in_graph.get(step),
+            graph_share=share(in_graph) if step == "chain" else None,
+            **SelectRow.origin(str(q.device), command),
+        )
+        for step in STEPS
+    ]
+
+
+def share(ms: Mapping[str, float | None]) -> float | None:
+    """(selection + schedule) / forward; None where one of them is."""
+    selection, schedule, forward = (ms[step] for step in ("selection", "schedule", "forward"))
+    if selection is None or schedule is None or forward is None:
+        return None
+    return (selection + schedule) / forward
+
+
+def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -> float | None:
+    """Median time of the call as a CUDA graph; None on a CPU, or for one that waits for the GPU."""
+    if device.type != "cuda":
+        return None
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream(device).wait_stream(side)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        call()
+    except RuntimeError:
+        return None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return measure(graph.replay, device, seconds).median
+
+
+def describe(rows: list[SelectRow]) -> str:
+    """One line for a selector."""
+    last = rows[-1]
+    eager = "  ".join(f"{row.step} {row.ms_median:.3f}" for row in rows)
+    text = f"{last.mask:58} density {last.density:.3f}  ms: {eager}  share {last.share:.3f}"
+    graph = "  ".join(f"{row.step} {row.ms_graph:.3f}" for row in rows if row.ms_graph)
+    if graph:
+        text += f"\n    in a graph: {graph}"
+    return text if last.graph_share is None else f"{text}  share {last.graph_share:.3f}"

@@ -1,0 +1,173 @@
+"""Candidate tiles of the Triton kernels, compiled, checked and timed on this GPU."""
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+import masks
+from experiments.bench import timing
+from experiments.bench.rows import TileRow
+from experiments.common.records import OK
+from sparseflash.backends import triton as backend
+from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.kernels import configs
+from sparseflash.kernels.configs import Tiles
+from sparseflash.problem import Options, describe
+from sparseflash.schedule import schedule_for
+from sparseflash.testing import relative_error
+
+# head dim -> batch, heads, length
+SHAPES = {32: (8, 16, 16384), 64: (2, 32, 16384), 128: (2, 16, 16384), 256: (2, 8, 16384)}
+MASKS = {
+    "": (None, masks.random_blocks(1.0), masks.random_blocks(0.25)),
+    "short": tuple(masks.random_blocks(density) for density in (0.125, 0.0625, 0.03125)),
+    "partial": (masks.sliding(256), masks.sliding(2048), masks.causal()),
+}
+LIMIT = 1e-2  # of the relative error
+PRODUCTS = {"forward": 2, "backward_kv": 4, "backward_q": 3}  # matrix products over a block
+
+
+def candidates(kernel: str, head_dim: int) -> list[Tiles]:
+    """Tiles worth a try: those whose accumulators and scores fit into the registers."""
+    kind = kernel.split()[0]
+    shapes: list[tuple] = []
+    if kind == "forward":
+        shapes = [
+            (64, 128, 4, 1, 128), (64, 128, 4, 1, 168), (64, 128, 4, 2),
+            (64, 64, 4, 1, 128), (64, 64, 4, 2), (128, 64, 8, 1, 128),
+            (128, 64, 8, 2, 128), (128, 64, 8, 2),
+            (128, 128, 8, 2, 128), (64, 64, 4, 1, 168),
+        ]  # fmt: skip
+    elif kind == "backward_kv":
+        shapes = [
+            (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 2), (64, 64, 4, 3),
+            (64, 128, 8, 2), (32, 128, 8, 3), (128, 64, 4, 2), (32, 64, 4, 2),
+            (32, 64, 4, 1, 168),
+        ]  # fmt: skip
+    elif kind == "backward_q":
+        shapes = [
+            (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 1, 128), (64, 64, 4, 2),
+            (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 1),
+            (64, 128, 4, 1, 168), (64, 32, 4, 2),
+        ]  # fmt: skip
+    if head_dim == 256:
+        shapes = [
+            (64, 64, 8, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 64, 8, 1), (32, 32, 4, 1),
+            (16, 64, 8, 2), (16, 64, 8, 1), (128, 64, 8, 2), (128, 64, 8, 1), (64, 64, 4, 1),
+            (32, 32, 8, 1), (64, 32, 8, 2),
+        ]  # fmt: skip
+    return [Tiles(*shape) for shape in shapes]
+
+
+def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
+    """q, k, v and dout of the measured shape, bfloat16."""
+    batch, heads, n = SHAPES[head_dim]
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (batch, heads, length or n, head_dim)
+    return [
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+        for _ in range(4)
+    ]
+
+
+def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
+    """A callable that launches one kernel with the tiles that the table holds at that moment."""
+    q, k, v, dout = tensors
+    batch, heads, n, head_dim = q.shape
+    schedule = None if mask is None else schedule_for(mask, n, n, batch, heads, q.device)
+    options = Options(head_dim**-0.5, 0.0, False, "triton")
+    problem = describe(q, k, v, None if mask is None else mask.key, options, True)
+    walk, forward = Walk(schedule, ()), backend.plan_forward(problem, schedule)
+    if kernel.startswith("forward"):
+        return lambda: forward(q, k, v, None, walk)
+    saved = Saved(q, k, v, *forward(q, k, v, None, walk), None)
+    backward = backend.plan_backward(problem, schedule)
+    delta, lse2 = backward.rows(dout, None, saved)
+    one_pass = backward.keys if kernel.startswith("backward_kv") else backward.queries
+    return lambda: one_pass(dout, delta, lse2, saved, walk)
+
+
+def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
+    return MASKS[kernel.partition(" ")[2]]
+
+
+def set_tiles(kernel: str, head_dim: int, tiles: Tiles) -> None:
+    configs.HOPPER[kernel, head_dim] = tiles
+
+
+def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
+    """Fill the compile cache with a candidate, and report why it cannot run."""
+    try:
+        set_tiles(kernel, head_dim, tiles)
+        for mask in cases(kernel)[:2]:
+            runner(kernel, inputs(head_dim, 1024), mask)()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    return None
+
+
+def measure(
+    kernel: str,
+    head_dim: int,
+    tiles: Tiles,
+    mask: masks.Mask | None,
+    tensors: list[torch.Tensor],
+    command: str,
+) -> TileRow:
+    """The time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
+    set_tiles(kernel, head_dim, tiles)
+    times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
+    batch, heads, n, _ = tensors[0].shape
+    density = 1.0 if mask is None else mask.build(n).density
+    flops = 2.0 * PRODUCTS[kernel.split()[0]] * batch * heads * n * n * head_dim * density
+    return TileRow(
+        kernel=kernel,
+        head_dim=head_dim,
+        **tiles._asdict(),
+        mask="dense" if mask is None else str(mask),
+        density=density,
+        status=OK,
+        ms_median=times.median,
+        ms_p20=times.p20,
+        ms_p80=times.p80,
+        tflops=flops / times.median / 1e9,
+        **TileRow.origin("cuda", command),
+    )
+
+
+def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
+    """Largest relative error of a candidate against what the table held before."""
+    set_tiles(kernel, head_dim, tiles)
+    got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
+    got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
+    return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | None]:
+    """Compiles the candidates of (kernel, head dim) in several processes: why each cannot run."""
+    jobs = [(*pair, tiles) for pair in pairs for tiles in candidates(*pair)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return dict(zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True))
+
+
+def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None], command: str) -> Iterator[
+    list[TileRow]
+]:  # fmt: skip
+    """The rows of each candidate that runs and agrees with the table's tiles; prints the others."""
+    tensors = inputs(head_dim)
+    expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
+    for tiles in candidates(kernel, head_dim):
+        reason = reasons[kernel, head_dim, tiles]
+        error = float("inf") if reason else wrong(kernel, head_dim, tiles, expected)
+        if reason or error > LIMIT:
+            reason = reason or f"wrong, error {error}"
+            print(f"{kernel} {head_dim} {tuple(tiles)}: {reason}", flush=True)
+            continue
+        rows = [measure(kernel, head_dim, tiles, mask, tensors, command) for mask in cases(kernel)]
+        rates = " ".join(f"{row.tflops:6.0f}" for row in rows)
+        print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {rates}", flush=True)
+        yield rows

@@ -1,0 +1,30 @@
+"""Masks by name, and their formulas."""
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from experiments.bench import named_masks
+
+
+def test_documents():
+    lengths = named_masks.documents(1 << 20)
+    assert sum(lengths) == 1 << 20 and min(lengths) > 0
+    assert np.mean(lengths) == pytest.approx(2000, rel=0.1)
+    assert named_masks.documents(1) == [1]
+
+
+@pytest.mark.parametrize("name", [*named_masks.FORMULAS, "documents & causal", "neighborhood"])
+def test_formulas(name: str):
+    """The same of arrays, of tensors, and of masks.where."""
+    n = 400
+    q, k = np.arange(n)[:, None], np.arange(n)[None, :]
+    allowed = named_masks.formula(name, n, np.asarray, np.clip)(q, k)
+    rule = named_masks.formula(name, n, torch.tensor, torch.clamp)
+    assert np.array_equal(rule(torch.tensor(q), torch.tensor(k)).numpy(), allowed)
+    for mask in (
+        named_masks.make(name, n),
+        masks.where(named_masks.formula(name, n, masks.table, np.clip)),
+    ):
+        assert np.array_equal(mask.build(n).to_dense()[0, 0], allowed)
