@@ -33,7 +33,6 @@ AnyMask = Mask | BlockMask | Selection | np.ndarray | Tensor | None
 BLOCK = 128  # tokens to a scale, and to a side of a kernel tile
 LARGEST = 448.0  # of e4m3
 _SHIFT = 8  # P is multiplied by 2 ** 8, the largest power of two that keeps 1 in the range of e4m3
-_LOG2E = 1.4426950408889634
 
 
 class Quantized(NamedTuple):
@@ -229,6 +228,7 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from sparseflash.kernels.hopper.forward_fp8 import attention_forward_fp8
+    from sparseflash.kernels.softmax import scale_log2
     from sparseflash.kernels.tl.merge_parts import merge_parts
 
     q, k, v = inputs[:3]
@@ -261,7 +261,7 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
             inputs.q_scale, inputs.k_table, inputs.out_scale,
             lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.batch, lists.heads, lists.n_parts,
-            n_q, heads, heads // kv_heads, batch * heads, dim_v, scale * _LOG2E,
+            n_q, heads, heads // kv_heads, batch * heads, dim_v, scale_log2(scale),
             STAGES=stages, PARTIAL=lists.partial, SPLIT=split,
             num_warps=4, maxnreg=168,
         )  # fmt: skip

@@ -22,7 +22,6 @@ from sparseflash.tiles.tile_spec import Side
 
 name = "triton"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LOG2E = 1.4426950408889634
 
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:
@@ -82,7 +81,7 @@ class Forward:
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
-                cut.scale * _LOG2E, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+                cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
             )  # fmt: skip
             return (n_tiles * batch * heads,), args, cut.options(k_desc)
 
@@ -100,41 +99,42 @@ class Backward:
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.tl import backward
+        from sparseflash.kernels.tl.backward_prepare import backward_prepare
 
         self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
-        self.launch_rows = Launch(backward.backward_prepare, static=True)
+        self.launch_rows = Launch(backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=self.kv.static)
         self.launch_q = Launch(backward.backward_q, static=self.q.static)
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor, Tensor]:
-        delta, lse2 = self.rows(dout, dlse, saved)
-        dk, dv = self.keys(dout, delta, lse2, saved, walk)
-        return self.queries(dout, delta, lse2, saved, walk), dk, dv
+        delta, lse_log2 = self.rows(dout, dlse, saved)
+        dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
+        return self.queries(dout, delta, lse_log2, saved, walk), dk, dv
 
     def rows(self, dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor]:
         """delta = rowsum(out * dout) - dlse, and the LSE in base 2, inf for empty rows."""
         out, lse = saved.out, saved.lse
         batch, heads, n_q, head_dim = out.shape
-        delta, lse2 = torch.empty_like(lse), torch.empty_like(lse)
+        delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
         def arguments():
             n_tiles = _cdiv(n_q, 64)
             args = (
-                out, dout, lse, dlse, delta, lse2, *_strides(out, dout), *dlse_strides,
+                out, dout, lse, dlse, delta, lse_log2, *_strides(out, dout), *dlse_strides,
                 n_q, n_tiles, heads,
             )  # fmt: skip
             shape = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64}
             return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
 
         layout = out.stride(), dout.stride(), dlse is not None and (dlse_strides, dlse.dtype)
-        self.launch_rows((out, dout, lse, dlse, delta, lse2), arguments, layout=layout)
-        return delta, lse2
+        self.launch_rows((out, dout, lse, dlse, delta, lse_log2), arguments, layout=layout)
+        return delta, lse_log2
 
     def keys(
-        self, dout: Tensor, delta: Tensor, lse2: Tensor, saved: Saved, walk: Walk
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
         cut, (q, k, v, *_, seed) = self.kv, saved
@@ -145,18 +145,18 @@ class Backward:
             n_tiles = _cdiv(k.shape[2], cut.tiles.block_n)
             q_desc, dout_desc = _descriptors((q, dout), cut.tiles.block_m, cut.shape)
             args = (
-                q, k, v, dout, q_desc, dout_desc, dk, dv, lse2, delta, *lists,
-                *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale * _LOG2E,
+                q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
+                *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=False),
             )  # fmt: skip
             return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
 
-        tensors = (q, k, v, dout, dk, dv, lse2, delta, seed)
+        tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed)
         self.launch_kv(tensors, arguments, lists, dout.stride())
         return dk, dv
 
     def queries(
-        self, dout: Tensor, delta: Tensor, lse2: Tensor, saved: Saved, walk: Walk
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
         """dq, by query tiles over the rows of the mask."""
         cut, (q, k, v, *_, seed) = self.q, saved
@@ -167,13 +167,13 @@ class Backward:
             n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
-                q, k, v, dout, k_desc, v_desc, dq, lse2, delta, *lists,
-                *_strides(q, k, v, dout, dq), cut.scale, cut.scale * _LOG2E,
+                q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
+                *_strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
             )  # fmt: skip
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
 
-        tensors = (q, k, v, dout, dq, lse2, delta, seed)
+        tensors = (q, k, v, dout, dq, lse_log2, delta, seed)
         self.launch_q(tensors, arguments, lists, dout.stride())
         return dq
 
@@ -182,10 +182,13 @@ class Cut:
     """How one kernel is cut for a problem: its tiles and the arguments that follow from them."""
 
     def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
+        from sparseflash.kernels.softmax import scale_log2
+
         facts = schedule.facts if schedule is not None else None
         self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic
         self.scale, self.dropout_p = problem.options.scale, problem.options.dropout_p
+        self.scale_log2 = scale_log2(self.scale)
         head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
         if facts is None:
             block_q = block_k = 256

@@ -77,9 +77,9 @@ class Backward:
         if not fits_tma(dout):
             dout = empty_like(dout).copy_(dout)
         q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
-        start, delta = torch.empty(2, *self.buffer, **float32).unbind()
+        score_start, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
-        call = Call(q, saved.k, saved.v, dout, start, delta, saved.seed)
+        call = Call(q, saved.k, saved.v, dout, score_start, neg_delta, saved.seed)
         self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)

@@ -16,19 +16,19 @@ from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 
-_LOG2E = 1.4426950408889634
-
 
 class Forward:
     """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.hopper.forward import attention_forward
+        from sparseflash.kernels.softmax import scale_log2
         from sparseflash.kernels.tl.merge_parts import merge_parts
 
         facts = None if schedule is None else schedule.facts
         static = schedule is None or not schedule.dynamic
-        self.scale, self.dropout_p = problem.options.scale, problem.options.dropout_p
+        self.scale_log2 = scale_log2(problem.options.scale)
+        self.dropout_p = problem.options.dropout_p
         self.tiles = forward_tiles_for(problem, facts)
         sms = multiprocessors(problem.device)
         self.programs = sms * self.tiles.programs
@@ -62,13 +62,13 @@ class Forward:
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
-            self.scale * _LOG2E, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
+            self.scale_log2, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
         )  # fmt: skip
         options = {
-            "MINOR": tiles.minor, "CONSUMERS": tiles.consumers, "KS": tiles.k_stages,
-            "VS": tiles.v_stages, "D": tiles.width, "DV": tiles.width_v, "PARTIAL": lists.partial,
-            "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
-            "PAIRS": tiles.pairs, **_registers(tiles),
+            "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "K_STAGES": tiles.k_stages,
+            "V_STAGES": tiles.v_stages, "BLOCK_D": tiles.width, "BLOCK_DV": tiles.width_v,
+            "PARTIAL": lists.partial, "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0,
+            "DRAIN": tiles.drain, "PAIRS": tiles.pairs, **_registers(tiles),
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
@@ -120,4 +120,4 @@ def merge_arguments(
         part_out, part_lse, lists.merge, out, lse, n_split, lists.n_parts,
         lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
     )  # fmt: skip
-    return grid, args, {"ROWS": lists.major, "DIM": part_out.shape[-1], "BLOCK": rows}
+    return grid, args, {"BLOCK_M": lists.major, "BLOCK_DV": part_out.shape[-1], "ROWS": rows}

@@ -14,8 +14,6 @@ from sparseflash.kernels.launch import Launch
 from sparseflash.problem import Problem
 from sparseflash.tiles.tile_lists import TileLists
 
-_LOG2E = 1.4426950408889634
-
 
 class Call(NamedTuple):
     """The tensors that all kernels of one backward take."""
@@ -24,22 +22,23 @@ class Call(NamedTuple):
     k: Tensor
     v: Tensor
     dout: Tensor
-    start: Tensor  # float32 (B, H, n_pad)  -lse / scale, where the sums of the scores begin
-    delta: Tensor  # float32 (B, H, n_pad)  dlse - rowsum(out * dout), where those of dP begin
+    score_start: Tensor  # float32 (B, H, n_pad)  -lse / scale, where the sums of S begin
+    neg_delta: Tensor  # float32 (B, H, n_pad)  -delta, where the sums of dP begin
     seed: Tensor | None
 
     @property
     def n_pad(self) -> int:
-        return self.start.shape[2]
+        return self.score_start.shape[2]
 
 
 class Prepare:
-    """`start` and `delta` of every query; clears the float32 sums of dq."""
+    """`score_start` and `neg_delta` of every query; clears the float32 sums of dq."""
 
     def __init__(self, scale: float):
-        from sparseflash.kernels.hopper.backward_prepare import backward_prepare
+        from sparseflash.kernels.softmax import start_scale
+        from sparseflash.kernels.tl.backward_prepare import backward_start
 
-        self.scale, self.launch = scale, Launch(backward_prepare, static=True)
+        self.start_scale, self.launch = start_scale(scale), Launch(backward_start, static=True)
 
     def __call__(
         self, call: Call, dlse: Tensor | None, saved: Saved, dq_sum: Tensor | None
@@ -50,20 +49,20 @@ class Prepare:
 
         def arguments():
             args = (
-                out, call.dout, lse, dlse, call.delta, call.start, dq_sum,
+                out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum,
                 *out.stride()[:3], *call.dout.stride()[:3], *dlse_strides,
-                n_q, call.n_pad, heads, 1.0 / self.scale,
+                n_q, call.n_pad, heads, self.start_scale,
             )  # fmt: skip
             options = {
-                "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "DQ_D": padded(call.q.shape[-1]),
-                "BLOCK_M": 64, "LSE_GRAD": dlse is not None, "CLEAR": dq_sum is not None,
-                "num_warps": 4,
+                "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "BLOCK_M": 64,
+                "DQ_BLOCK_D": padded(call.q.shape[-1]), "LSE_GRAD": dlse is not None,
+                "CLEAR": dq_sum is not None, "num_warps": 4,
             }  # fmt: skip
             return (batch * heads * call.n_pad // 64,), args, options
 
         gradient = dlse is not None and (dlse_strides, dlse.dtype)
         layout = out.stride(), call.dout.stride(), gradient
-        tensors = (out, call.dout, lse, dlse, call.delta, call.start, dq_sum)
+        tensors = (out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum)
         self.launch(tensors, arguments, layout=layout)
 
 
@@ -71,7 +70,7 @@ class Finish:
     """dq from its float32 sums."""
 
     def __init__(self, scale: float):
-        from sparseflash.kernels.hopper.backward_prepare import backward_finish
+        from sparseflash.kernels.tl.backward_prepare import backward_finish
 
         self.scale, self.launch = scale, Launch(backward_finish, static=True)
 
@@ -94,9 +93,11 @@ class _Pass:
     """What both passes share: tiles, options, and the merging of split tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
-        from sparseflash.kernels.hopper.backward_prepare import backward_merge
+        from sparseflash.kernels.softmax import scale_log2
+        from sparseflash.kernels.tl.merge_parts import backward_merge
 
         self.problem, self.tiles, self.static = problem, tiles, static
+        self.scale_log2 = scale_log2(problem.options.scale)
         self.head_dim, self.dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
         self.programs = multiprocessors(problem.device) * tiles.programs
         self.launch = Launch(kernel, static=static)
@@ -105,9 +106,7 @@ class _Pass:
     def scalars(self) -> tuple[float, int, float]:
         """Scale in base 2, dropout threshold and the factor of what dropout keeps."""
         dropout_p = self.problem.options.dropout_p
-        return (
-            self.problem.options.scale * _LOG2E, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p)
-        )  # fmt: skip
+        return self.scale_log2, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p)
 
     def options(self, parts: Tensor | None) -> dict[str, Any]:
         """Compile-time arguments of both kernels, and how they share out the register file: one
@@ -140,7 +139,7 @@ class _Pass:
             )  # fmt: skip
             options = {
                 "WIDTH": parts.shape[2], "FIRST": first, "HEAD_DIM": head_dim,
-                "BLOCK_D": padded(head_dim), "MAJOR": lists.major, "BLOCK_M": 16, "num_warps": 4,
+                "BLOCK_D": padded(head_dim), "TILE": lists.major, "ROWS": 16, "num_warps": 4,
             }  # fmt: skip
             return (lists.major // 16 * n_merge * batch * heads,), args, options
 
@@ -167,7 +166,8 @@ class ColumnPass(_Pass):
         n_bh = k.shape[0] * k.shape[1]
         counter = torch.zeros(1, dtype=torch.int32, device=q.device)
         dq_out, parts_out, seed = (
-            _or(dq_sum, call.start), _or(parts, call.start), _or(call.seed, lists.items),
+            _or(dq_sum, call.score_start), _or(parts, call.score_start),
+            _or(call.seed, lists.items),
         )  # fmt: skip
 
         def arguments():
@@ -175,22 +175,23 @@ class ColumnPass(_Pass):
                 descriptor(q, piece, head_dim), descriptor(dout, piece, dim_v),
                 descriptor(k, major, head_dim), descriptor(v, major, dim_v),
                 descriptor(dk, major, head_dim), descriptor(dv, major, dim_v),
-                vector_descriptor(call.start, piece), vector_descriptor(call.delta, piece),
-                call.start, call.delta,
+                vector_descriptor(call.score_start, piece),
+                vector_descriptor(call.neg_delta, piece), call.score_start, call.neg_delta,
                 lists.items, lists.idx, lists.bit, lists.bits, counter, dq_out, parts_out, seed,
                 lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
                 lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2], lists.n_parts,
                 *self.scalars(),
             )  # fmt: skip
             options = self.options(parts) | {
-                "BM": minor, "KV": tiles.ring, "GROUPED": lists.group > 1,
+                "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
                 "WITH_DQ": dq_sum is not None, "LATE": 4,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dk, dv, call.start, call.delta, counter, dq_out, parts_out, seed,
+            q, k, v, dout, dk, dv, call.score_start, call.neg_delta, counter, dq_out, parts_out,
+            seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:
@@ -215,25 +216,27 @@ class RowPass(_Pass):
         parts = self.parts(lists, head_dim)
         n_bh = q.shape[0] * q.shape[1]
         counter = torch.zeros(1, dtype=torch.int32, device=q.device)
-        parts_out, seed = _or(parts, call.start), _or(call.seed, lists.items)
+        parts_out, seed = _or(parts, call.score_start), _or(call.seed, lists.items)
 
         def arguments():
             args = (
                 descriptor(q, major, head_dim), descriptor(dout, major, dim_v),
                 descriptor(k, piece, head_dim), descriptor(v, piece, dim_v),
                 descriptor(dq, 64, head_dim),
-                vector_descriptor(call.start, major), vector_descriptor(call.delta, major),
+                vector_descriptor(call.score_start, major),
+                vector_descriptor(call.neg_delta, major),
                 lists.items, lists.idx, lists.bit, lists.bits, counter, parts_out, seed,
                 lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
                 q.shape[1] // k.shape[1], call.n_pad, lists.n_parts, *self.scalars(),
             )  # fmt: skip
             options = self.options(parts) | {
-                "BN": tiles.minor, "RING": tiles.ring, "PARTIAL": lists.partial, "LATE": 3,
+                "BLOCK_N": tiles.minor, "Q_STAGES": tiles.ring, "PARTIAL": lists.partial,
+                "LATE": 3,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dq, call.start, call.delta, counter, parts_out, seed,
+            q, k, v, dout, dq, call.score_start, call.neg_delta, counter, parts_out, seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from sparseflash.kernels.hopper.backward_feed import split_index
+from sparseflash.kernels.hopper.common import accumulator
 
 
 @gluon.constexpr_function
@@ -25,54 +26,51 @@ def _red_constraints(pack):
 
 
 @gluon.jit
-def _add_slabs(dq_ptr, row, dq, D: gl.constexpr, FIRST: gl.constexpr):
-    """Add (64, W) of an accumulator to the columns FIRST.. of dQ; `row` is where the 16 rows of
+def _add_slabs(dq_ptr, row, dq, BLOCK_D: gl.constexpr, FIRST: gl.constexpr):
+    """Add [64, WIDTH] of an accumulator to the columns FIRST.. of dQ; `row` is where the 16 rows of
     every warp begin, in the layout of the accumulator's rows or a scalar.
     """
     # All numbers of a lane go to one address and what is 512 bytes apart from it, so they are taken
     # in packs as large as the compiler can do; the address is an integer because
     # inline_asm_elementwise refuses to mix pointers and floats.
     PACK: gl.constexpr = min(32, dq.shape[1] // 2)
-    L: gl.constexpr = dq.type.layout
-    r = gl.arange(0, 64, gl.SliceLayout(1, L))[:, None]
-    c = gl.arange(0, dq.shape[1], gl.SliceLayout(0, L))[None, :]
+    LAYOUT: gl.constexpr = dq.type.layout
+    r = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
+    c = gl.arange(0, dq.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
     lane = (r % 8) * 64 + (c % 8) // 2 * 16 + c // (2 * PACK) * (PACK * 128)
-    at = dq_ptr.to(gl.int64) + row.to(gl.int64) * (D * 4) + FIRST * 64 + lane
+    at = dq_ptr.to(gl.int64) + row.to(gl.int64) * (BLOCK_D * 4) + FIRST * 64 + lane
     ASM: gl.constexpr = _red_asm(PACK)
     CONSTRAINTS: gl.constexpr = _red_constraints(PACK)
     gl.inline_asm_elementwise(ASM, CONSTRAINTS, [at, dq], gl.int8, is_pure=False, pack=PACK)
 
 
 @gluon.jit
-def start_dq(ds, k, W: gl.constexpr):
-    """This warpgroup's part of dQ = dS K; ds: (keys, queries) of all warpgroups."""
-    BN: gl.constexpr = ds.shape[0]
-    BM: gl.constexpr = ds.shape[1]
-    D: gl.constexpr = k.shape[1]
-    if BM == BN:  # every warpgroup takes 64 queries
-        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-        zero = gl.zeros([64, D], gl.float32, LAYOUT)
-        ds = ds.slice(W * 64, 64, 1).permute((1, 0))
+def start_dq(ds, k, CONSUMER: gl.constexpr):
+    """This consumer's part of dQ = dS K; ds [BLOCK_N, BLOCK_M] of all consumers,
+    k [BLOCK_N, BLOCK_D].
+    """
+    BLOCK_N: gl.constexpr = ds.shape[0]
+    BLOCK_M: gl.constexpr = ds.shape[1]
+    BLOCK_D: gl.constexpr = k.shape[1]
+    if BLOCK_M == BLOCK_N:  # every consumer takes 64 queries: [64, BLOCK_D]
+        zero = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
+        ds = ds.slice(CONSUMER * 64, 64, 1).permute((1, 0))
         return warpgroup_mma(ds, k, zero, use_acc=False, is_async=True)
-    else:  # or a part of the head dim
-        WIDTH: gl.constexpr = D * BM // BN
-        NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-        zero = gl.zeros([64, WIDTH], gl.float32, NARROW)
-        k = k.slice(W * WIDTH, WIDTH, 1)
+    else:  # or a part of the head dim: [BLOCK_M, WIDTH]
+        WIDTH: gl.constexpr = BLOCK_D * BLOCK_M // BLOCK_N
+        zero = gl.zeros([64, WIDTH], gl.float32, accumulator(WIDTH))
+        k = k.slice(CONSUMER * WIDTH, WIDTH, 1)
         return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def add_dq(dq, dq_ptr, entry, row0, n_pad, n_blocks, D: gl.constexpr, W: gl.constexpr,
-            CONSUMERS: gl.constexpr, GATHER: gl.constexpr, GROUPED: gl.constexpr,
-            PIECE: gl.constexpr):  # fmt: skip
-    """Add this warpgroup's part of the dQ of a block."""
-    BY_QUERY: gl.constexpr = GATHER * PIECE == 64 * CONSUMERS
-    FIRST_ROW: gl.constexpr = W * 64 if BY_QUERY else 0
-    FIRST_COL: gl.constexpr = 0 if BY_QUERY else W * dq.shape[1]
+def add_dq(f, dq, entry, row0, CONSUMER: gl.constexpr):
+    """Add this consumer's part of the dQ of a block. row0: the first row of the group in dQ."""
+    BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
+    BY_QUERY: gl.constexpr = f.BLOCK_M == f.BLOCK_N
+    FIRST_ROW: gl.constexpr = CONSUMER * 64 if BY_QUERY else 0
+    FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * dq.shape[1]
     row = gl.arange(0, 64, gl.SliceLayout(1, dq.type.layout)) + FIRST_ROW
-    hg, block = split_index(
-        gl.load(entry if GATHER == 1 else entry + row // PIECE), n_blocks, GROUPED
-    )
-    row = row0 + hg * n_pad + block * PIECE + row % PIECE // 16 * 16
-    _add_slabs(dq_ptr, row[:, None], dq, D, FIRST_COL)
+    hg, block = split_index(f, gl.load(entry if f.GATHER == 1 else entry + row // BLOCK_Q))
+    row = row0 + hg * f.n_pad + block * BLOCK_Q + row % BLOCK_Q // 16 * 16
+    _add_slabs(f.dq, row[:, None], dq, f.BLOCK_D, FIRST_COL)

@@ -1,151 +1,230 @@
-"""What comes and goes beside the products of the pass over columns: the warp that copies tiles in,
-and the one that copies dK and dV out.
+"""What comes and goes beside the products of the pass over columns: its arguments by name, the warp
+that copies tiles in, and the one that copies dK and dV out.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.hopper.common import BEGIN, BH, PART, TILE, WARP, N, read
+from sparseflash.kernels.hopper.backward_common import Inputs
+from sparseflash.kernels.hopper.common import WARP, fields
+from sparseflash.kernels.hopper.work import (
+    BATCH_HEAD,
+    BEGIN,
+    N_ENTRIES,
+    PART,
+    TILE,
+    read,
+    wait_record,
+)  # fmt: skip
+
+
+@fields
+class Buffers:
+    """Shared memory. A ring has its places along the first axis."""
+
+    q: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_M, BLOCK_D]
+    dout: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_M, BLOCK_DV]
+    k: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_D]; also dK
+    v: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_DV]; also dV
+    ds: gl.shared_memory_descriptor  # WITH_DQ: [2, BLOCK_N, BLOCK_M]; otherwise any
+    score_start: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
+    neg_delta: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
+    record: gl.shared_memory_descriptor  # [2 * RECORD, 1]: the work to do
+
+
+@fields
+class Barriers:
+    """A place is full once its copy has arrived, and empty once it has been read."""
+
+    kv_full: gl.shared_memory_descriptor
+    kv_empty: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor  # of Q and score_start
+    q_empty: gl.shared_memory_descriptor
+    dout_full: gl.shared_memory_descriptor  # of dO and neg_delta
+    dout_empty: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor  # of the dS of both consumers
+    out_full: gl.shared_memory_descriptor  # dK and dV stand in the place of K and V
+    record_full: gl.shared_memory_descriptor
+    record_empty: gl.shared_memory_descriptor
+    record_go: gl.shared_memory_descriptor  # the next tile may be claimed
+
+
+@fields
+class Columns:
+    descs: Inputs
+    bufs: Buffers
+    bars: Barriers
+    # tensors, lists (see sparseflash/tiles), and what describes them
+    idx: gl.tensor  # int32: the mask blocks of an entry
+    bit: gl.tensor  # int32: the bit tile of an entry
+    bits: gl.tensor  # int32: bit tiles
+    dq: gl.tensor  # WITH_DQ: float32 (B, H, n_pad, BLOCK_D) in slabs, see backward_cols.py
+    parts: gl.tensor  # float32 (B * H_kv, n_parts, BLOCK_N, BLOCK_D + BLOCK_DV)
+    seed: gl.tensor  # of dropout
+    kv_heads: gl.tensor
+    group: gl.tensor  # query heads to a key head
+    n_pad: gl.tensor  # queries of a head, with those that only the vectors have
+    n_blocks: gl.tensor  # GROUPED: an entry is head in the group * n_blocks + query block
+    n_k: gl.tensor
+    scale_log2: gl.tensor
+    n_parts: gl.tensor
+    threshold: gl.tensor
+    keep_scale: gl.tensor  # 1 / (1 - p)
+    score_start: gl.tensor  # float32 (B, H, n_pad): -lse / scale
+    neg_delta: gl.tensor  # float32 (B, H, n_pad): -delta
+    items: gl.tensor  # int32 (list_batch * list_heads * n_items, 8): TILE to PART of a tile
+    counter: gl.tensor  # int32: tiles claimed
+    n_items: gl.tensor  # of a batch x key head
+    n_long: gl.tensor  # of these, the ones that run before all others
+    list_batch: gl.tensor  # 1: all batch entries have the same lists
+    list_heads: gl.tensor  # likewise
+    n_bh: gl.tensor  # batch x key heads
+    dk_desc: tensor_descriptor
+    dv_desc: tensor_descriptor
+    # what the kernel is compiled for
+    CONSUMERS: gl.constexpr
+    BLOCK_M: gl.constexpr  # queries of a tile
+    BLOCK_N: gl.constexpr  # keys of a tile: 64 for each consumer
+    BLOCK_D: gl.constexpr  # head dims, padded
+    BLOCK_DV: gl.constexpr
+    GATHER: gl.constexpr  # mask blocks to an entry
+    STAGES: gl.constexpr
+    KV_STAGES: gl.constexpr
+    GROUPED: gl.constexpr  # several query heads to a key head
+    PARTIAL: gl.constexpr  # there are partial blocks
+    DROPOUT: gl.constexpr
+    SPLIT: gl.constexpr  # some tiles are split along the queries
+    WITH_DQ: gl.constexpr
+    LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
 
 
 @gluon.jit
-def split_index(idx, n_blocks, GROUPED: gl.constexpr):
+def split_index(f, idx):
     """Head in the group and block of queries of a list entry."""
-    if GROUPED:
-        return idx // n_blocks, idx % n_blocks
+    if f.GROUPED:
+        return idx // f.n_blocks, idx % f.n_blocks
     else:
         return idx * 0, idx
 
 
 @gluon.jit
-def producer(descs, bufs, bars, ptrs, shape, n_bh, STAGES: gl.constexpr, KV: gl.constexpr,
-              GATHER: gl.constexpr, GROUPED: gl.constexpr, LATE: gl.constexpr):  # fmt: skip
-    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc = descs
-    q_s, do_s, k_s, v_s, _, lse_s, delta_s, record = bufs
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = bars[:6]
-    record_full, record_empty, record_go = bars[8:]
-    idx_ptr, start_ptr, delta_ptr = ptrs
-    kv_heads, group, n_pad, n_blocks, _ = shape
-    BM: gl.constexpr = GATHER * q_desc.block_shape[2]
-    BN: gl.constexpr = k_desc.block_shape[2]
-    PIECE: gl.constexpr = q_desc.block_shape[2]
+def producer(f):
+    """Copies K and V of a tile, and Q, dO and the vectors of its entries."""
+    descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
+    BLOCK_M: gl.constexpr = f.BLOCK_M
+    BLOCK_Q: gl.constexpr = descs.q.block_shape[2]  # queries of a mask block
     # the copies of vectors want 128-byte places, so shorter ones are brought by this warp itself
-    BY_HAND: gl.constexpr = PIECE < 32
-    VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else lse_desc.block_type.nbytes
-    Q_BYTES: gl.constexpr = GATHER * (q_desc.block_type.nbytes + VECTOR_BYTES)
-    DO_BYTES: gl.constexpr = GATHER * (do_desc.block_type.nbytes + VECTOR_BYTES)
-    n_rows = n_bh * group * n_pad
-    t = 0
-    g = 0
-    mbarrier.wait(record_full.index(0), 0)
+    BY_HAND: gl.constexpr = BLOCK_Q < 32
+    VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else descs.score_start.block_type.nbytes
+    Q_BYTES: gl.constexpr = f.GATHER * (descs.q.block_type.nbytes + VECTOR_BYTES)
+    DOUT_BYTES: gl.constexpr = f.GATHER * (descs.dout.block_type.nbytes + VECTOR_BYTES)
+    n_rows = f.n_bh * f.group * f.n_pad
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
     tile = read(record, 0, TILE, WARP)
     while tile >= 0:
         slot = t & 1
         begin = read(record, slot, BEGIN, WARP)
-        n = read(record, slot, N, WARP)
-        bh = read(record, slot, BH, WARP)
-        mbarrier.arrive(record_empty.index(slot), count=1)
-        b = bh // kv_heads
-        h = bh % kv_heads
-        entry = idx_ptr + begin.to(gl.int64) * GATHER
+        n = read(record, slot, N_ENTRIES, WARP)
+        bh = read(record, slot, BATCH_HEAD, WARP)
+        mbarrier.arrive(bars.record_empty.index(slot), count=1)
+        b = bh // f.kv_heads
+        h = bh % f.kv_heads
+        entry = f.idx + begin.to(gl.int64) * f.GATHER
         idx = gl.load(entry)
-        kv = t % KV
-        mbarrier.wait(kv_empty.index(kv), ((t // KV) & 1) ^ 1)
-        mbarrier.expect(kv_full.index(kv), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            k_desc, [b, h, tile * BN, 0], kv_full.index(kv), k_s.index(kv)
-        )
-        tma.async_copy_global_to_shared(
-            v_desc, [b, h, tile * BN, 0], kv_full.index(kv), v_s.index(kv)
-        )
+        kv = t % f.KV_STAGES
+        full = bars.kv_full.index(kv)
+        mbarrier.wait(bars.kv_empty.index(kv), ((t // f.KV_STAGES) & 1) ^ 1)
+        mbarrier.expect(full, descs.k.block_type.nbytes + descs.v.block_type.nbytes)
+        at_tile = [b, h, tile * f.BLOCK_N, 0]
+        tma.async_copy_global_to_shared(descs.k, at_tile, full, bufs.k.index(kv))
+        tma.async_copy_global_to_shared(descs.v, at_tile, full, bufs.v.index(kv))
         # the next tile is claimed late, so that a long one holds no other back
-        mbarrier.arrive(record_go, count=1, pred=n == 0)
-        late = gl.maximum(n - LATE, 0)
+        mbarrier.arrive(bars.record_go, count=1, pred=n == 0)
+        late = gl.maximum(n - f.LATE, 0)
         for j in range(n):
-            nxt = gl.load(entry + (j + 1) * GATHER)
-            mbarrier.arrive(record_go, count=1, pred=j == late)
-            s = g % STAGES
-            phase = ((g // STAGES) & 1) ^ 1
+            following = gl.load(entry + (j + 1) * f.GATHER)
+            mbarrier.arrive(bars.record_go, count=1, pred=j == late)
+            s = g % f.STAGES
+            phase = ((g // f.STAGES) & 1) ^ 1
             if BY_HAND:
-                column = gl.arange(0, BM, WARP)
-                hg, block = split_index(
-                    gl.load(entry + j * GATHER + column // PIECE), n_blocks, GROUPED
-                )
-                at = (b * kv_heads * group + h * group + hg) * n_pad + block * PIECE
-                at += column % PIECE
+                column = gl.arange(0, BLOCK_M, WARP)
+                hg, block = split_index(f, gl.load(entry + j * f.GATHER + column // BLOCK_Q))
+                at = (b * f.kv_heads * f.group + h * f.group + hg) * f.n_pad + block * BLOCK_Q
+                at += column % BLOCK_Q
                 inside = at < n_rows
-                start = gl.load(start_ptr + at, mask=inside, other=0.0)
-                delta = gl.load(delta_ptr + at, mask=inside, other=0.0)
-            mbarrier.wait(q_empty.index(s), phase)
+                score_start = gl.load(f.score_start + at, mask=inside, other=0.0)  # [BLOCK_M]
+                neg_delta = gl.load(f.neg_delta + at, mask=inside, other=0.0)  # [BLOCK_M]
+            mbarrier.wait(bars.q_empty.index(s), phase)
             if BY_HAND:
-                lse_s.index(s).store(start)
-            mbarrier.expect(q_full.index(s), Q_BYTES)
-            for i in gl.static_range(GATHER):
+                bufs.score_start.index(s).store(score_start)
+            mbarrier.expect(bars.q_full.index(s), Q_BYTES)
+            for i in gl.static_range(f.GATHER):
                 if i > 0:
-                    idx = gl.load(entry + j * GATHER + i)
-                hg, block = split_index(idx, n_blocks, GROUPED)
-                head = h * group + hg
-                row = block * PIECE
-                tma.async_copy_global_to_shared(
-                    q_desc, [b, head, row, 0], q_full.index(s),
-                    q_s.index(s).slice(i * PIECE, PIECE, 2),
+                    idx = gl.load(entry + j * f.GATHER + i)
+                _copy_block(
+                    f, descs.q, bufs.q.index(s), descs.score_start, bufs.score_start.index(s),
+                    bars.q_full.index(s), b, h, idx, i,
                 )  # fmt: skip
-                if not BY_HAND:
-                    tma.async_copy_global_to_shared(
-                        lse_desc, [(b * kv_heads * group + head) * n_pad + row], q_full.index(s),
-                        lse_s.index(s).slice(i * PIECE, PIECE, 0),
-                    )  # fmt: skip
-            if GATHER > 1:
-                idx = gl.load(entry + j * GATHER)
-            mbarrier.wait(do_empty.index(s), phase)
+            if f.GATHER > 1:
+                idx = gl.load(entry + j * f.GATHER)
+            mbarrier.wait(bars.dout_empty.index(s), phase)
             if BY_HAND:
-                delta_s.index(s).store(delta)
-            mbarrier.expect(do_full.index(s), DO_BYTES)
-            for i in gl.static_range(GATHER):
+                bufs.neg_delta.index(s).store(neg_delta)
+            mbarrier.expect(bars.dout_full.index(s), DOUT_BYTES)
+            for i in gl.static_range(f.GATHER):
                 if i > 0:
-                    idx = gl.load(entry + j * GATHER + i)
-                hg, block = split_index(idx, n_blocks, GROUPED)
-                head = h * group + hg
-                row = block * PIECE
-                tma.async_copy_global_to_shared(
-                    do_desc, [b, head, row, 0], do_full.index(s),
-                    do_s.index(s).slice(i * PIECE, PIECE, 2),
+                    idx = gl.load(entry + j * f.GATHER + i)
+                _copy_block(
+                    f, descs.dout, bufs.dout.index(s), descs.neg_delta, bufs.neg_delta.index(s),
+                    bars.dout_full.index(s), b, h, idx, i,
                 )  # fmt: skip
-                if not BY_HAND:
-                    tma.async_copy_global_to_shared(
-                        delta_desc, [(b * kv_heads * group + head) * n_pad + row], do_full.index(s),
-                        delta_s.index(s).slice(i * PIECE, PIECE, 0),
-                    )  # fmt: skip
-            idx = nxt
+            idx = following
             g += 1
         t += 1
-        mbarrier.wait(record_full.index(t & 1), (t >> 1) & 1)
+        wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARP)
 
 
 @gluon.jit
-def storer(descs, bufs, bars, shape, KV: gl.constexpr, SPLIT: gl.constexpr):
-    dk_desc, dv_desc = descs
-    k_s, v_s, record = bufs[2], bufs[3], bufs[7]
-    kv_empty, out_full, record_full, record_empty = bars[1], bars[7], bars[8], bars[9]
-    kv_heads = shape[0]
-    BN: gl.constexpr = dk_desc.block_shape[2]
+def _copy_block(f, desc, place, vector_desc, vector_place, full, b, h, idx, i: gl.constexpr):
+    """Block i of an entry: its rows of Q or dO, and the vector beside them."""
+    BLOCK_Q: gl.constexpr = desc.block_shape[2]
+    hg, block = split_index(f, idx)
+    head = h * f.group + hg
+    row = block * BLOCK_Q
+    tma.async_copy_global_to_shared(
+        desc, [b, head, row, 0], full, place.slice(i * BLOCK_Q, BLOCK_Q, 2)
+    )
+    if BLOCK_Q >= 32:
+        at = (b * f.kv_heads * f.group + head) * f.n_pad + row
+        tma.async_copy_global_to_shared(
+            vector_desc, [at], full, vector_place.slice(i * BLOCK_Q, BLOCK_Q, 0)
+        )
+
+
+@gluon.jit
+def storer(f):
+    """Copies dK and dV out of the place of K and V, and hands it back to the producer."""
+    bufs, bars, record = f.bufs, f.bars, f.bufs.record
     t = 0
-    mbarrier.wait(record_full.index(0), 0)
+    wait_record(bars.record_full, 0)
     tile = read(record, 0, TILE, WARP)
     while tile >= 0:
-        bh = read(record, t & 1, BH, WARP)
+        bh = read(record, t & 1, BATCH_HEAD, WARP)
         part = read(record, t & 1, PART, WARP)
-        mbarrier.arrive(record_empty.index(t & 1), count=1)
-        kv = t % KV
-        mbarrier.wait(out_full.index(kv), (t // KV) & 1)
-        if (part < 0) | (not SPLIT):
-            at = [bh // kv_heads, bh % kv_heads, tile * BN, 0]
-            tma.async_copy_shared_to_global(dv_desc, at, v_s.index(kv))
-            tma.async_copy_shared_to_global(dk_desc, at, k_s.index(kv))
+        mbarrier.arrive(bars.record_empty.index(t & 1), count=1)
+        kv = t % f.KV_STAGES
+        mbarrier.wait(bars.out_full.index(kv), (t // f.KV_STAGES) & 1)
+        if (part < 0) | (not f.SPLIT):
+            at = [bh // f.kv_heads, bh % f.kv_heads, tile * f.BLOCK_N, 0]
+            tma.async_copy_shared_to_global(f.dv_desc, at, bufs.v.index(kv))
+            tma.async_copy_shared_to_global(f.dk_desc, at, bufs.k.index(kv))
             tma.store_wait(0)
-        mbarrier.arrive(kv_empty.index(kv), count=1)
+        mbarrier.arrive(bars.kv_empty.index(kv), count=1)
         t += 1
-        mbarrier.wait(record_full.index(t & 1), (t >> 1) & 1)
+        wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARP)

@@ -1,5 +1,6 @@
-"""The gradient of Q on Hopper by query tiles over the rows of a mask: no atomics. See
-docs/hopper.md.
+"""The gradient of Q on Hopper by query tiles over the rows of a mask: no atomics.
+
+docs/internals/kernels.md has the mathematics, docs/internals/hopper.md the pipeline.
 
 The grid is persistent. Warps: two consumer warpgroups of 64 queries each (or one), a producer that
 copies tiles in, and a scheduler that claims work.
@@ -14,207 +15,264 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )  # fmt: skip
+from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.hopper.backward_common import scheduler, store_part, words_below
+from sparseflash.kernels.dropout import head_keys, row_key
+from sparseflash.kernels.hopper.backward_common import Inputs, scheduler, store_part
 from sparseflash.kernels.hopper.common import (
+    WARP,
+    WARPGROUP,
+    accumulator,
+    fields,
+    new_barriers,
+    wait_full,
+)  # fmt: skip
+from sparseflash.kernels.hopper.masking import kept_keys, where_allowed, words_below
+from sparseflash.kernels.hopper.work import (
+    BATCH_HEAD,
     BEGIN,
-    BH,
     FIRST_BIT,
-    LN2,
+    N_ENTRIES,
     N_PARTIAL,
     PART,
     RECORD,
     TILE,
-    WARP,
-    WARPGROUP,
-    N,
-    bit_layout,
-    column_key,
-    head_keys,
-    keeps,
-    piece_tokens,
     read,
-    row_key,
-    where_allowed,
+    wait_record,
 )  # fmt: skip
+from sparseflash.kernels.softmax import gradient_scale, neg_lse_log2, shifted_probabilities
+
+
+@fields
+class Buffers:
+    """Shared memory. A ring has its places along the first axis."""
+
+    q: gl.shared_memory_descriptor  # [Q_STAGES, 1, 1, BLOCK_M, BLOCK_D]
+    dout: gl.shared_memory_descriptor  # [Q_STAGES, 1, 1, BLOCK_M, BLOCK_DV]
+    k: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_N, BLOCK_D]
+    v: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_N, BLOCK_DV]
+    dq: gl.shared_memory_descriptor  # [CONSUMERS, 1, 1, 64, BLOCK_D]
+    score_start: gl.shared_memory_descriptor  # float32 [Q_STAGES, BLOCK_M]
+    neg_delta: gl.shared_memory_descriptor  # float32 [Q_STAGES, BLOCK_M]
+    record: gl.shared_memory_descriptor  # [2 * RECORD, 1]: the work to do
+
+
+@fields
+class Barriers:
+    """A place is full once its copy has arrived, and empty once it has been read."""
+
+    q_full: gl.shared_memory_descriptor  # of Q, dO and the two vectors
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    record_full: gl.shared_memory_descriptor
+    record_empty: gl.shared_memory_descriptor
+    record_go: gl.shared_memory_descriptor  # the next tile may be claimed
+
+
+@fields
+class Rows:
+    dq_desc: tensor_descriptor
+    descs: Inputs
+    bufs: Buffers
+    bars: Barriers
+    # tensors, lists (see sparseflash/tiles), and what describes them
+    idx: gl.tensor  # int32: the mask blocks of an entry
+    bit: gl.tensor  # int32: the bit tile of an entry
+    bits: gl.tensor  # int32: bit tiles
+    parts: gl.tensor  # float32 (B * H, n_parts, BLOCK_M, BLOCK_D)
+    seed: gl.tensor  # of dropout
+    heads: gl.tensor
+    group: gl.tensor  # query heads to a key head
+    n_pad: gl.tensor  # queries of a head, with those that only the vectors have
+    scale_log2: gl.tensor
+    n_parts: gl.tensor
+    threshold: gl.tensor
+    keep_scale: gl.tensor  # 1 / (1 - p)
+    items: gl.tensor  # int32 (list_batch * list_heads * n_items, 8): TILE to PART of a tile
+    counter: gl.tensor  # int32: tiles claimed
+    n_items: gl.tensor  # of a batch x head
+    n_long: gl.tensor  # of these, the ones that run before all others
+    list_batch: gl.tensor  # 1: all batch entries have the same lists
+    list_heads: gl.tensor  # likewise
+    n_bh: gl.tensor
+    # what the kernel is compiled for
+    CONSUMERS: gl.constexpr
+    BLOCK_M: gl.constexpr  # queries of a tile: 64 for each consumer
+    BLOCK_N: gl.constexpr  # keys of a tile
+    BLOCK_D: gl.constexpr  # head dims, padded
+    BLOCK_DV: gl.constexpr
+    GATHER: gl.constexpr  # mask blocks to an entry
+    STAGES: gl.constexpr
+    Q_STAGES: gl.constexpr
+    PARTIAL: gl.constexpr  # there are partial blocks
+    DROPOUT: gl.constexpr
+    SPLIT: gl.constexpr  # some tiles are split along the keys
+    LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
 
 
 @gluon.jit
-def _producer(descs, bufs, bars, idx_ptr, shape, STAGES: gl.constexpr, RING: gl.constexpr,
-              GATHER: gl.constexpr, LATE: gl.constexpr):  # fmt: skip
-    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc = descs
-    q_s, do_s, k_s, v_s, _, lse_s, delta_s, record = bufs
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, record_full, record_empty, record_go = bars
-    heads, group, n_pad = shape
-    BM: gl.constexpr = q_desc.block_shape[2]
-    PIECE: gl.constexpr = k_desc.block_shape[2]
+def _producer(f):
+    """Copies Q, dO and the vectors of a tile, and K and V of its entries."""
+    descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
+    BLOCK_M: gl.constexpr = f.BLOCK_M
+    BLOCK_K: gl.constexpr = descs.k.block_shape[2]  # keys of a mask block
     Q_BYTES: gl.constexpr = (
-        q_desc.block_type.nbytes + do_desc.block_type.nbytes + 2 * lse_desc.block_type.nbytes
-    )
-    t = 0
-    g = 0
-    mbarrier.wait(record_full.index(0), 0)
+        descs.q.block_type.nbytes + descs.dout.block_type.nbytes
+        + 2 * descs.score_start.block_type.nbytes
+    )  # fmt: skip
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
     tile = read(record, 0, TILE, WARP)
     while tile >= 0:
         begin = read(record, t & 1, BEGIN, WARP)
-        n = read(record, t & 1, N, WARP)
-        bh = read(record, t & 1, BH, WARP)
-        mbarrier.arrive(record_empty.index(t & 1), count=1)
-        b = bh // heads
-        h = bh % heads
-        entry = idx_ptr + begin.to(gl.int64) * GATHER
+        n = read(record, t & 1, N_ENTRIES, WARP)
+        bh = read(record, t & 1, BATCH_HEAD, WARP)
+        mbarrier.arrive(bars.record_empty.index(t & 1), count=1)
+        b = bh // f.heads
+        h = bh % f.heads
+        entry = f.idx + begin.to(gl.int64) * f.GATHER
         idx = gl.load(entry)
-        r = t % RING
-        full = q_full.index(r)
-        mbarrier.wait(q_empty.index(r), ((t // RING) & 1) ^ 1)
+        r = t % f.Q_STAGES
+        full = bars.q_full.index(r)
+        mbarrier.wait(bars.q_empty.index(r), ((t // f.Q_STAGES) & 1) ^ 1)
         mbarrier.expect(full, Q_BYTES)
-        tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full, q_s.index(r))
-        tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full, do_s.index(r))
-        row = bh * n_pad + tile * BM
-        tma.async_copy_global_to_shared(lse_desc, [row], full, lse_s.index(r))
-        tma.async_copy_global_to_shared(delta_desc, [row], full, delta_s.index(r))
-        h = h // group
+        at = [b, h, tile * BLOCK_M, 0]
+        tma.async_copy_global_to_shared(descs.q, at, full, bufs.q.index(r))
+        tma.async_copy_global_to_shared(descs.dout, at, full, bufs.dout.index(r))
+        row = bh * f.n_pad + tile * BLOCK_M
+        tma.async_copy_global_to_shared(descs.score_start, [row], full, bufs.score_start.index(r))
+        tma.async_copy_global_to_shared(descs.neg_delta, [row], full, bufs.neg_delta.index(r))
+        h = h // f.group
         # the next tile is claimed late, so that a long one holds no other back
-        mbarrier.arrive(record_go, count=1, pred=n == 0)
-        late = gl.maximum(n - LATE, 0)
+        mbarrier.arrive(bars.record_go, count=1, pred=n == 0)
+        late = gl.maximum(n - f.LATE, 0)
         for j in range(n):
-            nxt = gl.load(entry + (j + 1) * GATHER)
-            mbarrier.arrive(record_go, count=1, pred=j == late)
-            s = g % STAGES
-            phase = ((g // STAGES) & 1) ^ 1
-            mbarrier.wait(k_empty.index(s), phase)
-            mbarrier.expect(k_full.index(s), GATHER * k_desc.block_type.nbytes)
-            for i in gl.static_range(GATHER):
+            following = gl.load(entry + (j + 1) * f.GATHER)
+            mbarrier.arrive(bars.record_go, count=1, pred=j == late)
+            s = g % f.STAGES
+            phase = ((g // f.STAGES) & 1) ^ 1
+            mbarrier.wait(bars.k_empty.index(s), phase)
+            mbarrier.expect(bars.k_full.index(s), f.GATHER * descs.k.block_type.nbytes)
+            for i in gl.static_range(f.GATHER):
                 if i > 0:
-                    idx = gl.load(entry + j * GATHER + i)
+                    idx = gl.load(entry + j * f.GATHER + i)
                 tma.async_copy_global_to_shared(
-                    k_desc, [b, h, idx * PIECE, 0], k_full.index(s),
-                    k_s.index(s).slice(i * PIECE, PIECE, 2),
+                    descs.k, [b, h, idx * BLOCK_K, 0], bars.k_full.index(s),
+                    bufs.k.index(s).slice(i * BLOCK_K, BLOCK_K, 2),
                 )  # fmt: skip
-            if GATHER > 1:
-                idx = gl.load(entry + j * GATHER)
-            mbarrier.wait(v_empty.index(s), phase)
-            mbarrier.expect(v_full.index(s), GATHER * v_desc.block_type.nbytes)
-            for i in gl.static_range(GATHER):
+            if f.GATHER > 1:
+                idx = gl.load(entry + j * f.GATHER)
+            mbarrier.wait(bars.v_empty.index(s), phase)
+            mbarrier.expect(bars.v_full.index(s), f.GATHER * descs.v.block_type.nbytes)
+            for i in gl.static_range(f.GATHER):
                 if i > 0:
-                    idx = gl.load(entry + j * GATHER + i)
+                    idx = gl.load(entry + j * f.GATHER + i)
                 tma.async_copy_global_to_shared(
-                    v_desc, [b, h, idx * PIECE, 0], v_full.index(s),
-                    v_s.index(s).slice(i * PIECE, PIECE, 2),
+                    descs.v, [b, h, idx * BLOCK_K, 0], bars.v_full.index(s),
+                    bufs.v.index(s).slice(i * BLOCK_K, BLOCK_K, 2),
                 )  # fmt: skip
-            idx = nxt
+            idx = following
             g += 1
         t += 1
-        mbarrier.wait(record_full.index(t & 1), (t >> 1) & 1)
+        wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARP)
 
 
 @gluon.jit
-def _consumer(dq_desc, bufs, bars, ptrs, shape, scales, W: gl.constexpr, CONSUMERS: gl.constexpr,
-              STAGES: gl.constexpr, RING: gl.constexpr, GATHER: gl.constexpr,
-              PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
-    q_s, do_s, k_s, v_s, dq_s, lse_s, delta_s, record = bufs
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, record_full, record_empty = bars[:8]
-    idx_ptr, bit_ptr, bits_ptr, parts_ptr, seed_ptr = ptrs
-    heads = shape[0]
-    scale, n_parts, threshold, keep_scale = scales
-    BM: gl.constexpr = 64 * CONSUMERS
-    BN: gl.constexpr = k_s.shape[3]
-    D: gl.constexpr = q_s.shape[4]
-    DV: gl.constexpr = do_s.shape[4]
-    PIECE: gl.constexpr = BN // GATHER
-    DT: gl.constexpr = dq_desc.dtype
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    Q_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    A_L: gl.constexpr = gl.DotOperandLayout(0, Q_L, 2)
-    R_L: gl.constexpr = gl.SliceLayout(1, S_L)
-    B_L: gl.constexpr = bit_layout(BN)
-    t = 0
-    g = 0
-    mbarrier.wait(record_full.index(0), 0)
+def _consumer(f, CONSUMER: gl.constexpr):
+    """Four warps: dQ of 64 rows of the tile."""
+    bufs, bars, record = f.bufs, f.bars, f.bufs.record
+    BLOCK_M: gl.constexpr = f.BLOCK_M
+    BLOCK_N: gl.constexpr = f.BLOCK_N
+    BLOCK_D: gl.constexpr = f.BLOCK_D
+    DTYPE: gl.constexpr = f.dq_desc.dtype
+    BLOCK_K: gl.constexpr = BLOCK_N // f.GATHER  # keys of a mask block
+    SCORES: gl.constexpr = accumulator(BLOCK_N)  # layouts: of S, P, dP and dS
+    DQ: gl.constexpr = accumulator(BLOCK_D)
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, DQ, 2)
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)  # of a number for each row
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
     tile = read(record, 0, TILE, WARPGROUP)
     while tile >= 0:
         begin = read(record, t & 1, BEGIN, WARPGROUP)
-        n = read(record, t & 1, N, WARPGROUP)
-        bh = read(record, t & 1, BH, WARPGROUP)
+        n = read(record, t & 1, N_ENTRIES, WARPGROUP)
+        bh = read(record, t & 1, BATCH_HEAD, WARPGROUP)
         part = read(record, t & 1, PART, WARPGROUP)
         n_partial = read(record, t & 1, N_PARTIAL, WARPGROUP)
         bit = read(record, t & 1, FIRST_BIT, WARPGROUP)
-        mbarrier.arrive(record_empty.index(t & 1), count=1)
-        r = t % RING
-        dq = gl.zeros([64, D], gl.float32, Q_L)
-        mbarrier.wait(q_full.index(r), (t // RING) & 1)
-        q = q_s.index(r).reshape([BM, D]).slice(W * 64, 64, 0)
-        do = do_s.index(r).reshape([BM, DV]).slice(W * 64, 64, 0)
-        lse = lse_s.index(r).slice(W * 64, 64, 0).load(R_L) * scale  # all are minus
-        delta = delta_s.index(r).slice(W * 64, 64, 0).load(R_L)
-        if DROPOUT:
-            row_head, column_head = head_keys(seed_ptr, bh)
-            row_keys = row_key(tile * BM + W * 64 + gl.arange(0, 64, R_L), row_head)
-        mbarrier.wait(k_full.index(g % STAGES), (g // STAGES) & 1, pred=n > 0)
+        mbarrier.arrive(bars.record_empty.index(t & 1), count=1)
+        r = t % f.Q_STAGES
+        dq = gl.zeros([64, BLOCK_D], gl.float32, DQ)
+        mbarrier.wait(bars.q_full.index(r), (t // f.Q_STAGES) & 1)
+        q = bufs.q.index(r).reshape([BLOCK_M, BLOCK_D]).slice(CONSUMER * 64, 64, 0)
+        dout = bufs.dout.index(r).reshape([BLOCK_M, f.BLOCK_DV]).slice(CONSUMER * 64, 64, 0)
+        start = bufs.score_start.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
+        shift = neg_lse_log2(start, f.scale_log2)
+        neg_delta = bufs.neg_delta.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
+        if f.DROPOUT:
+            row_head, column_head = head_keys(f.seed, bh)
+            first = tile * BLOCK_M + CONSUMER * 64
+            row_keys = row_key(first + gl.arange(0, 64, ROWS), row_head)
+        wait_full(bars.k_full, g, n > 0)
         for j in range(n):
-            s = g % STAGES
-            if PARTIAL:
-                words = words_below(bits_ptr, bit, 64, W, BM, B_L)
-                bit = gl.load(bit_ptr + begin + j + 1, mask=j + 1 < n_partial, other=-1)
-            k = k_s.index(s).reshape([BN, D])
-            v = v_s.index(s).reshape([BN, DV])
-            st = gl.zeros([64, BN], gl.float32, S_L)
-            st = warpgroup_mma(q, k.permute((1, 0)), st, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(s), (g // STAGES) & 1)
-            dpt = gl.full([64, BN], -0.0, gl.float32, S_L)
-            if not DROPOUT:
-                dpt += delta[:, None]  # where its sums begin
-            dpt = warpgroup_mma(do, v.permute((1, 0)), dpt, is_async=True)
-            st = warpgroup_mma_wait(1, deps=(st,))
-            p = gl.exp2(st * scale + lse[:, None])
-            if PARTIAL:
+            s = g % f.STAGES
+            if f.PARTIAL:
+                words = words_below(f.bits, bit, 64, CONSUMER, BLOCK_M, BLOCK_N)
+                bit = gl.load(f.bit + begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            k = bufs.k.index(s).reshape([BLOCK_N, BLOCK_D])
+            v = bufs.v.index(s).reshape([BLOCK_N, f.BLOCK_DV])
+            scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
+            scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
+            mbarrier.wait(bars.v_full.index(s), (g // f.STAGES) & 1)
+            dp = gl.full([64, BLOCK_N], -0.0, gl.float32, SCORES)
+            if not f.DROPOUT:
+                dp += neg_delta[:, None]  # where its sums begin
+            dp = warpgroup_mma(dout, v.permute((1, 0)), dp, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=(scores,))
+            p = shifted_probabilities(scores, f.scale_log2, shift[:, None])  # [64, BLOCK_N]
+            if f.PARTIAL:
                 if j < n_partial:
-                    p = where_allowed(p, words, 0.0, B_L)
+                    p = where_allowed(p, words, 0.0)
             g += 1
             # a basic-block boundary before the wait for dP, which ptxas hoists above the
             # exponentials otherwise
-            mbarrier.wait(k_full.index(g % STAGES), (g // STAGES) & 1, pred=j + 1 < n)
-            dpt = warpgroup_mma_wait(0, deps=(dpt,))
-            mbarrier.arrive(v_empty.index(s), count=1)
-            if DROPOUT:
-                keep = _keep(
-                    row_keys, column_head, idx_ptr + (begin + j).to(gl.int64) * GATHER,
-                    threshold, BN, PIECE, gl.SliceLayout(0, S_L),
-                )  # fmt: skip
-                dpt = gl.where(keep, dpt * keep_scale, 0.0) + delta[:, None]
-            ds = gl.convert_layout((p * dpt).to(DT), A_L, assert_trivial=True)
-            dqt = warpgroup_mma(ds, k, dq, is_async=True)
-            dq = warpgroup_mma_wait(0, deps=(dqt,))
-            mbarrier.arrive(k_empty.index(s), count=1)
-        mbarrier.arrive(q_empty.index(r), count=1)
-        dq *= scale * LN2
+            wait_full(bars.k_full, g, j + 1 < n)
+            dp = warpgroup_mma_wait(0, deps=(dp,))
+            mbarrier.arrive(bars.v_empty.index(s), count=1)
+            if f.DROPOUT:
+                entry = f.idx + (begin + j).to(gl.int64) * f.GATHER
+                keep = kept_keys(
+                    row_keys, column_head, entry, f.threshold, SCORES, BLOCK_N, BLOCK_K
+                )
+                dp = gl.where(keep, dp * f.keep_scale, 0.0) + neg_delta[:, None]
+            ds = gl.convert_layout((p * dp).to(DTYPE), DS_OPERAND, assert_trivial=True)
+            dq_async = warpgroup_mma(ds, k, dq, is_async=True)  # [64, BLOCK_D]
+            dq = warpgroup_mma_wait(0, deps=(dq_async,))
+            mbarrier.arrive(bars.k_empty.index(s), count=1)
+        mbarrier.arrive(bars.q_empty.index(r), count=1)
+        dq *= gradient_scale(f.scale_log2)
         stored = True
-        if SPLIT:
+        if f.SPLIT:
             stored = part < 0
             if part >= 0:
-                at = parts_ptr + ((bh.to(gl.int64) * n_parts + part) * BM + W * 64) * D
-                store_part(at, dq, D)
+                row = (bh.to(gl.int64) * f.n_parts + part) * BLOCK_M + CONSUMER * 64
+                store_part(f.parts + row * BLOCK_D, dq, BLOCK_D)
         if stored:
             tma.store_wait(0)  # the last tile has long been read out of its buffer
-            dq_s.index(W).reshape([64, D]).store(dq.to(DT))
+            bufs.dq.index(CONSUMER).reshape([64, BLOCK_D]).store(dq.to(DTYPE))
             fence_async_shared()
-            tma.async_copy_shared_to_global(
-                dq_desc, [bh // heads, bh % heads, tile * BM + W * 64, 0], dq_s.index(W)
-            )
+            at = [bh // f.heads, bh % f.heads, tile * BLOCK_M + CONSUMER * 64, 0]
+            tma.async_copy_shared_to_global(f.dq_desc, at, bufs.dq.index(CONSUMER))
         t += 1
-        mbarrier.wait(record_full.index(t & 1), (t >> 1) & 1)
+        wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARPGROUP)
     tma.store_wait(0)
-
-
-@gluon.jit
-def _keep(row_keys, column_head, entry, threshold, BN: gl.constexpr, PIECE: gl.constexpr,
-          LAYOUT: gl.constexpr):  # fmt: skip
-    """What dropout keeps of (64 queries, BN keys)."""
-    block, token = piece_tokens(entry, BN, PIECE, LAYOUT)
-    column_keys = column_key(block * PIECE + token, column_head)
-    return keeps(row_keys[:, None], column_keys[None, :], threshold)
 
 
 @gluon.jit(do_not_specialize=[
@@ -222,40 +280,44 @@ def _keep(row_keys, column_head, entry, threshold, BN: gl.constexpr, PIECE: gl.c
     "n_parts", "threshold",
 ])  # fmt: skip
 def backward_rows(
-    q_desc, do_desc, k_desc, v_desc, dq_desc, lse_desc, delta_desc,
+    q_desc, dout_desc, k_desc, v_desc, dq_desc, score_start_desc, neg_delta_desc,
     items_ptr, idx_ptr, bit_ptr, bits_ptr, counter_ptr, parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, heads, n_bh, group, n_pad, n_parts,
-    scale, threshold, keep_scale,
-    BN: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr,
+    scale_log2, threshold, keep_scale,
+    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
+    """dq (B, H_q, N_q, D). Tiles are 64 * CONSUMERS queries x BLOCK_N keys; score_start and
+    neg_delta (B, H_q, n_pad) come from `backward_prepare`. The parts of a split tile go to parts
+    (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_D) in float32, for `backward_merge`.
+    """
     gl.static_assert(num_warps == 4)
-    D: gl.constexpr = q_desc.block_shape[3]
-    DV: gl.constexpr = do_desc.block_shape[3]
-    BM: gl.constexpr = q_desc.block_shape[2]
-    GATHER: gl.constexpr = BN // k_desc.block_shape[2]
-    DT: gl.constexpr = q_desc.dtype
-    gl.static_assert(BM == 64 * CONSUMERS)
-    q_s = gl.allocate_shared_memory(DT, [RING, 1, 1, BM, D], q_desc.layout)
-    do_s = gl.allocate_shared_memory(DT, [RING, 1, 1, BM, DV], do_desc.layout)
-    k_s = gl.allocate_shared_memory(DT, [STAGES, 1, 1, BN, D], k_desc.layout)
-    v_s = gl.allocate_shared_memory(DT, [STAGES, 1, 1, BN, DV], v_desc.layout)
-    dq_s = gl.allocate_shared_memory(DT, [CONSUMERS, 1, 1, 64, D], dq_desc.layout)
-    lse_s = gl.allocate_shared_memory(gl.float32, [RING, BM], lse_desc.layout)
-    delta_s = gl.allocate_shared_memory(gl.float32, [RING, BM], lse_desc.layout)
-    ML: gl.constexpr = mbarrier.MBarrierLayout()
-    record = gl.allocate_shared_memory(gl.int32, [2 * RECORD, 1], ML)
-    q_full = gl.allocate_shared_memory(gl.int64, [RING, 1], ML)
-    q_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], ML)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], ML)
-    record_full = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
-    record_empty = gl.allocate_shared_memory(gl.int64, [2, 1], ML)
-    record_go = gl.allocate_shared_memory(gl.int64, [1], ML)
-    for i in gl.static_range(RING):
+    BLOCK_D: gl.constexpr = q_desc.block_shape[3]
+    BLOCK_DV: gl.constexpr = dout_desc.block_shape[3]
+    BLOCK_M: gl.constexpr = q_desc.block_shape[2]
+    GATHER: gl.constexpr = BLOCK_N // k_desc.block_shape[2]
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(BLOCK_M == 64 * CONSUMERS)
+    VECTOR: gl.constexpr = score_start_desc.layout
+    q_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
+    dout_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES, 1, 1, BLOCK_M, BLOCK_DV], dout_desc.layout)
+    k_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
+    v_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
+    dq_s = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, 64, BLOCK_D], dq_desc.layout)
+    score_start = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], VECTOR)
+    neg_delta = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], VECTOR)
+    record = gl.allocate_shared_memory(gl.int32, [2 * RECORD, 1], mbarrier.MBarrierLayout())
+    q_full = new_barriers(Q_STAGES)
+    q_empty = new_barriers(Q_STAGES)
+    k_full = new_barriers(STAGES)
+    k_empty = new_barriers(STAGES)
+    v_full = new_barriers(STAGES)
+    v_empty = new_barriers(STAGES)
+    record_full = new_barriers(2)
+    record_empty = new_barriers(2)
+    record_go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(Q_STAGES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(STAGES):
@@ -268,28 +330,43 @@ def backward_rows(
         mbarrier.init(record_empty.index(i), count=CONSUMERS + 1)
     mbarrier.init(record_go, count=1)
     fence_async_shared()
-    bufs = (q_s, do_s, k_s, v_s, dq_s, lse_s, delta_s, record)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            record_full, record_empty, record_go)  # fmt: skip
-    shape = (heads, group, n_pad)
-    work = (n_items, n_long, list_batch, list_heads, heads, group, n_bh)
-    ptrs = (idx_ptr, bit_ptr, bits_ptr, parts_ptr, seed_ptr)
-    scales = (scale, n_parts, threshold, keep_scale)
-    in_descs = (q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc)
-    claims = (record, record_full, record_empty, record_go, items_ptr, bit_ptr, counter_ptr, work)
+    f = Rows(
+        dq_desc=dq_desc,
+        descs=Inputs(
+            q=q_desc, dout=dout_desc, k=k_desc, v=v_desc, score_start=score_start_desc,
+            neg_delta=neg_delta_desc,
+        ),
+        bufs=Buffers(
+            q=q_s, dout=dout_s, k=k_s, v=v_s, dq=dq_s, score_start=score_start,
+            neg_delta=neg_delta, record=record,
+        ),
+        bars=Barriers(
+            q_full=q_full, q_empty=q_empty, k_full=k_full, k_empty=k_empty, v_full=v_full,
+            v_empty=v_empty, record_full=record_full, record_empty=record_empty,
+            record_go=record_go,
+        ),
+        idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, parts=parts_ptr, seed=seed_ptr, heads=heads,
+        group=group, n_pad=n_pad, scale_log2=scale_log2, n_parts=n_parts, threshold=threshold,
+        keep_scale=keep_scale, items=items_ptr, counter=counter_ptr, n_items=n_items,
+        n_long=n_long, list_batch=list_batch, list_heads=list_heads, n_bh=n_bh,
+        CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
+        GATHER=GATHER, STAGES=STAGES, Q_STAGES=Q_STAGES, PARTIAL=PARTIAL, DROPOUT=DROPOUT,
+        SPLIT=SPLIT, LATE=LATE,
+    )  # fmt: skip
     if CONSUMERS == 2:
-        gl.warp_specialize([
-            (_consumer, (dq_desc, bufs, bars, ptrs, shape, scales, 0, CONSUMERS, STAGES, RING,
-                         GATHER, PARTIAL, DROPOUT, SPLIT)),
-            (_consumer, (dq_desc, bufs, bars, ptrs, shape, scales, 1, CONSUMERS, STAGES, RING,
-                         GATHER, PARTIAL, DROPOUT, SPLIT)),
-            (_producer, (in_descs, bufs, bars, idx_ptr, shape, STAGES, RING, GATHER, LATE)),
-            (scheduler, claims),
-        ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (_consumer, (f, 0)),
+                (_consumer, (f, 1)),
+                (_producer, (f,)),
+                (scheduler, (f, heads, group)),
+            ],
+            [4, 1, 1],
+            [REGISTERS, 24, 24],
+        )
     else:
-        gl.warp_specialize([
-            (_consumer, (dq_desc, bufs, bars, ptrs, shape, scales, 0, CONSUMERS, STAGES, RING,
-                         GATHER, PARTIAL, DROPOUT, SPLIT)),
-            (_producer, (in_descs, bufs, bars, idx_ptr, shape, STAGES, RING, GATHER, LATE)),
-            (scheduler, claims),
-        ], [1, 1], [24, 24])  # fmt: skip
+        gl.warp_specialize(
+            [(_consumer, (f, 0)), (_producer, (f,)), (scheduler, (f, heads, group))],
+            [1, 1],
+            [24, 24],
+        )

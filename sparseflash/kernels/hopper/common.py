@@ -1,174 +1,77 @@
-"""Device functions of the Hopper kernels that are not tied to a pipeline: work, bits, dropout."""
+"""What all Hopper kernels share: named fields, layouts, and waiting at barriers."""
+
+from typing import dataclass_transform
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate as aggregate
+from triton.language.core import base_value
 
-LN2 = gl.constexpr(0.6931471805599453)
-# a published item: the words of its record
-RECORD = gl.constexpr(16)
-TILE = gl.constexpr(0)
-BEGIN = gl.constexpr(1)
-N = gl.constexpr(2)
-N_PARTIAL = gl.constexpr(3)
-PART = gl.constexpr(4)
-BATCH = gl.constexpr(5)
-HEAD = gl.constexpr(6)
-FIRST_BIT = gl.constexpr(7)
-FIRST_IDX = gl.constexpr(8)
-BH = gl.constexpr(9)
+
+# ------------------------------------------------------------------ named fields
+@gluon.constexpr_function
+def _set_fields(self, **values):
+    for name, value in values.items():
+        setattr(self, name, value if isinstance(value, base_value) else gl.constexpr(value))
+
+
+@dataclass_transform(kw_only_default=True)
+def fields(cls):
+    """Makes a class of annotated fields one that kernels build, by keyword, and pass on.
+
+    A field is a value of the kernel or, as `gl.constexpr`, one that the compiler knows. Fields are
+    read-only. Keywords are a must: Triton's cache of binaries does not see the order of fields.
+    """
+    cls.__init__ = _set_fields
+    return aggregate(cls)
+
+
+# ------------------------------------------------------------------ layouts
 WARP = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 WARPGROUP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
-# ------------------------------------------------------------------ work
-@gluon.jit
-def read(record, slot, FIELD: gl.constexpr, LAYOUT: gl.constexpr):
-    return gl.max(record.index(slot * RECORD + FIELD).load(LAYOUT), 0)  # of one: no shuffle
+@gluon.constexpr_function
+def accumulator(columns, k=16):
+    """Layout of (64, columns) float32 in the registers of a warpgroup, as wgmma has it.
 
-
-@gluon.jit
-def write(record, slot, FIELD: gl.constexpr, value):
-    record.index(slot * RECORD + FIELD).store(gl.full([1], 0, gl.int32, WARP) + value)
+    k: elements of the reduced dimension to an instruction, 32 bytes.
+    """
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, k])
 
 
 @gluon.constexpr_function
-def _claim_asm():
-    return (
-        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
-        " mov.b32 $0, 0; @first atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
-        " shfl.sync.idx.b32 $0, $0, 0, 31, -1; }"
-    )
+def shared_layout(rows, columns, dtype):
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
+# ------------------------------------------------------------------ rings of shared memory
+@gluon.jit
+def new_barriers(STAGES: gl.constexpr):
+    """Barriers for a ring of STAGES places, still to be initialised."""
+    return gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 
 
 @gluon.jit
-def claim(counter_ptr):
-    """Counts on in global memory; all lanes of the one warp that calls this get what it was before.
-
-    `gl.atomic_add` would hand it out through shared memory of its own, for which Triton takes that
-    of barriers that no partition uses.
-    """
-    at = counter_ptr.to(gl.int64)
-    ASM: gl.constexpr = _claim_asm()
-    return gl.inline_asm_elementwise(ASM, "=r,l", [at], gl.int32, is_pure=False, pack=1)
+def wait_full(full, n, pred=True):
+    """Wait until the n-th thing that goes through a ring is in its place, n % STAGES."""
+    STAGES: gl.constexpr = full.shape[0]
+    mbarrier.wait(full.index(n % STAGES), (n // STAGES) & 1, pred=pred)
 
 
 @gluon.jit
-def locate(w, n_items, n_long, n_bh, heads, group, list_batch, list_heads):
-    """Batch x head, and row of the items (int64), of work number w.
-
-    The `group` heads that share keys run an item one after the other, so that its keys come from
-    memory once.
-    """
-    is_long = w < n_long * n_bh
-    rest = w - n_long * n_bh
-    others = gl.maximum(n_items - n_long, 1) * group
-    bh = gl.where(is_long, w % n_bh, rest // others * group + rest % group)
-    item = gl.where(is_long, w // n_bh, n_long + rest % others // group)
-    b = gl.where(list_batch > 1, bh // heads, 0)
-    h = gl.where(list_heads > 1, bh % heads, 0)
-    return bh, (b * list_heads + h).to(gl.int64) * n_items + item
-
-
-# ------------------------------------------------------------------ masks
-@gluon.constexpr_function
-def bit_layout(minor):
-    """The accumulator layout of 64 x minor as (row, 8 columns, pair of them, one of the pair)."""
-    groups = [[0, 1 << i, 0, 0] for i in range((minor // 8).bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        [[0, 0, 0, 1], [8, 0, 0, 0], *groups],
-        [[0, 0, 1, 0], [0, 0, 2, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-        [[16, 0, 0, 0], [32, 0, 0, 0]], [], [64, minor // 8, 4, 2],
-    )  # fmt: skip
-
-
-@gluon.constexpr_function
-def tree_layout(minor):
-    """The same as (row, 32 columns, 8 of them, pair of these, one of the pair)."""
-    outer = [[0, 1 << i, 0, 0, 0] for i in range((minor // 32).bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 2, 0, 0], *outer],
-        [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
-        [[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]], [], [64, minor // 32, 4, 4, 2],
-    )  # fmt: skip
+def wait_empty(empty, n):
+    """Wait until the place of the n-th thing is free: at once for the first STAGES of them."""
+    STAGES: gl.constexpr = empty.shape[0]
+    mbarrier.wait(empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
 
 
 @gluon.jit
-def bit_words(bits_ptr, tile, on, W: gl.constexpr, MAJOR: gl.constexpr, LAYOUT: gl.constexpr):
-    """The words of the 64 rows of warpgroup W of a bit tile; all ones where not `on`."""
-    WORDS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))
-    r = gl.arange(0, 64, gl.SliceLayout(1, WORDS))[:, None]
-    c = gl.arange(0, 4, gl.SliceLayout(0, WORDS))[None, :]
-    p = bits_ptr + tile.to(gl.int64) * (MAJOR * 4) + (W * 64 + r) * 4 + c
-    return gl.load(p, mask=(r >= 0) & on, other=-1)
-
-
-@gluon.jit
-def where_allowed(x, words, other, LAYOUT: gl.constexpr):
-    """x (64, MINOR) where the bits allow it, else `other`.
-
-    Which bit a value has is a compile-time constant of its register.
-    """
-    w = words.expand_dims(1).expand_dims(3)
-    GROUP: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
-    PAIR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
-    group = gl.arange(0, x.shape[1] // 8, GROUP).expand_dims(0).expand_dims(2).expand_dims(3)
-    pair = gl.arange(0, 2, PAIR).expand_dims(0).expand_dims(1).expand_dims(2)
-    bit = (w >> (group * 2 + pair)) & 1
-    keep = gl.convert_layout(bit.reshape(x.shape), x.type.layout, assert_trivial=True)
-    return gl.where(keep != 0, x, other)
-
-
-# ------------------------------------------------------------------ sparseflash/dropout.py
-@gluon.jit
-def mix(x):
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    x ^= x >> 16
-    return x
-
-
-@gluon.jit
-def head_keys(seed_ptr, head):
-    """Where the rows and the columns of a batch x head begin."""
-    seed = gl.load(seed_ptr)
-    low = seed.to(gl.uint32)
-    high = (seed >> 32).to(gl.uint32)
-    key = mix(mix(low) ^ high ^ (head.to(gl.uint32) * 0x9E3779B9))
-    return key, mix(key + 0x85EBCA6B)
-
-
-@gluon.jit
-def row_key(q_token, row_head):
-    x = q_token.to(gl.uint32) * 0x9E3779B1 + row_head
-    return x ^ (x >> 16)
-
-
-@gluon.jit
-def column_key(k_token, column_head):
-    x = k_token.to(gl.uint32) * 0x85EBCA77 + column_head
-    return x ^ (x >> 16)
-
-
-@gluon.jit
-def keeps(row_keys, column_keys, threshold):
-    """Which probabilities dropout keeps; the keys broadcast to the shape of the tile."""
-    x = row_keys ^ column_keys
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    return x >= threshold.to(gl.uint32)
-
-
-@gluon.jit
-def piece_tokens(entry, COLUMNS: gl.constexpr, PIECE: gl.constexpr, LAYOUT: gl.constexpr):
-    """(piece number, token in it) of the columns of a list entry, `entry` pointing to its first."""
-    column = gl.arange(0, COLUMNS, LAYOUT)
-    if PIECE == COLUMNS:
-        return gl.load(entry), column
-    else:
-        return gl.load(entry + column // PIECE), column % PIECE
+def arrive(barriers, n):
+    """One arrival at the barrier of the n-th thing that goes through a ring."""
+    STAGES: gl.constexpr = barriers.shape[0]
+    mbarrier.arrive(barriers.index(n % STAGES), count=1)
 
 
 # ------------------------------------------------------------------ named barriers
@@ -178,13 +81,34 @@ def _barrier_asm(kind, number, threads):
 
 
 @gluon.jit
-def named_sync(NUMBER: gl.constexpr, THREADS: gl.constexpr, token):
-    """Meet the other warpgroup at a hardware barrier; `token` keeps the order of the calls."""
-    ASM: gl.constexpr = _barrier_asm("sync", NUMBER, THREADS)
+def named_sync(NUMBER: gl.constexpr, token):
+    """Meet the other consumer at a hardware barrier; `token` keeps the order of the calls."""
+    ASM: gl.constexpr = _barrier_asm("sync", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def named_arrive(NUMBER: gl.constexpr, THREADS: gl.constexpr, token):
-    ASM: gl.constexpr = _barrier_asm("arrive", NUMBER, THREADS)
+def named_arrive(NUMBER: gl.constexpr, token):
+    """Let the other consumer pass the barrier, without waiting."""
+    ASM: gl.constexpr = _barrier_asm("arrive", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def take_turn(token, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Wait for this consumer's turn: they start their products one after the other, so that the
+    softmax of one runs under the products of the other.
+    """
+    if CONSUMERS == 2:
+        return named_sync(9 + CONSUMER, token)
+    else:
+        return token
+
+
+@gluon.jit
+def pass_turn(token, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Give the turn to the other consumer."""
+    if CONSUMERS == 2:
+        return named_arrive(10 - CONSUMER, token)
+    else:
+        return token

@@ -1,48 +1,47 @@
-"""Softmax of a block in the Hopper forward, and its dropout."""
+"""Softmax of a block in the Hopper forward."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.hopper.common import column_key, keeps, piece_tokens
+from sparseflash.kernels.hopper.masking import bit_layout
+from sparseflash.kernels.softmax import probabilities, running_max
+
+
+@gluon.constexpr_function
+def _tree_layout(columns):
+    """The accumulator of 64 x columns as (row, 32 columns, 8 of them, pair of these, one of it)."""
+    outer = [[0, 1 << i, 0, 0, 0] for i in range((columns // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 2, 0, 0], *outer],
+        [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
+        [[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]], [], [64, columns // 32, 4, 4, 2],
+    )  # fmt: skip
 
 
 @gluon.jit
-def dropped(p, idx_ptr, entry, row_keys, column_head, threshold, PIECE: gl.constexpr):
-    """P with what dropout takes set to 0."""
-    COLS: gl.constexpr = p.shape[1]
-    C_L: gl.constexpr = gl.SliceLayout(0, p.type.layout)
-    at = idx_ptr + entry.to(gl.int64) * (COLS // PIECE)
-    block, token = piece_tokens(at, COLS, PIECE, C_L)
-    column_keys = column_key(block * PIECE + token, column_head)
-    return gl.where(keeps(row_keys[:, None], column_keys[None, :], threshold), p, 0.0)
+def _row_max(s):
+    """Of S [64, BLOCK_N], as a tree: a chain of maxima would wait for itself."""
+    BLOCK_N: gl.constexpr = s.shape[1]
+    TREE: gl.constexpr = _tree_layout(BLOCK_N)
+    t = gl.convert_layout(s.reshape([64, BLOCK_N // 32, 4, 4, 2]), TREE, assert_trivial=True)
+    t = gl.max(gl.max(gl.max(t, 4), 2), 1)  # [64, 4]
+    return gl.convert_layout(gl.max(t, 1), gl.SliceLayout(1, s.type.layout), assert_trivial=True)
 
 
 @gluon.jit
-def _row_max(s, T_L: gl.constexpr):
-    """Of S (64, MINOR), as a tree: a chain of maxima would wait for itself."""
-    R_S: gl.constexpr = gl.SliceLayout(1, s.type.layout)
-    COLS: gl.constexpr = s.shape[1]
-    t = gl.convert_layout(s.reshape([64, COLS // 32, 4, 4, 2]), T_L, assert_trivial=True)
-    t = gl.max(gl.max(gl.max(t, 4), 2), 1)
-    return gl.convert_layout(gl.max(t, 1), R_S, assert_trivial=True)
+def online_softmax(s, m, scale_log2, MASKED: gl.constexpr):
+    """(P, new maxima, factor of the old sums) of scores S [64, BLOCK_N] and maxima m [64]."""
+    m_new, shift = running_max(m, _row_max(s), scale_log2, MASKED)
+    return probabilities(s, scale_log2, shift[:, None]), m_new, gl.exp2(m - shift)
 
 
 @gluon.jit
-def softmax(s, m, scale, MASKED: gl.constexpr, T_L: gl.constexpr):
-    """(P, new maxima, factor of the old ones)."""
-    m_new = gl.maximum(m, _row_max(s, T_L) * scale)
-    m_sub = m_new
-    if MASKED:
-        m_sub = gl.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet
-    return gl.exp2(s * scale - m_sub[:, None]), m_new, gl.exp2(m - m_sub)
-
-
-@gluon.jit
-def row_sums(p, LAYOUT: gl.constexpr):
-    """Of P (64, MINOR), one for each of the four lanes that share a row: (64, 4).
+def row_sums(p):
+    """Of P [64, BLOCK_N], one for each of the four lanes that share a row: [64, 4].
 
     Only the maxima of a block must be known to all four; the sums are joined when a tile ends.
     """
-    COLS: gl.constexpr = p.shape[1]
-    p = gl.convert_layout(p.reshape([64, COLS // 8, 4, 2]), LAYOUT, assert_trivial=True)
+    BLOCK_N: gl.constexpr = p.shape[1]
+    LANES: gl.constexpr = bit_layout(BLOCK_N)
+    p = gl.convert_layout(p.reshape([64, BLOCK_N // 8, 4, 2]), LANES, assert_trivial=True)
     return gl.sum(gl.sum(p, 3), 1)

@@ -3,10 +3,22 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparseflash.kernels.softmax import finite
+
+
+@gluon.constexpr_function
+def byte_layout():
+    """wgmma's left operand [64, 128] in e4m3 as (row, word, byte of the word)."""
+    return gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [8, 0, 0], [0, 4, 0], [0, 8, 0], [0, 16, 0]],
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0]], [], [64, 32, 4],
+    )  # fmt: skip
+
 
 @gluon.jit
-def _pack(p, W4_L: gl.constexpr):
-    """P as int32 words of four e4m3 values: (64, 32).
+def _pack(p):
+    """P [64, 128] as int32 words of four e4m3 values: [64, 32].
 
     As an e4m3 tensor it would cross the loop one byte to a register.
     """
@@ -24,27 +36,31 @@ def _pack(p, W4_L: gl.constexpr):
         }""",
         "=r,r,r,r,r", [p0, p1, p2, p3], gl.int32, is_pure=True, pack=1,
     )  # fmt: skip
-    return gl.convert_layout(words, gl.SliceLayout(2, W4_L), assert_trivial=True)
+    WORDS: gl.constexpr = gl.SliceLayout(2, byte_layout())
+    return gl.convert_layout(words, WORDS, assert_trivial=True)
 
 
 @gluon.jit
-def unpack(words, zero, W4_L: gl.constexpr, P_L: gl.constexpr):
-    """The words as the A operand of wgmma, in registers of their own.
+def unpack(words, zero, OPERAND: gl.constexpr):
+    """The words as the left operand of wgmma, [64, 128] in the layout OPERAND, in registers of
+    their own.
 
     zero: 0, unknown to the compiler. Without an instruction between, ptxas lets the next P share
     the registers that the wgmma in flight reads, and then serialises everything.
     """
-    w = words.expand_dims(2) + gl.zeros([64, 32, 4], gl.int32, W4_L)
+    w = words.expand_dims(2) + gl.zeros([64, 32, 4], gl.int32, byte_layout())
     p = gl.inline_asm_elementwise(
         "xor.b32 $0, $1, $5;", "=r,r,r,r,r,r,r,r,r", [w.reshape([64, 128]), zero], gl.int8,
         is_pure=False, pack=4,
     )  # fmt: skip
-    return gl.convert_layout(p.to(gl.float8e4nv, bitcast=True), P_L, assert_trivial=True)
+    return gl.convert_layout(p.to(gl.float8e4nv, bitcast=True), OPERAND, assert_trivial=True)
 
 
 @gluon.jit
 def row_max(s):
-    """In two steps: in one it is a chain of 32 dependent instructions to a thread, not 4 + 8."""
+    """Of S [64, 128], in two steps: in one it is a chain of 32 instructions to a thread, not of 4
+    and 8.
+    """
     m = gl.max(gl.max(s.reshape([64, 4, 32]), 1), 1)
     return gl.convert_layout(m, gl.SliceLayout(1, s.type.layout), assert_trivial=True)
 
@@ -56,14 +72,11 @@ def _row_sum(p):
 
 
 @gluon.jit
-def finite(m):
-    """The row maxima, 0 for a row that has seen no key yet."""
-    return gl.where(m == float("-inf"), 0.0, m)
+def quantized_probabilities(s, score_scale, shift, m):
+    """(P in e4m3, packed, its row sums without the shift) of S [64, 128] for the row maxima m [64].
 
-
-@gluon.jit
-def probabilities(s, c, shift, m, W4_L: gl.constexpr):
-    """(P in e4m3, packed, its row sums without the shift) for the row maxima m."""
-    p = gl.exp2(s * c + (shift - finite(m))[:, None])
+    shift: log2 of what P is multiplied by.
+    """
+    p = gl.exp2(s * score_scale + (shift - finite(m))[:, None])
     total = _row_sum(p) * gl.exp2(-shift)
-    return _pack(p, W4_L), total
+    return _pack(p), total

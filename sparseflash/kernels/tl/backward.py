@@ -3,18 +3,18 @@
 `backward_kv` walks the query blocks of a key tile (CSC) and sums dK and dV; `backward_q` walks the
 key blocks of a query tile (CSR) and sums dQ. Both recompute the probabilities from the LSE. The
 first works on transposed scores S^T = K Q^T, so that P^T and dS^T are left operands as they come
-out of the registers and nothing is transposed.
+out of the registers and nothing is transposed. docs/internals/kernels.md has the mathematics.
 """
 
 import triton
 import triton.language as tl
 
+from sparseflash.kernels.dropout import head_keys
+from sparseflash.kernels.softmax import probabilities
 from sparseflash.kernels.tl.common import (
-    LOG2E,
     UNSPECIALIZED,
     block_list,
     block_start,
-    head_key,
     keep_bits,
     load_full,
     load_tile,
@@ -25,48 +25,15 @@ from sparseflash.kernels.tl.common import (
 )
 
 
-@triton.jit(do_not_specialize=["n_q", "n_k", "n_tiles", "heads"])
-def backward_prepare(
-    Out, DOut, Lse, DLse, Delta, Lse2,
-    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
-    stride_lb, stride_lh, stride_ln,
-    n_q, n_tiles, heads,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, LSE_GRAD: tl.constexpr,
-):  # fmt: skip
-    """delta = rowsum(out * dout) - dlse, and the LSE in base 2.
-
-    An empty row has the LSE +inf here, so that exp2(s - lse) is 0.
-    """
-    tile, bh = split_program(n_tiles)
-    b = (bh // heads).to(tl.int64)
-    h = (bh % heads).to(tl.int64)
-    start = tile * BLOCK_M
-    o_base = Out + b * stride_ob + h * stride_oh
-    out = load_tile(o_base, start, stride_on, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    g_base = DOut + b * stride_gb + h * stride_gh
-    dout = load_tile(g_base, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    rows = start + tl.arange(0, BLOCK_M)
-    inside = rows < n_q
-    if LSE_GRAD:
-        dlse = DLse + b * stride_lb + h * stride_lh + rows.to(tl.int64) * stride_ln
-        delta -= tl.load(dlse, mask=inside, other=0.0).to(tl.float32)
-    at = bh.to(tl.int64) * n_q + rows
-    lse = tl.load(Lse + at, mask=inside, other=0.0)
-    empty = lse == float("-inf")
-    tl.store(Delta + at, tl.where(empty, 0.0, delta), mask=inside)  # whatever dlse is there
-    tl.store(Lse2 + at, tl.where(empty, float("inf"), lse * LOG2E), mask=inside)
-
-
 @triton.jit
 def kv_step(
-    dk, dv, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+    dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add one query tile to dK and dV; everything is (BLOCK_N, BLOCK_M), keys by queries."""
-    s = tl.dot(k, q.T, input_precision=PRECISION)
-    dp = tl.dot(v, dout.T, input_precision=PRECISION)
-    p = tl.exp2(s * scale_log2 - lse[None, :])
+    """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
+    s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+    p = probabilities(s, scale_log2, lse_log2[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -74,14 +41,14 @@ def kv_step(
         kept = tl.where(keep, p, 0.0)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[None, :])
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
+    dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_DV]
     return dk, dv
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def backward_kv(
-    Q, K, V, DOut, Q_desc, DOut_desc, DK, DV, Lse2, Delta,
+    Q, K, V, DOut, Q_desc, DOut_desc, DK, DV, LseLog2, Delta,
     col_ptr, col_mid, row_idx, tile_idx, bits,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
@@ -93,6 +60,11 @@ def backward_kv(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """DK and DV, like k and v: a program sums those of BLOCK_N keys of one key head.
+
+    k, dk [BLOCK_N, BLOCK_D]; v, dv [BLOCK_N, BLOCK_DV]; q [BLOCK_M, BLOCK_D];
+    dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M]
+    """
     tile, bh_kv = split_program(n_tiles)
     kv_heads = heads // group
     b = (bh_kv // kv_heads).to(tl.int64)
@@ -113,7 +85,7 @@ def backward_kv(
         g_offset = b * stride_gb + h * stride_gh
         q_row, q_col = matrix_origin(q_offset, stride_qn, TMA)
         g_row, g_col = matrix_origin(g_offset, stride_gn, TMA)
-        lse_row = Lse2 + bh * n_q
+        lse_row = LseLog2 + bh * n_q
         delta_row = Delta + bh * n_q
         col = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_K // BLOCK_N)
         first, middle, n_partial, n_full = block_list(
@@ -122,7 +94,10 @@ def backward_kv(
         partial_idx = row_idx if DENSE else row_idx + first
         full_idx = row_idx if DENSE else row_idx + middle
         partial_tile = tile_idx if DENSE else tile_idx + first
-        key = head_key(seed_ptr, bh) if DROPOUT else 0
+        row_head = 0
+        column_head = 0
+        if DROPOUT:
+            row_head, column_head = head_keys(seed_ptr, bh)
 
         if PARTIAL:
             for t in tl.range(0, n_partial):
@@ -141,15 +116,24 @@ def backward_kv(
                 dout = load_tile(
                     DOut + g_offset, start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True
                 )
-                lse = tl.load(lse_row + start + query, mask=start + query < n_q, other=float("inf"))
-                delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
-                keep = (
-                    keep_bits(key, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True)
-                    if DROPOUT
-                    else True
+                lse_log2 = tl.load(
+                    lse_row + start + query, mask=start + query < n_q, other=float("inf")
                 )
+                delta = tl.load(delta_row + start + query, mask=start + query < n_q, other=0.0)
+                keep = True
+                if DROPOUT:
+                    keep = keep_bits(
+                        row_head,
+                        column_head,
+                        start,
+                        k_start,
+                        drop_threshold,
+                        BLOCK_M,
+                        BLOCK_N,
+                        True,
+                    )
                 dk, dv = kv_step(
-                    dk, dv, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+                    dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
                     not DENSE, DROPOUT, PRECISION,
                 )  # fmt: skip
 
@@ -163,15 +147,15 @@ def backward_kv(
                 DOut + g_offset, DOut_desc, g_row, g_col, start, stride_gn,
                 BLOCK_M, HEAD_DIM_V, BLOCK_DV, TMA,
             )  # fmt: skip
-            lse = tl.load(lse_row + start + query)
+            lse_log2 = tl.load(lse_row + start + query)
             delta = tl.load(delta_row + start + query)
-            keep = (
-                keep_bits(key, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True)
-                if DROPOUT
-                else True
-            )
+            keep = True
+            if DROPOUT:
+                keep = keep_bits(
+                    row_head, column_head, start, k_start, drop_threshold, BLOCK_M, BLOCK_N, True
+                )
             dk, dv = kv_step(
-                dk, dv, q, k, v, dout, lse, delta, scale_log2, True, keep, keep_scale,
+                dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
                 False, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -186,23 +170,24 @@ def backward_kv(
 
 @triton.jit
 def q_step(
-    dq, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+    dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add one key tile to dQ; everything is (BLOCK_M, BLOCK_N), queries by keys."""
-    p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse[:, None])
+    """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys."""
+    s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+    p = probabilities(s, scale_log2, lse_log2[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
-    dp = tl.dot(dout, v.T, input_precision=PRECISION)
+    dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     if DROPOUT:
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def backward_q(
-    Q, K, V, DOut, K_desc, V_desc, DQ, Lse2, Delta,
+    Q, K, V, DOut, K_desc, V_desc, DQ, LseLog2, Delta,
     row_ptr, row_mid, col_idx, tile_idx, bits,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
@@ -214,6 +199,11 @@ def backward_q(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """DQ, like q: a program sums that of BLOCK_M queries of one head.
+
+    q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
+    k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]
+    """
     tile, bh = split_program(n_tiles)
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
@@ -228,7 +218,7 @@ def backward_q(
     dout = load_tile(g_base, q_start, stride_gn, n_q, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     rows = q_start + tl.arange(0, BLOCK_M)
     at = bh.to(tl.int64) * n_q + rows
-    lse = tl.load(Lse2 + at, mask=rows < n_q, other=float("inf"))
+    lse_log2 = tl.load(LseLog2 + at, mask=rows < n_q, other=float("inf"))
     delta = tl.load(Delta + at, mask=rows < n_q, other=0.0)
 
     row = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
@@ -239,7 +229,10 @@ def backward_q(
     full_idx = col_idx if DENSE else col_idx + middle
     partial_tile = tile_idx if DENSE else tile_idx + first
 
-    key = head_key(seed_ptr, bh) if DROPOUT else 0
+    row_head = 0
+    column_head = 0
+    if DROPOUT:
+        row_head, column_head = head_keys(seed_ptr, bh)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
     if PARTIAL:
@@ -255,13 +248,13 @@ def backward_q(
                 )  # fmt: skip
             k = load_tile(K + k_offset, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
             v = load_tile(V + v_offset, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-            keep = (
-                keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)
-                if DROPOUT
-                else True
-            )
+            keep = True
+            if DROPOUT:
+                keep = keep_bits(
+                    row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
+                )
             dq = q_step(
-                dq, q, k, v, dout, lse, delta, scale_log2, allowed, keep, keep_scale,
+                dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
                 True, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -278,13 +271,13 @@ def backward_q(
         v = load_full(
             V + v_offset, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
-        keep = (
-            keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False)
-            if DROPOUT
-            else True
-        )
+        keep = True
+        if DROPOUT:
+            keep = keep_bits(
+                row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
+            )
         dq = q_step(
-            dq, q, k, v, dout, lse, delta, scale_log2, True, keep, keep_scale,
+            dq, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
             False, DROPOUT, PRECISION,
         )  # fmt: skip
         start = next_start

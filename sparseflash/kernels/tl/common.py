@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+from sparseflash.kernels.dropout import column_key, keeps, row_key
 
 # kernel arguments of which every value takes the same compiled kernel
 UNSPECIALIZED = (
@@ -27,7 +26,7 @@ def load_tile(
     base, start, stride, n,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Rows start.. of an (n, HEAD_DIM) matrix as (ROWS, BLOCK_D); what lies outside is 0.
+    """Rows start.. of an (n, HEAD_DIM) matrix as [ROWS, BLOCK_D]; what lies outside is 0.
 
     The offset of the first row is 64-bit, those inside the tile are 32-bit.
     """
@@ -36,11 +35,11 @@ def load_tile(
     pointers = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + dim[None, :]
     if BOUNDED:
         inside = (start + row < n)[:, None] & (dim < HEAD_DIM)[None, :]
-        return tl.load(pointers, mask=inside, other=0.0)
+        return tl.load(pointers, mask=inside, other=0.0)  # [ROWS, BLOCK_D]
     elif HEAD_DIM != BLOCK_D:
-        return tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+        return tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0.0)  # [ROWS, BLOCK_D]
     else:
-        return tl.load(pointers)
+        return tl.load(pointers)  # [ROWS, BLOCK_D]
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def store_tile(
     base, start, stride, n, values,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Store (ROWS, BLOCK_D) values to rows start.. of an (n, HEAD_DIM) matrix, cropped to it."""
+    """Store [ROWS, BLOCK_D] values to rows start.. of an (n, HEAD_DIM) matrix, cropped to it."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
     pointers = base + tl.cast(start, tl.int64) * stride + row[:, None] * stride + dim[None, :]
@@ -116,7 +115,7 @@ def tile_bits(
     bits, tile, row0, col0, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Bits of queries row0.. and keys col0.. of one bit tile: (BLOCK_M, BLOCK_N) bool, or its
+    """Bits of queries row0.. and keys col0.. of one bit tile: [BLOCK_M, BLOCK_N] bool, or its
     transpose.
 
     Every word is loaded once for a query row. Which word a key uses is a compile-time constant of
@@ -140,40 +139,14 @@ def tile_bits(
 
 
 @triton.jit
-def mix(x):
-    """Finaliser of a 32-bit integer hash; the arithmetic of sparseflash/dropout.py."""
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    x ^= x >> 16
-    return x
-
-
-@triton.jit
-def head_key(seed_ptr, head):
-    """Key of one batch x head for dropout."""
-    seed = tl.load(seed_ptr)
-    low = seed.to(tl.uint32)
-    high = (seed >> 32).to(tl.uint32)
-    return mix(mix(low) ^ high ^ (head.to(tl.uint32) * 0x9E3779B9))
-
-
-@triton.jit
 def keep_bits(
-    key, q_start, k_start, threshold,
+    row_head, column_head, q_start, k_start, threshold,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Which probabilities of a tile dropout keeps: a function of (seed, head, query, key) alone."""
-    q_key = (q_start + tl.arange(0, BLOCK_M)).to(tl.uint32) * 0x9E3779B1 + key
-    k_key = (k_start + tl.arange(0, BLOCK_N)).to(tl.uint32) * 0x85EBCA77 + mix(key + 0x85EBCA6B)
-    q_key ^= q_key >> 16
-    k_key ^= k_key >> 16
+    """Which probabilities of a tile dropout keeps: [BLOCK_M, BLOCK_N], or its transpose."""
+    q_keys = row_key(q_start + tl.arange(0, BLOCK_M), row_head)
+    k_keys = column_key(k_start + tl.arange(0, BLOCK_N), column_head)
     if TRANSPOSED:
-        x = q_key[None, :] ^ k_key[:, None]
+        return keeps(q_keys[None, :], k_keys[:, None], threshold)
     else:
-        x = q_key[:, None] ^ k_key[None, :]
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    return x >= threshold.to(tl.uint32)
+        return keeps(q_keys[:, None], k_keys[None, :], threshold)

@@ -2,18 +2,18 @@
 
 It walks the key blocks of its row: partial blocks first (masked by their bit tile), then full
 blocks (nothing inside is masked). Several programs share a multiprocessor, and while one computes
-exponentials another has the matrix units.
+exponentials another has the matrix units. docs/internals/kernels.md has the mathematics.
 """
 
 import triton
 import triton.language as tl
 
+from sparseflash.kernels.dropout import head_keys
+from sparseflash.kernels.softmax import natural_lse, probabilities, running_max
 from sparseflash.kernels.tl.common import (
-    LN2,
     UNSPECIALIZED,
     block_list,
     block_start,
-    head_key,
     keep_bits,
     load_full,
     load_tile,
@@ -25,16 +25,14 @@ from sparseflash.kernels.tl.common import (
 
 
 @triton.jit
-def online_softmax(s, m, l, scale, MASKED: tl.constexpr):
-    """One step of the running softmax in base 2.
+def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr):
+    """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N].
 
-    Returns the probabilities, the factor of the old sums, the new maximum and the new sum.
+    Returns the probabilities, the factor of the old sums, the new maxima and the new sums.
     """
-    m_new = tl.maximum(m, tl.max(s, 1) * scale)
-    # a row that has seen only masked keys keeps the maximum -inf: shift by 0, as -inf - -inf is NaN
-    shift = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
-    p = tl.exp2(s * scale - shift[:, None])
-    alpha = tl.exp2(m - shift)
+    m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED)  # [BLOCK_M]
+    p = probabilities(s, scale_log2, shift[:, None])  # [BLOCK_M, BLOCK_N]
+    alpha = tl.exp2(m - shift)  # [BLOCK_M]
     return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
 
@@ -51,6 +49,12 @@ def attention_forward(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
+    (B, H_q, n_q, HEAD_DIM_V) and Lse (B, H_q, n_q).
+
+    q [BLOCK_M, BLOCK_D]; k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]; acc [BLOCK_M, BLOCK_DV];
+    m, l [BLOCK_M]. BLOCK_D and BLOCK_DV are the head dims, padded.
+    """
     tile, bh = split_program(n_tiles)
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
@@ -73,7 +77,7 @@ def attention_forward(
     q_base = Q + b * stride_qb + h * stride_qh
     q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     if DROPOUT:
-        key = head_key(seed_ptr, bh)
+        row_head, column_head = head_keys(seed_ptr, bh)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -90,13 +94,14 @@ def attention_forward(
                     q_start % BLOCK_Q, start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK_M, BLOCK_N, False,
                 )  # fmt: skip
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-            s = tl.dot(q, k.T, input_precision=PRECISION)
+            s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             s = tl.where(allowed, s, float("-inf"))
             p, alpha, m, l = online_softmax(s, m, l, scale_log2, True)
             if DROPOUT:
-                p = tl.where(
-                    keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
+                keep = keep_bits(
+                    row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
+                p = tl.where(keep, p, 0.0)
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
 
@@ -105,12 +110,13 @@ def attention_forward(
         k = load_full(
             k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
         )
-        s = tl.dot(q, k.T, input_precision=PRECISION)
+        s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         p, alpha, m, l = online_softmax(s, m, l, scale_log2, False)
         if DROPOUT:
-            p = tl.where(
-                keep_bits(key, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False), p, 0.0
+            keep = keep_bits(
+                row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
             )
+            p = tl.where(keep, p, 0.0)
         v = load_full(
             v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
@@ -122,4 +128,4 @@ def attention_forward(
     o_base = Out + b * stride_ob + h * stride_oh
     store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     rows = q_start + tl.arange(0, BLOCK_M)
-    tl.store(Lse + bh.to(tl.int64) * n_q + rows, (m + tl.log2(total)) * LN2, mask=rows < n_q)
+    tl.store(Lse + bh.to(tl.int64) * n_q + rows, natural_lse(m, total), mask=rows < n_q)

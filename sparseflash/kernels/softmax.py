@@ -1,0 +1,95 @@
+"""How the softmax and its scale enter the kernels, those in Triton and those in Gluon.
+
+Exponentials inside a kernel have base 2, as the hardware has them:
+
+    p = exp2(scale_log2 * s - lse_log2)    scale_log2 = scale * log2(e), lse_log2 = lse * log2(e)
+
+`lse` is the natural logarithm everywhere outside. docs/internals/kernels.md has the mathematics.
+"""
+
+import triton
+import triton.language as tl
+
+_LOG2E = 1.4426950408889634
+LOG2E = tl.constexpr(_LOG2E)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+# ------------------------------------------------------------------ what a launch passes
+def scale_log2(scale: float) -> float:
+    """The factor of the scores in base 2."""
+    return scale * _LOG2E
+
+
+def start_scale(scale: float) -> float:
+    """The factor between `lse` and `score_start`."""
+    return 1.0 / scale
+
+
+# ------------------------------------------------------------------ forward
+@triton.jit
+def running_max(m, block_max, scale_log2, MASKED: tl.constexpr):
+    """The maxima after a block, and what is subtracted in the exponents."""
+    m_new = tl.maximum(m, block_max * scale_log2)
+    # a row that has seen only masked keys keeps the maximum -inf: shift by 0, as -inf - -inf is NaN
+    shift = finite(m_new) if MASKED else m_new
+    return m_new, shift
+
+
+@triton.jit
+def finite(m):
+    """The row maxima, 0 for a row that has seen no key yet."""
+    return tl.where(m == float("-inf"), 0.0, m)
+
+
+@triton.jit
+def natural_lse(m, total):
+    """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
+    return (m + tl.log2(total)) * LN2
+
+
+# ------------------------------------------------------------------ forward and backward
+@triton.jit
+def probabilities(s, scale_log2, shift):
+    """exp2(scale_log2 * s - shift); shift: the running maxima, or lse_log2."""
+    return tl.exp2(s * scale_log2 - shift)
+
+
+# ------------------------------------------------------------------ backward
+@triton.jit
+def to_lse_log2(lse):
+    """The LSE in base 2; +inf for an empty row, so that its probabilities are 0."""
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+
+
+@triton.jit
+def to_score_start(lse, start_scale):
+    """-lse / scale: a sum of q k that begins there is (scale q k - lse) / scale in the end.
+
+    -inf for an empty row, so that its probabilities are 0.
+    """
+    return tl.where(lse == float("-inf"), float("-inf"), -lse * start_scale)
+
+
+@triton.jit
+def started_probabilities(s, scale_log2):
+    """The probabilities of scores whose sums began at `score_start`."""
+    return tl.exp2(s * scale_log2)
+
+
+@triton.jit
+def neg_lse_log2(score_start, scale_log2):
+    """-lse_log2 from `score_start`."""
+    return score_start * scale_log2
+
+
+@triton.jit
+def shifted_probabilities(s, scale_log2, neg_lse_log2):
+    """The probabilities of scores whose sums began at 0."""
+    return tl.exp2(s * scale_log2 + neg_lse_log2)
+
+
+@triton.jit
+def gradient_scale(scale_log2):
+    """scale: what dS K and dS^T Q are multiplied by."""
+    return scale_log2 * LN2

@@ -1,0 +1,120 @@
+"""Before and after the passes of a backward: delta, the LSE, and the order of dQ.
+
+docs/internals/kernels.md has the mathematics.
+"""
+
+import triton
+import triton.language as tl
+
+from sparseflash.kernels.softmax import to_lse_log2, to_score_start
+from sparseflash.kernels.tl.common import load_tile, split_program, store_tile
+
+
+@triton.jit
+def _delta(
+    Out, DOut, DLse, b, h, start,
+    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+    stride_lb, stride_lh, stride_ln, n_q,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, LSE_GRAD: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(dout * out), minus dlse where there is one: [BLOCK_M]."""
+    o_base = Out + b * stride_ob + h * stride_oh
+    out = load_tile(o_base, start, stride_on, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    g_base = DOut + b * stride_gb + h * stride_gh
+    dout = load_tile(g_base, start, stride_gn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    if LSE_GRAD:
+        rows = start + tl.arange(0, BLOCK_M)
+        dlse = DLse + b * stride_lb + h * stride_lh + rows.to(tl.int64) * stride_ln
+        delta -= tl.load(dlse, mask=rows < n_q, other=0.0).to(tl.float32)
+    return delta
+
+
+@triton.jit(do_not_specialize=["n_q", "n_k", "n_tiles", "heads"])
+def backward_prepare(
+    Out, DOut, Lse, DLse, Delta, LseLog2,
+    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+    stride_lb, stride_lh, stride_ln,
+    n_q, n_tiles, heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, LSE_GRAD: tl.constexpr,
+):  # fmt: skip
+    """delta and the LSE in base 2, both (B, H, n_q).
+
+    An empty row has delta 0, whatever its dlse, and the LSE +inf, so that its P is 0.
+    """
+    tile, bh = split_program(n_tiles)
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    start = tile * BLOCK_M
+    delta = _delta(
+        Out, DOut, DLse, b, h, start,
+        stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+        stride_lb, stride_lh, stride_ln, n_q, HEAD_DIM, BLOCK_D, BLOCK_M, LSE_GRAD,
+    )  # fmt: skip
+    rows = start + tl.arange(0, BLOCK_M)
+    inside = rows < n_q
+    at = bh.to(tl.int64) * n_q + rows
+    lse = tl.load(Lse + at, mask=inside, other=0.0)  # [BLOCK_M]
+    tl.store(Delta + at, tl.where(lse == float("-inf"), 0.0, delta), mask=inside)
+    tl.store(LseLog2 + at, to_lse_log2(lse), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])
+def backward_start(
+    Out, DOut, Lse, DLse, NegDelta, ScoreStart, DQSum,
+    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+    stride_lb, stride_lh, stride_ln,
+    n_q, n_pad, heads, start_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DQ_BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    LSE_GRAD: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """Where the sums of the Hopper passes begin, both (B, H, n_pad): -delta for dP, and
+    score_start = -lse / scale for S. Clears the float32 buffer of dQ.
+
+    Empty rows, and those beyond the end, begin at 0 and -inf, so that their P is 0.
+    """
+    # backwards, so that L2 holds the first heads, with which the next kernel begins
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    n_tiles = n_pad // BLOCK_M
+    start = pid % n_tiles * BLOCK_M
+    bh = pid // n_tiles
+    b = (bh // heads).to(tl.int64)
+    h = (bh % heads).to(tl.int64)
+    rows = start + tl.arange(0, BLOCK_M)
+    at = bh.to(tl.int64) * n_pad + rows
+    if CLEAR:
+        dim = tl.arange(0, DQ_BLOCK_D)
+        zeros = tl.zeros([BLOCK_M, DQ_BLOCK_D], tl.float32)
+        tl.store(DQSum + at[:, None] * DQ_BLOCK_D + dim[None, :], zeros)
+    delta = _delta(
+        Out, DOut, DLse, b, h, start,
+        stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+        stride_lb, stride_lh, stride_ln, n_q, HEAD_DIM, BLOCK_D, BLOCK_M, LSE_GRAD,
+    )  # fmt: skip
+    neg_delta = -delta
+    inside = rows < n_q
+    lse = tl.load(Lse + bh.to(tl.int64) * n_q + rows, mask=inside, other=float("-inf"))
+    tl.store(NegDelta + at, tl.where(lse == float("-inf"), 0.0, neg_delta))
+    tl.store(ScoreStart + at, to_score_start(lse, start_scale))
+
+
+@triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])
+def backward_finish(
+    DQSum, DQ, stride_b, stride_h, stride_n, n_q, n_pad, heads, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dQ from its float32 sums, which lie in slabs of 16 rows in the order of wgmma's registers."""
+    # backwards, because L2 holds the last heads
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    n_tiles = n_pad // BLOCK_M
+    start = pid % n_tiles * BLOCK_M
+    bh = pid // n_tiles
+    first = (bh.to(tl.int64) * n_pad + start) * BLOCK_D
+    x = tl.load(DQSum + first + tl.arange(0, BLOCK_M * BLOCK_D))  # [BLOCK_M * BLOCK_D]
+    # slab, 8 columns, row in 8, column pair, half of the slab, column in the pair
+    x = tl.reshape(x, [BLOCK_M // 16, BLOCK_D // 8, 8, 4, 2, 2])
+    x = (
+        tl.reshape(tl.permute(x, (0, 4, 2, 1, 3, 5)), [BLOCK_M, BLOCK_D]) * scale
+    )  # [BLOCK_M, BLOCK_D]
+    base = DQ + (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
+    store_tile(base, start, stride_n, n_q, x, BLOCK_M, HEAD_DIM, BLOCK_D)

@@ -1,0 +1,85 @@
+"""What comes before and after the passes of a backward, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from sparseflash.kernels.tl.backward_prepare import (
+    backward_finish,
+    backward_prepare,
+    backward_start,
+)
+from sparseflash.testing import make_qkv
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
+)
+
+BATCH, HEADS, N, N_PAD = 2, 3, 70, 128
+
+
+def rows(dim, with_dlse):
+    """out, dout, lse with empty rows, dlse, and delta in float64, 0 for empty rows."""
+    out, dout, _ = make_qkv(BATCH, HEADS, N, N, dim)
+    generator = torch.Generator().manual_seed(dim)
+    lse = 5 * torch.randn(BATCH, HEADS, N, generator=generator)
+    lse[:, :, ::9] = -torch.inf
+    dlse = None
+    if with_dlse:
+        dlse = torch.randn(BATCH, N, HEADS, generator=generator).transpose(1, 2)
+    delta = (out.double() * dout.double()).sum(-1)
+    if dlse is not None:
+        delta -= dlse.double()
+        dlse[lse == -torch.inf] = torch.nan  # nobody may look at it
+    return out, dout, lse, dlse, delta.masked_fill(lse == -torch.inf, 0.0)
+
+
+@pytest.mark.parametrize("with_dlse", [False, True])
+@pytest.mark.parametrize("dim", [16, 13])
+def test_delta_and_the_lse_in_base_2(dim, with_dlse):
+    out, dout, lse, dlse, expected = rows(dim, with_dlse)
+    delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
+    n_tiles = -(-N // 64)
+    backward_prepare[(n_tiles * BATCH * HEADS,)](
+        out, dout, lse, dlse, delta, lse_log2, *out.stride()[:3], *dout.stride()[:3],
+        *((0, 0, 0) if dlse is None else dlse.stride()), N, n_tiles, HEADS,
+        HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
+    )  # fmt: skip
+    torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
+    log2 = (lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))).abs()
+    log2 = log2.copysign(lse).masked_fill(lse == -torch.inf, torch.inf)
+    torch.testing.assert_close(lse_log2.double(), log2, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("with_dlse", [False, True])
+def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
+    dim, scale = 13, 0.3
+    out, dout, lse, dlse, delta = rows(dim, with_dlse)
+    neg_delta, score_start = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
+    dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
+    backward_start[(BATCH * HEADS * N_PAD // 64,)](
+        out, dout, lse, dlse, neg_delta, score_start, dq_sum,
+        *out.stride()[:3], *dout.stride()[:3],
+        *((0, 0, 0) if dlse is None else dlse.stride()), N, N_PAD, HEADS, 1 / scale,
+        HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
+    )  # fmt: skip
+    assert (neg_delta[:, :, N:] == 0).all() and (score_start[:, :, N:] == -torch.inf).all()
+    torch.testing.assert_close(neg_delta[:, :, :N].double(), -delta, rtol=1e-5, atol=1e-5)
+    start = (-lse.double() / scale).masked_fill(lse == -torch.inf, -torch.inf)
+    torch.testing.assert_close(score_start[:, :, :N].double(), start, rtol=1e-6, atol=1e-6)
+    assert dq_sum is None or (dq_sum == 0).all()
+
+
+@pytest.mark.parametrize("dim", [64, 40])
+def test_dq_comes_out_of_the_order_of_the_registers(dim):
+    width, scale = 64, 0.25
+    dq, _, _ = make_qkv(BATCH, HEADS, N_PAD, N_PAD, width)
+    # slab of 16 rows, half of it, row in 8; 8 columns, column pair, column in the pair
+    slabs = dq.view(BATCH * HEADS, N_PAD // 16, 2, 8, width // 8, 4, 2)
+    dq_sum = slabs.permute(0, 1, 4, 3, 5, 2, 6).contiguous()
+    result = torch.empty(BATCH, N, HEADS, dim).transpose(1, 2)
+    backward_finish[(BATCH * HEADS * N_PAD // 64,)](
+        dq_sum, result, *result.stride()[:3], N, N_PAD, HEADS, scale,
+        HEAD_DIM=dim, BLOCK_D=width, BLOCK_M=64,
+    )  # fmt: skip
+    torch.testing.assert_close(result, dq[:, :, :N, :dim] * scale, rtol=0, atol=0)
