@@ -4,7 +4,7 @@
     out = attention(inputs, mask)
 
 Every block of 128 tokens of a head has one scale for each of q, k and v, so that a few large tokens
-cost only their block its precision. See docs/hopper.md for the kernel and its errors.
+cost only their block its precision. See docs/internals/hopper.md for the kernel and its errors.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false

@@ -1,7 +1,7 @@
 """The triton backend: block-sparse FlashAttention in plain Triton.
 
 It runs on any NVIDIA GPU since Ampere, or on a CPU under TRITON_INTERPRET=1. Dense attention is the
-same kernel without the lists. See docs/kernels.md.
+same kernel without the lists. See docs/internals/kernels.md.
 """
 
 import os

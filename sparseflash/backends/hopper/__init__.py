@@ -1,6 +1,6 @@
 """The hopper backend: warp-specialised FlashAttention kernels in Gluon, with wgmma and TMA.
 
-Dense attention is the same kernel with one list for all rows. See docs/hopper.md.
+Dense attention is the same kernel with one list for all rows. See docs/internals/hopper.md.
 """
 
 from functools import cache

@@ -2,7 +2,7 @@
 
 One pass over the columns of the mask gives dK and dV, and adds up dQ by float32 reductions, whose
 order changes from run to run. Two passes without atomics, over columns and rows, take seven matrix
-products instead of five. See docs/hopper.md.
+products instead of five. See docs/internals/hopper.md.
 """
 
 from typing import NamedTuple

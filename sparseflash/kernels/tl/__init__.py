@@ -1,1 +1,1 @@
-"""Block-sparse FlashAttention in plain Triton; the maths is in docs/kernels.md."""
+"""Block-sparse FlashAttention in plain Triton; docs/internals/kernels.md has the maths."""
