@@ -3,5 +3,15 @@
 from sparseflash import cost, select
 from sparseflash.attention import attention, explain, plan
 from sparseflash.cache import clear_cache
+from sparseflash.layers import BlockSparseAttention, Rotary
 
-__all__ = ["attention", "clear_cache", "cost", "explain", "plan", "select"]
+__all__ = [
+    "BlockSparseAttention",
+    "Rotary",
+    "attention",
+    "clear_cache",
+    "cost",
+    "explain",
+    "plan",
+    "select",
+]

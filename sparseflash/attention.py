@@ -17,6 +17,7 @@ from sparseflash.checks import (
     check_transforms,
     seed_tensor,
 )
+from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within
 from sparseflash.ops import call_operator, options_of, plain, run
 from sparseflash.plan import plan_for
 from sparseflash.problem import Problem, describe
@@ -34,6 +35,7 @@ def attention(
     v: Tensor,
     mask: AnyMask = None,
     *,
+    lengths: Lengths | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     dropout_p: float = 0.0,
@@ -49,6 +51,10 @@ def attention(
     mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `select.Selection` made
         from q and k or its `plan`, a bool array that broadcasts over batch and heads ((N_q, N_k),
         (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None for dense attention.
+    lengths: (B,) ints, a tensor or a list: keys from number lengths[b] on are not attended to. With
+        N_q = N_k they are the lengths of the sequences: the output of later queries is 0, their
+        LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read: values above
+        N_k then mean N_k, and negative values 0.
     scale: of the scores; D ** -0.5 by default.
     return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
         float32, differentiable.
@@ -64,6 +70,10 @@ def attention(
     """
     check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
     q, k, v = _autocast(q, k, v)
+    if lengths is not None:
+        options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
+        options |= {"backend": backend, "scale": scale, "return_lse": return_lse}
+        return attend_within(attention, q, k, v, mask, lengths, **options)
     call = _float(scale), dropout_p, deterministic, backend
     if plain(q, k, v):
         problem = _known(q, k, v, mask, call)
@@ -85,6 +95,7 @@ def explain(
     v: Tensor,
     mask: AnyMask = None,
     *,
+    lengths: Lengths | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     dropout_p: float = 0.0,
@@ -97,6 +108,10 @@ def explain(
     """
     check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
     q, k, v = _autocast(q, k, v)
+    if lengths is not None:
+        check_tensors(q, k, v)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        q, k, v, mask, _ = keep_within(q, k, v, mask, check_lengths(lengths, q, k), scale)
     call = _float(scale), dropout_p, deterministic, backend
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem, extents = found.problem, found.extents

@@ -1,0 +1,222 @@
+"""Modules that a model is built from: block-sparse attention with its projections, and rotary
+position embeddings.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import masks
+from masks import BlockMask, Mask
+from masks.checks import integer
+from sparseflash.attention import attention, plan
+from sparseflash.lengths import (
+    PADDINGS,
+    Lengths,
+    attend_within,
+    blocks_of,
+    check_lengths,
+    skip_padding,
+    skippable,
+)
+from sparseflash.schedule import Schedule
+from sparseflash.select.base import Selector
+
+
+class BlockSparseAttention(nn.Module):
+    """Multi-head attention under a block mask: (B, N, dim) to (B, N, dim).
+
+    Args:
+        dim: features of the input and of the output.
+        heads: query heads.
+        kv_heads: key and value heads, a divisor of `heads`; equal to `heads` by default.
+        head_dim: features of a head; dim / heads by default.
+        mask: a `masks.Mask`, its text, a `masks.BlockMask`, a selector of `sparseflash.select`, or
+            None for dense attention.
+        layer: the number of this layer, for a mask made by `masks.layers`.
+        bias: whether the projections have biases.
+        dropout: probability that an attention probability is dropped, in training only.
+        rotary: a module that turns queries and keys (B, N, heads, head_dim) by their positions,
+            such as `Rotary()`.
+        padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
+            docs/guide/own_model.md. The results agree up to rounding.
+        deterministic, backend: as in `sparseflash.attention`.
+
+    The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
+    values of all heads in this order, and `out`. Raises ValueError for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        mask: Mask | BlockMask | Selector | str | None = None,
+        layer: int = 0,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rotary: nn.Module | None = None,
+        padding: str = "auto",
+        deterministic: bool = False,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        sizes = {"dim": dim, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        for name, value in sizes.items():
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim is {dim}, no multiple of heads, {heads}; or give head_dim")
+        if kv_heads is not None and heads % kv_heads:
+            raise ValueError(f"kv_heads is {kv_heads}; it must divide heads, {heads}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
+        if padding not in PADDINGS:
+            raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")
+        if not isinstance(rotary, nn.Module | None):
+            raise ValueError(f"rotary is {rotary!r}; pass a module such as Rotary(), or None")
+        self.dim, self.heads, self.kv_heads = dim, heads, kv_heads or heads
+        self.head_dim = head_dim or dim // heads
+        self.mask = _mask(mask, layer)
+        self.dropout, self.padding = dropout, padding
+        self.deterministic, self.backend = deterministic, backend
+        self.rotary = rotary
+        self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
+        self.qkv = nn.Linear(dim, sum(self.widths), bias)
+        self.out = nn.Linear(self.widths[0], dim, bias)
+
+    def forward(
+        self, x: Tensor, *, context: Tensor | None = None, lengths: Lengths | Schedule | None = None
+    ) -> Tensor:
+        """(B, N, dim) from x (B, N, dim).
+
+        context: (B, N_k, dim), what keys and values are made of; x by default.
+        lengths: (B,) ints, how many keys of each sequence count, or what `plan` made of them.
+            Output beyond the length of a sequence means nothing.
+        """
+        if x.ndim != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, N, {self.dim})")
+        if context is None:
+            q, k, v = self.qkv(x).split(self.widths, dim=2)
+        else:
+            q, k, v = self._cross(x, context)
+        q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in (q, k, v))
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return self.out(self.attend(q, k, v, lengths).transpose(1, 2).flatten(2))
+
+    def _cross(self, x: Tensor, context: Tensor) -> tuple[Tensor, ...]:
+        if context.ndim != 3 or context.shape[0] != len(x) or context.shape[2] != self.dim:
+            raise ValueError(
+                f"context has shape {tuple(context.shape)}; it must be ({len(x)}, N, {self.dim})"
+            )
+        own, other = self.widths[0], sum(self.widths[1:])
+        weights = self.qkv.weight.split([own, other])
+        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split([own, other])
+        q = nn.functional.linear(x, weights[0], biases[0])
+        kv = nn.functional.linear(context, weights[1], biases[1])
+        return q, *kv.split(self.widths[1:], dim=2)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None
+    ) -> Tensor:
+        """Attention between heads: (B, heads, N, head_dim) from q of this shape, k and v."""
+        mask = self.mask
+        if isinstance(lengths, Schedule):
+            mask, lengths = lengths, None
+        elif isinstance(mask, Selector):
+            mask = mask(q, k)
+        return attend_within(attention, q, k, v, mask, lengths, self.padding, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        dropout = self.dropout if self.training else 0.0
+        return {
+            "dropout_p": dropout, "deterministic": self.deterministic, "backend": self.backend
+        }  # fmt: skip
+
+    def plan(self, lengths: Tensor, n: int, dtype: torch.dtype | None = None) -> Schedule:
+        """The block lists of padded sequences of n tokens; `forward` takes them for the lengths.
+
+        Layers of the same mask and sizes can share them. They are made on the device, outside of
+        any graph of torch.compile, and are for calls in this dtype; by default that of the
+        weights, or of autocast. Raises ValueError where padding cannot be skipped: n must be a
+        multiple of 128, and the mask a `masks.Mask` or None.
+        """
+        if not skippable(self.mask, n, n):
+            raise ValueError(
+                f"n is {n} and the mask {self.mask!r}; a plan takes a multiple of 128, and a Mask"
+                " or None: pass the lengths themselves"
+            )
+        weight = self.qkv.weight
+        if dtype is None:
+            kind = weight.device.type
+            dtype = weight.dtype
+            if torch.is_autocast_enabled(kind):
+                dtype = torch.get_autocast_dtype(kind)
+        q, k, v = (
+            torch.empty(len(lengths), n, heads, self.head_dim, dtype=dtype, device=weight.device)
+            for heads in (self.heads, self.kv_heads, self.kv_heads)
+        )
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        blocks = blocks_of(self.mask, n, self.heads, weight.device)
+        return plan(skip_padding(blocks, check_lengths(lengths, q, k)), q, k, v, **self._options)
+
+    def extra_repr(self) -> str:
+        parts = [f"dim={self.dim}", f"heads={self.heads}", f"head_dim={self.head_dim}"]
+        parts += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
+        parts += [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join([*parts, f"mask={self.mask}"])
+
+
+def _mask(mask: Any, layer: int) -> Mask | BlockMask | Selector | None:
+    if isinstance(mask, str):
+        mask = masks.parse(mask)
+    if isinstance(mask, Mask):
+        return mask.layer(integer("layer", layer, min=0))
+    if isinstance(mask, BlockMask | Selector | None):
+        return mask
+    raise ValueError(
+        f"mask is a {type(mask).__name__}; pass a masks.Mask, its text, a masks.BlockMask, a"
+        " selector of sparseflash.select or None"
+    )
+
+
+class Rotary(nn.Module):
+    """Rotary position embeddings (Su et al., arXiv 2104.09864).
+
+    Features i and i + r / 2 of the first r = fraction * head_dim features are a pair, which
+    position t turns by the angle t * base ** (-2 i / r), as in GPT-NeoX and Llama. The further
+    features stay as they are.
+    """
+
+    def __init__(self, base: float = 10_000.0, fraction: float = 1.0):
+        super().__init__()
+        if not base > 1:
+            raise ValueError(f"base is {base}; it must be above 1")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction is {fraction}; it must lie in (0, 1]")
+        self.base, self.fraction = base, fraction
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, heads, head_dim), turned; the same shape and dtype."""
+        turned = round(self.fraction * x.shape[-1])
+        if turned % 2:
+            raise ValueError(
+                f"rotary turns {turned} of {x.shape[-1]} features; choose an even number of them"
+            )
+        wide = torch.promote_types(x.dtype, torch.float32)
+        place = torch.arange(0, turned, 2, dtype=wide, device=x.device)
+        frequency = self.base ** (-place / turned)
+        angle = torch.arange(x.shape[1], dtype=wide, device=x.device)[:, None] * frequency
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # (N, 1, turned / 2)
+        a, b = x[..., :turned].to(wide).chunk(2, dim=-1)
+        found = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+        return found if turned == x.shape[-1] else torch.cat([found, x[..., turned:]], dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"base={self.base}, fraction={self.fraction}"

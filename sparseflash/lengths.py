@@ -1,0 +1,212 @@
+"""Sequences of several lengths in one batch: keys beyond a length are not attended to.
+
+There are two ways, whose results agree up to rounding. `hide_padding` gives q and k further
+features, whose product is a very low score for padding keys. `skip_padding` makes the block mask
+of every sequence on the device, and leaves out the blocks of padding.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from masks import Mask
+from masks.block_lists import EMPTY, FULL
+from masks.tiles import pack_bits
+from sparseflash.checks import check_tensors
+from sparseflash.schedule import Schedule
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.select.selection import Selection
+from sparseflash.select.static import grid_codes, to_device
+
+HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
+BLOCK = 128  # tokens of the blocks that are skipped
+SHORTEST = 1024  # tokens from which skipping is faster than hiding
+NOWHERE = -(2**30)
+PADDINGS = ("auto", "hide", "skip")
+
+Lengths = Tensor | Sequence[int]
+
+
+def attend_within(
+    attend: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    lengths: Lengths | None,
+    padding: str = "auto",
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all).
+
+    padding, scale: as in `keep_within`; options: the further arguments of `attend`.
+    """
+    if lengths is None:
+        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
+    check_tensors(q, k, v)
+    lengths = check_lengths(lengths, q, k)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    n_q, n_k = q.shape[2], k.shape[2]
+    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
+    out, lse = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
+    nothing = lse <= lowest  # the query sees no key
+    if n_q == n_k:
+        nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
+    out = out.masked_fill(nothing[..., None], 0.0)
+    return (out, lse.masked_fill(nothing, -torch.inf)) if return_lse else out
+
+
+def keep_within(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, scale: float, padding: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor, Any, float]:
+    """q, k, v and mask for attention over the keys within the lengths, and the LSE that a query
+    with no such key does not exceed.
+
+    padding: "skip" leaves out the blocks of padding, for a mask that is a `masks.Mask` or None and
+        N_q = N_k, a multiple of 128. "hide" takes every mask. "auto" skips where that is possible
+        and N is at least 1024, but hides inside torch.compile, which cannot trace the block lists.
+    """
+    if padding == "auto":
+        fits = skippable(mask, q.shape[2], k.shape[2]) and k.shape[2] >= SHORTEST
+        padding = "skip" if fits and not torch.compiler.is_compiling() else "hide"
+    if padding == "skip":
+        return q, k, v, _schedule(mask, lengths, q), -torch.inf
+    return *hide_padding(q, k, v, lengths, scale), mask, HIDDEN / 2
+
+
+def check_lengths(lengths: Any, q: Tensor, k: Tensor) -> Tensor:
+    """int32 (B,) on the device of q.
+
+    Raises ValueError for lengths of another shape or type, and for values outside [0, N_k] where
+    they are on the host. Values on a GPU are not read.
+    """
+    batch, n = q.shape[0], k.shape[2]
+    if not isinstance(lengths, Tensor):
+        values = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
+        if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values):
+            raise ValueError(f"lengths is {lengths!r}; pass a tensor or a list of integers")
+        lengths = torch.tensor(values, dtype=torch.int64)
+    if lengths.shape != (batch,) or lengths.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
+            f" shape ({batch},), one for each sequence of the batch"
+        )
+    readable = type(lengths) is Tensor and lengths.device.type == "cpu"
+    if readable and not torch.compiler.is_compiling():
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > n:
+            raise ValueError(
+                f"lengths holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
+            )
+    return lengths.to(q.device, torch.int32, non_blocking=True)
+
+
+def real_tokens(lengths: Tensor, n: int) -> Tensor:
+    """Bool (B, n): True for the tokens within the lengths."""
+    return torch.arange(n, device=lengths.device) < lengths[:, None]
+
+
+def hide_padding(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
+    and HIDDEN for padding keys; and v. Padding keys and their values become 0.
+
+    One copy each, with the tokens outermost as a projection lays them out.
+    """
+    batch, _, n, head_dim = k.shape
+    extra = 8 - head_dim % 8
+    padding = ~real_tokens(lengths, n)[:, :, None, None]
+    ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
+    hide = (padding * (HIDDEN / extra)).to(k.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)  # they may be NaN
+    q = torch.cat([q, ones.expand(batch, *q.shape[1:3], extra)], dim=3)
+    k = torch.cat([k, hide.expand(-1, -1, k.shape[2], extra)], dim=3)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def skippable(mask: Any, n_q: int, n_k: int) -> bool:
+    """Whether `skip_padding` takes this mask and these extents."""
+    return n_q == n_k and n_k % BLOCK == 0 and isinstance(mask, Mask | None)
+
+
+@torch.compiler.disable()
+def _schedule(mask: Mask | None, lengths: Tensor, q: Tensor) -> Schedule:
+    batch, heads, n, _ = q.shape
+    if not skippable(mask, n, n):
+        raise ValueError(
+            f"padding is skip, the mask {mask!r} and the length {n}; that takes a Mask or None, and"
+            f" a multiple of {BLOCK}: take padding=hide"
+        )
+    selection = skip_padding(blocks_of(mask, n, heads, q.device), lengths)
+    return schedule_from_selection(selection, n, n, batch, heads, q.device)
+
+
+class Blocks(NamedTuple):
+    """A mask in blocks of BLOCK x BLOCK tokens, ready to be cut at the end of a sequence."""
+
+    codes: Tensor  # int32 (1, H or 1, blocks, blocks)  as in a Selection of `tiles`
+    tiles: Tensor  # int32 (T + 1, BLOCK, words)  the bit tiles of the mask, then one of all pairs
+    column: Tensor  # int32 (blocks, S)  the tiles that occur in a column of blocks
+    place: Tensor  # int32, as codes  the place of a block's tile in `column`; NOWHERE: empty
+    prefix: Tensor  # int32 (BLOCK, words)  row t has the bits of the keys 0 to t
+    starts: Tensor  # int32 (blocks,)  first token of each
+    max_blocks: int  # non-empty blocks
+
+
+@lru_cache(maxsize=32)
+def blocks_of(mask: Mask | None, n: int, heads: int, device: torch.device) -> Blocks:
+    """`mask` (None: all pairs) for n tokens, a multiple of BLOCK. Copied to the device once."""
+    if mask is None:
+        codes = np.full((1, n // BLOCK, n // BLOCK), FULL, np.int32)
+        bits = np.zeros((0, BLOCK, BLOCK // 32), np.uint32)
+    else:
+        built = mask.build(n, n, (BLOCK, BLOCK), heads=heads if mask.per_head else None)
+        codes, bits = grid_codes(built)[0], built.bits
+    every = np.full((1, *bits.shape[1:]), 2**32 - 1, np.uint32)
+    kinds = [np.setdiff1d(codes[..., c], EMPTY) for c in range(codes.shape[2])]
+    column = np.zeros((len(kinds), max(1, *map(len, kinds))), np.int32)
+    place = np.full_like(codes, NOWHERE)
+    for c, found in enumerate(kinds):
+        column[c, : len(found)] = np.where(found == FULL, len(bits), found)
+        here = codes[..., c]
+        place[..., c] = np.where(here == EMPTY, NOWHERE, np.searchsorted(found, here))
+    keys = np.tril(np.ones((BLOCK, BLOCK), bool))[None]
+    return Blocks(
+        to_device(codes[None], device),
+        to_device(np.concatenate([bits, every]).view(np.int32), device),
+        to_device(column, device),
+        to_device(place[None], device),
+        to_device(pack_bits(keys)[0].view(np.int32), device),
+        to_device(np.arange(0, n, BLOCK, dtype=np.int32), device),
+        int((codes != EMPTY).sum()),
+    )
+
+
+def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
+    """The mask between the blocks of queries and keys that hold real tokens, with the keys cut at
+    the last of these. Made on the device, for every sequence.
+
+    A block whose keys are all real is that of the mask. The one key block that holds the last token
+    gets new tiles, one for each tile that the mask has in that column.
+    """
+    batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
+    n = len(blocks.starts) * BLOCK
+    last = lengths.clamp(max=n) - 1
+    tiles = blocks.tiles[blocks.column[last // BLOCK]] & blocks.prefix[last % BLOCK][:, None, None]
+    first = torch.arange(known, known + batch * slots, slots, dtype=torch.int32, device=last.device)
+    cut = (blocks.place + first[:, None, None, None]).clamp_(min=EMPTY)
+    left = lengths[:, None] - blocks.starts
+    real, whole = left > 0, left >= BLOCK
+    codes = torch.where(whole[:, None, None], blocks.codes, cut)
+    codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
+    bits = torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
+    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks=batch * blocks.max_blocks)

@@ -1,0 +1,258 @@
+"""The attention module and rotary embeddings against plain torch in float64."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import masks
+import sparseflash
+from sparseflash import BlockSparseAttention, Rotary, select
+from sparseflash.testing import oracle
+
+DIM, HEADS, N = 24, 4, 40
+CPU = {"backend": "cpu"}  # the interpreter of Triton would be slow
+
+
+def make(dtype=torch.float64, **options) -> BlockSparseAttention:
+    torch.manual_seed(0)
+    return BlockSparseAttention(DIM, HEADS, **CPU, **options).to(dtype)
+
+
+def tokens(n: int = N, batch: int = 2, seed: int = 1, dtype=torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, n, DIM, generator=generator, dtype=dtype)
+
+
+def expected(layer, x, context=None, allowed=None, turn=lambda t: t):
+    """The layer in plain torch; turn: of queries and keys (B, N, heads, head_dim)."""
+    context = x if context is None else context
+    widths = [layer.heads * layer.head_dim, *[layer.kv_heads * layer.head_dim] * 2]
+    weights = layer.qkv.weight.split(widths)
+    biases = [None] * 3 if layer.qkv.bias is None else layer.qkv.bias.split(widths)
+    q, k, v = (
+        F.linear(t, w, b).unflatten(2, (-1, layer.head_dim))
+        for t, w, b in zip((x, context, context), weights, biases, strict=True)
+    )
+    q, k, v = (t.transpose(1, 2) for t in (turn(q), turn(k), v))
+    out, _ = oracle(q, k, v, allowed)
+    return layer.out(out.transpose(1, 2).flatten(2))
+
+
+def dense(mask, n: int = N) -> torch.Tensor:
+    heads = HEADS if mask.per_head else None
+    return torch.from_numpy(mask.build(n, heads=heads).to_dense())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_heads": 2, "bias": False},
+        {"kv_heads": 1, "head_dim": 10},
+        {"mask": masks.local(7) | masks.global_tokens(2)},
+        {"mask": masks.heads(masks.local(3), masks.causal(), masks.dense(), masks.local(9))},
+    ],
+)
+def test_it_is_attention_between_projections(options):
+    layer, x = make(**options), tokens().requires_grad_()
+    allowed = None if layer.mask is None else dense(layer.mask)
+    wrt = [x, *layer.parameters()]
+    found, wanted = layer(x), expected(layer, x, allowed=allowed)
+    assert found.shape == x.shape
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    gradients = (torch.autograd.grad(out.square().sum(), wrt) for out in (found, wanted))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_cross_attention(bias):
+    layer = make(kv_heads=2, bias=bias, rotary=Rotary(100.0))
+    x, context = tokens(), tokens(29, seed=2)
+    wanted = expected(layer, x, context, turn=lambda t: by_complex_numbers(t, 100.0))
+    torch.testing.assert_close(layer(x, context=context), wanted)
+    masked = make(mask=masks.causal(align="bottom_right"))
+    allowed = torch.from_numpy(masks.causal(align="bottom_right").build(N, 29).to_dense())
+    wanted = expected(masked, x, context, allowed=allowed)
+    torch.testing.assert_close(masked(x, context=context), wanted)
+
+
+def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> torch.Tensor:
+    """The definition: a pair of features is a complex number, multiplied by exp(i angle)."""
+    turned = round(fraction * x.shape[-1])
+    half = turned // 2
+    frequency = torch.tensor([base ** (-2 * i / turned) for i in range(half)], dtype=torch.float64)
+    angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None, None] * frequency
+    pairs = torch.complex(x[..., :half], x[..., half:turned])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag, x[..., turned:]], -1)
+
+
+class TestRotary:
+    @pytest.mark.parametrize("base, fraction", [(10_000.0, 1.0), (500.0, 0.5), (10.0, 0.25)])
+    def test_it_is_its_definition(self, base, fraction):
+        x = torch.randn(2, 30, 3, 16, dtype=torch.float64)
+        found = Rotary(base, fraction)(x)
+        torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
+        assert torch.equal(found[:, 0], x[:, 0])
+
+    def test_scores_depend_on_distances(self):
+        q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(-1, 1, 50, 1, 16)
+        scores = Rotary()(q)[0, :, 0] @ Rotary()(k)[0, :, 0].T
+        for shift in (1, 7, -3):
+            diagonal = scores.diagonal(shift)
+            torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+
+    def test_low_precision_loses_no_angles(self):
+        x = torch.randn(1, 5000, 1, 8, dtype=torch.float64)
+        found = Rotary()(x.bfloat16())
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(
+            found.double(), by_complex_numbers(x.bfloat16().double(), 1e4), rtol=0.01, atol=0.02
+        )
+
+    def test_in_a_layer(self):
+        layer = make(rotary=Rotary(1000.0, 0.5), head_dim=8)
+        wanted = expected(layer, tokens(), turn=lambda t: by_complex_numbers(t, 1000.0, 0.5))
+        torch.testing.assert_close(layer(tokens()), wanted)
+        assert set(layer.state_dict()) == set(make(head_dim=8).state_dict())
+
+    def test_errors(self):
+        for make_it, message in (
+            (lambda: Rotary(base=1.0), "base is 1.0"),
+            (lambda: Rotary(fraction=1.5), "fraction is 1.5"),
+            (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                make_it()
+
+
+def test_masks_in_all_forms():
+    mask = masks.local(7) | masks.global_tokens(2)
+    x, wanted = tokens(), make(mask=mask)(tokens())
+    for form in (str(mask), mask.build(N, block_size=16)):
+        torch.testing.assert_close(make(mask=form)(x), wanted)
+    layers = masks.layers(masks.dense(), mask)
+    assert make(mask=layers, layer=1).mask == mask
+    torch.testing.assert_close(make(mask=layers, layer=1)(x), wanted)
+    every = select.top_k(1.0, block_size=16, within=mask)
+    torch.testing.assert_close(make(mask=every)(x), wanted)
+    few = make(mask=select.top_k(1, block_size=16))(x)
+    assert not torch.allclose(few, make()(x))
+
+
+@pytest.mark.parametrize("padding", ["auto", "hide", "skip"])
+def test_lengths(padding):
+    ends = torch.tensor([256, 1, 130, 0])
+    layer = make(mask=masks.local(50), padding=padding)
+    x = tokens(256, batch=4)
+    real = torch.arange(256) < ends[:, None]
+    allowed = dense(masks.local(50), 256) & real[:, None, None] & real[:, None, :, None]
+    wanted = expected(layer, x, allowed=allowed)
+    for given in (ends, ends.tolist(), layer.plan(ends, 256)):
+        found = layer(x, lengths=given)
+        assert found.isfinite().all()
+        torch.testing.assert_close(found[real], wanted[real])
+    cross = make(mask=None, padding="hide")
+    keys = real[:, None, None, :90]
+    found = cross(x[:, :30], context=x[:, :90], lengths=ends.clamp(max=90))
+    torch.testing.assert_close(found, expected(cross, x[:, :30], x[:, :90], allowed=keys))
+
+
+def test_layers_share_a_plan():
+    first, second = make(mask=masks.local(50)), make(mask=masks.local(50))
+    x, ends = tokens(256), torch.tensor([256, 100])
+    plan = first.plan(ends, 256)
+    assert torch.equal(second(x, lengths=plan), first(x, lengths=plan))
+
+
+def test_dropout_is_for_training():
+    layer, x = make(dropout=0.5), tokens()
+    torch.manual_seed(3)
+    first, second = layer(x), layer(x)
+    torch.manual_seed(3)
+    assert torch.equal(layer(x), first) and not torch.equal(first, second)
+    layer.eval()
+    torch.testing.assert_close(layer(x), make()(x))
+
+
+def test_its_state_is_that_of_two_linear_layers():
+    layer = make(kv_heads=2)
+    shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
+    assert shapes == {
+        "qkv.weight": (48, 24), "qkv.bias": (48,), "out.weight": (24, 24), "out.bias": (24,)
+    }  # fmt: skip
+    other = BlockSparseAttention(DIM, HEADS, kv_heads=2, mask=masks.causal()).double()
+    other.load_state_dict(layer.state_dict())
+    x = tokens()
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def test_autocast():
+    layer, x = make(torch.float32, mask=masks.local(9), rotary=Rotary()), tokens()
+    wanted = layer(x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x.float())
+        plan = layer.plan(torch.tensor([100, 128]), 128)
+        assert layer(tokens(128).float(), lengths=plan).dtype == torch.bfloat16
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([N, 17])])
+def test_it_compiles_into_one_graph(lengths, fresh_dynamo):
+    layer = make(torch.float32, mask=masks.local(9), rotary=Rotary(), kv_heads=2)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    x = tokens(dtype=torch.float32).requires_grad_()
+    found, wanted = compiled(x, lengths=lengths), layer(x, lengths=lengths)
+    torch.testing.assert_close(found, wanted)
+    parameters = list(layer.parameters())
+    gradients = (torch.autograd.grad(out.square().sum(), parameters) for out in (found, wanted))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_it_shows_its_mask():
+    text = repr(make(mask="local:9+global:1", kv_heads=2, dropout=0.1))
+    assert "dim=24, heads=4, head_dim=6, kv_heads=2, dropout=0.1" in text
+    assert str(masks.local(9) | masks.global_tokens(1)) in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "heads is 0; it must be a positive integer"),
+        ({"dim": 2.5}, "dim is 2.5"),
+        ({"heads": 5}, "dim is 24, no multiple of heads, 5; or give head_dim"),
+        ({"kv_heads": 3}, "kv_heads is 3; it must divide heads, 4"),
+        ({"head_dim": -1}, "head_dim is -1"),
+        ({"layer": -1, "mask": masks.layers(masks.local(1), masks.local(2))}, "layer is -1"),
+        ({"dropout": 1.0}, r"dropout is 1.0; it must lie in \[0, 1\)"),
+        ({"padding": "drop"}, "padding is 'drop'"),
+        ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
+        ({"mask": 3}, "mask is a int; pass a masks.Mask"),
+        ({"mask": "locale:3"}, "locale"),
+        ({"backend": "gpu"}, "backend is 'gpu'"),
+    ],
+)
+def test_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        layer = BlockSparseAttention(**{"dim": DIM, "heads": HEADS, **options})
+        layer(tokens(dtype=torch.float32))
+
+
+def test_inputs_are_refused():
+    layer, x = make(), tokens()
+    for call, message in (
+        (lambda: layer(x[0]), r"x has shape \(40, 24\); it must be \(batch, N, 24\)"),
+        (lambda: layer(x[:, :, :8]), "x has shape"),
+        (lambda: layer(x, context=x[:1]), r"context has shape .* must be \(2, N, 24\)"),
+        (lambda: layer(x, lengths=[1]), "one for each sequence"),
+        (lambda: layer.plan(torch.tensor([3, 4]), 100), "n is 100"),
+        (lambda: sparseflash.BlockSparseAttention(8, 1, mask=masks.local(3).build(128)).plan(
+            torch.tensor([3]), 128), "takes a multiple of 128, and a Mask or None"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()

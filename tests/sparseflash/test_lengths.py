@@ -1,0 +1,256 @@
+"""Key lengths: attention over the keys within them, whichever way padding is left out."""
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import masks
+import sparseflash
+from sparseflash import select
+from sparseflash.lengths import BLOCK, attend_within, blocks_of, skip_padding
+from sparseflash.testing import make_qkv
+
+H, N = 3, 512
+LENGTHS = [0, 1, 2, 127, 128, 129, 255, 256, 257, 300, 383, 384, 385, 511, 512, 70]
+MASKS = {
+    "dense": None,
+    "causal": masks.causal(),
+    "whole blocks": masks.butterfly(128) | masks.local(128) >> masks.snap(128),
+    "partial blocks": masks.local(100) | masks.global_tokens(5),
+    "small blocks": masks.butterfly(64),
+    "many tiles": masks.random_blocks(0.3, block=16) & masks.causal(),
+    "per head": masks.heads(masks.local(9), masks.dense(), masks.dilated(200, 3)),
+    "empty columns": masks.diagonals((-300,)),
+}
+
+
+def skipped(mask, lengths, n=N):
+    cpu = torch.device("cpu")
+    return skip_padding(blocks_of(mask, n, H, cpu), torch.tensor(lengths, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_the_blocks_are_those_of_the_mask_and_of_the_real_tokens(mask):
+    found = skipped(mask, LENGTHS).to_block_mask()
+    token = np.arange(N)
+    ends = np.array(LENGTHS)[:, None, None, None]
+    real = (token[:, None] // BLOCK * BLOCK < ends) & (token < ends)
+    allowed = masks.dense() if mask is None else mask
+    heads = H if allowed.per_head else None
+    allowed = allowed.build(N, N, (BLOCK, BLOCK), heads=heads)
+    dense = found.to_dense()
+    assert np.array_equal(dense, np.broadcast_to(real & allowed.to_dense(), dense.shape))
+    if not allowed.heads > 1:  # which `&` refuses to widen
+        assert found == (skipped(None, LENGTHS) & allowed).to_block_mask()
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_there_is_room_for_every_block(mask):
+    for lengths in (LENGTHS, [N] * 4, [N - 1] * 4):
+        selection = skipped(mask, lengths)
+        assert int((selection.codes != -2).sum()) <= selection.max_blocks
+        assert int(selection.codes.max()) < len(selection.bits)
+
+
+def test_tiles_are_few():
+    assert len(skipped(None, [300] * 7).bits) == 7
+    assert len(skipped(MASKS["whole blocks"], [300] * 7).bits) == 7
+    assert (skipped(None, [N, 256]).codes < 0).all()  # what ends with a block needs none
+
+
+def test_lengths_out_of_range_are_clamped_where_nobody_reads_them():
+    found = skipped(MASKS["partial blocks"], [N + 1, 10 * N, -3])
+    expected = skipped(MASKS["partial blocks"], [N, N, 0])
+    assert found.to_block_mask() == expected.to_block_mask()
+
+
+# ---- attention
+
+FEW = [256, 0, 129, 1, 70]
+
+
+def leaves(n_q=256, n_k=256, heads=4, kv_heads=2, dtype=torch.float64):
+    tensors = make_qkv(len(FEW), heads, n_q, n_k, 16, kv_heads=kv_heads, dtype=dtype)
+    return [t.requires_grad_() for t in tensors]
+
+
+def exact(q, k, v, mask, lengths, **options):
+    """Attention of the reference backend under one boolean array for every sequence."""
+    n_q, n_k = q.shape[2], k.shape[2]
+    allowed = np.arange(n_k) < np.array(lengths)[:, None, None, None]
+    if n_q == n_k:
+        allowed = allowed & allowed.transpose(0, 1, 3, 2)
+    if mask is not None:
+        heads = q.shape[1] if mask.per_head else None
+        allowed = allowed & mask.build(n_q, n_k, heads=heads).to_dense()
+    allowed = np.ascontiguousarray(np.broadcast_to(allowed, (*allowed.shape[:2], n_q, n_k)))
+    return sparseflash.attention(q, k, v, allowed, backend="reference", **options)
+
+
+def with_gradients(out, lse, tensors):
+    """What a call gives, LSE of empty rows as 0, and the gradients of both."""
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+    loss = (out * weight).sum() + (lse.to(out.dtype) * weight[..., 0]).sum()
+    return [out, lse, *torch.autograd.grad(loss, tensors)]
+
+
+def agree(found, expected, rtol=1e-6, atol=1e-7):
+    for a, b in zip(found, expected, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("how", ["hide", "skip"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        masks.causal(),
+        masks.local(100) | masks.global_tokens(5),
+        masks.heads(masks.local(9), masks.dense(), masks.dilated(70, 3), masks.causal()),
+        masks.diagonals((-60,)),  # some queries see padding alone
+    ],
+)
+def test_attention_and_gradients(mask, how):
+    tensors = leaves()
+    out, lse = attend_within(
+        sparseflash.attention, *tensors, mask, FEW, how, return_lse=True, scale=0.3
+    )
+    expected = exact(*tensors, mask, FEW, return_lse=True, scale=0.3)
+    assert torch.equal(lse == -torch.inf, expected[1] == -torch.inf)
+    agree(with_gradients(out, lse, tensors), with_gradients(*expected, tensors))
+    for b, end in enumerate(FEW):
+        assert not out[b, :, end:].any()
+
+
+def test_the_public_call_takes_either_way():
+    for n, how in ((1024, "skip"), (1000, "hide")):
+        q, k, v = (t.detach() for t in leaves(n, n, 1, 1, torch.float32))
+        given = (q, k, v, masks.local(50))
+        out = sparseflash.attention(*given, lengths=FEW, backend="cpu")
+        same = attend_within(sparseflash.attention, *given, FEW, how, backend="cpu")
+        assert torch.equal(out, same)
+
+
+def test_with_other_extents_they_count_keys():
+    tensors = leaves(n_q=40, n_k=100)
+    ends = [100, 0, 99, 1, 70]
+    for mask in (None, masks.causal(align="bottom_right")):
+        found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
+        expected = exact(*tensors, mask, ends, return_lse=True)
+        agree(with_gradients(*found, tensors), with_gradients(*expected, tensors))
+
+
+def test_every_form_of_mask():
+    tensors = leaves(96, 96)
+    ends = torch.tensor([96, 0, 50, 33, 2])
+    mask = masks.local(20) | masks.global_tokens(3)
+    expected = exact(*tensors, mask, ends.tolist())
+    array = mask.build(96).to_dense()[0, 0]
+    q, k, v = tensors
+    picked = select.top_k(1.0, block_size=16, within=mask)(q, k)
+    for form in (mask.build(96, block_size=32), array, torch.from_numpy(array), picked):
+        torch.testing.assert_close(sparseflash.attention(q, k, v, form, lengths=ends), expected)
+    plan = sparseflash.plan(picked, q, k, v)
+    torch.testing.assert_close(sparseflash.attention(q, k, v, plan, lengths=ends), expected)
+
+
+def test_both_ways_drop_the_same_probabilities():
+    q, k, v = leaves(dtype=torch.float64)
+    options = {"dropout_p": 0.4, "seed": 7}
+    found = [
+        attend_within(sparseflash.attention, q, k, v, None, FEW, how, **options)
+        for how in ("hide", "skip")
+    ]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["hide", "skip"])
+def test_lower_precision(how, dtype):
+    q, k, v = (t.detach().to(dtype) for t in leaves())
+    options = {"scale": 0.001, "backend": "cpu"}
+    out = attend_within(sparseflash.attention, q, k, v, masks.local(60), FEW, how, **options)
+    doubles = (t.double() for t in (q, k, v))
+    expected = exact(*doubles, masks.local(60), FEW, scale=0.001)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+    assert (out - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_hidden_padding_may_hold_anything():
+    q, k, v = leaves(96, 96, dtype=torch.float32)
+    ends = [96, 0, 50, 33, 2]
+    padding = (torch.arange(96) >= torch.tensor(ends)[:, None])[:, None, :, None]
+    expected = sparseflash.attention(q, k, v, lengths=ends, backend="cpu")
+    for odd in (float("nan"), float("inf")):
+        tensors = [t.detach().masked_fill(padding, odd) for t in (q, k, v)]
+        tensors[0] = q.detach()
+        found = sparseflash.attention(*tensors, lengths=ends, backend="cpu")
+        assert torch.equal(found, expected)
+
+
+def test_no_value_is_read_from_a_device():
+    q, k, v = leaves()
+    for how in ("hide", "skip"):
+        attend_within(sparseflash.attention, q, k, v, None, FEW, how)  # fills the caches
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = [mode.from_tensor(t) for t in (q, k, v)]
+            ends = mode.from_tensor(torch.tensor(FEW))
+            attend_within(sparseflash.attention, *fakes, None, ends, how).sum().backward()
+
+
+@pytest.mark.parametrize("n", [96, 1024])
+def test_it_compiles_into_one_graph(n, fresh_dynamo):
+    q, k, v = leaves(n, n, 2, 1, torch.float32)
+    ends = torch.tensor(FEW).clamp(max=n)
+    mask = masks.local(30)
+
+    def call(q, k, v, ends):
+        return sparseflash.attention(q, k, v, mask, lengths=ends, backend="cpu")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="aot_eager")
+    for given in (ends, ends.flip(0)):
+        expected = call(q, k, v, given)
+        found = compiled(q, k, v, given)
+        torch.testing.assert_close(found, expected)
+        wrt = [q, k, v]
+        for a, b in zip(
+            torch.autograd.grad(found.square().sum(), wrt),
+            torch.autograd.grad(expected.square().sum(), wrt),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([1, 2], r"int64 of shape \(2,\); pass int32 or int64 of shape \(5,\)"),
+        (torch.ones(5), "float32 of shape"),
+        (torch.ones(5, 1).int(), r"of shape \(5, 1\)"),
+        (3, r"shape \(1,\)"),
+        ([1, 2, 3, 4, 97], "lengths holds 97; they must lie in 0..96, the keys"),
+        (torch.tensor([1, 2, 3, 4, -1]), "lengths holds -1"),
+        ([1.0] * 5, "pass a tensor or a list of integers"),
+        ([True] * 5, "pass a tensor or a list of integers"),
+        ("12345", "pass a tensor or a list of integers"),
+    ],
+)
+def test_errors(lengths, message):
+    q, k, v = leaves(96, 96)
+    with pytest.raises(ValueError, match=message):
+        sparseflash.attention(q, k, v, lengths=lengths)
+
+
+def test_skipping_says_what_it_takes():
+    q, k, v = leaves(96, 96)
+    with pytest.raises(ValueError, match="multiple of 128: take padding=hide"):
+        attend_within(sparseflash.attention, q, k, v, None, [96, 1, 1, 1, 1], "skip")
+
+
+def test_explain_takes_lengths():
+    q, k, v = leaves(96, 96)
+    assert "cpu: chosen" in sparseflash.explain(q, k, v, masks.causal(), lengths=[9] * 5)
