@@ -62,15 +62,16 @@ def plan(options: dict[Any, Any], device: str) -> list[StepCase]:
     tokens = options["tokens"] or tokens
     tasks = [*lra.AVERAGED, *(lra.PATH if kind == "cuda" else ())]
     tasks = tasks if options["tasks"] is None else options["tasks"]
+    attentions = options["attentions"] or list(lra.ATTENTIONS)
     for name, given, known in (
         ("tasks", tasks, TASKS),
-        ("attentions", options["attentions"], NAMES),
+        ("attentions", attentions, NAMES),
     ):
         if unknown := [value for value in given if value not in known]:
             raise ValueError(f"{name}={unknown}: choose from {', '.join(known)}")
     kinds = [
         (name, mask)
-        for name in options["attentions"]
+        for name in attentions
         for mask in (options["masks"] if name == "sparse" else [None])
     ]
     own = (*options["options"], f"device={device}")

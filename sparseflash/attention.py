@@ -72,7 +72,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": scale, "return_lse": return_lse}
+        options |= {"backend": backend, "scale": _float(scale), "return_lse": return_lse}
         return attend_within(attention, q, k, v, mask, lengths, **options)
     call = _float(scale), dropout_p, deterministic, backend
     if plain(q, k, v):
@@ -110,8 +110,8 @@ def explain(
     q, k, v = _autocast(q, k, v)
     if lengths is not None:
         check_tensors(q, k, v)
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        q, k, v, mask, _ = keep_within(q, k, v, mask, check_lengths(lengths, q, k), scale)
+        factor = _float(scale) or q.shape[-1] ** -0.5
+        q, k, v, mask, _ = keep_within(q, k, v, mask, check_lengths(lengths, q, k), factor)
     call = _float(scale), dropout_p, deterministic, backend
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem, extents = found.problem, found.extents

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from experiments.common.figures import OTHER, Style
+from experiments.lra.models.attention import KINDS
 
 LABELS = {
     "listops": "ListOps",
@@ -22,18 +23,6 @@ TIMED = (*AVERAGED, "imdb_same_movie")  # enter the mean speed-up
 PATH = ("pathfinder64", "pathfinder128", "pathfinder256")
 
 BASE = "standard"  # what speed-ups are relative to
-ATTENTIONS = {
-    "standard": "Transformer",
-    "flash": "FlashAttention",
-    "sparse": "block-sparse",
-    "linformer": "Linformer",
-    "linear": "linear attention",
-    "performer": "Performer",
-    "local": "local attention",
-    "reformer": "Reformer",
-    "smyrf": "Smyrf",
-}
-
 # Dao et al. 2022, Table 3 (accuracy %, training speed-up) and Table 6 (Path-X, Path-256).
 _TABLE_3 = {
     "standard": (36.0, 63.6, 81.6, 42.3, 72.7, 1.0),
@@ -57,18 +46,9 @@ PAPER = {
     ("sparse", "pathfinder256"): 63.1,
 }
 
-STYLES = {
-    "standard": Style("#000000", "o", "-"),
-    "flash": Style("#0072B2", "s", "-"),
-    "sparse": Style("#D55E00", "D", "-"),
-    "linformer": Style("#009E73", "^", "--"),
-    "linear": Style("#CC79A7", "v", "--"),
-    "performer": Style("#E69F00", "P", "-."),
-    "local": Style("#56B4E9", "X", "-."),
-    "reformer": Style("#7F7F7F", "<", ":"),
-    "smyrf": Style("#8C564B", ">", ":"),
-}
-
+# in the order of the paper's table, then what is registered besides
+ATTENTIONS = {name: KINDS[name].label for name in dict.fromkeys((*_TABLE_3, *KINDS))}
+STYLES = {name: Style(*kind.style) for name, kind in KINDS.items()}
 
 # Of further masks of block-sparse attention, and of runs with other settings.
 VARIANTS = (("d", "--"), ("p", "-."), ("h", ":"), ("*", "-"))

@@ -10,9 +10,9 @@ from triton.language.extra.cuda import globaltimer
 
 import masks
 import sparseflash
-from experiments.lra.models.attention.padding import blocks_of, skip_padding
 from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.cache import cache
+from sparseflash.lengths import blocks_of, skip_padding
 from sparseflash.testing import relative_error
 
 pytestmark = [

@@ -1,47 +1,24 @@
-"""The parts of the encoder: a fused projection around an attention, and the pre-LN block."""
-
-from collections.abc import Callable
-from typing import Any
+"""The parts of the encoder: the pre-LN block, the head, and the initial weights."""
 
 import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention
+from experiments.lra.models.attention.base import Projected
 from experiments.lra.models.config import ModelConfig
-
-Turn = Callable[[Tensor], Tensor]
-
-
-class SelfAttention(nn.Module):
-    """One matrix product makes q, k and v of all heads; the attention reads them in place."""
-
-    def __init__(self, config: ModelConfig, attention: Attention):
-        super().__init__()
-        self.heads, self.head_dim = config.heads, config.head_dim
-        self.parts = 2 if attention.shared_qk else 3
-        inner, bias = config.heads * config.head_dim, config.setting == "nystrom"
-        self.qkv = nn.Linear(config.dim, self.parts * inner, bias)
-        self.attention = attention
-        self.out = nn.Linear(inner, config.dim, bias)
-
-    def forward(self, x: Tensor, lengths: Any, turn: Turn | None = None) -> Tensor:
-        """(B, N, dim) from (B, N, dim). lengths: as the attention takes them; turn: of q and k."""
-        shape = (self.parts, self.heads, self.head_dim)
-        *qk, v = self.qkv(x).unflatten(2, shape).unbind(2)
-        qk = [turn(t) for t in qk] if turn else qk
-        *qk, v = (t.transpose(1, 2) for t in (*qk, v))
-        q, k = qk if self.parts == 3 else (qk[0], qk[0])
-        return self.out(self.attention(q, k, v, lengths).transpose(1, 2).flatten(2))
+from sparseflash import BlockSparseAttention
+from sparseflash.schedule import Schedule
 
 
 class Block(nn.Module):
     """x + attention(LN(x)), then x + feed-forward(LN(x))."""
 
-    def __init__(self, config: ModelConfig, attention: Attention):
+    def __init__(self, config: ModelConfig, attention: Attention, rotary: nn.Module | None = None):
         super().__init__()
         dim, eps = config.dim, norm_eps(config)
         self.norm_attention = nn.LayerNorm(dim, eps)
-        self.attention = SelfAttention(config, attention)
+        biased = config.setting == "nystrom"
+        self.attention = attention.with_projections(dim, bias=biased, rotary=rotary)
         self.dropout = nn.Dropout(config.dropout)
         self.norm_mlp = nn.LayerNorm(dim, eps)
         self.mlp = nn.Sequential(
@@ -52,8 +29,8 @@ class Block(nn.Module):
             nn.Dropout(config.dropout),
         )
 
-    def forward(self, x: Tensor, lengths: Any, turn: Turn | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), lengths, turn))
+    def forward(self, x: Tensor, lengths: Tensor | Schedule | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), lengths=lengths))
         return x + self.mlp(self.norm_mlp(x))
 
 
@@ -85,10 +62,14 @@ def initialise(module: nn.Module, config: ModelConfig) -> None:
     """The initial weights of the setting; "nystrom" keeps torch's own for linear layers."""
     if config.setting != "google":
         return
-    fused = {m.qkv: m.parts for m in module.modules() if isinstance(m, SelfAttention)}
+    parts = {  # matrices in one
+        m.qkv: m.qkv.out_features // m.out.in_features
+        for m in module.modules()
+        if isinstance(m, Projected | BlockSparseAttention)
+    }
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            for weight in layer.weight.detach().chunk(fused.get(layer, 1)):
+            for weight in layer.weight.detach().chunk(parts.get(layer, 1)):
                 nn.init.xavier_uniform_(weight)
             if layer.bias is not None:
                 nn.init.normal_(layer.bias, std=1e-6)

@@ -1,6 +1,6 @@
 """The encoder of the Long Range Arena with its classification head."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention, make_attention
-from experiments.lra.models.attention.base import autocast_dtype, real_tokens
 from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
 from experiments.lra.models.class_token import refuse_a_blind_class_token
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.models.positions import AxialPositions, Rotary, WavePositions, sinusoids
 from experiments.lra.models.waves import SmoothEmbedding
+from sparseflash import BlockSparseAttention
+from sparseflash.lengths import real_tokens
+from sparseflash.schedule import Schedule
 
 __all__ = ["Classifier", "ModelConfig", "model_config"]
 
@@ -73,35 +75,21 @@ class Classifier(nn.Module):
             self.register_buffer("positions", sinusoids(self.states, config.dim), persistent=False)
         if config.rotary and (grid is None or cls):
             raise ValueError("rotary is True: that takes images and pool=mean")
-        self.rotary = Rotary(grid, config.head_dim, order) if grid and config.rotary else None
+        rotary = Rotary(grid, config.head_dim, order) if grid and config.rotary else None
         self.dropout = nn.Dropout(config.dropout)
         options = dict(attention or {"name": "standard"})
-        name = options.pop("name")
-        self.blocks = nn.ModuleList(
-            Block(
-                config,
-                make_attention(
-                    name,
-                    heads=config.heads,
-                    head_dim=config.head_dim,
-                    length=self.states,
-                    dropout=config.attention_dropout,
-                    layer=layer,
-                    class_token=cls,
-                    **options,
-                ),
-            )
-            for layer in range(config.layers)
-        )
-        for layer in range(1, config.layers):
-            self._attention(layer).share(self._attention(0))
+        sizes: dict[str, Any] = {"heads": config.heads, "head_dim": config.head_dim}
+        sizes |= {"length": self.states}
+        sizes |= {"dropout": config.attention_dropout, "class_token": cls}
+        kinds: list[Attention] = []
+        self.blocks = nn.ModuleList()
+        for layer in range(config.layers):
+            kinds.append(make_attention(**options, **sizes, layer=layer))
+            self.blocks.append(Block(config, kinds[-1], rotary))
+            kinds[-1].share(kinds[0])
         if cls:
-            refuse_a_blind_class_token([self._attention(i) for i in range(config.layers)])
-        first: dict[Hashable, int] = {}
-        needs = [self._attention(layer).prepares() for layer in range(config.layers)]
-        # of each layer, the first one whose attention prepares the same
-        self.prepared_by = [first.setdefault(need, i) for i, need in enumerate(needs)]
-        self.preparing = [i for i in sorted(set(self.prepared_by)) if needs[i] is not None]
+            refuse_a_blind_class_token(kinds)
+        self.skips = any(layer.padding == "skip" for layer in self._sparse_layers())
         self.norm = nn.LayerNorm(config.dim, norm_eps(config))
         self.head = Head(config, classes, pair)
         if config.lm_head:
@@ -124,39 +112,46 @@ class Classifier(nn.Module):
         if hidden is not None and not self.config.lm_head:
             raise ValueError("hidden tokens are predicted by a model with lm_head=True")
         pairs = tokens.flatten(0, 1) if self.pair else tokens
-        prepared: dict[int, Any] = {}
+        plans = None
         if lengths is not None:
             lengths = lengths.flatten() if self.cls is None else lengths.flatten() + 1
-            if self.preparing:
-                prepared = self.prepare(lengths)
-        x = self.encode(pairs, lengths, hidden, prepared)
+            plans = self.plans(lengths) if self.skips else None
+        x = self.encode(pairs, lengths, hidden, plans)
         if hidden is not None:
             places = (hidden + self.states - self.length)[:, :, None].expand(-1, -1, x.shape[2])
             return self.lm_head(self.norm(x.gather(1, places))).float()
         pooled = self._pool(x, lengths)
         return self.head(pooled.unflatten(0, (-1, 2)) if self.pair else pooled).float()
 
-    @torch.compiler.disable()  # in forward alone, where all that follows stays one graph
-    def prepare(self, lengths: Tensor) -> dict[int, Any]:
-        """What attentions prepare, once for all layers that share it, by the first of these."""
-        dtype = autocast_dtype(self.embedding.weight)
-        return {layer: self._attention(layer).prepare(lengths, dtype) for layer in self.preparing}
+    @torch.compiler.disable()  # all that follows in `forward` stays one graph
+    def plans(self, lengths: Tensor) -> list[Tensor | Schedule]:
+        """What each layer takes for the lengths: layers that skip padding share the block lists of
+        a mask.
+        """
+        found: list[Tensor | Schedule] = [lengths] * len(self.blocks)
+        made: dict[Any, Schedule] = {}
+        for i, layer in enumerate(self._sparse_layers()):
+            if layer.padding == "skip":
+                if layer.mask not in made:
+                    made[layer.mask] = layer.plan(lengths, self.states)
+                found[i] = made[layer.mask]
+        return found
 
-    def _attention(self, layer: int) -> Attention:
-        block = self.blocks[layer]
-        assert isinstance(block, Block)
-        return block.attention.attention
+    def _sparse_layers(self) -> list[BlockSparseAttention]:
+        """The layers of sparseflash: all, or none."""
+        layers = [block.attention for block in self.blocks]
+        return [layer for layer in layers if isinstance(layer, BlockSparseAttention)]
 
     def encode(
         self,
         tokens: Tensor,
         lengths: Tensor | None,
         hidden: Tensor | None = None,
-        prepared: Mapping[int, Any] | None = None,
+        plans: Sequence[Tensor | Schedule] | None = None,
     ) -> Tensor:
         """The states (B, states, dim) before the last LayerNorm.
 
-        lengths: how many states count; prepared: what `prepare` made of them.
+        lengths: how many states count; plans: what `plans` made of them.
         """
         x = self.embedding(tokens.int())
         if hidden is not None:
@@ -166,8 +161,8 @@ class Classifier(nn.Module):
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
         x = self.dropout(x + self._positions())
-        for layer, block in zip(self.prepared_by, self.blocks, strict=True):
-            x = block(x, (prepared or {}).get(layer, lengths), self.rotary)
+        for i, block in enumerate(self.blocks):
+            x = block(x, lengths if plans is None else plans[i])
         return x
 
     def _positions(self) -> Tensor:

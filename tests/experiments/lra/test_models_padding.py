@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 from experiments.lra.models.attention import make_attention
 from experiments.lra.models.attention.flash import Flash
-from experiments.lra.models.attention.padding import BLOCK, blocks_of, skip_padding
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.tasks.task import Split
 from experiments.lra.training.data import DeviceSplit
@@ -20,53 +19,6 @@ from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import classify
 from experiments.lra.training.step import Trainer
 from tests.train_cases import settings
-
-H, N = 3, 512
-LENGTHS = [1, 2, 127, 128, 129, 255, 256, 257, 300, 383, 384, 385, 511, 512, 70]
-MASKS = {
-    "dense": None,
-    "causal": masks.causal(),
-    "whole blocks": masks.butterfly(128) | masks.local(128) >> masks.snap(128),
-    "partial blocks": masks.local(100) | masks.global_tokens(5),
-    "small blocks": masks.butterfly(64),
-    "many tiles": masks.random_blocks(0.3, block=16) & masks.causal(),
-    "per head": masks.heads(masks.local(9), masks.dense(), masks.dilated(200, 3)),
-    "empty columns": masks.diagonals((-300,)),
-}
-
-
-def skipped(mask, lengths, n=N):
-    cpu = torch.device("cpu")
-    return skip_padding(blocks_of(mask, n, H, cpu), torch.tensor(lengths, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_the_blocks_are_those_of_the_mask_and_of_the_real_tokens(mask):
-    found = skipped(mask, LENGTHS).to_block_mask()
-    token = np.arange(N)
-    ends = np.array(LENGTHS)[:, None, None, None]
-    real = (token[:, None] // BLOCK * BLOCK < ends) & (token < ends)
-    allowed = masks.dense() if mask is None else mask
-    heads = H if allowed.per_head else None
-    allowed = allowed.build(N, N, (BLOCK, BLOCK), heads=heads)
-    dense = found.to_dense()
-    assert np.array_equal(dense, np.broadcast_to(real & allowed.to_dense(), dense.shape))
-    if not allowed.heads > 1:  # which `&` refuses to widen
-        assert found == (skipped(None, LENGTHS) & allowed).to_block_mask()
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_there_is_room_for_every_block(mask):
-    for lengths in (LENGTHS, [N] * 4, [N - 1] * 4):
-        selection = skipped(mask, lengths)
-        assert int((selection.codes != -2).sum()) <= selection.max_blocks
-        assert int(selection.codes.max()) < len(selection.bits)
-
-
-def test_tiles_are_few():
-    assert len(skipped(None, [300] * 7).bits) == 7
-    assert len(skipped(MASKS["whole blocks"], [300] * 7).bits) == 7
-    assert (skipped(None, [N, 256]).codes < 0).all()  # what ends with a block needs none
 
 
 @pytest.mark.parametrize(
@@ -83,8 +35,7 @@ def test_tiles_are_few():
 def test_auto_skips_where_it_pays(length, padding, skips):
     for name in ("flash", "sparse"):
         layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
-        assert isinstance(layer, Flash) and layer.skips == skips
-        assert (layer.prepares() is not None) == skips
+        assert isinstance(layer, Flash) and layer.padding == ("skip" if skips else "hide")
 
 
 # ---- the encoder

@@ -1,8 +1,5 @@
 """What the attentions of the encoder share."""
 
-from collections.abc import Hashable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -46,33 +43,24 @@ class Attention(nn.Module):
     def share(self, first: "Attention") -> None:
         """Take the parameters that all layers have in common from the first layer's attention."""
 
-    def prepares(self) -> Hashable:
-        """What `prepare` follows from, beside sizes: layers of one value share what it makes. None
-        for the kinds that prepare nothing.
-        """
-        return None
+    def with_projections(self, dim: int, *, bias: bool, rotary: nn.Module | None) -> nn.Module:
+        """The layer with its projections: (B, N, dim) to (B, N, dim), of x and the lengths."""
+        return Projected(self, dim, bias=bias, rotary=rotary)
 
-    def prepare(self, lengths: Tensor, dtype: torch.dtype) -> Any:
-        """What `forward` needs of the lengths, and takes for them, for q, k and v of this dtype."""
-        raise NotImplementedError
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, H, N, D) from q, k, v of this shape, any strides (k is q where `shared_qk`).
 
-        lengths: int32 (B,) on the device, how many tokens count, or what `prepare` made of them;
-        None: all of them. Other keys are not attended to, and the output of other queries is finite
-        and means nothing.
+        lengths: int32 (B,) on the device, how many tokens count; None: all of them. Other keys are
+        not attended to, and the output of other queries is finite and means nothing.
 
         Under autocast q, k and v take its dtype, and the precision of each step is explicit.
         """
         dtype = autocast_dtype(q)
-        if isinstance(lengths, Tensor) and self.prepares() is not None:
-            lengths = self.prepare(lengths, dtype)
         q, k, v = (t.to(dtype) for t in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
             return self.attend(q, k, v, lengths)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     @property
@@ -80,13 +68,34 @@ class Attention(nn.Module):
         return self.dropout if self.training else 0.0
 
 
+class Projected(nn.Module):
+    """One matrix product makes q, k and v of all heads; the attention reads them in place.
+
+    rotary: turns queries and keys (B, N, heads, head_dim) by their places.
+    """
+
+    def __init__(self, attention: Attention, dim: int, *, bias: bool, rotary: nn.Module | None):
+        super().__init__()
+        self.shape = (2 if attention.shared_qk else 3, attention.heads, attention.head_dim)
+        inner = attention.heads * attention.head_dim
+        self.qkv = nn.Linear(dim, self.shape[0] * inner, bias)
+        self.attention = attention
+        self.out = nn.Linear(inner, dim, bias)
+        self.rotary = rotary
+
+    def forward(self, x: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        *qk, v = self.qkv(x).unflatten(2, self.shape).unbind(2)
+        qk = [self.rotary(t) for t in qk] if self.rotary is not None else qk
+        *qk, v = (t.transpose(1, 2) for t in (*qk, v))
+        return self.out(self.attention(qk[0], qk[-1], v, lengths).transpose(1, 2).flatten(2))
+
+
 def refuse_causal(attention: Attention) -> None:
     """ValueError for a causal one of a kind that has no causal form here."""
     if attention.causal:
         kind = type(attention).__name__.lower()
         raise ValueError(
-            f"causal is True, and {kind} attention has no causal form here;"
-            " take standard, flash, sparse or local"
+            f"causal is True, and {kind} attention has no causal form here; take one that has"
         )
 
 
@@ -94,11 +103,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     """What autocast, where it is on, makes of x in a matrix product."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-def real_tokens(lengths: Tensor, n: int) -> Tensor:
-    """Bool (B, n): True for the tokens that count."""
-    return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
 def budget(length: int, share: int, most: int) -> int:

@@ -4,9 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, real_tokens, refuse_causal
+from experiments.lra.models.attention.base import Attention, refuse_causal
+from experiments.lra.models.attention.registry import register
+from sparseflash.lengths import real_tokens
 
 
+@register("linear", label="linear attention", style=("#CC79A7", "v", "--"))
 class Linear(Attention):
     """f(q) (f(k)^T v) / f(q) f(k)^T 1 with f = elu + 1. It has no probabilities to drop.
 
@@ -18,8 +21,6 @@ class Linear(Attention):
     def __init__(self, *, normalise: bool = True, eps: float = 1e-6, **sizes):
         super().__init__(**sizes)
         refuse_causal(self)
-        if not isinstance(normalise, bool):
-            raise ValueError(f"normalise is {normalise!r}; it must be True or False")
         self.normalise, self.eps = normalise, eps
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:

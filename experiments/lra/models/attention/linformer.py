@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.models.attention.base import Attention, budget, real_tokens, refuse_causal
+from experiments.lra.models.attention.base import Attention, budget, refuse_causal
+from experiments.lra.models.attention.registry import register
 from experiments.lra.models.attention.standard import softmax_attention
+from sparseflash.lengths import real_tokens
 
 
+@register("linformer", label="Linformer", style=("#009E73", "^", "--"))
 class Linformer(Attention):
     """softmax(q (E^T k)^T / sqrt(D)) F^T v with learned projections E and F of the tokens.
 
@@ -20,8 +23,6 @@ class Linformer(Attention):
     def __init__(self, *, rank: int | None = None, shared: bool = False, **sizes):
         super().__init__(**sizes)
         refuse_causal(self)
-        if not isinstance(shared, bool):
-            raise ValueError(f"shared is {shared!r}; it must be True or False")
         self.rank = rank or budget(self.length, share=16, most=256)
         self.shared = shared
         if shared:

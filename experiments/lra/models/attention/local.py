@@ -5,10 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.lra.models.attention.base import Attention, budget
+from experiments.lra.models.attention.registry import register
 from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask, block_diagonal
 
 
+@register("local", label="local attention", style=("#56B4E9", "X", "-."))
 class Local(Attention):
     """softmax(q k^T / sqrt(D)) v within consecutive windows of tokens.
 

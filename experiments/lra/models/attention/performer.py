@@ -1,15 +1,20 @@
 """Performer: positive orthogonal random features (Choromanski et al., arXiv 2009.14794)."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, budget, real_tokens, refuse_causal
+from experiments.lra.models.attention.base import Attention, budget, refuse_causal
 from experiments.lra.models.attention.linear import linear_attention
+from experiments.lra.models.attention.registry import register
+from sparseflash.lengths import real_tokens
 
 KERNELS = {"softmax": 1e-4, "relu": 1e-3}  # and what is added to their features
 
 
+@register("performer", label="Performer", style=("#E69F00", "P", "-."))
 class Performer(Attention):
     """Linear attention with random features whose products estimate exp(scale q k).
 
@@ -29,7 +34,7 @@ class Performer(Attention):
     def __init__(
         self,
         *,
-        kernel: str = "softmax",
+        kernel: Literal["softmax", "relu"] = "softmax",
         features: int | None = None,
         scale: float | None = None,
         eps: float | None = None,
@@ -37,11 +42,8 @@ class Performer(Attention):
     ):
         super().__init__(**sizes)
         refuse_causal(self)
-        number = isinstance(scale, int | float) and not isinstance(scale, bool)
-        if scale is not None and not (number and 0 < scale < float("inf")):
+        if scale is not None and scale <= 0:
             raise ValueError(f"scale is {scale!r}; it must be a number above 0")
-        if kernel not in KERNELS:
-            raise ValueError(f"kernel is {kernel!r}; choose from {', '.join(KERNELS)}")
         if kernel == "relu" and (features or scale):
             raise ValueError("features and scale are for kernel=softmax; with relu, leave them out")
         self.kernel, self.scale = kernel, self.head_dim**-0.5 if scale is None else scale

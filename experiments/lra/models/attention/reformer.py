@@ -6,10 +6,12 @@ from torch import Tensor
 
 from experiments.lra.models.attention.base import Attention, budget, refuse_causal
 from experiments.lra.models.attention.clusters import by_round, softmax_of_rounds, sort_tokens, take
+from experiments.lra.models.attention.registry import register
 
 ITSELF = -5e4  # the score of a token with itself: it counts only where there is no other
 
 
+@register("reformer", label="Reformer", style=("#7F7F7F", "<", ":"))
 class Reformer(Attention):
     """LSH attention with q = k. Each round sorts the tokens by a random hash and cuts them into
     chunks; a chunk attends to itself and to the one before.

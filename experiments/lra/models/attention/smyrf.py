@@ -4,10 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, budget, real_tokens, refuse_causal
+from experiments.lra.models.attention.base import Attention, budget, refuse_causal
 from experiments.lra.models.attention.clusters import by_round, softmax_of_rounds, sort_tokens, take
+from experiments.lra.models.attention.registry import register
+from sparseflash.lengths import real_tokens
 
 
+@register("smyrf", label="Smyrf", style=("#8C564B", ">", ":"))
 class Smyrf(Attention):
     """Queries and keys are hashed, each sorted by the hash, and cut into clusters of equal size;
     the queries of a cluster attend to its keys. Rounds are weighted by their sums of exp(scores).

@@ -4,11 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, real_tokens
+from experiments.lra.models.attention.base import Attention
+from experiments.lra.models.attention.registry import register
+from sparseflash.lengths import real_tokens
 
 ALIGNED = 8  # keys: rows of bfloat16 scores are then whole 16 bytes, as tensor cores take them
 
 
+@register("standard", label="Transformer", style=("#000000", "o", "-"))
 class Standard(Attention):
     """softmax(q k^T / sqrt(D)) v over the whole score matrix."""
 
