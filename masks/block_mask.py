@@ -173,7 +173,7 @@ class BlockMask:
         """Picture of slice (batch, head) at block level; needs matplotlib, but no display.
 
         Args:
-            path: where to save the figure; the suffix tells the format.
+            path: where to save the figure; the suffix sets the format.
             ax: axes to draw into; a new figure by default (`ax.figure` of the result).
             rows, cols: first and last query and key to show; token by token where few are.
             panels: a new figure with the loads and the reach beside the picture.

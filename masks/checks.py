@@ -7,7 +7,7 @@ FAR = 1 << 60  # more than any number of tokens; sums of a few still fit int64
 
 
 def integer(name: str, value: Any, *, min: int, max: int = FAR) -> int:
-    """`value` as a Python int, min..max; NumPy's will do, bools and floats will not."""
+    """`value` as a Python int in min..max. Accepts NumPy integers, refuses bools and floats."""
     try:
         if isinstance(value, bool):
             raise TypeError

@@ -57,7 +57,6 @@ _living: WeakValueDictionary[str, Any] = WeakValueDictionary()  # masks and bloc
 def pattern(
     *examples: Example,
     short: str | None = None,
-    section: str = "Other",
     written: int | None = None,
     digest: bool = False,
 ) -> Callable[[Factory], Factory]:
@@ -68,7 +67,8 @@ def pattern(
     other mask keeps its own text.
 
     Args:
-        examples, section: of the gallery, which the tests go through as well.
+        examples: of the gallery, which the tests go through as well. They stand in the section
+            that the module names in `SECTION`.
         written: how many leading arguments the text always has, by position. By default these are
             the ones without a default value. The others are written as name=value, and left out
             where they have their default.
@@ -77,27 +77,26 @@ def pattern(
     Raises:
         ValueError: the name belongs to another function.
     """
-    return _register(PATTERNS, short, section, examples, written, digest)
+    return _register(PATTERNS, short, examples, written, digest)
 
 
 def transform(
     *examples: Example,
     short: str | None = None,
-    section: str = "Transforms",
     written: int | None = None,
     digest: bool = False,
 ) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes what stands right of `>>`; see `pattern`."""
-    return _register(TRANSFORMS, short, section, examples, written, digest)
+    """Decorator of a function that makes the right side of `>>`; see `pattern`."""
+    return _register(TRANSFORMS, short, examples, written, digest)
 
 
 def canonical(made: Made, **arguments: Any) -> Made:
-    """`made`, whose text has these arguments in place of the given ones, which mean the same."""
+    """`made`, with arguments for its text that mean the same as those of the call."""
     object.__setattr__(made, "_canonical", arguments)
     return made
 
 
-def name(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
+def named(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
     """`made` with its canonical text, its kind and the arguments that it was made with."""
     values = {"key": key, "kind": kind, "arguments": arguments, "spelled": spelled}
     for attribute, value in values.items():
@@ -117,41 +116,34 @@ def call_text(function: str, *args: Any, **options: tuple[Any, Any]) -> str:
 def _register(
     names: dict[str, Entry],
     short: str | None,
-    section: str,
     examples: tuple[Example, ...],
     written: int | None,
     digest: bool,
 ) -> Callable[[Factory], Factory]:
     def register(function: Factory) -> Factory:
         kind = function.__name__
-        parameters = inspect.signature(function).parameters
-        defaults = {p.name: p.default for p in parameters.values()}
-        by_position = written
-        if written is None:
-            by_position = sum(default is inspect.Parameter.empty for default in defaults.values())
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {parameter.name: parameter.default for parameter in parameters}
+        required = sum(default is inspect.Parameter.empty for default in defaults.values())
+        leading = list(defaults)[: required if written is None else written]
 
         @functools.wraps(function)
         def make(*args: Any, **keywords: Any) -> Any:
             made = function(*args, **keywords)
-            known = getattr(made, "key", "")
-            if known and not getattr(made, "anonymous", False):
+            known, anonymous = hasattr(made, "key"), getattr(made, "anonymous", False)
+            if known and not anonymous:
                 return made
-            arguments = dict(defaults)
-            arguments.update(zip(arguments, args, strict=False))
-            arguments.update(keywords)
-            arguments.update(made.__dict__.pop("_canonical", {}))
-            arguments = {key: plain(value) for key, value in arguments.items()}
+            given = {**dict(zip(defaults, args, strict=False)), **keywords}
+            given |= made.__dict__.pop("_canonical", {})
+            arguments = {key: plain(given.get(key, defaults[key])) for key in defaults}
             shown = {key: _shown(value, digest) for key, value in arguments.items()}
-            spelled = all(shown[key] is arguments[key] for key in shown)
-            if known:
-                made = replace(made, anonymous=False)
-            else:
-                spelled = spelled and made.spelled
-            leading = list(shown)[:by_position]
-            first = [shown.pop(key) for key in leading if shown[key] is not None]
-            options = {key: (shown[key], defaults[key]) for key in shown if key not in leading}
-            return name(made, call_text(kind, *first, **options), kind, arguments, spelled)
+            first = [shown[key] for key in leading if shown[key] is not None]
+            options = {key: (shown[key], defaults[key]) for key in defaults if key not in leading}
+            spelled = shown == arguments and (known or made.spelled)
+            made = replace(made, anonymous=False) if known else made
+            return named(made, call_text(kind, *first, **options), kind, arguments, spelled)
 
+        section = getattr(function, "__globals__", {}).get("SECTION", "Other")
         for word in filter(None, (kind, short)):
             taken = PATTERNS.get(word) or TRANSFORMS.get(word)
             if taken and _origin(taken.function) != _origin(function):  # else it is redefined

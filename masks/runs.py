@@ -152,6 +152,17 @@ def from_steps(grid: Grid, steps: Ints, codes: NDArray) -> Runs:
     return Runs(*compact(starts.ravel(), codes.ravel(), grid.size))
 
 
+def from_segments(grid: Grid, start: Ints, stop: Ints, codes: NDArray) -> Runs:
+    """codes[i] on the positions start[i]..stop[i] - 1, EMPTY elsewhere.
+
+    The segments ascend and do not overlap.
+    """
+    # start, stop, start, stop, ..: where a segment follows at once, its start wins over the stop
+    starts = np.append(0, np.stack([start, stop], axis=1))
+    codes = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
+    return Runs(*compact(starts, codes.astype(np.uint8), grid.size))
+
+
 def from_points(grid: Grid, x: Ints, code: int) -> Runs:
     """`code` at the ascending positions `x`, EMPTY elsewhere."""
     begins = x[np.diff(x, prepend=-2) > 1]

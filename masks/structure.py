@@ -12,6 +12,7 @@ from masks.runs import Bools, Grid, Ints
 from masks.types import Placed
 
 __all__ = ["heads", "layers"]
+SECTION = "Composition"  # of the gallery
 
 
 @pattern(
@@ -22,15 +23,14 @@ __all__ = ["heads", "layers"]
         "",
         BLOCKS,
         1,
-    ),
-    section="Composition",
+    )
 )
 def heads(*parts: Mask) -> Mask:
     """Head h has the mask parts[h % len(parts)].
 
     `heads(local(64), butterfly(64))` gives every other head the butterfly. The heads of the inputs
     must be a multiple of the number of parts (for two local heads and six others, repeat them:
-    `heads(*[a] * 2, *[b] * 6)`); `build` makes as many as there are parts unless told otherwise.
+    `heads(*[a] * 2, *[b] * 6)`); `build` makes as many as there are parts by default.
     """
     return Heads(_checked("heads", parts))
 
@@ -42,11 +42,10 @@ def heads(*parts: Mask) -> Mask:
         "n*(L + 1)*B**2",
         "",
         BLOCKS,
-    ),
-    section="Composition",
+    )
 )
 def layers(*parts: Mask) -> Mask:
-    """Layer i has the mask parts[i % len(parts)]; `mask.layer(i)` takes it out.
+    """Layer i has the mask parts[i % len(parts)]; `mask.layer(i)` returns it.
 
     It joins with other masks before that: `(layers(local(64), dense()) & causal()).layer(0)`.
     """

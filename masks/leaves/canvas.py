@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.checks import integer
+from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
@@ -63,10 +64,10 @@ class OnCanvas(Leaf):
     def runs(self, grid: Grid) -> Runs:
         self._check(grid)
         outer, inner, steps = self._boxes(grid, np.arange(grid.n_q))
-        runs = _from_intervals(grid, self._columns(grid, *outer, steps, touched=True), rl.MIXED)
+        runs = _union(grid, self._columns(grid, *outer, steps, touched=True), rl.MIXED)
         if not self._fills:
             return runs
-        full = _from_intervals(grid, self._columns(grid, *inner, steps, touched=False), rl.FULL)
+        full = _union(grid, self._columns(grid, *inner, steps, touched=False), rl.FULL)
         return rl.merge(runs, full, np.maximum)
 
     def _check(self, grid: Grid) -> None:
@@ -141,7 +142,7 @@ class OnCanvas(Leaf):
         places = np.stack(self._coordinates(k[begin:end]), axis=-1)
         first = np.minimum.reduceat(places, grid.k_first - begin)  # the box of the keys of a column
         last = np.maximum.reduceat(places, grid.k_first - begin)
-        starts, codes = [np.zeros(1, np.int64)], [np.array([rl.EMPTY])]
+        blocks, codes = [], []
         step = max(1, PAIRS_AT_ONCE // grid.cols)
         for row in range(0, grid.rows, step):
             part = slice(row, row + step)
@@ -154,10 +155,10 @@ class OnCanvas(Leaf):
             inside = (shared_low[line] <= first[col]) & (last[col] <= shared_high[line])
             x = line * grid.cols + col
             code = np.where(inside.all(axis=1) & self._fills, rl.FULL, rl.MIXED)
-            starts.append(np.stack([x, x + 1], axis=1).ravel())
-            codes.append(np.stack([code, np.full_like(code, rl.EMPTY)], axis=1).ravel())
-        merged = np.concatenate(starts), np.concatenate(codes).astype(np.uint8)
-        return Runs(*rl.compact(*merged, grid.size))
+            blocks.append(x)
+            codes.append(code)
+        x = np.concatenate(blocks)
+        return rl.from_segments(grid, x, x + 1, np.concatenate(codes))
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return self.alike(grid, np.arange(grid.n_q), np.arange(grid.n_k), row, col)
@@ -165,8 +166,8 @@ class OnCanvas(Leaf):
     def alike(self, grid: Grid, q: Ints, k: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers, equal for equal tiles, when query i is token q[i], and key j token k[j].
 
-        A tile is told by the windows of its queries and the places of its keys, each relative to
-        those of its first token, and by the difference of the two.
+        A tile follows from the windows of its queries and the places of its keys, each relative to
+        those of its first token, and from the difference of the two.
         """
         rows, i = np.unique(row, return_inverse=True)
         cols, j = np.unique(col, return_inverse=True)
@@ -190,8 +191,7 @@ class OnCanvas(Leaf):
 
 def _kinds(content: NDArray) -> Ints:
     """(R,) numbers, equal where content[r] is; content has small integers."""
-    rows = np.ascontiguousarray(content.reshape(len(content), -1), np.int32)
-    return np.unique(rows.view(f"V{rows.shape[1] * 4}").ravel(), return_inverse=True)[1]
+    return row_numbers(content.reshape(len(content), -1).astype(np.int32))
 
 
 def _joined(row: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
@@ -201,17 +201,15 @@ def _joined(row: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
     return row[begins], first[begins], last[ends]
 
 
-def _from_intervals(grid: Grid, parts: Iterator[tuple[Ints, Ints]], code: int) -> Runs:
+def _union(grid: Grid, parts: Iterator[tuple[Ints, Ints]], code: int) -> Runs:
     """`code` on the union of intervals [begin, end), both ascending, and EMPTY elsewhere."""
-    starts, codes = [np.zeros(1, np.int64)], [np.array([rl.EMPTY])]
+    begins, ends = [], []
     for begin, end in parts:
         gap = begin[1:] > end[:-1]
-        begin = begin[np.append(True, gap)[: len(begin)]]
-        end = end[np.append(gap, True)[: len(end)]]
-        starts.append(np.stack([begin, end], axis=1).ravel())
-        codes.append(np.tile([code, rl.EMPTY], len(begin)))
-    merged = np.concatenate(starts), np.concatenate(codes).astype(np.uint8)
-    return Runs(*rl.compact(*merged, grid.size))
+        begins.append(begin[np.append(True, gap)[: len(begin)]])
+        ends.append(end[np.append(gap, True)[: len(end)]])
+    begin, end = (np.concatenate([np.zeros(0, np.int64), *x]) for x in (begins, ends))
+    return rl.from_segments(grid, begin, end, np.full(len(begin), code))
 
 
 def canvas_extents(canvas: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.runs import Bools, Codes, Grid, Ints, Runs, expand
+from masks.runs import Codes, Grid, Ints, Runs, expand
 
 
 def rectangle_runs(
@@ -105,14 +105,27 @@ def _lines(
     grid: Grid, line: Ints, low: Ints, high: Ints, begin: Ints, codes: Codes, shift: Ints
 ) -> tuple[Ints, Codes]:
     """Starts and codes of lines that show the entries low..high-1, without the repeated ones."""
-    count = high - low
-    entry = np.repeat(low - (np.cumsum(count) - count), count) + np.arange(count.sum())
-    col = np.maximum(begin[entry] + np.repeat(shift, count), 0)
-    return np.repeat(line * grid.cols, count) + col, codes[entry]
+    of, entry = expand(low, high)
+    col = np.maximum(begin[entry] + shift[of], 0)
+    return line[of] * grid.cols + col, codes[entry]
 
 
-def distinct(contents: Bools) -> Ints:
-    """(T,) numbers of the rows of `contents` (T, n): equal rows, equal numbers."""
-    packed = np.ascontiguousarray(np.packbits(contents, axis=1))
-    rows = packed.view(f"V{packed.shape[1]}").ravel()
+def row_intervals(grid: Grid, touched: tuple[Ints, Ints], full: tuple[Ints, Ints]) -> Runs:
+    """Codes of rows that touch one interval of columns each, and fill one inside of it.
+
+    Args:
+        touched, full: first columns and the columns after the last, (slices * rows,) each; an
+            interval is empty where its first column is not before its end.
+    """
+    first, stop = touched
+    some_full = (first < stop) & (full[0] < full[1])
+    full_first, full_stop = (np.where(some_full, column, stop) for column in full)
+    steps = np.stack([np.zeros_like(first), first, full_first, full_stop, stop], axis=1)
+    return rl.from_steps(grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY]))
+
+
+def row_numbers(content: NDArray) -> Ints:
+    """(T,) integers: equal ones for equal rows of `content` (T, n)."""
+    content = np.ascontiguousarray(content)
+    rows = content.view(f"V{content.shape[1] * content.itemsize}").ravel()
     return np.unique(rows, return_inverse=True)[1].astype(np.int64)

@@ -1,5 +1,6 @@
-"""Leaf: the base of every pattern, which classifies blocks and looks at tokens."""
+"""Leaf: the base of every pattern; and placements that all slices of a mask share."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.registry import PATTERNS, name
+from masks.registry import PATTERNS, named
 from masks.runs import Bools, Grid, Ints, Runs
 from masks.types import Placed
 
@@ -46,37 +47,58 @@ class Leaf(Mask):
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers for MIXED blocks: equal ones have equal tiles.
 
-        Blocks cut by the end of the sequence are told apart elsewhere. Unless a pattern knows
-        better, all are told apart.
+        Blocks cut by the end of the sequence are separated by the caller. By default every block
+        has a number of its own.
         """
         return (s * grid.rows + row) * grid.cols + col
 
     def place(self, grid: Grid) -> Placed:
-        heads = self.heads or (grid.heads if self.per_head else 1)
-        own = replace(grid, batch=self.batch or 1, heads=heads)
-        b, h = np.divmod(np.arange(grid.slices), grid.heads)
-        own_slice = np.minimum(b, own.batch - 1) * own.heads + np.minimum(h, own.heads - 1)
-        runs = self.runs(own)
-        if own != grid:
-            runs = rl.spread(runs, grid.area, own_slice)
+        return place_own(self, grid, self._place)
 
-        def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
-            return self.allowed(own, own_slice[s], q, k)
-
-        def signature(x: Ints) -> list[Ints]:
-            codes = runs.at(x)
-            inner = np.zeros(len(x), np.int64)
-            mixed = codes == rl.MIXED  # the code tells all of the others
-            if mixed.any():
-                s, row, col = grid.split(x[mixed])
-                inner[mixed] = self.signature(own, own_slice[s], row, col)
-            return [codes.astype(np.int64), inner]
-
-        return Placed(runs, allowed, signature)
+    def _place(self, grid: Grid) -> Placed:
+        runs = self.runs(grid)
+        return Placed(
+            runs,
+            lambda s, q, k: self.allowed(grid, s, q, k),
+            by_code(runs, lambda x: self.signature(grid, *grid.split(x))),
+        )
 
 
-def _restored(leaf: type[Leaf], values: tuple[Any, ...], *named: Any) -> Leaf:
-    return name(leaf(*values), *named)
+def _restored(leaf: type[Leaf], values: tuple[Any, ...], *given: Any) -> Leaf:
+    return named(leaf(*values), *given)
+
+
+def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed:
+    """`place` on the grid with the extents of `mask` itself, spread over the slices of `grid`."""
+    heads = mask.heads or (grid.heads if mask.per_head else 1)
+    own = replace(grid, batch=mask.batch or 1, heads=heads)
+    placed = place(own)
+    if own == grid:
+        return placed
+    b, h = np.divmod(np.arange(grid.slices), grid.heads)
+    own_slice = np.minimum(b, own.batch - 1) * own.heads + np.minimum(h, own.heads - 1)
+
+    def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
+        return placed.allowed(own_slice[s], q, k)
+
+    def signature(x: Ints) -> list[Ints]:
+        s, place = np.divmod(x, grid.area)
+        return placed.signature(own_slice[s] * grid.area + place)
+
+    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature)
+
+
+def by_code(runs: Runs, number: Callable[[Ints], Ints]) -> Callable[[Ints], list[Ints]]:
+    """Signature of blocks: the code, and `number` of the block where that is MIXED."""
+
+    def signature(x: Ints) -> list[Ints]:
+        codes = runs.at(x)
+        inner, mixed = np.zeros(len(x), np.int64), codes == rl.MIXED
+        if mixed.any():
+            inner[mixed] = number(x[mixed])
+        return [codes.astype(np.int64), inner]
+
+    return signature
 
 
 class ByLength(Leaf):

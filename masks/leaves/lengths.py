@@ -10,7 +10,7 @@ from masks.runs import Ints
 
 Lengths = tuple[tuple[int, ...], ...]  # of the documents of every batch entry
 
-FAR = 1 << 40  # tokens; the batch entries are laid out so far apart
+FAR = 1 << 40  # tokens between the origins of two batch entries
 
 
 def read_lengths(name: str, lengths: Any) -> Lengths:
@@ -32,7 +32,7 @@ def read_lengths(name: str, lengths: Any) -> Lengths:
 
 
 def same_counts(lengths: Lengths, key_lengths: Lengths) -> None:
-    """Raise where the keys come in other documents than the queries."""
+    """Raise ValueError unless queries and keys have as many documents in every batch entry."""
     counts, key_counts = ([len(row) for row in rows] for rows in (lengths, key_lengths))
     if counts != key_counts:
         raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.checks import FAR, integer
-from masks.leaves.geometry import code, distinct, from_profiles
+from masks.leaves.geometry import code, from_profiles, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
@@ -96,4 +96,5 @@ def _codes(tokens: TokenSet, first: Ints, last: Ints) -> rl.Codes:
 def _content(tokens: TokenSet, first: Ints, size: int) -> Ints:
     """Numbers of the blocks of `size` tokens: equal ones have the same tokens in the set."""
     first, which = np.unique(first, return_inverse=True)
-    return distinct(tokens.contains(first[:, None] + np.arange(size)))[which]
+    content = np.packbits(tokens.contains(first[:, None] + np.arange(size)), axis=1)
+    return row_numbers(content)[which]

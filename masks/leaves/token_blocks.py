@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.leaves.geometry import rectangle_runs
+from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
 
@@ -100,5 +100,4 @@ class TokenBlocks(Leaf):
         met = self._lookup(grid, s[:, None, None], token_rows, token_cols)
         phases = np.stack([q_phase, k_phase], axis=1).view(np.uint8)
         content = np.concatenate([phases, np.packbits(met.reshape(len(met), -1), axis=1)], axis=1)
-        content = np.ascontiguousarray(content).view(f"V{content.shape[1]}").ravel()
-        return np.unique(content, return_inverse=True)[1].astype(np.int64)
+        return row_numbers(content)

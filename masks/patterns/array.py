@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from masks import runs as rl
 from masks.arrays import read_array
 from masks.leaves.leaf import Leaf
-from masks.registry import name
+from masks.registry import named
 from masks.runs import Bools, Grid, Ints, Runs
 
 __all__ = ["mask_from"]
@@ -22,7 +22,7 @@ def mask_from(array: ArrayLike) -> "ArrayMask":
     """
     data, text = read_array(array)
     batch, heads = (None if extent == 1 else extent for extent in data.shape[:2])
-    return name(ArrayMask(data, batch, heads), text, "mask_from", {}, spelled=False)
+    return named(ArrayMask(data, batch, heads), text, "mask_from", {}, spelled=False)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

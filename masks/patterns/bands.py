@@ -6,15 +6,18 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import FAR, choice, integer
+from masks.checks import FAR, integer
+from masks.leaves.distances import Distances
+from masks.leaves.geometry import row_intervals
 from masks.leaves.leaf import Leaf
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
 
 __all__ = ["causal", "dense", "local", "sliding"]
+SECTION = "Bands and distances"  # of the gallery
 
 
-@pattern(Example("dense()", "everything", "N**2"), section="Bands and distances")
+@pattern(Example("dense()", "everything", "N**2"))
 def dense() -> Mask:
     """Every key is allowed for every query; `~dense()` is nothing."""
     return Dense()
@@ -29,13 +32,7 @@ class Dense(Leaf):
         return np.ones(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
 
 
-ALIGNMENTS = ("top_left", "bottom_right")
-
-
-@pattern(
-    Example("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762"),
-    section="Bands and distances",
-)
+@pattern(Example("causal()", "no query sees ahead", "N*(N + 1)/2", "1706.03762"))
 def causal(*, align: str = "top_left") -> Mask:
     """Key k is allowed for query q when k <= q.
 
@@ -46,14 +43,13 @@ def causal(*, align: str = "top_left") -> Mask:
 
     The diagonal blocks are partial and those below it full: n(n+1)/2 of n x n blocks.
     """
-    return Band(0, FAR, choice("align", align, ALIGNMENTS))
+    return Band(align, 0, FAR)
 
 
 @pattern(
     Example(
         "local(24)", "a window to both sides", "N*(2*w + 1) - w*(w + 1)", "2004.05150", {"w": 24}
     ),
-    section="Bands and distances",
     written=2,
 )
 def local(left: int, right: int | None = None, *, align: str = "top_left") -> Mask:
@@ -66,13 +62,11 @@ def local(left: int, right: int | None = None, *, align: str = "top_left") -> Ma
     """
     left = integer("left", left, min=0)
     right = left if right is None else integer("right", right, min=0)
-    band = Band(-right, left, choice("align", align, ALIGNMENTS))
-    return canonical(band, right=None if right == left else right)
+    return canonical(Band(align, -right, left), right=None if right == left else right)
 
 
 @pattern(
-    Example("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48}),
-    section="Bands and distances",
+    Example("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48})
 )
 def sliding(window: int, *, align: str = "top_left") -> Mask:
     """The `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
@@ -82,42 +76,31 @@ def sliding(window: int, *, align: str = "top_left") -> Mask:
         align: see `causal`.
     """
     window = integer("window", window, min=1)
-    return Band(0, window - 1, choice("align", align, ALIGNMENTS))
+    return Band(align, 0, window - 1)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Band(Leaf):
-    """low <= q - k <= high, with q counted as `align` says."""
+class Band(Distances):
+    """low <= q - k <= high."""
 
     low: int
     high: int
-    align: str
 
-    def _shift(self, grid: Grid) -> int:
-        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
+    def distance(self, d: Ints) -> Bools:
+        return (d >= self.low) & (d <= self.high)
 
     def runs(self, grid: Grid) -> Runs:
-        first, last = grid.q_first + self._shift(grid), grid.q_last + self._shift(grid)
+        first, last = grid.q_first + self.shift(grid), grid.q_last + self.shift(grid)
         # The queries of a block row see an interval of keys together, and another one each.
         low, high = np.maximum(first - self.high, 0), np.minimum(last - self.low, grid.n_k - 1)
         block, origin = grid.block_k, grid.k_origin
-        any_first, any_stop = (low - origin) // block, (high - origin) // block + 1
-        any_first, any_stop = (np.clip(x, 0, grid.cols) for x in (any_first, any_stop))
-        any_first = np.where(low <= high, any_first, any_stop)
-        full_first = np.searchsorted(grid.k_first, last - self.high, "left")
-        full_stop = np.searchsorted(grid.k_last, first - self.low, "right")
-        some_full = (any_first < any_stop) & (full_first < full_stop)
-        full_first = np.where(some_full, full_first, any_stop)
-        full_stop = np.where(some_full, full_stop, any_stop)
-        zero = np.zeros_like(any_first)
-        steps = np.stack([zero, any_first, full_first, full_stop, any_stop], axis=1)
-        return rl.from_steps(
-            grid, steps, np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY])
+        touched = (low - origin) // block, (high - origin) // block + 1
+        begin, stop = (np.clip(x, 0, grid.cols) for x in touched)
+        full = (
+            np.searchsorted(grid.k_first, last - self.high, "left"),
+            np.searchsorted(grid.k_last, first - self.low, "right"),
         )
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        distance = q + self._shift(grid) - k
-        return (distance >= self.low) & (distance <= self.high)
+        return row_intervals(grid, (np.where(low <= high, begin, stop), stop), full)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return grid.q_token(row) - grid.k_token(col)  # a band looks the same along a diagonal

@@ -15,6 +15,7 @@ from masks.registry import BLOCKS, Example, pattern
 from masks.runs import Ints
 
 __all__ = ["bigbird", "etc_", "longformer"]
+SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
@@ -25,7 +26,6 @@ __all__ = ["bigbird", "etc_", "longformer"]
         "2007.14062",
         BLOCKS | {"r": 3},
     ),
-    section="Graphs of token blocks",
     written=2,
 )
 def bigbird(
@@ -104,16 +104,15 @@ class BigBird(Drawn):
         "N*(2*w + 1) - w*(w + 1) + 2*(N - 1 - w)",
         "2004.05150",
         {"w": 24},
-    ),
-    section="Graphs of token blocks",
+    )
 )
 def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = (0,)) -> Mask:
     """A window of window // 2 keys to either side, and tokens that see all and are seen by all.
 
     The window of Beltagy et al. (arXiv 2004.05150) counts keys: with the query itself an inner row
     has window // 2 * 2 + 1 of them, every `dilation`-th token. Dilation differs from head to head
-    in the upper layers there: `heads(longformer(w), longformer(w, 2))`. The projections that
-    global tokens have of their own in Longformer are no matter of the mask. Its text is that of
+    in the upper layers there: `heads(longformer(w), longformer(w, 2))`. Separate
+    projections for global tokens, as in Longformer, are not part of the mask. Its text is that of
     the union, such as `local(256) | global_at((0,))`.
 
     With w = window // 2 and no dilation, n(2w + 1) - w(w + 1) of n x n pairs are in the window, and
@@ -131,9 +130,7 @@ def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = 
 
 
 @pattern(
-    Example("etc_(8, 24)", "global tokens in front of a long input", "", "2004.08483"),
-    short="etc",
-    section="Graphs of token blocks",
+    Example("etc_(8, 24)", "global tokens in front of a long input", "", "2004.08483"), short="etc"
 )
 def etc_(n: int, radius: int) -> Mask:
     """`n` global tokens in front of a long input, whose tokens see `radius` others to either side.

@@ -14,6 +14,7 @@ from masks.registry import Example, pattern
 from masks.runs import Grid, Ints
 
 __all__ = ["bigbird_compat"]
+SECTION = "Graphs of token blocks"  # of the gallery
 
 LONGEST = 4096  # tokens for which the paper's plan is drawn, and then cut
 FOCUS = 1024  # tokens among which it draws
@@ -21,7 +22,6 @@ FOCUS = 1024  # tokens among which it draws
 
 @pattern(
     Example("bigbird_compat(16)", "`bigbird`, drawn as Google's code does", "", "2007.14062"),
-    section="Graphs of token blocks",
     written=2,
 )
 def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:

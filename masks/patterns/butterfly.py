@@ -13,6 +13,7 @@ from masks.registry import BLOCKS, Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints
 
 __all__ = ["butterfly", "pixelfly"]
+SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
@@ -30,7 +31,6 @@ __all__ = ["butterfly", "pixelfly"]
         "2112.00029",
         BLOCKS,
     ),
-    section="Graphs of token blocks",
     written=1,
 )
 def butterfly(
@@ -40,14 +40,14 @@ def butterfly(
 
     Read as a graph of token blocks it is a hypercube with self loops: symmetric, and log2(n) layers
     connect everything. With n = 2**L token blocks and all levels, n(L + 1) of n x n are allowed;
-    with fewer, n(levels + 1), in 2**(L - levels) parts that never see each other. A number that is
-    no power of two is cropped. Mind `butterfly & causal`: at any depth, a block only sees blocks
+    with fewer, n(levels + 1), in 2**(L - levels) groups that never see each other. A number that is
+    not a power of two is cropped. In `butterfly & causal`, at any depth, a block only sees blocks
     whose number is its own with bits cleared, so add `local`.
 
     Args:
         block: tokens of a token block, >= 1; 128 unless `size` is given.
         levels: how many strides 1, 2, 4, ..; None takes all that the length holds.
-        size: the number of token blocks instead, a power of two, whatever the length: a block has
+        size: the number of token blocks instead, a power of two, at every length: a block has
             ceil(n / size) tokens, n the longer of n_q and n_k. This is `butterfly_size` of the
             published code, whose `n_factors` are the levels, 1 to log2(size).
     """
@@ -72,8 +72,7 @@ def butterfly(
         "(n*(L + 3) - 2*L - 2)*B**2",
         "2112.00029",
         BLOCKS,
-    ),
-    section="Graphs of token blocks",
+    )
 )
 def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
     """`butterfly(block, levels)`, and rows and columns of global token blocks at the beginning.

@@ -17,12 +17,10 @@ __all__ = [
     "prefix_lm",
     "sinks",
 ]
+SECTION = "Rows and columns"  # of the gallery
 
 
-@pattern(
-    Example("sinks(8)", "the first keys, for everyone", "N*g", "2309.17453", {"g": 8}),
-    section="Rows and columns",
-)
+@pattern(Example("sinks(8)", "the first keys, for everyone", "N*g", "2309.17453", {"g": 8}))
 def sinks(n: int) -> Mask:
     """Every query sees the first `n` keys (>= 0): k < n, in the future too.
 
@@ -34,15 +32,12 @@ def sinks(n: int) -> Mask:
     return Sinks(integer("n", n, min=0))
 
 
-@pattern(
-    Example("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490"),
-    section="Rows and columns",
-)
+@pattern(Example("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490"))
 def keys_at(tokens: tuple[int, ...]) -> Mask:
     """Every query sees the keys `tokens`, in the future too: vertical lines.
 
     Args:
-        tokens: different integers >= 0; the order is free. Numbers beyond the length mean nothing.
+        tokens: different integers >= 0; the order is free. Numbers beyond the length are ignored.
 
     With s of n tokens, n * s of n x n pairs are allowed.
     """
@@ -57,8 +52,7 @@ def keys_at(tokens: tuple[int, ...]) -> Mask:
         "N*(N + 1)/2 + p*(p - 1)/2",
         "1910.10683",
         {"p": 64},
-    ),
-    section="Rows and columns",
+    )
 )
 def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     """Full attention among the first `prefix` tokens, causal after them: k < prefix or k <= q.
@@ -102,7 +96,6 @@ class KeysAt(Lines):
         {"g": 8},
     ),
     short="global",
-    section="Rows and columns",
 )
 def global_tokens(n: int) -> Mask:
     """The first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
@@ -114,14 +107,13 @@ def global_tokens(n: int) -> Mask:
 
 
 @pattern(
-    Example("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2}),
-    section="Rows and columns",
+    Example("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2})
 )
 def global_at(tokens: tuple[int, ...]) -> Mask:
     """A set S of tokens see every key, and every query sees them: q in S or k in S.
 
     Longformer's global attention at the tokens of a question, say (arXiv 2004.05150). Numbers
-    beyond the length mean nothing.
+    beyond the length are ignored.
 
     Args:
         tokens: different integers >= 0; the order is free.
@@ -154,19 +146,13 @@ class GlobalAt(Lines):
         return TokenSet.of(self.tokens)
 
 
-@pattern(
-    Example("global_rows(8)", "queries that see everything", "N*g", "", {"g": 8}),
-    section="Rows and columns",
-)
+@pattern(Example("global_rows(8)", "queries that see everything", "N*g", "", {"g": 8}))
 def global_rows(n: int) -> Mask:
     """The first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens` only."""
     return GlobalRows(integer("n", n, min=0))
 
 
-@pattern(
-    Example("last_rows(8)", "the last queries see everything", "N*g", "", {"g": 8}),
-    section="Rows and columns",
-)
+@pattern(Example("last_rows(8)", "the last queries see everything", "N*g", "", {"g": 8}))
 def last_rows(n: int) -> Mask:
     """The last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the length."""
     return LastRows(integer("n", n, min=0))

@@ -6,17 +6,14 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import choice, integer
-from masks.leaves.geometry import code, distinct, from_profiles
-from masks.leaves.leaf import Leaf
+from masks.leaves.distances import ALIGNMENTS, Distances
 from masks.leaves.lines import ascending
 from masks.leaves.token_blocks import TokenBlocks
-from masks.patterns.bands import ALIGNMENTS
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Grid, Ints
 
 __all__ = ["diagonals", "dilated", "power_of_two"]
-
-DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
+SECTION = "Bands and distances"  # of the gallery
 
 
 @pattern(
@@ -26,8 +23,7 @@ DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
         "N*(2*m + 1) - s*m*(m + 1)",
         "2004.05150",
         {"m": 12, "s": 4},
-    ),
-    section="Bands and distances",
+    )
 )
 def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
     """Every `step`-th key up to `extent` tokens away: |q - k| <= extent and step divides q - k.
@@ -44,13 +40,10 @@ def dilated(extent: int, step: int, *, align: str = "top_left") -> Mask:
     With w = extent // step and n > extent tokens, n(2w + 1) - step * w(w + 1) pairs are allowed.
     """
     extent, step = integer("extent", extent, min=0), integer("step", step, min=1)
-    return Dilated(choice("align", align, ALIGNMENTS), extent, step)
+    return Dilated(align, extent, step)
 
 
-@pattern(
-    Example("diagonals((0, 16, 64))", "given distances", "3*N - 16 - 64"),
-    section="Bands and distances",
-)
+@pattern(Example("diagonals((0, 16, 64))", "given distances", "3*N - 16 - 64"))
 def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     """Key k is allowed for query q when q - k is one of `distances`; below 0 lies the future.
 
@@ -61,63 +54,7 @@ def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     Distance d holds n - |d| pairs of n x n tokens.
     """
     distances = ascending("distances", distances, min=None)
-    mask = Diagonals(choice("align", align, ALIGNMENTS), distances)
-    return canonical(mask, distances=distances)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Distances(Leaf):
-    """A pattern with `distance`; queries are counted as `align` says."""
-
-    align: str
-
-    def distance(self, d: Ints) -> Bools:
-        """Whether the distances d = q - k are allowed, elementwise; any number may come."""
-        raise NotImplementedError
-
-    def _shift(self, grid: Grid) -> int:
-        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
-
-    def _offset(self, grid: Grid, row: Ints, col: Ints) -> Ints:
-        """Distance of the first query from the first key of a block, as if no end cut it."""
-        return grid.q_token(row) - grid.k_token(col) + self._shift(grid)
-
-    def runs(self, grid: Grid) -> Runs:
-        # The code of a whole block follows from its offset, so all rows in one phase look the same
-        # but for a move. A block that an end cuts may be MIXED where its tokens are all alike.
-        rows, block_q, block_k = np.arange(grid.rows), grid.block_q, grid.block_k
-        moved, phase = np.divmod(rows * block_q, block_k)
-        phases, which = np.unique(phase, return_inverse=True)
-        origin = int(self._offset(grid, rows[:1], rows[:1])[0])
-        lowest = origin - grid.cols * block_k + 1
-        counts = self._counts(lowest, origin + grid.rows * block_q)
-        profiles = []
-        for number, start in enumerate((origin - lowest + phases).tolist()):
-            first = -int(moved[which == number].max())
-            offset = start - np.arange(first, grid.cols) * block_k
-            inside = counts[offset + block_q] - counts[offset - block_k + 1]
-            profiles.append((first, code(inside, block_q + block_k - 1)))
-        return from_profiles(grid, profiles, which, moved)
-
-    def _counts(self, low: int, stop: int) -> np.ndarray:
-        """Entry i is the number of allowed distances among the first i of low..stop-1."""
-        counts = np.zeros(stop - low + 1, np.int32)  # differences of it are right if it overflows
-        for begin in range(low, stop, DISTANCES_AT_ONCE):
-            d = np.arange(begin, min(begin + DISTANCES_AT_ONCE, stop))
-            counts[begin - low + 1 :][: len(d)] = self.distance(d)
-        return np.cumsum(counts, dtype=np.int32, out=counts)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self.distance(q + self._shift(grid) - k)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        offset, which = np.unique(self._offset(grid, row, col), return_inverse=True)
-        inside = np.arange(1 - grid.block_k, grid.block_q)
-        step = max(1, DISTANCES_AT_ONCE // len(inside))
-        content = [
-            self.distance(offset[i : i + step, None] + inside) for i in range(0, len(offset), step)
-        ]
-        return distinct(np.concatenate(content))[which]
+    return canonical(Diagonals(align, distances), distances=distances)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -144,8 +81,7 @@ class Diagonals(Distances):
         "N*(2*L + 1) - 2*(N - 1)",
         "2503.03588",
         {"L": 8},
-    ),
-    section="Bands and distances",
+    )
 )
 def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
     """The distance |q // block - k // block| is 0 or a power of two.

@@ -17,15 +17,14 @@ from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
 __all__ = ["documents", "documents_from_ids", "documents_from_offsets", "shared_prefix"]
+SECTION = "Segments"  # of the gallery
 
 MAX_PAIRS = 1 << 24  # of pieces of documents that see each other
-MAX_TOKENS = 512  # of a block, so that all that tells it fits one int64
+MAX_TOKENS = 512  # of a block, so that its signature fits one int64
 
 
 @pattern(
-    Example("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2"),
-    section="Segments",
-    digest=True,
+    Example("documents((60, 100, 96))", "a packed batch", "60**2 + 100**2 + 96**2"), digest=True
 )
 def documents(lengths: Any, key_lengths: Any = None) -> Mask:
     """Documents that follow one another and see themselves only: id[q] == id[k].
@@ -35,8 +34,8 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
 
     Args:
         lengths: tokens of every document, >= 0, as a list, array or tensor; or one such list for
-            every batch entry, and the mask then has their number as `batch`. They have to reach the
-            length that is built, which cuts what is beyond it.
+            every batch entry, and the mask then has their number as `batch`. Their sum must be at
+            least the length that is built; tokens after it are cut off.
         key_lengths: the same for the keys, where they are others (cross attention of packed
             sequences, like the two `cu_seqlens` of FlashAttention's varlen functions).
 
@@ -55,8 +54,7 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
         "documents_from_offsets((0, 60, 160, 256))",
         "the same from `cu_seqlens`",
         "60**2 + 100**2 + 96**2",
-    ),
-    section="Segments",
+    )
 )
 def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
     """`documents` from the token where each begins, and the end: [0, 3, 8] means lengths 3 and 5.
@@ -70,17 +68,17 @@ def documents_from_offsets(offsets: Any, key_offsets: Any = None) -> Mask:
 @pattern(
     Example(
         "documents_from_ids((0,) * 60 + (1,) * 100 + (0,) * 96)",
-        "the same from a number for every token; a document may come in pieces",
+        "the same from a number for every token; a document may have several pieces",
         "156**2 + 100**2",
     ),
-    section="Segments",
     digest=True,
 )
 def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     """`documents` from the number of every token's document: key k is allowed when id[q] == id[k].
 
     Args:
-        ids: integers, (n,), or (batch, n). They need not be sorted: a document may come in pieces.
+        ids: integers, (n,), or (batch, n). They need not be sorted: a document may have several
+            pieces.
         key_ids: the same for the keys, where they are others.
 
     Raises:
@@ -103,9 +101,7 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
 
 
 @pattern(
-    Example("shared_prefix(32, (100, 124))", "several continuations of one prompt"),
-    section="Segments",
-    digest=True,
+    Example("shared_prefix(32, (100, 124))", "several continuations of one prompt"), digest=True
 )
 def shared_prefix(prefix: int, lengths: Any) -> Mask:
     """A prefix that all see, and documents after it that see the prefix and themselves.
@@ -115,7 +111,7 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
 
     Args:
         prefix: its tokens, >= 0.
-        lengths: tokens of the documents, as for `documents`; prefix and documents have to reach the
+        lengths: tokens of the documents, as for `documents`; with the prefix, at least the
             length that is built.
     """
     prefix = integer("prefix", prefix, min=0)
@@ -204,8 +200,8 @@ class Documents(Leaf):
         return self._sees(q_label, k_label)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # A block of at most two pieces a side is told by where they are cut, and by which of them
-        # see each other. Documents in order see themselves, so only those on both sides count.
+        # The signature of a block of at most two pieces a side is where they are cut, and which of
+        # them see each other. Documents in order see themselves, so only those on both sides count.
         if max(grid.block_q, grid.block_k) > MAX_TOKENS:
             return super().signature(grid, s, row, col)
         q_low, q_high = self.q.find(s, grid.q_first[row]), self.q.find(s, grid.q_last[row])

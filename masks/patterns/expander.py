@@ -17,6 +17,7 @@ from masks.registry import BLOCKS, Example, pattern
 from masks.runs import Ints
 
 __all__ = ["expander", "random_regular"]
+SECTION = "Graphs of token blocks"  # of the gallery
 
 ATTEMPTS = 100
 DENSE = 512  # nodes up to which all eigenvalues are computed
@@ -32,7 +33,6 @@ SLACK = 0.1  # that the spectral gap may lack
         "2303.06147",
         BLOCKS,
     ),
-    section="Graphs of token blocks",
     written=2,
 )
 def random_regular(
@@ -69,7 +69,6 @@ def random_regular(
         "2303.06147",
         BLOCKS,
     ),
-    section="Graphs of token blocks",
     written=2,
 )
 def expander(
@@ -87,7 +86,7 @@ def expander(
     degree; no large graph has more than d - 2 sqrt(d - 1) (Alon and Boppana). So a few layers
     connect everything: about log(n) / log(d - 1). Up to 512 token blocks all eigenvalues are
     computed; beyond, 64 Lanczos steps find that one to some hundredths. `build` raises ValueError
-    when none of 100 draws will do. With n <= max(10, 2 * degree) token blocks all pairs are
+    when none of 100 draws is good enough. With n <= max(10, 2 * degree) token blocks all pairs are
     allowed.
 
     Args:

@@ -7,21 +7,22 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, integer
+from masks.leaves.distances import Distances
 from masks.leaves.geometry import from_profiles
 from masks.patterns.bands import Band, causal
 from masks.patterns.columns import GlobalRows
-from masks.patterns.distances import Distances, power_of_two
+from masks.patterns.distances import power_of_two
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
 
 __all__ = ["log_sparse"]
+SECTION = "Bands and distances"  # of the gallery
 
-LONGEST = 1 << 30  # the numbers of its blocks have to fit int64
+LONGEST = 1 << 30  # so that signatures fit int64
 
 
 @pattern(
     Example("log_sparse()", "the same, causal", "N*(L + 1) - (N - 1)", "1907.00235", {"L": 8}),
-    section="Bands and distances",
     written=1,
 )
 def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
@@ -31,9 +32,9 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
     and restart attention and is no function of the distance alone. Say r = restart and
     c = ceil(log2 r). The query and the tokens r, 2r, .. before it are anchors.
 
-    - An anchor lets in the keys at distances 0, .., c - 1 from it, and those at c, c + 1, c + 3,
+    - An anchor allows the keys at distances 0, .., c - 1 from it, and those at c, c + 1, c + 3,
       .., c - 1 + 2**(c - 1), up to r.
-    - An anchor among the first c - 1 tokens does not let in itself.
+    - An anchor among the first c - 1 tokens does not allow itself.
     - The first 2c * (window // r) queries see all that is causal.
 
     Args:
@@ -89,12 +90,12 @@ class LogSparse(Distances):
         whole = from_profiles(grid, [(0, not_full)], np.zeros(grid.rows, np.int64))
         sparse = rl.merge(super().runs(grid), whole, np.minimum)
         rows = GlobalRows(self.dense_rows).runs(grid)
-        top = rl.merge(rows, Band(0, FAR, "top_left").runs(grid), np.minimum)
+        top = rl.merge(rows, Band("top_left", 0, FAR).runs(grid), np.minimum)
         return rl.merge(sparse, top, np.maximum)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         content = super().signature(grid, s, row, col)
-        offset = np.maximum(self._offset(grid, row, col), -grid.block_q)
+        offset = np.maximum(self.offset(grid, row, col), -grid.block_q)
         far = self.restart + grid.block_k  # from here on an anchor is lost, or not, periodically
         phase = grid.block_q + np.where(offset < far, offset, far + offset % self.restart)
         first = grid.k_token(col) + grid.block_k  # of the keys, counted from 1

@@ -14,6 +14,7 @@ from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints
 
 __all__ = ["axial", "local_2d", "neighborhood", "sliding_tiles"]
+SECTION = "Images and video"  # of the gallery
 
 NORMS = ("chebyshev", "manhattan", "euclidean")
 
@@ -25,8 +26,7 @@ NORMS = ("chebyshev", "manhattan", "euclidean")
         "(W*(2*r + 1) - r*(r + 1))**2",
         "1906.05909",
         {"W": 16, "r": 2},
-    ),
-    section="Images and video",
+    )
 )
 def local_2d(
     canvas: tuple[int, ...], radius: int | tuple[int, ...], *, norm: str = "chebyshev"
@@ -60,8 +60,7 @@ def local_2d(
         "N*(2*W - 1)",
         "1912.12180",
         {"W": 16},
-    ),
-    section="Images and video",
+    )
 )
 def axial(canvas: tuple[int, ...]) -> Mask:
     """The tokens on the lines through the query along each axis (arXiv 1912.12180).
@@ -94,7 +93,7 @@ class Ball(Local):
         power = 1 if self.norm == "manhattan" else 2
         pairs = zip(self._coordinates(q), self._coordinates(k), strict=True)
         near = sum((abs(at_q - at_k) ** power for at_q, at_k in pairs), 0) <= radius**power
-        return near & (s >= 0)  # of the shape asked for
+        return near & (s >= 0)  # broadcasts to the full shape
 
 
 @pattern(
@@ -106,7 +105,6 @@ class Ball(Local):
         {"k": 5},
     ),
     short="natten",
-    section="Images and video",
 )
 def neighborhood(
     canvas: tuple[int, ...],
@@ -190,8 +188,7 @@ class Neighborhood(OnCanvas):
         "N*(3*t)**2",
         "2502.04507",
         {"t": 4},
-    ),
-    section="Images and video",
+    )
 )
 def sliding_tiles(
     canvas: tuple[int, ...], tile: int | tuple[int, ...], window: int | tuple[int, ...]

@@ -13,6 +13,7 @@ from masks.registry import BLOCKS, Example, canonical, pattern
 from masks.runs import Ints
 
 __all__ = ["hubs", "random_blocks"]
+SECTION = "Graphs of token blocks"  # of the gallery
 
 
 @pattern(
@@ -24,7 +25,6 @@ __all__ = ["hubs", "random_blocks"]
         BLOCKS,
     ),
     short="random",
-    section="Graphs of token blocks",
     written=1,
 )
 def random_blocks(
@@ -95,11 +95,7 @@ class RandomBlocks(Drawn):
         return i, col
 
 
-@pattern(
-    Example("hubs(block=16)", "a few blocks see much, most see little"),
-    section="Graphs of token blocks",
-    written=1,
-)
+@pattern(Example("hubs(block=16)", "a few blocks see much, most see little"), written=1)
 def hubs(
     count: int | None = None,
     *,

@@ -15,6 +15,7 @@ from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
 __all__ = ["block_causal", "block_diagonal", "longnet"]
+SECTION = "Segments"  # of the gallery
 
 
 @pattern(
@@ -24,8 +25,7 @@ __all__ = ["block_causal", "block_diagonal", "longnet"]
         "(N // s)*s**2 + (N % s)**2",
         "",
         {"s": 48},
-    ),
-    section="Segments",
+    )
 )
 def block_diagonal(size: int, offset: int = 0) -> Mask:
     """Token blocks that see themselves only: (q + offset) // size == (k + offset) // size.
@@ -51,8 +51,7 @@ def block_diagonal(size: int, offset: int = 0) -> Mask:
         "N*(N + s)/2",
         "2503.09573",
         {"s": 32},
-    ),
-    section="Segments",
+    )
 )
 def block_causal(size: int) -> Mask:
     """Token blocks that see themselves and all before them: k // size <= q // size.
@@ -102,8 +101,7 @@ class BlockDiagonal(Leaf):
         "N*w/r**2",
         "2307.02486",
         {"w": 64, "r": 4},
-    ),
-    section="Segments",
+    )
 )
 def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False) -> Mask:
     """Every `ratio`-th token of a segment sees the others of its segment that are chosen with it.
@@ -190,7 +188,7 @@ class LongNet(BlockDiagonal):
         return super().allowed(grid, s, q, k) & q_chosen & k_chosen
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # Where the first chosen token is, besides; for other segments the head tells.
+        # Also where the first chosen token is; for other segments the head decides.
         number = np.unique(super().signature(grid, s, row, col), return_inverse=True)[1]
         for token, block in ((grid.q_token(row), grid.block_q), (grid.k_token(col), grid.block_k)):
             step = (self._remainder(s) - token % self.size) % self.ratio

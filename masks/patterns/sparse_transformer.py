@@ -6,15 +6,16 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import FAR, choice, integer
-from masks.leaves.geometry import code, from_profiles
+from masks.checks import FAR, integer
+from masks.leaves.distances import Distances
+from masks.leaves.geometry import code, from_profiles, row_intervals
 from masks.leaves.leaf import Leaf
-from masks.patterns.bands import ALIGNMENTS, Band
-from masks.patterns.distances import Distances
+from masks.patterns.bands import Band
 from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs
 
 __all__ = ["fixed", "strided"]
+SECTION = "Bands and distances"  # of the gallery
 
 
 @pattern(
@@ -24,8 +25,7 @@ __all__ = ["fixed", "strided"]
         "N*l - l*(l - 1)/2 + N*(N/l - 1)/2",
         "1904.10509",
         {"l": 16},
-    ),
-    section="Bands and distances",
+    )
 )
 def strided(stride: int, *, align: str = "top_left") -> Mask:
     """The last `stride` keys, the query itself included, and earlier ones at multiples of it.
@@ -41,7 +41,7 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
     With n a multiple of l = stride, n * l - l(l - 1)/2 + n(n/l - 1)/2 pairs are allowed.
     """
     stride = integer("stride", stride, min=1)
-    return Strided(choice("align", align, ALIGNMENTS), stride)
+    return Strided(align, stride)
 
 
 @pattern(
@@ -51,19 +51,18 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
         "N*(l + 1)/2 + c*N*(N/l - 1)/2",
         "1904.10509",
         {"l": 16, "c": 2},
-    ),
-    section="Bands and distances",
+    )
 )
 def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
     """The query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
 
     k <= q, and k // stride == q // stride or k % stride >= stride - summary. Both heads of the
     paper's section 4.2 in one mask; everything earlier is reached in two layers. The version in the
-    Long Range Arena also lets in the first key of every chunk.
+    Long Range Arena also allows the first key of every chunk.
 
     Args:
         stride: tokens of a chunk, >= 1.
-        summary: keys that stand for an earlier chunk, 0..stride.
+        summary: keys that summarise an earlier chunk, 0..stride.
         vertices: how many groups of `summary` keys the heads take turns with (`num_verts` of the
             published code): head h has group h % vertices, counted from the end of the chunk.
             Above 1 the mask repeats after so many heads.
@@ -116,7 +115,7 @@ class Fixed(Leaf):
 
     def runs(self, grid: Grid) -> Runs:
         head = replace(grid, heads=1)
-        chunks, causal = self._chunks(head), Band(0, FAR, "top_left").runs(head)
+        chunks, causal = self._chunks(head), Band("top_left", 0, FAR).runs(head)
         same = np.zeros(grid.slices, np.int64)
         either = rl.merge(self._summaries(grid), rl.spread(chunks, grid.area, same), np.maximum)
         return rl.merge(either, rl.spread(causal, grid.area, same), np.minimum)
@@ -139,23 +138,20 @@ class Fixed(Leaf):
         """Codes of q // stride == k // stride, in the past and in the future."""
         first_chunk, last_chunk = grid.q_first // self.stride, grid.q_last // self.stride
         low, high = first_chunk * self.stride, (last_chunk + 1) * self.stride - 1
-        any_first = np.searchsorted(grid.k_last, low, "left")
-        any_stop = np.searchsorted(grid.k_first, high, "right")
+        touched = (
+            np.searchsorted(grid.k_last, low, "left"),
+            np.searchsorted(grid.k_first, high, "right"),
+        )
         full_first = np.searchsorted(grid.k_first, low, "left")
         full_stop = np.searchsorted(grid.k_last, high, "right")
-        some_full = (first_chunk == last_chunk) & (full_first < full_stop)
-        full_first = np.where(some_full, full_first, any_stop)
-        full_stop = np.where(some_full, full_stop, any_stop)
-        zero = np.zeros_like(any_first)
-        steps = np.stack([zero, any_first, full_first, full_stop, any_stop], axis=1)
-        codes = np.array([rl.EMPTY, rl.MIXED, rl.FULL, rl.MIXED, rl.EMPTY])
-        return rl.from_steps(grid, steps, codes)
+        one = first_chunk == last_chunk
+        return row_intervals(grid, touched, (full_first, np.where(one, full_stop, full_first)))
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # A tile follows from its offset, which no longer matters beyond the own chunk, and from the
         # place of its first key in the chunk.
         offset = grid.q_token(row) - grid.k_token(col)
         offset = np.clip(offset, -grid.block_q, grid.block_k + self.stride)
-        period = min(self.stride, grid.n_k + grid.block_k)  # of the places that there are
+        period = min(self.stride, grid.n_k + grid.block_k)  # number of different places
         phase = grid.k_token(col) % period
         return (offset * period + phase) * self.vertices + s % grid.heads % self.vertices

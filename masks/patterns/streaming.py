@@ -10,6 +10,7 @@ from masks.patterns.distances import diagonals
 from masks.registry import Example, pattern
 
 __all__ = ["streaming", "tri_shape", "vertical_slash"]
+SECTION = "Rows and columns"  # of the gallery
 
 
 @pattern(
@@ -19,8 +20,7 @@ __all__ = ["streaming", "tri_shape", "vertical_slash"]
         "N*w - w*(w - 1)/2 + g*(N - w) - g*(g - 1)/2",
         "2309.17453",
         {"w": 48, "g": 4},
-    ),
-    section="Rows and columns",
+    )
 )
 def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     """The first keys and a window: k < sinks or q - k < window, and k <= q.
@@ -42,10 +42,7 @@ def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
     return parts & causal(align=align)
 
 
-@pattern(
-    Example("tri_shape(4, 48, 16)", "the same, and dense last rows", "", "TriangleMix"),
-    section="Rows and columns",
-)
+@pattern(Example("tri_shape(4, 48, 16)", "the same, and dense last rows", "", "TriangleMix"))
 def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") -> Mask:
     """`streaming`, and the last `last` queries see all that is causal.
 
@@ -64,8 +61,7 @@ def tri_shape(sinks: int, window: int, last: int, *, align: str = "top_left") ->
 @pattern(
     Example(
         "vertical_slash((0, 40), (0, 1, 64))", "columns and diagonals, causal", "", "2407.02490"
-    ),
-    section="Rows and columns",
+    )
 )
 def vertical_slash(
     columns: tuple[int, ...], distances: tuple[int, ...], *, align: str = "top_left"

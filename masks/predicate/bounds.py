@@ -77,7 +77,7 @@ def _sum(node: Expression, *terms: Range) -> Range:
 
 
 def _corners(operator: np.ufunc, x: Range, y: Range) -> Range:
-    """Of an operator that is monotone in either operand, whatever the other one is."""
+    """Of an operator that is monotone in either operand, for any value of the other one."""
     values = [operator(a, b) for a in x for b in y]
     return np.minimum.reduce(values), np.maximum.reduce(values)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from masks import runs as rl
-from masks.runs import Bools, Codes, Grid, Ints, Runs
+from masks.runs import Bools, Codes, Grid, Ints, Runs, expand
 
 PORTION = 1 << 15  # squares looked at together: what is computed from them stays in cache
 WAITING = 1 << 21  # segments kept before neighbours are joined
@@ -34,7 +34,7 @@ class Segments(NamedTuple):
 
 
 def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
-    """Runs of a grid, from a function that gives each square a code, MIXED where it cannot tell."""
+    """Runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
     stack = [_root(grid)]
     found: list[Segments] = []
     held, limit = 0, WAITING
@@ -50,7 +50,7 @@ def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
             limit = max(WAITING, 2 * held)
         if squares.size > 1:
             stack += _portions(_quarters(grid, _choose(squares, code == rl.MIXED)))
-    return _runs(grid, _join(found))
+    return rl.from_segments(grid, *_join(found))
 
 
 def _root(grid: Grid) -> Squares:
@@ -85,9 +85,9 @@ def _segments(grid: Grid, squares: Squares, code: Codes) -> Segments:
     if size == 1:
         return Segments(first, first + 1, code)
     height = np.minimum(size, grid.rows - row)
-    below = np.arange(height.sum()) - np.repeat(np.cumsum(height) - height, height)
-    start = np.repeat(first, height) + below * grid.cols
-    return Segments(start, start + np.repeat(width, height), np.repeat(code, height))
+    of, below = expand(np.zeros_like(height), height)
+    start = first[of] + below * grid.cols
+    return Segments(start, start + width[of], code[of])
 
 
 def _join(found: list[Segments]) -> Segments:
@@ -99,12 +99,3 @@ def _join(found: list[Segments]) -> Segments:
     begins[1:] = (start[1:] != stop[:-1]) | (code[1:] != code[:-1])
     ends = np.append(begins[1:], np.ones(min(len(start), 1), bool))
     return Segments(start[begins], stop[ends], code[begins])
-
-
-def _runs(grid: Grid, segments: Segments) -> Runs:
-    """EMPTY between the segments."""
-    start, stop, code = segments
-    # start, stop, start, stop, ..: where a segment follows at once, its start wins over the stop
-    starts = np.append(0, np.stack([start, stop], axis=1))
-    codes = np.append(rl.EMPTY, np.stack([code, np.full_like(code, rl.EMPTY)], axis=1))
-    return Runs(*rl.compact(starts, codes.astype(np.uint8), grid.size))

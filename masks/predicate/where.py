@@ -24,6 +24,7 @@ from masks.spec import parse
 from masks.types import Placed
 
 __all__ = ["where"]
+SECTION = "Composition"  # of the gallery
 
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
@@ -33,10 +34,7 @@ _functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 _counter = itertools.count(1)
 
 
-@pattern(
-    Example("where(lambda q, k: (q - k) % 24 < 6)", "any formula"),
-    section="Composition",
-)
+@pattern(Example("where(lambda q, k: (q - k) % 24 < 6)", "any formula"))
 def where(fn: Callable[..., Any], *, per_head: bool = False) -> Mask:
     """Key k is allowed for query q where fn(q, k) is True.
 
@@ -118,7 +116,7 @@ def _trace(fn: Callable[..., Any], per_head: bool) -> Expression:
     """What fn computes. Whatever it does not take to symbols comes out as an exception."""
     try:
         rule = lift(fn(*map(symbol, ("h", "q", "k") if per_head else ("q", "k"))))
-    except IndexError as error:  # of a NumPy array, whatever the symbol says to it
+    except IndexError as error:  # of a NumPy array, whatever error the symbol raises
         raise Unsupported(INDEXED) from error
     if rule.kind != BOOL:
         raise Unsupported("the result is no truth value")
@@ -134,7 +132,7 @@ class Predicate(Leaf):
     rule: Expression | None
     reason: str
     per_head: bool
-    anonymous: bool = True  # whether no function with @masks.pattern() stands for it
+    anonymous: bool = True  # not returned by a function with @masks.pattern()
     spelled = False
 
     @property
@@ -218,7 +216,7 @@ class Predicate(Leaf):
     def __reduce__(self):
         if self.spelled:
             return parse, (self.key,)
-        return _again, (self.fn, self.per_head)  # pickle says so where it cannot find fn by name
+        return _again, (self.fn, self.per_head)  # pickle raises where it cannot find fn by name
 
 
 def _again(fn: Callable[..., Any], per_head: bool) -> Mask:

@@ -21,6 +21,7 @@ __all__ = [
     "deepspeed_local_sliding_window",
     "deepspeed_variable",
 ]
+SECTION = "Presets"  # of the gallery
 
 DIRECTIONS = ("bidirectional", "unidirectional")
 ONCE = Stream(0, False, False, None)  # of patterns that draw nothing
@@ -34,7 +35,6 @@ ONCE = Stream(0, False, False, None)  # of patterns that draw nothing
         "DeepSpeed",
         BLOCKS,
     ),
-    section="Presets",
     written=2,
 )
 def deepspeed_fixed(
@@ -78,10 +78,7 @@ def deepspeed_fixed(
     return Fixed(block, ONCE, size, count, causal, horizontal, groups)
 
 
-@pattern(
-    Example("deepspeed_variable(1)", "`VariableSparsityConfig`", "", "DeepSpeed"),
-    section="Presets",
-)
+@pattern(Example("deepspeed_variable(1)", "`VariableSparsityConfig`", "", "DeepSpeed"))
 def deepspeed_variable(
     num_random_blocks: int = 0,
     local_window_blocks: tuple[int, ...] = (4,),
@@ -121,10 +118,7 @@ def deepspeed_variable(
     return Variable(block, stream, random, ranges, causal, windows, horizontal)
 
 
-@pattern(
-    Example("deepspeed_bigbird()", "`BigBirdSparsityConfig`", "", "DeepSpeed"),
-    section="Presets",
-)
+@pattern(Example("deepspeed_bigbird()", "`BigBirdSparsityConfig`", "", "DeepSpeed"))
 def deepspeed_bigbird(
     num_random_blocks: int = 1,
     num_sliding_window_blocks: int = 3,
@@ -174,8 +168,7 @@ def deepspeed_bigbird(
         "(5*n - 6)*B**2",
         "DeepSpeed",
         BLOCKS,
-    ),
-    section="Presets",
+    )
 )
 def deepspeed_bslongformer(
     num_sliding_window_blocks: int = 3,
@@ -209,8 +202,7 @@ def deepspeed_bslongformer(
         "(2*n - 1)*B**2",
         "DeepSpeed",
         BLOCKS,
-    ),
-    section="Presets",
+    )
 )
 def deepspeed_local_sliding_window(
     num_sliding_window_blocks: int = 3, *, attention: str = "unidirectional", block: int = 16

@@ -23,11 +23,11 @@ from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints, Runs
 
 __all__ = ["lra_bigbird", "lra_fixed", "lra_local", "lra_longformer", "lra_strided"]
+SECTION = "Presets"  # of the gallery
 
 
 @pattern(
     Example("lra_local(50)", "Long Range Arena's local attention", "5*50**2 + 6**2", "2011.04006"),
-    section="Presets",
     written=1,
 )
 def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
@@ -48,11 +48,7 @@ def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
     return Interleaved(block)
 
 
-@pattern(
-    Example("lra_fixed(50, 10)", "its Sparse Transformer", "", "2011.04006"),
-    section="Presets",
-    written=2,
-)
+@pattern(Example("lra_fixed(50, 10)", "its Sparse Transformer", "", "2011.04006"), written=2)
 def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
     """`fixed(stride, summary)`, where the first key of every chunk is a summary too.
 
@@ -66,19 +62,13 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
     return FixedLRA(stride, integer("summary", summary, min=0, max=stride))
 
 
-@pattern(
-    Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"),
-    section="Presets",
-)
+@pattern(Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"))
 def lra_strided(stride: int = 50) -> Mask:
     """`strided(stride)`, which is its text; encoders are causal as well. No task uses it."""
     return strided(stride)
 
 
-@pattern(
-    Example("lra_longformer(48)", "its Longformer", "", "2011.04006"),
-    section="Presets",
-)
+@pattern(Example("lra_longformer(48)", "its Longformer", "", "2011.04006"))
 def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
     """Exactly `window` keys: one more after the query than before it, where that is even.
 
@@ -94,11 +84,7 @@ def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
     return mask | global_tokens(n_global) if integer("n_global", n_global, min=0) else mask
 
 
-@pattern(
-    Example("lra_bigbird(16)", "its BigBird", "", "2011.04006"),
-    section="Presets",
-    written=2,
-)
+@pattern(Example("lra_bigbird(16)", "its BigBird", "", "2011.04006"), written=2)
 def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
     """BigBird with the paper's plan, drawn for the length at hand: not `bigbird_compat`.
 
@@ -149,7 +135,7 @@ class FixedLRA(Leaf):
         codes = code(part, grid.k_last - grid.k_first + 1)
         summaries = from_profiles(grid, [(0, codes)], np.zeros(grid.rows, np.int64))
         chunks = BlockDiagonal(self.stride, 0).runs(grid)
-        past = Band(0, FAR, "top_left").runs(grid)
+        past = Band("top_left", 0, FAR).runs(grid)
         return rl.merge(rl.merge(summaries, chunks, np.maximum), past, np.minimum)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:

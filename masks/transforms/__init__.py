@@ -1,1 +1,1 @@
-"""What stands right of `>>`; `masks` exports what each file lists in `__all__`."""
+"""Transforms, the right side of `>>`; `masks` exports what each file lists in `__all__`."""

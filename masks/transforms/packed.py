@@ -4,21 +4,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from masks.algebra import Mask, Transform, inherit
+from masks.leaves.leaf import place_own
 from masks.leaves.lengths import Cuts, Lengths, flat, read_lengths, same_counts
 from masks.patterns.documents import documents
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
-from masks.transforms.slices import place_own
 from masks.types import Placed
 
 __all__ = ["packed"]
 
 
 @transform(
-    Example("strided(16) >> packed((60, 100, 96))", "the mask once in every document"),
-    digest=True,
+    Example("strided(16) >> packed((60, 100, 96))", "the mask once in every document"), digest=True
 )
 def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     """Lay the mask into every one of the documents that are packed into a sequence.
@@ -30,7 +29,7 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
 
     Args:
         lengths, key_lengths: as for `documents`, with the same errors; its `documents_from_offsets`
-            shows how to come by them from `cu_seqlens`. The mask of a document has the whole
+            shows how to get them from `cu_seqlens`. The mask of a document has the whole
             length, also where the sequence that is built ends inside of it.
     """
     rows = read_lengths("lengths", lengths)
@@ -55,7 +54,7 @@ class Packed(Transformed):
 
     def __init__(self, part: Mask, transform: Pack):
         super().__init__(part, transform)
-        inherit(self, (part, documents(transform.lengths)))  # which tells the batch
+        inherit(self, (part, documents(transform.lengths)))  # whose batch it gets
         object.__setattr__(self, "spelled", part.spelled and transform.spelled)
 
     def place(self, grid: Grid) -> Placed:

@@ -169,8 +169,8 @@ class Pieces:
         return placed.allowed(s, np.clip(q, 0, n_q - 1), np.clip(k, 0, n_k - 1))
 
     def signature(self, x: Ints) -> list[Ints]:
-        # A block with tokens of one piece on both sides is told by where that begins and ends, and
-        # by what the placement says.
+        # The signature of a block with tokens of one piece on both sides: where the piece begins
+        # and ends, and the signature in the placement of the piece.
         s, row, col = self.grid.split(x)
         entry = self._entry(s)
         first, last = self._met(self.q, entry, self.grid.q_first[row], self.grid.q_last[row])
@@ -206,7 +206,7 @@ class Pieces:
             at = np.flatnonzero(shape == number)
             x = (s[at] * grid.rows + row[at]) * grid.cols + col[at]
             codes[at] = placed.runs.at(x)
-            mixed = codes[at] == rl.MIXED  # the code tells all of the others
+            mixed = codes[at] == rl.MIXED  # the code alone decides the others
             if not mixed.any():
                 continue
             at, x = at[mixed], x[mixed]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.runs import Grid, Ints, Runs
+from masks.runs import Grid, Ints, Runs, expand
 
 GRAINS = (64, 32, 16, 8, 4)  # tokens of a segment: the first one that no block cuts
 CUT = 8  # where all of them are cut
@@ -63,7 +63,7 @@ def regroup(fine: Runs, grid: Grid, rows: Side, cols: Side) -> Runs:
             local, line = rows.block[part] - begin, rows.segment[part] + s * rows.segments
             at, full = _cells(fine, ends, local, line, cols.segments)
             local, segment = np.divmod(at, cols.segments)
-            entry, of = _ranges(ptr[segment], ptr[segment + 1])
+            of, entry = expand(ptr[segment], ptr[segment + 1])
             place = local[of] * grid.cols + block[entry]
             some = np.bincount(place, minlength=height * grid.cols)
             filled = np.bincount(place, full[of], height * grid.cols)
@@ -86,7 +86,7 @@ def _cells(fine: Runs, ends: Ints, local: Ints, line: Ints, width: int) -> tuple
     """
     low = np.searchsorted(fine.starts, line * width, "right") - 1
     high = np.searchsorted(fine.starts, (line + 1) * width, "left")
-    run, of = _ranges(low, high)
+    of, run = expand(low, high)
     shift = (local - line) * width
     begin = np.maximum(fine.starts[run], (line * width)[of]) + shift[of]
     end = np.minimum(ends[run], ((line + 1) * width)[of]) + shift[of]
@@ -99,12 +99,5 @@ def _cells(fine: Runs, ends: Ints, local: Ints, line: Ints, width: int) -> tuple
     some = np.cumsum(np.where(order < len(is_full), 1, -1))
     full = np.cumsum(np.concatenate([is_full, -is_full])[order])
     inside = some[:-1] > 0
-    at, of = _ranges(x[:-1][inside], x[1:][inside])
+    of, at = expand(x[:-1][inside], x[1:][inside])
     return at, full[:-1][inside][of]
-
-
-def _ranges(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """(value, of): begin[i], .., end[i] - 1 for all i in turn, and the i that each comes from."""
-    length = end - begin
-    of = np.repeat(np.arange(len(begin)), length)
-    return np.arange(len(of)) + np.repeat(begin - (np.cumsum(length) - length), length), of

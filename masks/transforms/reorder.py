@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from masks import runs as rl
 from masks.algebra import And, Mask, Not, Or, Transform
 from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, canvas_extents, per_axis, shortest
+from masks.leaves.leaf import by_code, place_own
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid, Ints
 from masks.transforms.base import Transformed
@@ -26,7 +26,7 @@ SIDES = ("both", "queries", "keys")
         "neighborhood((16, 16), 5) >> tiled((16, 16), 4)",
         "tiles of the image in turn: fewer blocks",
         "N*25",
-    ),
+    )
 )
 def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas tile by tile, and row by row within a tile.
@@ -49,7 +49,7 @@ def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "
 
 
 @transform(
-    Example("neighborhood((16, 16), 5) >> morton((16, 16))", "the image along a Z curve", "N*25"),
+    Example("neighborhood((16, 16), 5) >> morton((16, 16))", "the image along a Z curve", "N*25")
 )
 def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
     """Put the tokens of a canvas along a Z-order curve; arguments and use as in `tiled`.
@@ -64,7 +64,7 @@ def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
 @transform(
     Example(
         "neighborhood((16, 16), 5) >> hilbert((16, 16))", "the image along a Hilbert curve", "N*25"
-    ),
+    )
 )
 def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
     """Put the tokens of an image along a Hilbert curve; arguments and use as in `tiled`.
@@ -91,7 +91,7 @@ def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     Args:
         order: integers (n,), each of 0..n-1 once. It is copied. Beyond 64 tokens the text shows a
             digest only, which `parse` cannot read.
-        side: as in `tiled`, where the use is told as well.
+        side: as in `tiled`, which also explains the use.
     """
     data = np.array(order)
     if data.ndim != 1 or not len(data) or data.dtype.kind not in "iu":
@@ -186,11 +186,9 @@ class Reordered(Transformed):
         inner = self.part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
 
-        def signature(x: Ints) -> list[Ints]:
-            codes = runs.at(x)
-            return [codes.astype(np.int64), np.where(codes == rl.MIXED, x, 0)]  # all different
-
-        return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
+        return Placed(
+            runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), by_code(runs, lambda x: x)
+        )
 
     def _sides(self, grid: Grid) -> tuple[Ints, Ints]:
         """Token of the old sequence at every place of the new one, for queries and for keys."""
@@ -203,17 +201,13 @@ class Reordered(Transformed):
 
 def _place_canvas(leaf: OnCanvas, grid: Grid, q: Ints, k: Ints) -> Placed:
     """A canvas knows its blocks in any order, and which of them look alike."""
-    own = replace(grid, batch=1, heads=1)
-    runs = leaf.runs_in_order(own, q, k)
-    if own != grid:
-        runs = rl.spread(runs, grid.area, np.zeros(grid.slices, np.int64))
 
-    def signature(x: Ints) -> list[Ints]:
-        codes = runs.at(x)
-        column, mixed = np.zeros(len(x), np.int64), codes == rl.MIXED
-        if mixed.any():
-            _, row, col = grid.split(x[mixed])
-            column[mixed] = leaf.alike(grid, q, k, row, col)
-        return [codes.astype(np.int64), column]
+    def place(own: Grid) -> Placed:
+        runs = leaf.runs_in_order(own, q, k)
+        return Placed(
+            runs,
+            lambda s, i, j: leaf.allowed(own, s, q[i], k[j]),
+            by_code(runs, lambda x: leaf.alike(own, q, k, *own.split(x)[1:])),
+        )
 
-    return Placed(runs, lambda s, i, j: leaf.allowed(own, s, q[i], k[j]), signature)
+    return place_own(leaf, grid, place)

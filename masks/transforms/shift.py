@@ -6,12 +6,12 @@ import numpy as np
 
 from masks.algebra import Mask, Transform, inherit
 from masks.checks import integer
+from masks.leaves.leaf import place_own
 from masks.leaves.lengths import FAR, Cuts
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid
 from masks.transforms.base import Transformed
 from masks.transforms.pieces import Pieces
-from masks.transforms.slices import place_own
 from masks.types import Placed
 
 __all__ = ["shift"]
@@ -19,15 +19,12 @@ __all__ = ["shift"]
 MOST = FAR // 4  # so that tokens that are moved stay apart from those of other batch entries
 
 
-@transform(
-    Example("sliding(48) >> shift(64)", "64 tokens later"),
-    written=2,
-)
+@transform(Example("sliding(48) >> shift(64)", "64 tokens later"), written=2)
 def shift(q: int, k: int | None = None) -> "Shift":
     """Move a mask `q` queries down and `k` keys to the right: (i, j) comes from (i - q, j - k).
 
-    What comes in at the upper left is empty. The mask that is moved has q queries and k keys less
-    than the one that is built (more, for negative numbers), so that both end with the same tokens.
+    The new rows and columns at the upper left are empty. The moved mask has q queries and k keys
+    less than the one that is built (more, for negative numbers): both end with the same tokens.
 
     Args:
         q, k: integers, k defaults to q. `mask >> shift(8)` makes room for 8 tokens before a mask,

@@ -8,12 +8,12 @@ from masks import runs as rl
 from masks.algebra import Mask, Transform
 from masks.build import alike, mixed_blocks
 from masks.checks import choice, integer
-from masks.leaves.geometry import rectangle_runs
+from masks.leaves.geometry import rectangle_runs, row_numbers
+from masks.leaves.leaf import place_own
 from masks.registry import Example, canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Transformed
-from masks.transforms.slices import place_own
 from masks.types import Placed
 
 __all__ = ["snap"]
@@ -21,9 +21,7 @@ __all__ = ["snap"]
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
-@transform(
-    Example("local(20) >> snap(16)", "rounded to whole blocks, outward"),
-)
+@transform(Example("local(20) >> snap(16)", "rounded to whole blocks, outward"))
 def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     """Round a mask to whole token blocks (q // block, k // block), as kernels without tiles do.
 
@@ -119,9 +117,7 @@ class Cells:
         line = s[:, None, None] * cells.rows + met_row
         full = self.codes.at(line * cells.cols + met_col) == rl.FULL
         bits = np.packbits(full.reshape(len(x), -1), axis=1)
-        content = np.ascontiguousarray(bits).view(f"V{bits.shape[1]}").ravel()
-        number = np.unique(content, return_inverse=True)[1].astype(np.int64)
-        return [number, q % cells.block_q, k % cells.block_k]
+        return [row_numbers(bits), q % cells.block_q, k % cells.block_k]
 
 
 def decided(placed: Placed, grid: Grid, how: str) -> Runs:

@@ -15,7 +15,7 @@ from masks.patterns.columns import global_at
 from masks.patterns.distances import dilated
 from masks.patterns.expander import expander, random_regular, spectral_gap
 from masks.patterns.random_blocks import hubs
-from masks.registry import name
+from masks.registry import named
 from tests.masks.build_time import assert_builds_within
 
 B = 16
@@ -113,7 +113,7 @@ def test_expander_is_drawn_again():
     for seed in range(20):
         regular = random_regular(4, B, seed=seed)
         first = graph(regular, 40)[0]
-        again = name(
+        again = named(
             replace(regular, gap=0.75), f"drawn again {seed}", "expander", {}, spelled=True
         )
         blocks = graph(again, 40)[0]
@@ -122,7 +122,7 @@ def test_expander_is_drawn_again():
         rejected += laplacian_gap(first) < 0.75
     assert 2 < rejected < 20
     with pytest.raises(ValueError, match=r"no graph of 40 .* in 100 draws: give another seed"):
-        name(replace(regular, gap=2.0), "too much", "expander", {}, spelled=True).build(
+        named(replace(regular, gap=2.0), "too much", "expander", {}, spelled=True).build(
             40 * B, block_size=B
         )
 

@@ -1,0 +1,72 @@
+"""Base of the patterns that depend on the distance q - k alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from masks.checks import choice
+from masks.leaves.geometry import code, from_profiles, row_numbers
+from masks.leaves.leaf import Leaf
+from masks.runs import Bools, Grid, Ints, Runs
+
+ALIGNMENTS = ("top_left", "bottom_right")
+DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Distances(Leaf):
+    """A pattern with `distance`; queries are counted as `align` says."""
+
+    align: str
+
+    def __post_init__(self):
+        choice("align", self.align, ALIGNMENTS)
+
+    def distance(self, d: Ints) -> Bools:
+        """Whether the distances d = q - k are allowed, elementwise; any number may come."""
+        raise NotImplementedError
+
+    def shift(self, grid: Grid) -> int:
+        """What is added to the number of a query before its distance is taken."""
+        return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
+
+    def offset(self, grid: Grid, row: Ints, col: Ints) -> Ints:
+        """Distance of the first query from the first key of a block, as if no end cut it."""
+        return grid.q_token(row) - grid.k_token(col) + self.shift(grid)
+
+    def runs(self, grid: Grid) -> Runs:
+        # The code of a whole block follows from its offset, so all rows in one phase look the same
+        # but for a move. A block that an end cuts may be MIXED where its tokens are all alike.
+        rows, block_q, block_k = np.arange(grid.rows), grid.block_q, grid.block_k
+        moved, phase = np.divmod(rows * block_q, block_k)
+        phases, which = np.unique(phase, return_inverse=True)
+        origin = int(self.offset(grid, rows[:1], rows[:1])[0])
+        lowest = origin - grid.cols * block_k + 1
+        counts = self._counts(lowest, origin + grid.rows * block_q)
+        profiles = []
+        for number, start in enumerate((origin - lowest + phases).tolist()):
+            first = -int(moved[which == number].max())
+            offset = start - np.arange(first, grid.cols) * block_k
+            inside = counts[offset + block_q] - counts[offset - block_k + 1]
+            profiles.append((first, code(inside, block_q + block_k - 1)))
+        return from_profiles(grid, profiles, which, moved)
+
+    def _counts(self, low: int, stop: int) -> np.ndarray:
+        """Entry i is the number of allowed distances among the first i of low..stop-1."""
+        counts = np.zeros(stop - low + 1, np.int32)  # differences of it are right if it overflows
+        for begin in range(low, stop, DISTANCES_AT_ONCE):
+            d = np.arange(begin, min(begin + DISTANCES_AT_ONCE, stop))
+            counts[begin - low + 1 :][: len(d)] = self.distance(d)
+        return np.cumsum(counts, dtype=np.int32, out=counts)
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        return self.distance(q + self.shift(grid) - k)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        offset, which = np.unique(self.offset(grid, row, col), return_inverse=True)
+        inside = np.arange(1 - grid.block_k, grid.block_q)
+        step = max(1, DISTANCES_AT_ONCE // len(inside))
+        content = [
+            self.distance(offset[i : i + step, None] + inside) for i in range(0, len(offset), step)
+        ]
+        return row_numbers(np.packbits(np.concatenate(content), axis=1))[which]
