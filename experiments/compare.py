@@ -11,7 +11,7 @@ blocks beside blocks of 128, and the worst and the mean of every comparison.
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.compare import report
+from experiments.bench.reports.compare import report
 from experiments.bench.rows import SpeedRow
 from experiments.common.program import program
 from experiments.common.records import read

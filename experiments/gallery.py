@@ -3,16 +3,20 @@
     python -m experiments.gallery            # into docs/, from the root of the repository
 
 A picture shows 256 x 256 pairs of tokens, a pixel each, with the colours of `Mask.draw` for blocks
-of 16. The counts are compared with the masks on the way.
+of 16. The counts are compared with the masks on the way. `figures/masks.png` shows patterns at the
+length of a benchmark side by side.
 """
 
 import re
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 import masks
+from experiments.bench.reports.mask_plot import draw_masks
+from experiments.common.figures import style
 from masks.draw import COLOURS, tokens
 from masks.registry import PATTERNS, TRANSFORMS, Example
 
@@ -20,6 +24,16 @@ TOKENS, BLOCK = 256, 16
 JOINED = (  # no pattern of its own
     Example("(local(24) | butterfly(16)) & causal()", "or, and"),
     Example("causal() - sliding(48)", "without"),
+)
+OVERVIEW = (  # of 16384 tokens
+    "local(1024) & causal()",
+    "dilated(2048, 8)",
+    "strided(1024)",
+    "local(256) | global_at((0,))",
+    "butterfly(128)",
+    "local(256) | butterfly(128) | global_tokens(128)",
+    "bigbird(128, 3, per_head=False)",
+    "random_blocks(0.125)",
 )
 HEAD = f"""# Gallery
 
@@ -55,7 +69,16 @@ def write(out: Path) -> list[Path]:
         lines.append("")
     page = out / "gallery.md"
     page.write_text("\n".join(lines))
-    return [page, *written]
+    return [page, *written, overview(pictures.parent / "masks.png")]
+
+
+def overview(path: Path) -> Path:
+    """Draws eight patterns side by side; returns the path."""
+    with style():
+        figure = draw_masks([masks.parse(text).build(16384) for text in OVERVIEW])
+        figure.savefig(path)
+    plt.close(figure)
+    return path
 
 
 def sections() -> dict[str, list[Example]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from experiments.bench.build_case import BUILDERS
-from experiments.bench.mask_build import run, table
+from experiments.bench.mask_build.child import BUILDERS
+from experiments.bench.mask_build.run import run, table
 from experiments.bench.rows import BuildRow
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device

@@ -11,10 +11,10 @@ from typing import Any
 
 import masks
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.mask_plot import draw_masks
+from experiments.bench.reports.mask_plot import draw_masks
+from experiments.bench.reports.plot import draw_speed
+from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
-from experiments.bench.speed_plot import draw_speed
-from experiments.bench.speed_table import newest
 from experiments.common.figures import save, style
 from experiments.common.program import program
 from experiments.common.records import OK, read

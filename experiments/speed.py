@@ -10,9 +10,9 @@ See docs/guide/measuring.md.
 from typing import Any
 
 from experiments.bench.measure import Bench
+from experiments.bench.reports.table import newest, tables
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import chosen, run, unmeasured
-from experiments.bench.speed_table import newest, tables
 from experiments.bench.warm import warm
 from experiments.common.checks import positive_number, whole_number
 from experiments.common.devices import find_device

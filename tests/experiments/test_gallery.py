@@ -1,5 +1,6 @@
 """The gallery shows what is registered, and its counts are those of the masks."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,20 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_writes_page_and_pictures(tmp_path: Path):
     image = pytest.importorskip("PIL.Image")
-    page, *pictures = gallery.write(tmp_path)
+    page, *pictures, overview = gallery.write(tmp_path)
     assert len(pictures) == len(set(pictures)) == len(EXAMPLES)
     assert page.read_text() == (DOCS / "gallery.md").read_text()  # write it again when masks change
     assert all(path.stat().st_size < 15_000 for path in pictures)
+    assert overview == tmp_path / "figures/masks.png" and overview.stat().st_size > 20_000
     causal = np.asarray(image.open(tmp_path / "figures/gallery/causal.png").convert("RGB"))
     assert causal.shape == (256, 256, 3)
     background = causal[0, -1]
     assert np.array_equal((causal != background).any(2), np.tri(256, dtype=bool))
+
+
+def test_the_overview_shows_different_patterns():
+    kinds = {re.sub(r"[^a-z_]+", " ", text) for text in gallery.OVERVIEW}
+    assert len(kinds) == len(gallery.OVERVIEW) >= 7
 
 
 def test_a_wrong_count_is_noticed():

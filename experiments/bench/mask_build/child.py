@@ -1,6 +1,6 @@
 """One measurement of experiments.mask_build, alone in a process that has done nothing before.
 
-    python -m experiments.bench.build_case '{"builder": "masks", "mask": "local:256", ...}'
+    python -m experiments.bench.mask_build.child '{"builder": "masks", "mask": "local:256", ...}'
 
 prints a JSON object. torch is imported only where the builder needs it, so that the memory is that
 of the builder.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import masks
-from experiments.bench.named_masks import formula, make
+from experiments.bench.mask_build.named_masks import formula, make
 
 MIB = 2**20
 

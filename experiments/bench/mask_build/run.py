@@ -29,7 +29,7 @@ def measure(row: BuildRow, device: torch.device, options: dict[str, Any]) -> Bui
         return replace(row, status=f"unsupported: about {need / GIB:.0f} GiB for all pairs")
     case = {name: asdict(row)[name] for name in ("mask", "builder", "seq_len", "block")}
     case |= {"device": str(device), "seconds": options["seconds"]}
-    command = [sys.executable, "-m", "experiments.bench.build_case", json.dumps(case)]
+    command = [sys.executable, "-m", "experiments.bench.mask_build.child", json.dumps(case)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """The masks of experiments.mask_build by name, and their formulas for FlexAttention.
 
-It imports no torch: `experiments.bench.build_case` measures the memory of what its builder needs.
+It imports no torch, because the process that measures a builder shall hold nothing else.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.bench import compare
+from experiments.bench.reports import compare
 from tests.experiments.bench.bench_cases import made_up_rows
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.reports.table import best_dense, shape_of
 from experiments.bench.rows import OWN, SpeedRow
-from experiments.bench.speed_table import best_dense, shape_of
 from experiments.common.figures import (
     COLUMN,
     OTHER,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import masks
-from experiments.bench import named_masks
+from experiments.bench.mask_build import named_masks
 
 
 def test_documents():

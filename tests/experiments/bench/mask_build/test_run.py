@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import masks
-from experiments.bench import mask_build
-from experiments.bench.mask_build import measure, table, verdict
+from experiments.bench.mask_build import run as mask_build
+from experiments.bench.mask_build.run import measure, table, verdict
 from experiments.bench.rows import BuildRow
 from experiments.common.records import OK, Records, read
 

@@ -6,8 +6,8 @@ import pytest
 from matplotlib import pyplot as plt
 
 from experiments.bench.grids import make_grid
+from experiments.bench.reports.plot import draw_speed
 from experiments.bench.rows import SpeedRow
-from experiments.bench.speed_plot import draw_speed
 from experiments.common.figures import COLUMN, MAX_ENTRIES, style
 from experiments.common.records import Records
 from experiments.plot import draw_all, patterns

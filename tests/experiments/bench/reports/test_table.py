@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from experiments.bench.reports.table import tables
 from experiments.bench.speed_run import measurements
-from experiments.bench.speed_table import tables
 from experiments.common.records import OK
 from tests.experiments.bench.bench_cases import CASE, CPU, made_up_rows
 from tests.experiments.bench.speed_rows import ROW

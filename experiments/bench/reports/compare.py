@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.reports.table import newest, shape_of, shape_text, share_text
 from experiments.bench.rows import SpeedRow
-from experiments.bench.speed_table import newest, shape_of, shape_text, share_text
 from experiments.common.checks import choose
 from experiments.common.records import OK
 from experiments.common.text_table import aligned
