@@ -22,6 +22,7 @@ from sparseflash.backends.hopper import missing
 from sparseflash.backends.hopper.forward import merge_arguments
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.checks import check_scale, check_shapes
+from sparseflash.kernels.scale import scale_log2
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
@@ -228,7 +229,6 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from sparseflash.kernels.hopper.forward_fp8 import attention_forward_fp8
-    from sparseflash.kernels.softmax import scale_log2
     from sparseflash.kernels.tl.merge_parts import merge_parts
 
     q, k, v = inputs[:3]

@@ -16,6 +16,7 @@ from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.configs import tiles_for
 from sparseflash.kernels.launch import Launch
+from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
@@ -182,8 +183,6 @@ class Cut:
     """How one kernel is cut for a problem: its tiles and the arguments that follow from them."""
 
     def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.softmax import scale_log2
-
         facts = schedule.facts if schedule is not None else None
         self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic

@@ -10,20 +10,10 @@ Exponentials inside a kernel have base 2, as the hardware has them:
 import triton
 import triton.language as tl
 
-_LOG2E = 1.4426950408889634
-LOG2E = tl.constexpr(_LOG2E)
-LN2 = tl.constexpr(0.6931471805599453)
+from sparseflash.kernels import scale
 
-
-# ------------------------------------------------------------------ what a launch passes
-def scale_log2(scale: float) -> float:
-    """The factor of the scores in base 2."""
-    return scale * _LOG2E
-
-
-def start_scale(scale: float) -> float:
-    """The factor between `lse` and `score_start`."""
-    return 1.0 / scale
+LOG2E = tl.constexpr(scale.LOG2E)
+LN2 = tl.constexpr(scale.LN2)
 
 
 # ------------------------------------------------------------------ forward

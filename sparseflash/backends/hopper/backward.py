@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparseflash.backends.hopper.passes import Call, ColumnPass, Finish, Prepare, RowPass
 from sparseflash.backends.hopper.tma import empty_like, fits_tma
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved, Walk
@@ -56,6 +55,8 @@ class Backward:
     """The passes of the form that fits the problem."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.backends.hopper import passes  # the kernels need Triton with Gluon
+
         facts = None if schedule is None else schedule.facts
         dynamic = schedule is not None and schedule.dynamic
         form = backward_form(problem, facts)
@@ -67,9 +68,11 @@ class Backward:
         n_pad = -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
         self.buffer = *problem.q_shape[:2], n_pad
         self.width = padded(problem.head_dim)
-        self.prepare, self.finish = Prepare(problem.options.scale), Finish(problem.options.scale)
-        self.cols = ColumnPass(problem, form.cols, static=not dynamic)
-        self.rows = RowPass(problem, form.rows, static=not dynamic)
+        scale = problem.options.scale
+        self.call = passes.Call
+        self.prepare, self.finish = passes.Prepare(scale), passes.Finish(scale)
+        self.cols = passes.ColumnPass(problem, form.cols, static=not dynamic)
+        self.rows = passes.RowPass(problem, form.rows, static=not dynamic)
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
@@ -79,7 +82,7 @@ class Backward:
         q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
         score_start, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
-        call = Call(q, saved.k, saved.v, dout, score_start, neg_delta, saved.seed)
+        call = self.call(q, saved.k, saved.v, dout, score_start, neg_delta, saved.seed)
         self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)

@@ -11,6 +11,7 @@ from sparseflash.backends.protocol import Walk, empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
+from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.tile_lists import TileLists
@@ -22,7 +23,6 @@ class Forward:
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.hopper.forward import attention_forward
-        from sparseflash.kernels.softmax import scale_log2
         from sparseflash.kernels.tl.merge_parts import merge_parts
 
         facts = None if schedule is None else schedule.facts

@@ -1,4 +1,4 @@
-"""The kernels of the Hopper backward, and how they are launched."""
+"""The kernels of the Hopper backward, and how they are launched. Needs Triton with Gluon."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,13 @@ from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descr
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_threshold
+from sparseflash.kernels.hopper.backward_cols import backward_cols
+from sparseflash.kernels.hopper.backward_rows import backward_rows
 from sparseflash.kernels.hopper.configs import BackwardTiles, padded
 from sparseflash.kernels.launch import Launch
+from sparseflash.kernels.scale import scale_log2, start_scale
+from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
+from sparseflash.kernels.tl.merge_parts import backward_merge
 from sparseflash.problem import Problem
 from sparseflash.tiles.tile_lists import TileLists
 
@@ -35,9 +40,6 @@ class Prepare:
     """`score_start` and `neg_delta` of every query; clears the float32 sums of dq."""
 
     def __init__(self, scale: float):
-        from sparseflash.kernels.softmax import start_scale
-        from sparseflash.kernels.tl.backward_prepare import backward_start
-
         self.start_scale, self.launch = start_scale(scale), Launch(backward_start, static=True)
 
     def __call__(
@@ -70,8 +72,6 @@ class Finish:
     """dq from its float32 sums."""
 
     def __init__(self, scale: float):
-        from sparseflash.kernels.tl.backward_prepare import backward_finish
-
         self.scale, self.launch = scale, Launch(backward_finish, static=True)
 
     def __call__(self, call: Call, dq_sum: Tensor) -> Tensor:
@@ -93,9 +93,6 @@ class _Pass:
     """What both passes share: tiles, options, and the merging of split tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
-        from sparseflash.kernels.softmax import scale_log2
-        from sparseflash.kernels.tl.merge_parts import backward_merge
-
         self.problem, self.tiles, self.static = problem, tiles, static
         self.scale_log2 = scale_log2(problem.options.scale)
         self.head_dim, self.dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
@@ -150,8 +147,6 @@ class ColumnPass(_Pass):
     """dk and dv, by key tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
-        from sparseflash.kernels.hopper.backward_cols import backward_cols
-
         super().__init__(problem, tiles, backward_cols, static=static)
 
     def __call__(
@@ -204,8 +199,6 @@ class RowPass(_Pass):
     """dq, by query tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
-        from sparseflash.kernels.hopper.backward_rows import backward_rows
-
         super().__init__(problem, tiles, backward_rows, static=static)
 
     def __call__(self, call: Call, lists: TileLists) -> Tensor:

@@ -32,6 +32,7 @@ from sparseflash.kernels.hopper.backward_feed import (
     Barriers,
     Buffers,
     Columns,
+    operands,
     producer,
     split_index,
     storer,
@@ -65,17 +66,6 @@ from sparseflash.kernels.softmax import (
 
 
 @fields
-class Tiles:
-    """Operands of a block in shared memory; kw and vw: of this consumer."""
-
-    q: gl.shared_memory_descriptor  # [BLOCK_M, BLOCK_D]
-    dout: gl.shared_memory_descriptor  # [BLOCK_M, BLOCK_DV]
-    k: gl.shared_memory_descriptor  # [BLOCK_N, BLOCK_D]
-    kw: gl.shared_memory_descriptor  # [64, BLOCK_D]
-    vw: gl.shared_memory_descriptor  # [64, BLOCK_DV]
-
-
-@fields
 class Origin:
     """Where a consumer's part of a tile lies."""
 
@@ -87,16 +77,6 @@ class Origin:
 
 
 @gluon.jit
-def _again(x, j):
-    """x, to the compiler another one in every iteration j >= 0 of a loop: the addresses that derive
-    from it do not fill registers over the loop.
-    """
-    return x + gl.inline_asm_elementwise(
-        "shr.s32 $0, $1, 31;", "=r,r", [j], gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def _as_rows(vector, SCORES: gl.constexpr):
     """[BLOCK_M] as every row of [64, BLOCK_M].
 
@@ -104,19 +84,6 @@ def _as_rows(vector, SCORES: gl.constexpr):
     """
     x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
     return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
-
-
-@gluon.jit
-def _tiles(f, kv, s, j, CONSUMER: gl.constexpr):
-    """The operands of a block, in places kv and s of their rings."""
-    kv = _again(kv, j)
-    k = f.bufs.k.index(kv).reshape([f.BLOCK_N, f.BLOCK_D])
-    v = f.bufs.v.index(kv).reshape([f.BLOCK_N, f.BLOCK_DV])
-    q = f.bufs.q.index(s).reshape([f.BLOCK_M, f.BLOCK_D])
-    dout = f.bufs.dout.index(s).reshape([f.BLOCK_M, f.BLOCK_DV])
-    kw = k.slice(CONSUMER * 64, 64, 0)
-    vw = v.slice(CONSUMER * 64, 64, 0)
-    return Tiles(q=q, dout=dout, k=k, kw=kw, vw=vw)
 
 
 @gluon.jit
@@ -255,7 +222,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 first_words = _words(f, bit, limit, CONSUMER)
                 bit = gl.load(f.bit + begin + 1, mask=n_partial > 1, other=-1)
                 dk, dv = _block(
-                    f, dk, dv, _tiles(f, kv, g % f.STAGES, 0, CONSUMER), g, first_words,
+                    f, dk, dv, operands(f, kv, g % f.STAGES, 0, CONSUMER), g, first_words,
                     (n_partial > 0) | (limit < 64), entry, origin, CONSUMER, True,
                 )  # fmt: skip
                 g += 1
@@ -263,7 +230,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
             words = _words(f, bit, limit, CONSUMER)
             bit = gl.load(f.bit + begin + j + 1, mask=j + 1 < n_partial, other=-1)
             dk, dv = _block(
-                f, dk, dv, _tiles(f, kv, g % f.STAGES, j, CONSUMER), g, words,
+                f, dk, dv, operands(f, kv, g % f.STAGES, j, CONSUMER), g, words,
                 (j < n_partial) | (limit < 64), entry + j * f.GATHER, origin, CONSUMER, False,
             )  # fmt: skip
             g += 1

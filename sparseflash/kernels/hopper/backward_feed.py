@@ -100,6 +100,17 @@ class Columns:
     LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
 
 
+@fields
+class Operands:
+    """Operands of a block in shared memory; kw and vw: of this consumer."""
+
+    q: gl.shared_memory_descriptor  # [BLOCK_M, BLOCK_D]
+    dout: gl.shared_memory_descriptor  # [BLOCK_M, BLOCK_DV]
+    k: gl.shared_memory_descriptor  # [BLOCK_N, BLOCK_D]
+    kw: gl.shared_memory_descriptor  # [64, BLOCK_D]
+    vw: gl.shared_memory_descriptor  # [64, BLOCK_DV]
+
+
 @gluon.jit
 def split_index(f, idx):
     """Head in the group and block of queries of a list entry."""
@@ -228,3 +239,27 @@ def storer(f):
         t += 1
         wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARP)
+
+
+# ------------------------------------------------------------------ operands of the consumers
+@gluon.jit
+def _again(x, j):
+    """x, to the compiler another one in every iteration j >= 0 of a loop: the addresses that derive
+    from it do not fill registers over the loop.
+    """
+    return x + gl.inline_asm_elementwise(
+        "shr.s32 $0, $1, 31;", "=r,r", [j], gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def operands(f, kv, s, j, CONSUMER: gl.constexpr):
+    """The operands of a block, in places kv and s of their rings."""
+    kv = _again(kv, j)
+    k = f.bufs.k.index(kv).reshape([f.BLOCK_N, f.BLOCK_D])
+    v = f.bufs.v.index(kv).reshape([f.BLOCK_N, f.BLOCK_DV])
+    q = f.bufs.q.index(s).reshape([f.BLOCK_M, f.BLOCK_D])
+    dout = f.bufs.dout.index(s).reshape([f.BLOCK_M, f.BLOCK_DV])
+    kw = k.slice(CONSUMER * 64, 64, 0)
+    vw = v.slice(CONSUMER * 64, 64, 0)
+    return Operands(q=q, dout=dout, k=k, kw=kw, vw=vw)

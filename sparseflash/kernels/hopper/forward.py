@@ -31,8 +31,8 @@ from sparseflash.kernels.hopper.common import (
 )  # fmt: skip
 from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descriptors, Forward
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
-from sparseflash.kernels.hopper.forward_softmax import online_softmax, row_sums
 from sparseflash.kernels.hopper.masking import bit_words, kept_keys, where_allowed, words_layout
+from sparseflash.kernels.hopper.softmax import online_softmax, row_sums
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,

@@ -41,13 +41,13 @@ from sparseflash.kernels.hopper.fp8_feed import (
     producer,
     scheduler,
 )  # fmt: skip
-from sparseflash.kernels.hopper.fp8_softmax import (
+from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
+from sparseflash.kernels.hopper.softmax import (
     byte_layout,
-    quantized_probabilities,
-    row_max,
+    fp8_probabilities,
+    fp8_row_max,
     unpack,
 )  # fmt: skip
-from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -101,8 +101,8 @@ def _step(
     if f.PARTIAL:
         if on:
             s = where_allowed(s, words, float("-inf"))
-    m_new = gl.maximum(m, row_max(s) * score_scale)  # [64]
-    p, total = quantized_probabilities(s, score_scale, shift, m_new)
+    m_new = gl.maximum(m, fp8_row_max(s) * score_scale)  # [64]
+    p, total = fp8_probabilities(s, score_scale, shift, m_new)
     alpha = gl.exp2(m - finite(m_new))
     l = l * alpha + total
     # a basic-block boundary: without it ptxas hoists the wait for P V above the exponentials
@@ -214,8 +214,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if PARTIAL:
                 s = where_allowed(s, words, float("-inf"))
             score_scale = score_scale * q_scale
-            m_new = row_max(s) * score_scale
-            p, l_new = quantized_probabilities(s, score_scale, shift, m_new)
+            m_new = fp8_row_max(s) * score_scale
+            p, l_new = fp8_probabilities(s, score_scale, shift, m_new)
             g += 1
             wait_full(bars.k_full, g, n > 1)
             acc = warpgroup_mma_wait(0, deps=(acc_async,))

@@ -1,11 +1,54 @@
-"""Softmax of the fp8 forward, and P as wgmma's operand."""
+"""Softmax of a block in the registers of wgmma: in the 16-bit forward, and in the one for e4m3."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparseflash.kernels.softmax import finite
+from sparseflash.kernels.hopper.masking import bit_layout
+from sparseflash.kernels.softmax import finite, probabilities, running_max
 
 
+# ------------------------------------------------------------------ 16 bits
+@gluon.constexpr_function
+def _tree_layout(columns):
+    """The accumulator of 64 x columns as (row, 32 columns, 8 of them, pair of these, one of it)."""
+    outer = [[0, 1 << i, 0, 0, 0] for i in range((columns // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 2, 0, 0], *outer],
+        [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
+        [[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]], [], [64, columns // 32, 4, 4, 2],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _tree_max(s):
+    """Of S [64, BLOCK_N], as a tree: a chain of maxima would wait for itself."""
+    BLOCK_N: gl.constexpr = s.shape[1]
+    TREE: gl.constexpr = _tree_layout(BLOCK_N)
+    t = gl.convert_layout(s.reshape([64, BLOCK_N // 32, 4, 4, 2]), TREE, assert_trivial=True)
+    t = gl.max(gl.max(gl.max(t, 4), 2), 1)  # [64, 4]
+    return gl.convert_layout(gl.max(t, 1), gl.SliceLayout(1, s.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def online_softmax(s, m, scale_log2, MASKED: gl.constexpr):
+    """(P, new maxima, factor of the old sums) of scores S [64, BLOCK_N] and maxima m [64]."""
+    m_new, shift = running_max(m, _tree_max(s), scale_log2, MASKED)
+    return probabilities(s, scale_log2, shift[:, None]), m_new, gl.exp2(m - shift)
+
+
+@gluon.jit
+def row_sums(p):
+    """Of P [64, BLOCK_N], one for each of the four lanes that share a row: [64, 4].
+
+    Only the maxima of a block must be known to all four; the sums are joined when a tile ends.
+    """
+    BLOCK_N: gl.constexpr = p.shape[1]
+    LANES: gl.constexpr = bit_layout(BLOCK_N)
+    p = gl.convert_layout(p.reshape([64, BLOCK_N // 8, 4, 2]), LANES, assert_trivial=True)
+    return gl.sum(gl.sum(p, 3), 1)
+
+
+# ------------------------------------------------------------------ e4m3
 @gluon.constexpr_function
 def byte_layout():
     """wgmma's left operand [64, 128] in e4m3 as (row, word, byte of the word)."""
@@ -57,7 +100,7 @@ def unpack(words, zero, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def row_max(s):
+def fp8_row_max(s):
     """Of S [64, 128], in two steps: in one it is a chain of 32 instructions to a thread, not of 4
     and 8.
     """
@@ -66,17 +109,17 @@ def row_max(s):
 
 
 @gluon.jit
-def _row_sum(p):
+def _fp8_row_sum(p):
     total = gl.sum(gl.sum(p.reshape([64, 4, 32]), 1), 1)
     return gl.convert_layout(total, gl.SliceLayout(1, p.type.layout), assert_trivial=True)
 
 
 @gluon.jit
-def quantized_probabilities(s, score_scale, shift, m):
+def fp8_probabilities(s, score_scale, shift, m):
     """(P in e4m3, packed, its row sums without the shift) of S [64, 128] for the row maxima m [64].
 
     shift: log2 of what P is multiplied by.
     """
     p = gl.exp2(s * score_scale + (shift - finite(m))[:, None])
-    total = _row_sum(p) * gl.exp2(-shift)
+    total = _fp8_row_sum(p) * gl.exp2(-shift)
     return _pack(p), total
