@@ -99,7 +99,7 @@ def build(example: Example) -> masks.BlockMask:
 
 
 def verify(example: Example, blocks: masks.BlockMask) -> None:
-    """ValueError where the count of the table is not that of the mask."""
+    """Raises ValueError if the count of an example is not that of its mask."""
     if not example.count:
         return
     pairs = blocks.stats(head=example.head).pairs

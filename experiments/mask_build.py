@@ -29,8 +29,9 @@ def main(options: dict[str, Any], command: str) -> None:
     for length in lengths:
         whole_number("seq_len", length)
     whole_number("block_size", options["block_size"])
-    for name in ("seconds", "limit_s"):
-        positive_number(name, options[name])
+    for name in ("seconds", "limit_s", "limit_gib"):
+        if name != "limit_gib" or options[name] is not None:
+            positive_number(name, options[name])
     builders = as_list(options["builders"]) or [
         name for name in BUILDERS if name != "schedule" or device.type == "cuda"
     ]

@@ -3,7 +3,7 @@
     python -m experiments.speed
     python -m experiments.speed mask=local:256,butterfly,random:0.1 seq_len=16384 -m
 
-What the CSV holds already is not measured again, so a stopped run goes on where it was.
+What the CSV holds already is not measured again, so the same command resumes a stopped run.
 See docs/guide/measuring.md.
 """
 

@@ -29,7 +29,7 @@ CEILINGS = {
 
 
 def ceilings(name: str) -> Ceilings:
-    """The ceilings of a device by its name. ValueError, with the remedy, where nobody has them."""
+    """The ceilings of a device by its name. Raises ValueError if CEILINGS does not have it."""
     if name not in CEILINGS:
         raise ValueError(
             f"no ceilings for {name!r}, only for {', '.join(CEILINGS)}; "
@@ -40,9 +40,9 @@ def ceilings(name: str) -> Ceilings:
 
 @lru_cache
 def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ceilings:
-    """Measure a device, once in a process; takes about a second.
+    """The measured ceilings of a device; measuring takes about a second, once in a process.
 
-    The rate of exponentials is measured on a CPU; on a GPU it is that of the special-function
+    The rate of exponentials is measured on a CPU. On a GPU it follows from the special-function
     units: 16 a clock and multiprocessor.
     """
     where = torch.device(device)

@@ -82,7 +82,7 @@ def cost(
     five products; a deterministic one in two passes makes the scores and dp twice, seven in all.
     Blocks at a ragged end count with the tokens that exist.
 
-    Raises ValueError for a direction that is none, or a mask of other lengths, batch or heads.
+    Raises ValueError for an unknown direction, and for a mask of other lengths, batch or heads.
     """
     _check(shape, blocks, direction)
     found = _counts(shape, blocks)
@@ -120,7 +120,7 @@ def cost(
 def ideal(cost: Cost, ceilings: Ceilings, dtype: str) -> Ideal:
     """The least time of a cost on a device; `.ms` is the ideal.
 
-    Raises ValueError where the ceilings do not have the dtype ("bfloat16", ...).
+    Raises ValueError if the ceilings have no rate for the dtype ("bfloat16", ...).
     """
     if dtype not in ceilings.matmul_tflops:
         raise ValueError(

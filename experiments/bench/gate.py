@@ -1,8 +1,8 @@
 """The correctness gate: a provider is timed only after it agreed with float64.
 
-Both directions are computed in float64 from a sample of query rows, of which all keys are read, so
-that the gate fits at any length. For the backward the gradient that comes in is zero outside the
-sampled rows; then those rows alone decide dq, and all of dk and dv.
+Both directions are computed in float64 for a sample of query rows and all their keys, so the gate
+fits at any length. In the backward, the incoming gradient is zero outside the sampled rows. These
+rows alone then determine dq, and all of dk and dv.
 """
 
 from dataclasses import dataclass

@@ -9,6 +9,7 @@ import torch
 import masks
 from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL, DENSE, Case
+from experiments.common.checks import as_list, whole_number
 
 DENSITIES = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 
@@ -69,17 +70,21 @@ def make_grid(
     if "heads" in given and "kv_heads" not in given:
         given["kv_heads"] = given["heads"]
     if block_size is not None:
-        sizes = list(block_size) if isinstance(block_size, Sequence) else [block_size] * 2
+        sizes = as_list(block_size) if isinstance(block_size, list | tuple) else [block_size] * 2
         if len(sizes) != 2:
             raise ValueError(f"block_size={block_size}: give one size, or [block_q,block_k]")
+        for size in sizes:
+            whole_number("block_size", size)
         given |= {"block_q": sizes[0], "block_k": sizes[1]}
     shapes = [replace(s, **given) for s in grid.shapes]
     if seq_len is not None:
-        lengths = [seq_len] if not isinstance(seq_len, list | tuple) else seq_len
+        lengths = as_list(seq_len)
+        for length in lengths:
+            whole_number("seq_len", length)
         shapes = [replace(s, n_q=n, n_k=n) for s in shapes for n in lengths]
     for s in shapes:
         s.check()
-    chosen = grid.masks if mask is None else (mask,) if isinstance(mask, str) else tuple(mask)
+    chosen = grid.masks if mask is None else [str(text) for text in as_list(mask)]
     keep_sweep = mask is None and seq_len is None
     return Grid(
         shapes=tuple(shapes),

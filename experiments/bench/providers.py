@@ -1,8 +1,8 @@
-"""Who is measured: our backends and their peers, each behind the same two methods.
+"""The providers that are measured: our backends and their peers, behind the same two methods.
 
-`unsupported(case, device, direction)` gives the reason why a provider cannot run, or None;
-`prepare(case, device)` gives a function (q, k, v) -> out with everything that is done once per
-mask already done.
+`unsupported(case, device, direction)` returns the reason why a provider cannot run, or None.
+`prepare(case, device)` does all work that is needed once per mask, and returns a function
+(q, k, v) -> out.
 """
 
 import os

@@ -84,7 +84,7 @@ def run(
             row, note = known, f"  (measured {known.date})"
         else:
             row = bench.run(what, row)
-            if known is None or known.status != row.status:  # write the same refusal once
+            if known is None or known.status != row.status:  # the same failure stands once
                 records.append(row)
         rows.append(row)
         print(f"[{i:3}/{len(wanted)}] {describe(row)}{note}", flush=True)

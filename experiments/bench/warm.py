@@ -1,4 +1,4 @@
-"""Compiling what a run needs in several processes at once, into the caches on disk."""
+"""Compile the kernels of a run in several processes at once, into the caches on disk."""
 
 import multiprocessing
 import os
@@ -18,9 +18,9 @@ _lost = False
 def warm(
     wanted: Sequence[Measurement], device: torch.device, workers: int, limit_s: float
 ) -> list[Measurement]:
-    """Run one measurement of every kind once; those whose kind did not come back are left out.
+    """Runs one measurement of every kind once; returns those whose kind ran within `limit_s`.
 
-    A kernel that hangs is found here, where it can be ended, and so is one that breaks the CUDA
+    This finds kernels that hang, where they can be stopped, and kernels that break the CUDA
     context, after which a process can measure nothing more.
     """
     if not wanted:

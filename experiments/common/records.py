@@ -104,10 +104,15 @@ class Records(Generic[R]):
         self.path = _free_name(Path(path)) if fresh else Path(path)
         if not allow_changes:
             provenance.check_published(self.path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _truncate_partial_line(self.path)
-        if not self.path.exists() or not self.path.stat().st_size:
-            _append(self.path, _line(columns(kind)))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _truncate_partial_line(self.path)
+            if not self.path.exists() or not self.path.stat().st_size:
+                _append(self.path, _line(columns(kind)))
+        except OSError as error:
+            raise ValueError(
+                f"cannot write {self.path} ({error.strerror}); name another file with csv=PATH"
+            ) from None
         self.kind, self.rows = kind, read(self.path, kind)
 
     def append(self, row: R) -> None:

@@ -55,7 +55,7 @@ def formula(
 ) -> Callable[[Any, Any], Any]:
     """Whether query q sees key k, in operators that arrays, tensors and `masks.where` all have.
 
-    `table` makes data that q and k can index. ValueError where nobody has written a formula.
+    `table` makes data that q and k can index. Raises ValueError for a mask without a formula.
     """
     if name in FORMULAS:
         return FORMULAS[name]

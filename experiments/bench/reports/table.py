@@ -72,7 +72,7 @@ def _table(rows: list[SpeedRow], dense: SpeedRow | None) -> str:
 
 
 def shape_text(row: SpeedRow) -> str:
-    """The shape and the device of a row in words; what is as usual is left out."""
+    """The shape and the device of a row in words, without what is usual."""
     heads = f"{row.heads}" + ("" if row.heads == row.kv_heads else f"/{row.kv_heads}")
     v_dim = "" if row.v_dim == row.head_dim else f", v_dim {row.v_dim}"
     layout = "" if row.layout == LAYOUTS[0] else f", {row.layout}"

@@ -71,7 +71,7 @@ def test_a_given_shape_keeps_the_sweep():
     [
         ({"mask": "random:1.5"}, "1.5"),
         ({"mask": "nonsense:3"}, "nonsense"),
-        ({"seq_len": 0}, "n_q=0: give a whole number"),
+        ({"seq_len": 0}, "seq_len=0: give a whole number"),
         ({"dtype": "float8"}, "dtype='float8': choose from float32"),
         ({"heads": 4, "kv_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
         ({"block_size": [1, 2, 3]}, r"block_size=\[1, 2, 3\]: give one size"),

@@ -1,0 +1,63 @@
+"""Bad options of the benchmark programs end in one line and exit status 2, never in a trace."""
+
+import shlex
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+BAD = {
+    "speed +seqlen=3": "option='seqlen': choose from",
+    "speed seconds=abc": "seconds='abc': give a number above 0",
+    "speed seconds=-1": "seconds=-1: give a number above 0",
+    "speed seq_len=abc": "seq_len='abc': give a whole number",
+    "speed heads=1.5": "heads=1.5: give a whole number",
+    "speed block_size=abc": "block_size='abc': give a whole number",
+    "speed block_size=24 seq_len=64": "block_size",
+    "speed mask=3": "mask",
+    "speed mask=nothing:1": "unknown pattern 'nothing'",
+    "speed device=gpu": "device='gpu': choose from cpu, cuda",
+    "speed device=cuda": "device='cuda': torch finds no GPU here",
+    "speed providers=3": "providers=3: choose from reference",
+    "speed directions=up": "directions='up': choose from forward",
+    "speed workers=-1": "workers=-1: give a whole number",
+    "speed grid=all": "grid='all': choose from limits",
+    "plot csv=none.csv": "cannot read none.csv",
+    "plot csv=.": "cannot read .",
+    "compare csv=none.csv": "cannot read none.csv",
+    "select density=abc": "density='abc': give a number above 0",
+    "select heads=two": "heads='two': give a whole number",
+    "select dtype=float8": "dtype='float8': choose from float32",
+    "select 'selectors=[\"causal()\"]'": "'causal()' is no selector",
+    "mask_build seq_len=x": "seq_len='x': give a whole number",
+    "mask_build limit_gib=x": "limit_gib='x': give a number above 0",
+    "mask_build builders=fast": "builders='fast': choose from masks",
+    "mask_build device=cuda:3": "device='cuda:3': torch finds",
+    "tune workers=2": "needs a GPU",
+    "counters provider=hoper": "did you mean hopper",
+    "counters heads=x": "heads='x': give a whole number",
+    "counters mask=local:8": "need a CUDA device",
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+@pytest.mark.parametrize("command", BAD)
+def test_a_bad_option_is_one_line(command, monkeypatch, capsys, tmp_path):
+    module, *words = shlex.split(command)
+    if module in ("speed", "select", "mask_build", "tune"):
+        words.append(f"csv={tmp_path}/rows.csv")
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises(SystemExit) as stop:
+        import_module(f"experiments.{module}").main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and BAD[command] in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["speed", f"csv={tmp_path}/file/rows.csv", "seq_len=64"])
+    with pytest.raises(SystemExit) as stop:
+        import_module("experiments.speed").main()
+    assert stop.value.code == 2 and "name another file with csv=" in capsys.readouterr().err
