@@ -1,5 +1,6 @@
 """Rows of bits as 64-bit words, and the union of ranges of rows."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,52 +10,68 @@ from masks.runs import Bools, Ints
 
 Words = NDArray[np.uint64]
 
-ROWS_AT_ONCE = 128  # so that what they gather stays in the cache
+FEW = 32  # rows: fewer are not worth a vectorised step
 
 
-class _Piece(NamedTuple):
-    """Ranges of some rows: those of row[i] are begins[i] and the ones after it."""
+class _Level(NamedTuple):
+    """Ranges of 2**k to 2**(k+1) - 1 rows: the union of two ranges of 2**k that may overlap."""
 
-    row: Ints
-    begins: Ints
-    first: Ints
-    second: Ints
+    steps: list[tuple[Ints, Ints, Ints]]  # (row, first, second): no row twice in a step
+    busy: list[tuple[int, Ints]]  # (row, starts): what many ranges go to
 
 
 class Ranges:
-    """out[row] = the union of the rows first..stop - 1, for many (row, first, stop); rows ascend.
+    """out[row] = the union of the rows first..stop - 1, for many (row, first, stop).
 
-    The cost grows with the number of ranges, not with their lengths: a range of 2**k rows, or up to
-    twice as many, is the union of two ranges of 2**k rows, which may overlap.
+    The cost goes with the number of ranges, not with their lengths.
     """
 
     def __init__(self, row: Ints, first: Ints, stop: Ints, rows: int):
         self.rows = rows
-        self.levels: list[list[_Piece]] = []
+        self.levels: list[_Level] = []
         exponent = np.frexp(stop - first)[1] - 1
         for k in range(int(exponent.max(initial=-1)) + 1):
             here = exponent == k
-            r, one, two = row[here], first[here], stop[here] - (1 << k)
-            begins = np.flatnonzero(np.diff(r, prepend=-1))
-            self.levels.append([])
-            for i in range(0, len(begins), ROWS_AT_ONCE):
-                own = begins[i : i + ROWS_AT_ONCE]
-                part = slice(own[0], np.append(begins, len(r))[i + len(own)])
-                self.levels[k].append(_Piece(r[own], own - own[0], one[part], two[part]))
+            self.levels.append(_level(row[here], first[here], stop[here] - (1 << k), rows))
 
     def union(self, words: Words) -> Words:
         """(rows, W) from the rows of `words` (N, W)."""
         out = np.zeros((self.rows, words.shape[1]), np.uint64)
-        for k, pieces in enumerate(self.levels):
+        for k, level in enumerate(self.levels):
             if k:  # words[i] now is the union of 2**k rows from i on
                 half = 1 << (k - 1)
                 words = words[:-half] | words[half:]
-            for row, begins, first, second in pieces:
+            for row, first, second in level.steps:
                 part = words.take(first, axis=0)
                 if k:
                     part |= words.take(second, axis=0)
-                out[row] |= np.bitwise_or.reduceat(part, begins, axis=0)
+                if len(row) == self.rows:
+                    out |= part
+                else:
+                    out[row] |= part
+            for row, starts in level.busy:
+                out[row] |= np.bitwise_or.reduce(words.take(starts, axis=0), axis=0)
         return out
+
+
+def _level(row: Ints, first: Ints, second: Ints, rows: int) -> _Level:
+    order = np.argsort(row, kind="stable")
+    row, first, second = row[order], first[order], second[order]
+    counts = np.bincount(row, minlength=rows)
+    begin = np.cumsum(counts) - counts
+    rank = np.arange(len(row)) - begin[row]
+    sizes = np.bincount(rank)  # rows that have so many ranges, or more; descending
+    n_steps = int(np.count_nonzero(sizes >= FEW)) if rows >= FEW else len(sizes)
+    by_rank = np.argsort(rank, kind="stable")
+    bounds = np.cumsum(np.append(0, sizes[:n_steps]))
+    steps = [
+        (row[i], first[i], second[i]) for i in (by_rank[a:b] for a, b in pairwise(bounds.tolist()))
+    ]
+    busy = []
+    for r in np.flatnonzero(counts > n_steps).tolist():
+        i = slice(begin[r] + n_steps, begin[r] + counts[r])
+        busy.append((r, np.concatenate([first[i], second[i]])))
+    return _Level(steps, busy)
 
 
 def prefixes(lengths: Ints, begin: int, stop: int) -> Words:

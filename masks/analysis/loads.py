@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.analysis.segments import Segments, union
+from masks.analysis.segments import Segments
 from masks.runs import Bools, Grid, Ints, expand
+
+PAIRS_AT_ONCE = 1 << 17  # of (line, tile): bounds the memory
 
 
 class Load(NamedTuple):
@@ -63,45 +65,31 @@ def allowed_pairs(segments: Segments) -> int:
 
 def seeing(segments: Segments) -> Bools:
     """(slices, n_q): whether the query sees any key."""
-    grid = segments.grid
-    sees = np.zeros((grid.slices * grid.rows, grid.block_q), bool)
-    sees[segments.line[segments.full]] = True
-    partial = segments.where(~segments.full)
-    line, tile = _distinct(partial.line, partial.tile)
-    _gather_or(sees, line, segments.facts.sees, tile)
+    grid, partial = segments.grid, segments.where(~segments.full)
+    whole = np.zeros(grid.slices * grid.rows, bool)
+    whole[segments.line[segments.full]] = True
+    sees = _tokens(whole, partial.line, partial.tile, segments.facts.sees)
     return sees.reshape(grid.slices, -1)[:, : grid.n_q]
 
 
 def seen(segments: Segments) -> Bools:
     """(slices, n_k): whether any query sees the key."""
-    grid = segments.grid
-    whole = segments.where(segments.full)
-    result = np.repeat(
-        (cover(grid, whole.s, whole.first, whole.stop) > 0)[..., None], grid.block_k, axis=2
-    ).reshape(-1, grid.block_k)
-    partial = segments.where(~segments.full)
-    group = partial.s * max(len(segments.bits), 1) + partial.tile
-    group, first, stop = union(group, partial.first, partial.stop, grid.cols)
-    of, col = expand(first, stop)
-    s, tile = np.divmod(group[of], max(len(segments.bits), 1))
-    place = s * grid.cols + col
-    order = np.argsort(place, kind="stable")
-    _gather_or(result, place[order], segments.facts.seen, tile[order])
-    return result.reshape(grid.slices, -1)[:, : grid.n_k]
+    grid, partial = segments.grid, segments.where(~segments.full)
+    full = segments.where(segments.full)
+    whole = cover(grid, full.s, full.first, full.stop).ravel() > 0
+    of, col = expand(partial.first, partial.stop)
+    place = partial.s[of] * grid.cols + col
+    found = _tokens(whole, place, partial.tile[of], segments.facts.seen)
+    return found.reshape(grid.slices, -1)[:, : grid.n_k]
 
 
-def _distinct(line: Ints, tile: NDArray) -> tuple[Ints, Ints]:
-    """The different (line, tile), ascending."""
-    if not len(line):
-        return line, tile.astype(np.int64)
-    count = int(tile.max()) + 1
-    return np.divmod(np.unique(line * count + tile), count)
-
-
-def _gather_or(out: Bools, line: Ints, table: Bools, tile: Ints) -> None:
-    """out[line] |= table[tile], for ascending lines; in pieces of bounded memory."""
-    step = 1 << 17
-    for begin in range(0, len(line), step):
-        here = line[begin : begin + step]
-        starts = np.flatnonzero(np.append(True, here[1:] != here[:-1]))
-        out[here[starts]] |= np.logical_or.reduceat(table[tile[begin : begin + step]], starts)
+def _tokens(whole: Bools, line: Ints, tile: NDArray, facts: Bools) -> Bools:
+    """(lines, block): True in whole lines, elsewhere the facts of any tile in the line."""
+    out = np.repeat(whole[:, None], facts.shape[1], axis=1)
+    count = max(1, len(facts))
+    pairs = np.unique(line * count + tile)
+    for begin in range(0, len(pairs), PAIRS_AT_ONCE):
+        here, which = np.divmod(pairs[begin : begin + PAIRS_AT_ONCE], count)
+        starts = np.flatnonzero(np.diff(here, prepend=-1))
+        out[here[starts]] |= np.logical_or.reduceat(facts[which], starts)
+    return out

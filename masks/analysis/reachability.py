@@ -60,7 +60,7 @@ class Model:
         label = token_components(segments)
         if label is None:  # too many edges: by blocks
             grid = segments.grid
-            label = np.repeat(block_components(segments)[: grid.rows], grid.block_q)[: grid.n_q]
+            label = np.repeat(block_components(segments), grid.block_q)[: grid.n_q]
         return label
 
 

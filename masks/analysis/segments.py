@@ -141,10 +141,11 @@ def by_token(segments: Segments) -> Segments:
     rows, firsts = [query], [grid.k_first[whole.first][of]]
     stops = [grid.k_last[whole.stop - 1][of] + 1]
     of, col = expand(partial.first, partial.stop)
-    row, tile = partial.row[of], partial.tile[of]
-    for t in np.unique(tile).tolist():
-        query, first, stop = inside[t]
-        here = tile == t
+    order = np.argsort(partial.tile[of], kind="stable")
+    row, col, tile = partial.row[of][order], col[order], partial.tile[of][order]
+    bounds = np.searchsorted(tile, np.arange(len(inside) + 1))
+    for (query, first, stop), begin, end in zip(inside, bounds[:-1], bounds[1:], strict=True):
+        here = slice(begin, end)
         origin = grid.k_first[col[here], None]
         rows.append((grid.q_first[row[here], None] + query).ravel())
         firsts.append((origin + first).ravel())

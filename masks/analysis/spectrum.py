@@ -30,7 +30,7 @@ def second_eigenvalue(segments: Segments) -> float | None:
     n = grid.rows
     if n == 1:
         return 0.0
-    if len(np.unique(block_components(graph)[:n])) > 1:
+    if len(np.unique(block_components(graph))) > 1:
         return 1.0
     degree = np.bincount(graph.row, graph.length, n)
     top = np.sqrt(degree / degree.sum())  # the eigenvector of 1

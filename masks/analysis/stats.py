@@ -173,7 +173,7 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
         symmetric=is_symmetric(segments),
         back=back,
         ahead=ahead,
-        components=_components(block_components(segments), grid.rows, grid.n_q == grid.n_k),
+        components=len(np.unique(block_components(segments))),
         token_components=None if of_tokens is None else len(np.unique(of_tokens)),
         second_eigenvalue=second_eigenvalue(segments),
     )
@@ -188,18 +188,11 @@ def _extents(segments: Segments) -> tuple[int | None, int | None]:
     back = grid.q_last[segments.row] - grid.k_first[segments.first]
     ahead = grid.k_last[last] - grid.q_first[segments.row]
     tile = segments.tile[~full]
-    for distance, col, inside, sign in (
-        (back, segments.first, segments.facts.back, 1),
-        (ahead, last, segments.facts.ahead, -1),
-    ):
-        origin = grid.q_first[segments.row] - grid.k_first[col]
-        distance[~full] = (sign * origin)[~full] + inside[tile]
+    offset = grid.q_first[segments.row] - grid.k_first[segments.first]
+    back[~full] = offset[~full] + segments.facts.back[tile]
+    offset = grid.k_first[last] - grid.q_first[segments.row]
+    ahead[~full] = offset[~full] + segments.facts.ahead[tile]
     return int(back.max()), int(ahead.max())
-
-
-def _components(label, rows: int, self_attention: bool) -> int:
-    # In self-attention every key block shares tokens with a query block.
-    return len(np.unique(label[:rows] if self_attention else label))
 
 
 def _load(load: Load) -> str:
