@@ -12,6 +12,7 @@ from masks import BlockMask, Mask
 from masks.checks import integer
 from sparseflash.attention import attention, plan
 from sparseflash.lengths import (
+    BLOCK,
     PADDINGS,
     Lengths,
     attend_within,
@@ -139,7 +140,7 @@ class BlockSparseAttention(nn.Module):
             "dropout_p": dropout, "deterministic": self.deterministic, "backend": self.backend
         }  # fmt: skip
 
-    def plan(self, lengths: Tensor, n: int, dtype: torch.dtype | None = None) -> Schedule:
+    def plan(self, lengths: Lengths, n: int, dtype: torch.dtype | None = None) -> Schedule:
         """The block lists of padded sequences of n tokens; `forward` takes them for the lengths.
 
         Layers of the same mask and sizes can share them. They are made on the device, outside of
@@ -147,30 +148,45 @@ class BlockSparseAttention(nn.Module):
         weights, or of autocast. Raises ValueError where padding cannot be skipped: n must be a
         multiple of 128, and the mask a `masks.Mask` or None.
         """
-        if not skippable(self.mask, n, n):
-            raise ValueError(
-                f"n is {n} and the mask {self.mask!r}; a plan takes a multiple of 128, and a Mask"
-                " or None: pass the lengths themselves"
-            )
-        weight = self.qkv.weight
+        device = self.qkv.weight.device
         if dtype is None:
-            kind = weight.device.type
-            dtype = weight.dtype
-            if torch.is_autocast_enabled(kind):
-                dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (
-            torch.empty(len(lengths), n, heads, self.head_dim, dtype=dtype, device=weight.device)
-            for heads in (self.heads, self.kv_heads, self.kv_heads)
-        )
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        blocks = blocks_of(self.mask, n, self.heads, weight.device)
-        return plan(skip_padding(blocks, check_lengths(lengths, q, k)), q, k, v, **self._options)
+            enabled = torch.is_autocast_enabled(device.type)
+            dtype = torch.get_autocast_dtype(device.type) if enabled else self.qkv.weight.dtype
+        heads = (self.heads, self.kv_heads)
+        shape = (n, heads, self.head_dim)
+        return plan_lengths(self.mask, lengths, *shape, dtype, device, **self._options)
 
     def extra_repr(self) -> str:
         parts = [f"dim={self.dim}", f"heads={self.heads}", f"head_dim={self.head_dim}"]
         parts += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
         parts += [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([*parts, f"mask={self.mask}"])
+
+
+def plan_lengths(
+    mask: Any,
+    lengths: Lengths,
+    n: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    **options: Any,
+) -> Schedule:
+    """`BlockSparseAttention.plan`; heads: of queries, and of keys and values."""
+    if not skippable(mask, n, n):
+        raise ValueError(
+            f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask or"
+            " None: pass the lengths themselves"
+        )
+    q, k, v = (
+        torch.empty(len(lengths), n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
+        for h in (heads[0], heads[1], heads[1])
+    )
+    blocks = blocks_of(mask, n, heads[0], device)
+    made = plan(skip_padding(blocks, check_lengths(lengths, q, k)), q, k, v, **options)
+    assert isinstance(made, Schedule)
+    return made
 
 
 def _mask(mask: Any, layer: int) -> Mask | BlockMask | Selector | None:

@@ -138,13 +138,17 @@ def skippable(mask: Any, n_q: int, n_k: int) -> bool:
     return n_q == n_k and n_k % BLOCK == 0 and isinstance(mask, Mask | None)
 
 
-@torch.compiler.disable()
 def _schedule(mask: Mask | None, lengths: Tensor, q: Tensor) -> Schedule:
     batch, heads, n, _ = q.shape
     if not skippable(mask, n, n):
         raise ValueError(
             f"padding is skip, the mask {mask!r} and the length {n}; that takes a Mask or None, and"
             f" a multiple of {BLOCK}: take padding=hide"
+        )
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "padding is skip inside torch.compile, which cannot trace the block lists: pass"
+            " BlockSparseAttention.plan(lengths, n), made outside, for the lengths"
         )
     selection = skip_padding(blocks_of(mask, n, heads, q.device), lengths)
     return schedule_from_selection(selection, n, n, batch, heads, q.device)

@@ -228,7 +228,8 @@ def attention_step(
 
     def body() -> None:
         with autocast(device, dtype):
-            out = forward(*(inputs[0], inputs[0 if layer.shared_qk else 1], inputs[-1]), lengths)
+            given = None if lengths is None else layer.plan(lengths, dtype)
+            out = forward(*(inputs[0], inputs[0 if layer.shared_qk else 1], inputs[-1]), given)
         torch.autograd.grad(out, wanted, dout.to(out.dtype), allow_unused=True)
 
     if warm_up(body, device) and settings.graph:

@@ -136,9 +136,14 @@ def test_a_layer_alone_compiles(fresh_dynamo):
     layer = make_attention("flash", heads=2, head_dim=8, length=256, padding="skip", backend="cpu")
     q, k, v = torch.randn(3, 5, 2, 256, 8).unbind()
     lengths = batch()[1]
+    plan = layer.plan(lengths, q.dtype)
     with torch.no_grad():
-        out = torch.compile(layer, dynamic=False, backend="aot_eager")(q, k, v, lengths)
-        torch.testing.assert_close(out, layer(q, k, v, lengths))
+        compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v, plan), layer(q, k, v, plan))
+        for planned, given, end in zip(
+            layer(q, k, v, plan), layer(q, k, v, lengths), lengths, strict=True
+        ):
+            torch.testing.assert_close(planned[:, :end], given[:, :end])
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")

@@ -1,5 +1,7 @@
 """What the attentions of the encoder share."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -47,11 +49,18 @@ class Attention(nn.Module):
         """The layer with its projections: (B, N, dim) to (B, N, dim), of x and the lengths."""
         return Projected(self, dim, bias=bias, rotary=rotary)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def plan(self, lengths: Tensor, dtype: torch.dtype) -> Any:
+        """What `forward` takes for the lengths, made outside of any graph of torch.compile, for q,
+        k and v of this dtype.
+        """
+        return lengths
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any = None) -> Tensor:
         """(B, H, N, D) from q, k, v of this shape, any strides (k is q where `shared_qk`).
 
-        lengths: int32 (B,) on the device, how many tokens count; None: all of them. Other keys are
-        not attended to, and the output of other queries is finite and means nothing.
+        lengths: int32 (B,) on the device, how many tokens count, or what `plan` made of them;
+        None: all of them. Other keys are not attended to, and the output of other queries is
+        finite and means nothing.
 
         Under autocast q, k and v take its dtype, and the precision of each step is explicit.
         """
@@ -60,7 +69,7 @@ class Attention(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             return self.attend(q, k, v, lengths)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:
         raise NotImplementedError
 
     @property

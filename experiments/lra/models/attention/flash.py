@@ -1,7 +1,8 @@
 """Dense and block-sparse attention of sparseflash."""
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 import masks
@@ -9,7 +10,9 @@ import sparseflash
 from experiments.lra.models.attention.base import Attention
 from experiments.lra.models.attention.registry import register
 from masks import Mask
+from sparseflash.layers import plan_lengths
 from sparseflash.lengths import BLOCK, SHORTEST, attend_within
+from sparseflash.schedule import Schedule
 
 
 @register("flash", label="FlashAttention", style=("#0072B2", "s", "-"))
@@ -55,11 +58,22 @@ class Flash(Attention):
             dropout=self.dropout, padding=self.padding, backend=self.backend,
         )  # fmt: skip
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        return attend_within(
-            sparseflash.attention, q, k, v, self.mask, lengths, self.padding,
-            dropout_p=self.dropout_p, backend=self.backend,
-        )  # fmt: skip
+    def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor | Schedule:
+        if self.padding == "hide":
+            return lengths
+        shape = (self.length, (self.heads, self.heads), self.head_dim)
+        return plan_lengths(self.mask, lengths, *shape, dtype, lengths.device, **self._options)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Schedule | None) -> Tensor:
+        mask = self.mask
+        if isinstance(lengths, Schedule):
+            mask, lengths = lengths, None
+        given = (q, k, v, mask, lengths, self.padding)
+        return attend_within(sparseflash.attention, *given, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"dropout_p": self.dropout_p, "backend": self.backend}
 
 
 @register("sparse", label="block-sparse", style=("#D55E00", "D", "-"))
