@@ -10,7 +10,7 @@ from experiments.lra.models.attention import make_attention
 from experiments.lra.training import checkpoint
 from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
-from tests.train_cases import settings, train
+from tests.experiments.lra.training.cases import settings, train
 
 pytestmark = [
     pytest.mark.gpu,

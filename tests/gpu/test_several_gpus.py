@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.train_commands import assert_processes_train_as_one
+from tests.experiments.lra.training.commands import assert_processes_train_as_one
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,20 +17,20 @@ from experiments.lra.training import checkpoint
 from experiments.lra.training.clock import Clock, Interrupted, Stop
 from experiments.lra.training.config import CONFIG, PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, fingerprint, load_data, stream
-from experiments.lra.training.device import MIB, lacks_memory, peak_mib, reset_memory
+from experiments.lra.training.device import MIB, peak_mib, reset_memory
 from experiments.lra.training.distributed import Group, join
 from experiments.lra.training.evaluate import Evaluator, objective_of
 from experiments.lra.training.journal import Log, Progress, duration
 from experiments.lra.training.model import make_model, mask_of, origin, start_from
 from experiments.lra.training.result import (
-    RESULT,
     SOURCES,
     make_result,
     read_result,
+    refuse_other_settings,
     summary,
     write_result,
 )
-from experiments.lra.training.step import Trainer, micro_batches, seed_everything
+from experiments.lra.training.step import Trainer, explained_memory, micro_batches, seed_everything
 
 PAUSE = 20.0  # least seconds between checkpoints if checkpoint_every is not given
 STATE = (  # of a checkpoint
@@ -56,7 +56,7 @@ def train(settings: Settings, command: str = "") -> dict[str, Any]:
     micro_batches(settings, group)  # refuses a batch that does not divide
     if not settings.data_only:
         result = read_result(settings.folder)
-        _refuse_other_settings(settings)
+        refuse_other_settings(settings)
         if result is not None and result["complete"]:
             progress.say(f"{settings.folder} is complete: {summary(result)}")
             return result
@@ -67,7 +67,7 @@ def train(settings: Settings, command: str = "") -> dict[str, Any]:
         progress.say(f"{task.name} ({task.source}) is ready in {settings.cache_dir}")
         return {}
     lock = checkpoint.locked(settings.folder) if group.leads else nullcontext()
-    with lock, _explained_memory(settings, task, group):
+    with lock, explained_memory(settings, task.length, group):
         return Session(settings, group, task, progress, begun, command).run()
 
 
@@ -325,7 +325,7 @@ class Session:
             self.progress.say(f"{reason} at step {step} of {settings.steps}: {again}")
             self.group.wait()
             raise Interrupted(reason)
-        best = {"step": step} if self.best is None else self.best
+        best = self.best or {"step": step, "accuracy": None}
         if self.best is not None:
             self.trainer.model.load_state_dict(self.best["model"])
         if self.group.leads:
@@ -338,12 +338,16 @@ class Session:
             settings,
             self.task,
             self.group,
-            self.clock,
-            mask=self.mask,
-            step=step,
+            mask=self.mask[0],
+            density=self.mask[1],
+            steps=step,
             complete=complete,
-            best=self.best,
-            test=found,
+            **found,
+            val_accuracy=best["accuracy"],
+            best_step=best["step"],
+            seconds=self.clock.seconds,
+            ms_per_step=1e3 * self.clock.training / step if step else None,
+            memory_mib=peak_mib(self.group.device),
             data_mib=self.trainer.split.bytes / MIB,
             command=self.command,
         )
@@ -360,31 +364,6 @@ class Session:
         return result
 
 
-# ---- what a run refuses and explains
-
-
-def _refuse_other_settings(settings: Settings) -> None:
-    """Raises ValueError if the folder holds steps that were taken with other settings."""
-    folder = settings.folder
-    if not any((folder / name).exists() for name in (checkpoint.CHECKPOINT, RESULT)):
-        return
-    try:
-        old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG} cannot be read ({error}): move {folder}") from error
-    assert isinstance(old, dict)
-    differences = [
-        f"{name} {old.get(name)} -> {value}"
-        for name, value in settings.identity().items()
-        if old.get(name) != value
-    ]
-    if differences:
-        raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(differences)}): "
-            "give this one a folder of its own with name=, or delete that one"
-        )
-
-
 def _explain_scale(settings: Settings, say: Callable[[str], None]) -> None:
     if settings.scale == "small":
         changes = ", ".join(f"{k} {a} -> {b}" for k, (a, b) in settings.scaled.items())
@@ -393,22 +372,3 @@ def _explain_scale(settings: Settings, say: Callable[[str], None]) -> None:
             f"({changes or 'as given'}); options on the command line are kept, and scale=full "
             "changes nothing"
         )
-
-
-@contextmanager
-def _explained_memory(settings: Settings, task: Task, group: Group) -> Iterator[None]:
-    """Turns a lack of memory into a ValueError with the remedy."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
-            raise
-        size = settings.batch // group.world
-        micro = min(settings.micro_batch or size, size)
-        remedy = f"micro_batch={micro // 2} adds up the gradients of smaller batches"
-        if micro == 1:
-            remedy = "use a smaller model or a shorter task.max_length"
-        raise ValueError(
-            f"{micro} examples of {task.length} tokens at a time, beside the data, are too much for"
-            f" the memory of {device_name(str(group.device))}: {remedy}"
-        ) from error

@@ -1,16 +1,17 @@
-"""The result of a run: what result.json holds, and a line of it."""
+"""The folder of a run: its settings, and its result in result.json and in a line."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.common.devices import device_name
 from experiments.common.files import write_whole
 from experiments.common.provenance import code_version, now
 from experiments.lra.tasks.task import Task
-from experiments.lra.training.clock import Clock
-from experiments.lra.training.config import Settings
-from experiments.lra.training.device import peak_mib
+from experiments.lra.training.checkpoint import CHECKPOINT
+from experiments.lra.training.config import CONFIG, Settings
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.journal import duration, rounded
 
@@ -18,56 +19,21 @@ RESULT = "result.json"
 SOURCES = ("masks", "sparseflash", "experiments/lra")  # the code that a result depends on
 
 
-def make_result(
-    settings: Settings,
-    task: Task,
-    group: Group,
-    clock: Clock,
-    *,
-    mask: tuple[str | None, float | None],
-    step: int,
-    complete: bool,
-    best: dict[str, Any] | None,
-    test: dict[str, float],
-    data_mib: float,
-    command: str,
-) -> dict[str, Any]:
-    """The result of a run.
-
-    Args:
-        mask: its text and its density, see `mask_of`.
-        step: how many steps were taken; complete: whether these are all.
-        best: the step with the best validation, whose weights were tested, if there was one.
-    """
+def make_result(settings: Settings, task: Task, group: Group, **measured: Any) -> dict[str, Any]:
+    """The content of result.json: task, settings, `measured`, and where they come from."""
+    names = ("label", "seed", "recipe", "scale", "pretrain", "init_from")
     return {
         "task": task.name,
-        "label": settings.label,
         "source": task.source,
         "length": task.length,
         "attention": settings.attention["name"],
-        "mask": mask[0],
-        "density": mask[1],
-        "seed": settings.seed,
-        "recipe": settings.recipe,
-        "scale": settings.scale,
-        "pretrain": settings.pretrain,
-        "init_from": settings.init_from,
-        "steps": step,
+        **{name: getattr(settings, name) for name in names},
         "planned_steps": settings.steps,
-        "complete": complete,
-        "accuracy": test["accuracy"],
-        "loss": test["loss"],
-        "val_accuracy": None if best is None else best["accuracy"],
-        "best_step": step if best is None else best["step"],
-        "seconds": clock.seconds,
-        "ms_per_step": 1e3 * clock.training / step if step else None,
-        "memory_mib": peak_mib(group.device),
-        "data_mib": data_mib,
+        **measured,
         "processes": group.world,
         "device": device_name(str(group.device)),
-        "versions": code_version(),
+        "versions": code_version(SOURCES),
         "date": now(),
-        "command": command,
         "baselines": task.baselines,
     }
 
@@ -87,6 +53,28 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): delete it to recreate it") from error
+
+
+def refuse_other_settings(settings: Settings) -> None:
+    """Raises ValueError if the folder holds steps that were taken with other settings."""
+    folder = settings.folder
+    if not any((folder / name).exists() for name in (CHECKPOINT, RESULT)):
+        return
+    try:
+        old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG} cannot be read ({error}): move {folder}") from error
+    assert isinstance(old, dict)
+    differences = [
+        f"{name} {old.get(name)} -> {value}"
+        for name, value in settings.identity().items()
+        if old.get(name) != value
+    ]
+    if differences:
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(differences)}): "
+            "give this one a folder of its own with name=, or delete that one"
+        )
 
 
 def summary(result: dict[str, Any]) -> str:

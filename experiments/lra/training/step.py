@@ -5,12 +5,14 @@ number. So a CUDA graph can replay it without copies, and the host runs ahead of
 of loss and accuracy stay on the device until they are read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from experiments.common.devices import device_name
 from experiments.lra.training.checkpoint import first_line
 from experiments.lra.training.config import PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, Order, stream
@@ -202,6 +204,25 @@ def micro_batches(settings: Settings, group: Group) -> int:
     if size % micro:
         raise ValueError(f"micro_batch={micro} does not divide the {size} examples of a process")
     return size // micro
+
+
+@contextmanager
+def explained_memory(settings: Settings, length: int, group: Group) -> Iterator[None]:
+    """Turns a lack of memory into a ValueError with the remedy."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        size = settings.batch // group.world
+        micro = min(settings.micro_batch or size, size)
+        remedy = f"micro_batch={micro // 2} adds up the gradients of smaller batches"
+        if micro == 1:
+            remedy = "use a smaller model or a shorter task.max_length"
+        raise ValueError(
+            f"{micro} examples of {length} tokens at a time, beside the data, are too much for"
+            f" the memory of {device_name(str(group.device))}: {remedy}"
+        ) from error
 
 
 def seed_everything(seed: int, rank: int) -> None:

@@ -18,7 +18,7 @@ from experiments.lra.training.data import DeviceSplit
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import classify
 from experiments.lra.training.step import Trainer
-from tests.train_cases import settings
+from tests.experiments.lra.training.cases import settings
 
 
 @pytest.mark.parametrize(

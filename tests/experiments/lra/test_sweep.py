@@ -16,7 +16,7 @@ from experiments.lra import sweep_queue
 from experiments.lra.sweep_queue import Queue
 from experiments.lra.sweep_runs import SweepRun, sweep_runs
 from experiments.lra.training.clock import Interrupted
-from tests.train_cases import overrides
+from tests.experiments.lra.training.cases import overrides
 
 ROOT = Path(__file__).resolve().parents[3]
 SWEEPS = ROOT / "experiments/conf/sweep"

@@ -7,8 +7,13 @@ import time
 import torch
 
 from experiments.lra.training import checkpoint
-from tests.train_cases import overrides, settings, write_data
-from tests.train_commands import assert_processes_train_as_one, finish, journal, start
+from tests.experiments.lra.training.cases import overrides, settings, write_data
+from tests.experiments.lra.training.commands import (
+    assert_processes_train_as_one,
+    finish,
+    journal,
+    start,
+)
 
 
 def wait_for(process, folder, step):

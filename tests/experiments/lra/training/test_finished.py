@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from experiments import evaluate
 from experiments.common.records import read
 from experiments.lra.training import checkpoint
-from tests.train_cases import settings, train
+from tests.experiments.lra.training.cases import settings, train
 
 ROOT = Path(__file__).resolve().parents[4]
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/conf/evaluate.yaml"))

@@ -14,7 +14,7 @@ from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import Trainer
-from tests.train_cases import TASKS, settings, train, write_data
+from tests.experiments.lra.training.cases import TASKS, settings, train, write_data
 
 
 @pytest.fixture(scope="module")

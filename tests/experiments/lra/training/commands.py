@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from experiments.lra.training import checkpoint
-from tests.train_cases import overrides, settings, train
+from tests.experiments.lra.training.cases import overrides, settings, train
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
 MODULE = ["-m", "experiments.train"]
 
