@@ -26,6 +26,7 @@ from experiments.lra.tasks.task import (
     require,
     split_sizes,
 )
+from experiments.pathfinder.generate import on_disk
 from experiments.pathfinder.parameters import LEVELS, spec
 from experiments.pathfinder.store import filled
 
@@ -82,8 +83,6 @@ def load(
     pixel = pixel_order((size, size), order)
     cache = Path(cache_dir)
     if generate:
-        from experiments.pathfinder.generate import on_disk  # needs numba, which reading does not
-
         arrays = {}
         for i, (name, n) in enumerate(zip(SPLITS, split_sizes(examples), strict=True)):
             n = n if limit is None else min(n, limit)
@@ -157,9 +156,10 @@ def _cache_path(
         if len(cached) == 1:  # the images were deleted after they were cached
             return cached[0]
         raise ValueError(f"{error.filename} cannot be read ({error}): fetch it again") from error
-    for old in cache.glob(f"{stem}-*"):
-        if not old.name.startswith(path.stem):
-            old.unlink(missing_ok=True)
+    for old in cached:
+        if old != path:
+            for suffix in (".npy", ".labels.npy", ".lock"):
+                old.with_suffix(suffix).unlink(missing_ok=True)
     return path
 
 

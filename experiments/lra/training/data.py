@@ -30,6 +30,9 @@ def load_data(settings: Settings, group: Group) -> Task:
     return task
 
 
+Batch = tuple[Tensor, Tensor | None, Tensor]  # tokens, lengths, labels
+
+
 class DeviceSplit:
     """A split as tensors on the device, where batches are gathered."""
 
@@ -43,8 +46,8 @@ class DeviceSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Tokens, lengths and labels of the examples with these numbers."""
+    def batch(self, rows: Tensor) -> Batch:
+        """The examples with these numbers."""
         tokens = self.tokens.index_select(0, rows)
         lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
         return tokens, lengths, self.labels.index_select(0, rows)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from experiments.common.progress import progress
 from experiments.lra.training.config import Settings
-from experiments.lra.training.data import DeviceSplit, stream
+from experiments.lra.training.data import Batch, DeviceSplit, stream
 from experiments.lra.training.device import (
     autocast,
     capture,
@@ -23,11 +23,10 @@ from experiments.lra.training.distributed import Group
 
 SEED = 20_011  # of the random draws of an evaluation: hashes, hidden pixels, examples
 
-# (model, tokens, lengths, labels, weights of the examples) -> three sums over the examples or the
-# hidden pixels: cross-entropy (float32, differentiable), number of right answers, number of all
-Objective = Callable[
-    [nn.Module, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]
-]
+Sums = tuple[Tensor, Tensor, Tensor]
+# (model, batch, weights of the examples or None) -> three sums over the examples, or the hidden
+# pixels: cross-entropy (float32, differentiable), number of right answers, number of all
+Objective = Callable[[nn.Module, Batch, Tensor | None], Sums]
 
 
 def objective_of(settings: Settings) -> Objective:
@@ -35,14 +34,9 @@ def objective_of(settings: Settings) -> Objective:
     return MaskedPixels(settings.mask_share) if settings.pretrain else classify
 
 
-def classify(
-    model: nn.Module,
-    tokens: Tensor,
-    lengths: Tensor | None,
-    labels: Tensor,
-    weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def classify(model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
     """The class of an example."""
+    tokens, lengths, labels = batch
     logits = model(tokens, lengths).float()
     loss = F.cross_entropy(logits, labels, reduction="none")
     right = (logits.argmax(-1) == labels).float()
@@ -58,14 +52,8 @@ class MaskedPixels:
     def __init__(self, share: float):
         self.share = share
 
-    def __call__(
-        self,
-        model: nn.Module,
-        tokens: Tensor,
-        lengths: Tensor | None,
-        labels: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
+        tokens, lengths, _ = batch
         count = max(1, round(self.share * tokens.shape[-1]))
         hidden = torch.rand(tokens.shape, device=tokens.device).topk(count, sorted=False).indices
         target = tokens.gather(1, hidden).flatten().long()
@@ -77,7 +65,7 @@ class MaskedPixels:
         return _sums(loss, right, weights)
 
 
-def _sums(loss: Tensor, right: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(loss: Tensor, right: Tensor, weights: Tensor | None) -> Sums:
     if weights is None:
         count = torch.full((), float(len(loss)), device=loss.device)
         return loss.sum(), right.sum(), count
@@ -154,7 +142,7 @@ class Evaluator:
         rows = self._rows.index_select(0, self._batch).flatten()
         weights = self._weights.index_select(0, self._batch).flatten()
         with autocast(self.device, self.dtype):
-            sums = self.objective(self.model, *self.split.batch(rows), weights)
+            sums = self.objective(self.model, self.split.batch(rows), weights)
         self._sums.add_(torch.stack(sums))
         # The remainder, because the warm-up may run more often than there are batches.
         self._batch.add_(1).remainder_(self.batches)

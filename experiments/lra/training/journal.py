@@ -53,64 +53,49 @@ def rounded(values: Any) -> Any:
     return values
 
 
-class Events:
-    """TensorBoard events, if tensorboard is installed.
-
-    Args:
-        wanted: True requires tensorboard, False writes no events; None: as installed.
-    """
-
-    def __init__(self, folder: Path, step: int, wanted: bool | None):
-        self._writer: Any = None
-        if wanted is False:
-            return
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            if wanted:
-                raise ValueError(
-                    "tensorboard=true, but it is not installed: pip install tensorboard"
-                ) from None
-            return
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-
-    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        if self._writer is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._writer.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
 class Log:
-    """The journal and the events of one session; silent in processes that do not lead.
+    """The journal and the TensorBoard events of a session; silent in processes that do not lead.
 
     Args:
         kept: bytes of the journal to keep from earlier sessions.
         step: the step at which the session starts.
+        tensorboard: whether to write events; None: if it is installed.
     """
 
     def __init__(self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool):
-        self._journal: Journal | None = None
-        if leads:
-            self._events = Events(folder, step, tensorboard)
-            self._journal = Journal(folder / JOURNAL, kept)
+        self._events = _event_writer(folder, step, tensorboard) if leads else None
+        self._journal = Journal(folder / JOURNAL, kept) if leads else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         if self._journal is not None:
             self._journal.write(kind, step, **values)
-            self._events.write(kind, step, values)
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> int:
         return 0 if self._journal is None else self._journal.sync()
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._events.close()
+        for file in (self._journal, self._events):
+            if file is not None:
+                file.close()
+
+
+def _event_writer(folder: Path, step: int, wanted: bool | None) -> Any:
+    """A writer of TensorBoard events; None if they are not wanted or tensorboard is missing."""
+    if wanted is False:
+        return None
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        if wanted:
+            raise ValueError(
+                "tensorboard=true, but it is not installed: pip install tensorboard"
+            ) from None
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
 
 class Progress:

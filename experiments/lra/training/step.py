@@ -89,9 +89,9 @@ class Trainer:
         loss = torch.zeros((), device=self.device)
         right, count = torch.zeros_like(loss), torch.zeros_like(loss)
         for number, part in enumerate(rows.chunk(self.parts)):
-            tokens, lengths, labels = self.split.batch(part)
+            batch = self.split.batch(part)
             with autocast(self.device, self.dtype):
-                found = self.objective(self._forward, tokens, lengths, labels, None)
+                found = self.objective(self._forward, batch, None)
             share = found[0] / (found[2].clamp(min=1) * self.parts)
             self.flat.gradients(share, add=number > 0)
             loss = loss + share.detach()

@@ -4,10 +4,8 @@ import json
 import signal
 import time
 
-import torch
-
 from experiments.lra.training import checkpoint
-from tests.experiments.lra.training.cases import overrides, settings, write_data
+from tests.experiments.lra.training.cases import overrides, same, settings, write_data
 from tests.experiments.lra.training.commands import (
     assert_processes_train_as_one,
     finish,
@@ -25,15 +23,7 @@ def wait_for(process, folder, step):
         time.sleep(0.01)
 
 
-def same_bits(a, b):
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_bits(a[name], b[name]) for name in a)
-    return a == b
-
-
-def test_killed_in_the_middle_and_started_again_ends_with_the_same_bits(tmp_path):
+def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
     changes = {"steps": 150, "eval_every": 30, "checkpoint_every": 20, "log_every": 5}
     given = overrides(tmp_path, "listops", "sparse", **changes)
     whole = settings(tmp_path, "listops", "sparse", **changes).folder
@@ -50,7 +40,7 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same_bits(tmp_path
     finish(uninterrupted)
     ends = [checkpoint.load(folder / "checkpoint.pt") for folder in (whole, cut)]
     for name in ("model", "optimizer", "best", "sums", "step"):
-        assert same_bits(ends[0][name], ends[1][name]), name
+        assert same(ends[0][name], ends[1][name]), name
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, cut)]
     for name in ("accuracy", "loss", "val_accuracy", "best_step", "steps", "complete"):
         assert results[0][name] == results[1][name]

@@ -14,7 +14,8 @@ from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import Trainer
-from tests.experiments.lra.training.cases import TASKS, settings, train, write_data
+from tests.experiments.lra.training.cases import TASKS, same, settings, train, write_data
+from tests.experiments.lra.training.commands import journal
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +32,7 @@ def load(place, task="listops", attention="linear", **changes):
 
 
 def lines(place, *names, **changes):
-    path = settings(place, *names, **changes).folder / "journal.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def same(a, b):
-    """Whether two states hold the same bits."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    return journal(settings(place, *names, **changes).folder)
 
 
 class Killed(BaseException):
@@ -68,48 +57,44 @@ def killed_after(monkeypatch):
     return arm
 
 
-def interrupted(killed_after, place, *names, after, **changes):
-    """The result of a run that is killed after a step and started again."""
-    disarm = killed_after(after)
-    with pytest.raises(Killed):
-        train(place, *names, **changes)
-    disarm()
-    return train(place, *names, **changes)
+@pytest.fixture
+def assert_resumes(place, killed_after):
+    """A run that is killed after three steps and started again ends with the same bits."""
 
+    def check(task, attention, name="whole", **changes):
+        whole, cut = changes | {"name": name}, changes | {"name": f"{name}-cut"}
+        result = train(place, task, attention, **whole)
+        assert result["complete"] and result["steps"] == 4 and 0 <= result["accuracy"] <= 1
+        disarm = killed_after(3)
+        with pytest.raises(Killed):
+            train(place, task, attention, **cut)
+        disarm()
+        train(place, task, attention, **cut)
+        states = [load(place, task, attention, **some) for some in (whole, cut)]
+        for name in ("model", "optimizer", "sums", "random", "best", "step", "logged"):
+            assert same(states[0][name], states[1][name]), name
+        logs = [lines(place, task, attention, **some) for some in (whole, cut)]
+        assert [x["kind"] for x in logs[1]].count("resume") == 1
+        told = "loss accuracy lr grad_norm grad_norm_max epoch kind step".split()
+        ours, theirs = (
+            [{k: x.get(k) for k in told} for x in log if x["kind"] in ("train", "val", "test")]
+            for log in logs
+        )
+        assert ours == theirs
 
-def assert_same_run(place, *names, **changes):
-    """The run and the one named "cut" ended with the same bits."""
-    whole, cut = load(place, *names, **changes), load(place, *names, name="cut", **changes)
-    for name in ("model", "optimizer", "sums", "random", "best", "step", "logged"):
-        assert same(whole[name], cut[name]), name
-    told = "loss accuracy lr grad_norm grad_norm_max epoch kind step".split()
-
-    def steps(found):
-        return [{k: x.get(k) for k in told} for x in found if x["kind"] in ("train", "val", "test")]
-
-    ours, theirs = lines(place, *names, **changes), lines(place, *names, name="cut", **changes)
-    assert steps(ours) == steps(theirs)
-    assert [x["kind"] for x in theirs].count("resume") == 1
+    return check
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_and_attention_trains_and_resumes(place, killed_after, task, attention):
-    result = train(place, task, attention)
-    assert result["complete"] and result["steps"] == 4 and 0 <= result["accuracy"] <= 1
-    interrupted(killed_after, place, task, attention, after=3, name="cut")
-    assert_same_run(place, task, attention)
+def test_every_task_and_attention_trains_and_resumes(assert_resumes, task, attention):
+    assert_resumes(task, attention)
 
 
 @pytest.mark.parametrize("attention", ["flash", "sparse"])
-def test_a_run_that_skips_padding_resumes(place, killed_after, attention):
+def test_a_run_that_skips_padding_resumes(assert_resumes, attention):
     changes = {"task__max_length": 250, "attention__padding": "skip", "model__layers": 2}
-    assert train(place, "listops", attention, name="skip", **changes)["complete"]
-    interrupted(killed_after, place, "listops", attention, after=3, name="skip-cut", **changes)
-    names = {"skip": load(place, "listops", attention, name="skip", **changes)}
-    names["cut"] = load(place, "listops", attention, name="skip-cut", **changes)
-    for name in ("model", "optimizer", "sums", "random", "best", "step"):
-        assert same(names["skip"][name], names["cut"][name]), name
+    assert_resumes("listops", attention, "skip", **changes)
 
 
 def test_what_a_run_leaves_behind(place):

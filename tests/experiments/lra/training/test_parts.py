@@ -159,12 +159,12 @@ def test_masked_pixels_scores_the_hidden_ones_only():
         logits[0, torch.arange(4), right[0]] = 50.0  # the first image is named rightly
         return logits
 
-    objective = MaskedPixels(0.5)
-    loss, right, count = objective(model, tokens, None, torch.zeros(2), None)  # type: ignore
+    objective, batch = MaskedPixels(0.5), (tokens, None, torch.zeros(2))
+    loss, right, count = objective(model, batch, None)  # type: ignore
     assert count == 8 and right >= 4 and loss.item() == pytest.approx(4 * np.log(256), rel=1e-3)
     assert all(len(set(row.tolist())) == 4 for row in calls[0])
     first = torch.tensor([1.0, 0.0])
-    loss, right, count = objective(model, tokens, None, torch.zeros(2), first)  # type: ignore
+    loss, right, count = objective(model, batch, first)  # type: ignore
     assert (count, right) == (4, 4) and loss < 1e-3
 
 
