@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from experiments.common.checks import choose
+from experiments.lra.models.classifier import Classifier
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
 from experiments.lra.training.checkpoint import CHECKPOINT, WEIGHTS, load_weights, refuse_shapes
@@ -48,7 +48,7 @@ def run_settings(folder: Path) -> Settings:
     return read_settings(folder / CONFIG)
 
 
-def load_model(folder: Path, settings: Settings, task: Task) -> tuple[nn.Module, int]:
+def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier, int]:
     """The model of a run with its best weights, on the CPU, and their step.
 
     Raises:

@@ -7,19 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.models.attention import Attention
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.lra.training import checkpoint
 from experiments.lra.training.config import Settings
+from masks import Mask
+from sparseflash import BlockSparseAttention
 
 POSITIONS = "positions"  # the name of the position table
 AXES = ("axial.rows", "axial.columns")  # the names of axial positions
 HEADS = ("head.", "lm_head.", "hidden_token")  # parameters that belong to one objective
 
 
-def make_model(settings: Settings, task: Task) -> nn.Module:
+def make_model(settings: Settings, task: Task) -> Classifier:
     """The classifier of a run on a task, with fresh weights, in float32 on the CPU."""
     if settings.pretrain and task.grid is None:
         raise ValueError(f"pretrain={settings.pretrain} needs images; {task.name} has none")
@@ -44,18 +45,18 @@ def _order(settings: Settings) -> str:
     return settings.task.get("order") or "row"
 
 
-def mask_of(model: nn.Module, settings: Settings) -> tuple[str | None, float | None]:
+def mask_of(model: Classifier, settings: Settings) -> tuple[str | None, float | None]:
     """The mask that a model uses, as text, and its density at the model's length.
 
     The text is that of mask=, or of the default. The density is the mean over the layers. Both are
     None for an attention without a mask.
     """
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    patterns = [(layer, mask) for layer in layers if (mask := layer.pattern()) is not None]
-    if not patterns:
+    layers = [module for module in model.modules() if isinstance(module, BlockSparseAttention)]
+    used = [(layer.mask, layer.heads) for layer in layers if isinstance(layer.mask, Mask)]
+    if not used:
         return None, None
-    built = (mask.build(layer.length, heads=layer.heads) for layer, mask in patterns)
-    return settings.mask or str(patterns[0][1]), fmean(mask.density for mask in built)
+    density = fmean(mask.build(model.states, heads=heads).density for mask, heads in used)
+    return settings.mask or str(used[0][0]), density
 
 
 # ---- weights of another run
