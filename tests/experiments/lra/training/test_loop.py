@@ -61,7 +61,7 @@ def killed_after(monkeypatch):
 def assert_resumes(place, killed_after):
     """A run that is killed after three steps and started again ends with the same bits."""
 
-    def check(task, attention, name="whole", **changes):
+    def check(task, attention, name="uncut", **changes):
         whole, cut = changes | {"name": name}, changes | {"name": f"{name}-cut"}
         result = train(place, task, attention, **whole)
         assert result["complete"] and result["steps"] == 4 and 0 <= result["accuracy"] <= 1
