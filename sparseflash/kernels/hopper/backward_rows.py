@@ -118,7 +118,6 @@ def _producer(f):
     """Copies Q, dO and the vectors of a tile, and K and V of its entries."""
     descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
     BLOCK_M: gl.constexpr = f.BLOCK_M
-    BLOCK_K: gl.constexpr = descs.k.block_shape[2]  # keys of a mask block
     Q_BYTES: gl.constexpr = (
         descs.q.block_type.nbytes + descs.dout.block_type.nbytes
         + 2 * descs.score_start.block_type.nbytes
@@ -156,30 +155,32 @@ def _producer(f):
             s = g % f.STAGES
             phase = ((g // f.STAGES) & 1) ^ 1
             mbarrier.wait(bars.k_empty.index(s), phase)
-            mbarrier.expect(bars.k_full.index(s), f.GATHER * descs.k.block_type.nbytes)
-            for i in gl.static_range(f.GATHER):
-                if i > 0:
-                    idx = gl.load(entry + j * f.GATHER + i)
-                tma.async_copy_global_to_shared(
-                    descs.k, [b, h, idx * BLOCK_K, 0], bars.k_full.index(s),
-                    bufs.k.index(s).slice(i * BLOCK_K, BLOCK_K, 2),
-                )  # fmt: skip
+            _copy_entry(
+                f, descs.k, bufs.k.index(s), bars.k_full.index(s), entry + j * f.GATHER, idx, b, h
+            )
             if f.GATHER > 1:
                 idx = gl.load(entry + j * f.GATHER)
             mbarrier.wait(bars.v_empty.index(s), phase)
-            mbarrier.expect(bars.v_full.index(s), f.GATHER * descs.v.block_type.nbytes)
-            for i in gl.static_range(f.GATHER):
-                if i > 0:
-                    idx = gl.load(entry + j * f.GATHER + i)
-                tma.async_copy_global_to_shared(
-                    descs.v, [b, h, idx * BLOCK_K, 0], bars.v_full.index(s),
-                    bufs.v.index(s).slice(i * BLOCK_K, BLOCK_K, 2),
-                )  # fmt: skip
+            _copy_entry(
+                f, descs.v, bufs.v.index(s), bars.v_full.index(s), entry + j * f.GATHER, idx, b, h
+            )
             idx = following
             g += 1
         t += 1
         wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARP)
+
+
+@gluon.jit
+def _copy_entry(f, desc, place, full, entry, idx, b, h):
+    """K or V of the mask blocks of an entry, the first of which is idx."""
+    BLOCK_K: gl.constexpr = desc.block_shape[2]  # keys of a mask block
+    mbarrier.expect(full, f.GATHER * desc.block_type.nbytes)
+    for i in gl.static_range(f.GATHER):
+        if i > 0:
+            idx = gl.load(entry + i)
+        at = [b, h, idx * BLOCK_K, 0]
+        tma.async_copy_global_to_shared(desc, at, full, place.slice(i * BLOCK_K, BLOCK_K, 2))
 
 
 @gluon.jit

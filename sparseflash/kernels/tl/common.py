@@ -127,12 +127,12 @@ def tile_bits(
     key = tl.arange(0, BLOCK_N)
     shift = (col0 + key) % 32 if BLOCK_N < 32 else key % 32
     if TRANSPOSED:
-        word = tl.load(row)[None, :]
+        word = tl.load(row)[None, :]  # [1, BLOCK_M]
         for i in tl.static_range(1, BLOCK_N // 32):
             word = tl.where((key // 32 == i)[:, None], tl.load(row + i)[None, :], word)
         return ((word >> shift[:, None]) & 1) != 0
     else:
-        word = tl.load(row)[:, None]
+        word = tl.load(row)[:, None]  # [BLOCK_M, 1]
         for i in tl.static_range(1, BLOCK_N // 32):
             word = tl.where((key // 32 == i)[None, :], tl.load(row + i)[:, None], word)
         return ((word >> shift[None, :]) & 1) != 0

@@ -10,8 +10,8 @@ def block_codes(
     CUT_Q: tl.constexpr, CUT_K: tl.constexpr, BY_ROW: tl.constexpr,
     LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Codes and entry numbers of a patch of slice s: lines x entries for the lists by row, and
-    transposed by column, so that neighbours in memory are neighbours in the patch.
+    """Codes and entry numbers of a patch of slice s, so that neighbours in memory are neighbours in
+    the patch: [LINES, ENTRIES] for the lists by row, [ENTRIES, LINES] for those by column.
 
     A full block that the end of the sequence cuts takes one of the three edge tiles.
     """
@@ -72,7 +72,7 @@ def _count(
         code, _ = block_codes(
             Codes, s, line0, entry0, rows, cols, n_tiles, CUT_Q, CUT_K, BY_ROW, LINES, ENTRIES
         )
-        total += tl.sum((code != -2).to(tl.int32), AXIS)
+        total += tl.sum((code != -2).to(tl.int32), AXIS)  # [LINES]
         if PARTIALS:
             partial += tl.sum((code >= 0).to(tl.int32), AXIS)
     line = line0 + tl.arange(0, LINES)
@@ -100,7 +100,7 @@ def _place(Total, Partial, Ptr, Mid, n, PARTIALS: tl.constexpr, SIZE: tl.constex
     before = tl.zeros([], tl.int64)
     for start in range(0, n, SIZE):
         i = start + tl.arange(0, SIZE)
-        total = tl.load(Total + i, mask=i < n, other=0)
+        total = tl.load(Total + i, mask=i < n, other=0)  # [SIZE]
         begin = before + tl.cumsum(total, 0) - total
         tl.store(Ptr + i, begin, mask=i < n)
         if PARTIALS:
@@ -145,7 +145,7 @@ def _fill(
     AXIS: tl.constexpr = 1 if BY_ROW else 0
     line = line0 + tl.arange(0, LINES)
     own = s * n_lines + line
-    full_at = tl.load(Mid + own, mask=line < n_lines, other=0)
+    full_at = tl.load(Mid + own, mask=line < n_lines, other=0)  # [LINES]
     if PARTIALS:
         partial_at = tl.load(Ptr + own, mask=line < n_lines, other=0)
     for entry0 in range(0, n_entries, ENTRIES):
