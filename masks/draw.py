@@ -34,7 +34,7 @@ def draw(
     rows: Span | None = None,
     cols: Span | None = None,
 ) -> "Axes":
-    """See `BlockMask.draw`."""
+    """A picture of one slice; see `BlockMask.draw`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -114,7 +114,7 @@ def _lines(ax: "Axes", blocks: BlockMask, extent: tuple[int, int, int, int]) -> 
 def tokens(
     blocks: BlockMask, rows: Span, cols: Span, *, batch: int, head: int
 ) -> NDArray[np.uint8]:
-    """Every pair of the queries `rows` and the keys `cols`.
+    """The pairs of the queries `rows` and the keys `cols`, first and last included.
 
     Returns:
         (queries, keys): 0 for a pair that is not allowed, 1 for one that is in a partial block,

@@ -1,4 +1,4 @@
-"""Pictures of the analyses: loads, reach, and everything on one page. They need matplotlib."""
+"""Pictures of loads, of the reach, and of a mask with both. They need matplotlib."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ EXACT = 4096  # tokens: up to here the reach is that of tokens
 def draw_loads(blocks: "BlockMask", ax: "Axes", *, batch: int = 0, head: int = 0) -> "Axes":
     """Histogram of the non-empty blocks of a query block (forward) and of a key block (backward).
 
-    The scale of the counts is logarithmic where single lines are far busier than the others.
+    The scale of the counts is logarithmic where few blocks are far busier than the others.
     """
     from matplotlib.ticker import MaxNLocator
 

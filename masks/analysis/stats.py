@@ -35,9 +35,9 @@ class Stats:
         unseen, unseen_ranges: keys that no query sees, likewise.
         symmetric: q sees k exactly when k sees q, token by token.
         back, ahead: the largest q - k and k - q of an allowed pair; None where nothing is allowed.
-        components: parts that exchange nothing, of the graph of non-empty blocks.
-        token_components: the same of tokens, exactly, or None where that costs too much (many
-            partial blocks); never fewer.
+        components: connected components of the graph of non-empty blocks.
+        token_components: those of the graph of tokens, never fewer. None where they cost too much,
+            with many partial blocks.
         second_eigenvalue: of the normalised block graph, in modulus (see
             `masks.analysis.spectrum.second_eigenvalue`), or None where that is not symmetric.
     """
@@ -100,7 +100,7 @@ class Stats:
 
     @property
     def spectral_gap(self) -> float | None:
-        """1 - second_eigenvalue: the larger, the fewer layers until information is everywhere."""
+        """1 - second_eigenvalue: the larger it is, the fewer layers spread information."""
         return None if self.second_eigenvalue is None else 1 - self.second_eigenvalue
 
     def __str__(self) -> str:
@@ -136,8 +136,8 @@ class Stats:
 def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = None) -> Stats:
     """The numbers of all slices together, or of one batch entry, one head, or both.
 
-    Exact, from the runs and the bit tiles: no N x N array, at a million tokens as well. What is
-    said of the graph (components, eigenvalue) is about the union of the slices, because a layer
+    Exact at a million tokens as well: they come from the runs and the bit tiles, without an N x N
+    array. The components and the eigenvalue are those of the union of the slices, because a layer
     passes on what any of its heads sees.
 
     Raises:

@@ -13,9 +13,9 @@ def is_symmetric(segments: Segments) -> bool:
     """Whether q sees k exactly when k sees q, in every slice.
 
     Freivalds's idea: with random vectors x and y modulo 2**64, x'Ay equals y'Ax for a symmetric A,
-    and for another one with a probability below 2**-50. The vectors are products, token
-    g * a + i has the weight coarse[a] * fine[i], so that a tile is multiplied out once however
-    often it occurs. The numbers are drawn from a fixed seed: the answer is always the same.
+    and for any other A with a probability below 2**-50. The vectors are products: token g * a + i
+    has the weight coarse[a] * fine[i]. So a tile is multiplied once, however often it occurs. The
+    seed is fixed, so the answer is always the same.
     """
     grid = segments.grid
     if grid.n_q != grid.n_k:

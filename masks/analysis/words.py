@@ -1,4 +1,4 @@
-"""Numbers and ranges as people write them."""
+"""Numbers, shares and ranges as text."""
 
 from collections.abc import Sequence
 

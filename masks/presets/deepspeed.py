@@ -1,9 +1,10 @@
 """The layouts of DeepSpeed's sparse attention (deepspeed/ops/sparse_attention/sparsity_config.py).
 
-Option names and defaults are those of its `SparsityConfig` classes; a block is 16 tokens. Masks are
-whole blocks here as there, so a unidirectional one is not causal inside the diagonal blocks: add
-`& causal()`. DeepSpeed demands that the block divides the length; here the last one may be ragged.
-Its random blocks come from Python's global generator, without a seed; here they are hashes of one.
+Option names and defaults are those of its `SparsityConfig` classes; a block is 16 tokens. As in
+DeepSpeed, masks are of whole blocks. So a unidirectional one is not causal inside the diagonal
+blocks: add `& causal()`. In DeepSpeed the block must divide the length; here the last one may be
+ragged. DeepSpeed draws random blocks from Python's global generator; here they are hashes of a
+seed.
 """
 
 from typing import Any
@@ -48,11 +49,11 @@ def deepspeed_fixed(
 ) -> Mask:
     """`FixedSparsityConfig`: windows that do not overlap, and summary columns in each of them.
 
-    The `num_global_blocks` columns end the window of `num_local_blocks`, and are seen by all rows,
-    or from their first one on when unidirectional. So unidirectional with more than one of them
-    has blocks above the diagonal. A last window that is short has its columns where they would be,
-    or at its end. Of n x n blocks, with L local and G global ones and L dividing n,
-    n(L + G(n/L - 1)) are allowed; unidirectional with G = 1, n(L + n/L) / 2.
+    The last `num_global_blocks` columns of every window of `num_local_blocks` are seen by all rows.
+    Unidirectional, they are seen from the row of the first of them on, so that more than one has
+    blocks above the diagonal. A short window at the end has its columns in their usual place if
+    that exists, and else at its end. Of n x n blocks, with L local and G global ones and L dividing
+    n, n(L + G(n/L - 1)) are allowed; unidirectional with G = 1, n(L + n/L) / 2.
 
     Args:
         num_local_blocks: blocks of a window, >= 1.
@@ -93,16 +94,16 @@ def deepspeed_variable(
 ) -> Mask:
     """`VariableSparsityConfig`: windows of given sizes, global columns, random blocks.
 
-    Quirks that are kept: random blocks are drawn among all columns, unidirectional or not, and may
-    repeat other ones; a unidirectional range of global columns begins with its first row, above the
-    diagonal.
+    The quirks of DeepSpeed are kept. Random blocks are drawn among all columns, unidirectional or
+    not, and may repeat other ones. A unidirectional range of global columns begins with its first
+    row, above the diagonal.
 
     Args:
         num_random_blocks: of every row, >= 0; `build` raises when there are fewer columns.
         local_window_blocks: blocks of the windows, the last of which repeats.
-        global_block_indices: columns that all rows see, or those from their own one on when
-            unidirectional; ones beyond the length are left out.
-        global_block_end_indices: makes them ranges, each up to but without this one.
+        global_block_indices: columns that all rows see; unidirectional, the rows from the same
+            number on. Columns beyond the length are left out.
+        global_block_end_indices: makes them ranges; each ends before this number.
         attention, horizontal_global_attention, block: as in `deepspeed_fixed`.
         seed: of the random blocks, as in `random_blocks`.
         different_layout_per_head: draw them for every head.
@@ -131,10 +132,10 @@ def deepspeed_bigbird(
 ) -> Mask:
     """`BigBirdSparsityConfig`: the first rows and columns, a window, and random blocks.
 
-    Quirks that are kept: there are no global blocks at the end, the window has
-    2 * (num_sliding_window_blocks // 2) + 1 blocks, and random blocks may repeat other ones, so at
-    most 6n - 6 of n x n blocks are allowed by default. Unidirectional, row I draws from I + 1
-    columns, which fails in DeepSpeed for more than one random block; here it raises at once.
+    The quirks of DeepSpeed are kept. There are no global blocks at the end. The window has
+    2 * (num_sliding_window_blocks // 2) + 1 blocks. Random blocks may repeat other ones, so at most
+    6n - 6 of n x n blocks are allowed by default. Unidirectional, row I draws from I + 1 columns.
+    With more than one random block that fails in DeepSpeed, and raises an error here.
 
     Args:
         num_random_blocks: of every row, >= 0.
@@ -144,7 +145,7 @@ def deepspeed_bigbird(
         block, seed, different_layout_per_head: as in `deepspeed_variable`.
 
     Raises:
-        ValueError: also of `build`, when there are fewer blocks than any of these numbers.
+        ValueError: a bad argument; or, in `build`, fewer blocks than one of these numbers.
     """
     causal, _ = _direction(attention, False)
     stream = Stream.of(seed, different_layout_per_head, False, None)

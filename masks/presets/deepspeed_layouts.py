@@ -1,4 +1,4 @@
-"""The block layouts behind `masks.presets.deepspeed`, for n x n blocks."""
+"""The layouts of `masks.presets.deepspeed`, for n x n blocks."""
 
 from dataclasses import dataclass
 

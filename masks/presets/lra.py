@@ -1,7 +1,7 @@
 """The attention patterns of Long Range Arena's models (google-research/long-range-arena).
 
-Long Range Arena (Tay et al., arXiv 2011.04006) has patterns of its own making under the names of
-the papers; these are the ones that its code runs. Padding is no part of them.
+Long Range Arena (Tay et al., arXiv 2011.04006) names its patterns after papers, but its code
+differs from them. These are the patterns of the code, without padding.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ SECTION = "Presets"  # of the gallery
     written=1,
 )
 def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
-    """Token blocks that see themselves only: no window, and the benchmark's "local attention".
+    """The benchmark's "local attention": token blocks that see themselves only, not a window.
 
-    The text is that of `block_diagonal(block)`, with n * block of n x n pairs for a multiple n of
-    the block. What the code runs is `interleaved`: it reshapes the tokens to (block, chunks) and
+    The result is `block_diagonal(block)`: n * block of n x n pairs are allowed for a multiple n of
+    the block. The code itself runs `interleaved`. It reshapes the tokens to (block, chunks) and
     attends along the first axis, so a token sees those a multiple of n // block + 1 tokens away.
 
     Args:
@@ -64,16 +64,16 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
 
 @pattern(Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"))
 def lra_strided(stride: int = 50) -> Mask:
-    """`strided(stride)`, which is its text; encoders are causal as well. No task uses it."""
+    """The same as `strided(stride)`; encoders are causal as well. No task uses it."""
     return strided(stride)
 
 
 @pattern(Example("lra_longformer(48)", "its Longformer", "", "2011.04006"))
 def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
-    """Exactly `window` keys: one more after the query than before it, where that is even.
+    """Exactly `window` keys: one more after the query than before it if `window` is even.
 
-    The text is that of the union of a window and global tokens; the paper's has window // 2 on
-    either side. The docstring of the code has the sides the other way round.
+    The result is the union of a window and global tokens. The paper's window has window // 2 keys
+    on either side. The docstring of the code names the sides the other way round.
 
     Args:
         window: keys of an inner query, >= 1.
@@ -86,19 +86,20 @@ def lra_longformer(window: int = 512, n_global: int = 0) -> Mask:
 
 @pattern(Example("lra_bigbird(16)", "its BigBird", "", "2011.04006"), written=2)
 def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
-    """BigBird with the paper's plan, drawn for the length at hand: not `bigbird_compat`.
+    """BigBird with the paper's plan, drawn for the length; `bigbird_compat` draws otherwise.
 
-    Quirks that are kept: the sequence is padded to n // block + 1 blocks, by a whole block where it
-    is divisible, so that the last global column may hold no token; random blocks are among the
-    first 1024 tokens; the last two rows draw from 4 and 3 blocks less. Where a row has fewer than
-    `random` candidates the code fails, and the mask is dense. A causal one is plain causal there.
+    The quirks of the code are kept. The sequence is padded to n // block + 1 blocks: by a whole
+    block where it is divisible, so the last global column may hold no token. Random blocks are
+    among the first 1024 tokens. The last two rows draw from 4 and 3 blocks less. Where a row has
+    fewer than `random` candidates, the code fails, and the mask here is dense. With causal=True the
+    code is plain causal.
 
     Args:
         block: tokens of a token block, >= 1.
         random: random blocks of a row, >= 1.
-        seed: of NumPy's legacy generator, from which all heads draw, 0 <= seed < 2**32; the code
-            hashes the name of the layer, which differs from run to run. None makes layer i draw
-            with seed i: take `mask.layer(i)` before `build`.
+        seed: of NumPy's legacy generator, from which all heads draw, 0 <= seed < 2**32. The code
+            hashes the name of the layer instead, which differs from run to run. None makes layer i
+            draw with seed i: take `mask.layer(i)` before `build`.
     """
     block, random = integer("block", block, min=1), integer("random", random, min=1)
     seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
