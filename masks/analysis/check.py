@@ -21,11 +21,11 @@ class Report:
 
     Attributes:
         text: what was checked, in words.
-        problems: sentences on what the model cannot see, or must not see and does. Each names a
-            remedy where one was found; a remedy that names a depth was built and tried.
+        problems: sentences on what the model cannot see, or sees and must not. Each names a remedy
+            where one was found. A remedy that names a depth was built and tried.
         notes: sentences on what costs speed, and on what is worth knowing.
         stats: of every layer that differs.
-        reach: through the layers.
+        reach: through all layers.
     """
 
     text: str
@@ -61,12 +61,13 @@ def check(
 ) -> Report:
     """Look for what is wrong with a mask of self-attention.
 
-    Finds pairs that no depth can connect, and too few layers; queries that see nothing and keys
-    that nobody sees; tokens in groups that never meet; keys ahead of a causal query; computed
-    blocks that are mostly masked, and rows that have much more work than others. All heads count
-    together, because a layer passes on what any of them sees, and so does the residual stream (see
-    `masks.analysis.reach`). Up to 4096 tokens the reach is exact, beyond it is bounded by blocks,
-    and the sentences say so.
+    The problems are pairs that no depth can connect, or too few layers; tokens in groups that never
+    meet; queries that see nothing, and keys that no query sees; and keys ahead of a causal query.
+    The notes tell of computed blocks that are mostly masked, of rows with much more work than
+    others, and of differences between heads.
+
+    All heads count together, because a layer passes on what any of them sees, as `reach` explains.
+    Up to 4096 tokens the reach is exact. Beyond, it is bounded by blocks, and the sentences say so.
 
     Args:
         seq_len: tokens.

@@ -22,8 +22,8 @@ class Relation:
     """One layer: which blocks every block of queries sees, in any head.
 
     Args:
-        whole: a key block stands for what all of its queries have, and not for what any of them has
-            (they are other blocks where block_q and block_k differ).
+        whole: where block_q and block_k differ, a key block has what all query blocks with its
+            tokens have, and not what any of them has.
     """
 
     def __init__(self, segments: Segments, whole: bool = False):
@@ -128,9 +128,9 @@ def possibly(stack: list[Segments], causal: bool) -> Walk:
 def surely(stack: list[Segments], causal: bool) -> Walk:
     """From below: the blocks (I, J) where every query of I has seen every key of J.
 
-    A layer does that for a full block; and for (I, J) when each query of I sees some key of a
-    block K, and every query of K had seen all of J. With `causal`, a block on the diagonal counts
-    when all of its causal pairs are allowed at once.
+    One layer does that for a full block. It also does it for (I, J) if each query of I sees some
+    key of a block K, and every query of K had seen all of J. With `causal`, a block on the diagonal
+    counts if one layer allows all of its causal pairs.
     """
     grid = stack[0].grid
     relations = [Relation(_covering_blocks(segments), whole=True) for segments in stack]

@@ -1,7 +1,7 @@
 """What a query has seen after t layers: exactly by tokens, or between two bounds by blocks.
 
-A layer adds to every token what its query sees, and the residual stream keeps what the token had:
-after t layers, query q has seen key k when a path of at most t allowed pairs leads from q to k. A
+A layer adds to every token what its query sees, and the residual stream keeps what the token had.
+So after t layers, query q has seen key k if a path of at most t allowed pairs leads from q to k. A
 token has its own information from the start. All heads count together.
 """
 

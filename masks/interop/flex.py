@@ -35,8 +35,8 @@ def to_flex(
             blocks, and for all of them where FlexAttention runs without torch.compile. By default
             a lookup of the bit tiles, which works for any mask; a formula may be faster.
         limit_gib: the most memory that the lists may take. There are four of int32, each of batch *
-            heads * rows * cols, and a table for the lookup: 1.3 GiB for a million tokens in blocks
-            of 128 without heads.
+            heads * rows * cols, and a table for the lookup. A million tokens in blocks of 128 take
+            1.3 GiB without heads.
 
     Raises:
         ValueError: more memory would be needed.
