@@ -1,5 +1,5 @@
-"""What comes and goes beside the products of the pass over columns: its arguments by name, the warp
-that copies tiles in, and the one that copies dK and dV out.
+"""The pass over columns apart from its products: its arguments by name, the warp that copies tiles
+in, the warp that copies dK and dV out, and the operands of the consumers.
 """
 
 from triton.experimental import gluon
@@ -126,7 +126,7 @@ def producer(f):
     descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
     BLOCK_M: gl.constexpr = f.BLOCK_M
     BLOCK_Q: gl.constexpr = descs.q.block_shape[2]  # queries of a mask block
-    # the copies of vectors want 128-byte places, so shorter ones are brought by this warp itself
+    # the copies of vectors want 128-byte places, so this warp copies shorter ones itself
     BY_HAND: gl.constexpr = BLOCK_Q < 32
     VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else descs.score_start.block_type.nbytes
     Q_BYTES: gl.constexpr = f.GATHER * (descs.q.block_type.nbytes + VECTOR_BYTES)

@@ -11,7 +11,7 @@ brings P into the range of e4m3: p = exp2(score - maximum + shift).
 
 fp8 wgmma keeps about 14 bits of its accumulator and cuts off the rest, a bias that grows with the
 length of the sum: 1.6 % after 16,384 keys. So every 8 blocks the accumulator is added, in float32,
-to one in shared memory and begins anew; in registers a second one would not fit beside S.
+to one in shared memory and starts again at 0; in registers a second one would not fit beside S.
 """
 
 from triton.experimental import gluon

@@ -228,9 +228,10 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
     if aot.ptxas() is None:
         pytest.skip("Triton came without ptxas")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "aot.py"), json.dumps(problem)],
-        env=environment | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
+        env=environment | {"PYTHONPATH": path}, text=True, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
