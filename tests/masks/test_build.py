@@ -70,34 +70,6 @@ def test_windows(maker, seed: int):
             assert same == tile.tobytes(), (mask, grid, i)
 
 
-@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
-@pytest.mark.parametrize(("n_q", "n_k"), [(100, 300), (300, 100), (65, 64), (1, 257)])
-def test_alignment(n_q: int, n_k: int, align: str):
-    dense = masks.causal(align=align).build(n_q, n_k, 32).to_dense()[0, 0]
-    offset = n_k - n_q if align == "bottom_right" else 0
-    assert np.array_equal(dense, np.tri(n_q, n_k, offset, dtype=bool))
-
-
-@pytest.mark.parametrize("n", [1, 5, 129, 1000])
-def test_windows_hold_the_keys_they_say(n: int):
-    keys = np.arange(n)
-    local = masks.local(7, 3).build(n, block_size=16).to_dense().sum(-1).ravel()
-    assert np.array_equal(local, np.minimum(keys, 7) + np.minimum(n - 1 - keys, 3) + 1)
-    sliding = masks.sliding(8).build(n, block_size=16).to_dense().sum(-1).ravel()
-    assert np.array_equal(sliding, np.minimum(keys + 1, 8))
-    assert masks.sliding(8).build(n) == masks.local(7, 0).build(n)
-    assert masks.local(7).build(n) == masks.local(7, 7).build(n)
-
-
-def test_extents_beyond_any_token():
-    everything = masks.dense().build(300)
-    assert masks.local(2**60).build(300) == everything
-    assert masks.sliding(2**60).build(300) == masks.causal().build(300)
-    assert masks.butterfly(2**60).build(300) == everything
-    assert masks.butterfly(16, 10**6).build(300) == masks.butterfly(16).build(300)
-    assert masks.global_tokens(2**60).build(300) == everything
-
-
 def test_ragged_tail_is_full_when_its_tokens_are():
     blocks = masks.dense().build(200, 130, 128)
     assert blocks.layout().tolist() == [[[[2, 2], [2, 2]]]]

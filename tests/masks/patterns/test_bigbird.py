@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from masks import parse
-from masks.patterns.bigbird import bigbird
+from masks import global_tokens, local, parse
+from masks.patterns.bigbird import bigbird, etc_, longformer
 from masks.patterns.bigbird_compat import bigbird_compat, paper_plan
-
-B = 16
+from masks.patterns.columns import global_at
+from masks.patterns.distances import dilated
+from tests.masks.patterns.token_graphs import B
 
 
 def blocks(mask, n: int, block: int = B, heads: int | None = None) -> np.ndarray:
@@ -132,3 +133,20 @@ def test_errors():
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+def test_longformer():
+    assert longformer(9, global_tokens=()) == local(4) == longformer(8, global_tokens=())
+    assert longformer(9, 3) == dilated(12, 3) | global_at((0,))
+    n, w = 300, 16
+    dense = longformer(2 * w, global_tokens=(0, 100)).build(n, block_size=B).to_dense()[0, 0]
+    window, tokens = n * (2 * w + 1) - w * (w + 1), 2 * (2 * n - 2)
+    both = (2 * w + 1) + (4 * w + 1)  # what the window has of the lines of tokens 0 and 100
+    assert dense[0].all() and dense[:, 100].all() and dense.sum() == window + tokens - both
+
+
+def test_etc():
+    n, g, r = 500, 30, 40
+    dense = etc_(g, r).build(n, block_size=B).to_dense()
+    assert dense.sum() == g * (2 * n - g) + (n - g) * (2 * r + 1) - r * (r + 1)
+    assert parse("etc:30:40") == etc_(g, r) == global_tokens(g) | local(r)

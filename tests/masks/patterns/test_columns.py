@@ -16,8 +16,7 @@ from masks.patterns.columns import (
 )
 from masks.patterns.streaming import streaming, tri_shape, vertical_slash
 from tests.masks.build_time import assert_builds_within
-
-B = 16
+from tests.masks.patterns.token_graphs import B
 
 
 def dense(mask: Mask, n: int, n_k: int | None = None) -> np.ndarray:
@@ -87,25 +86,6 @@ def test_vertical_slash():
     for q in range(n):
         seen = {k for k in columns if k <= q} | {q - d for d in distances if d <= q}
         assert set(np.flatnonzero(allowed[q])) == seen
-
-
-@pytest.mark.parametrize(
-    ("text", "mask", "canonical"),
-    [
-        ("sinks:64*causal", sinks(64) & masks.causal(), "sinks(64) & causal()"),
-        ("global:64", global_tokens(64), "global_tokens(64)"),
-        ("global_at((7, 2))", global_at((2, 7)), "global_at((2, 7))"),
-        ("keys_at((7,))", keys_at((7,)), "keys_at((7,))"),
-        ("global_rows:3+last_rows:4", global_rows(3) | last_rows(4), None),
-        ("prefix_lm:100", prefix_lm(100), "sinks(100) | causal()"),
-        ("streaming:4:512", streaming(4, 512), "(sinks(4) | sliding(512)) & causal()"),
-        ("tri_shape:4:512:64", tri_shape(4, 512, 64), None),
-        ("vertical_slash((1, 2), (0,))", vertical_slash((1, 2), (0,)), None),
-    ],
-)
-def test_text(text: str, mask: Mask, canonical: str | None):
-    assert masks.parse(text) == mask == masks.parse(str(mask))
-    assert str(mask) == (canonical or str(mask))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from masks import Mask
 from masks.patterns.distances import diagonals, dilated, power_of_two
 from masks.patterns.sparse_transformer import strided
 from tests.masks.build_time import LONG, assert_builds_within
-
-B = 16
+from tests.masks.patterns.token_graphs import B
 
 
 def pairs(mask: Mask, n: int) -> int:
@@ -79,20 +78,6 @@ def test_alignment(make):
     whole = make().build(120, block_size=16).to_dense()[0, 0]
     last = make(align="bottom_right").build(20, 120, block_size=16).to_dense()[0, 0]
     assert np.array_equal(last, whole[100:])
-
-
-@pytest.mark.parametrize(
-    ("text", "mask"),
-    [
-        ("dilated:256:4", dilated(256, 4)),
-        ("power_of_two*causal", power_of_two() & masks.causal()),
-        ("power_of_two:128", power_of_two(128)),
-        ("diagonals((5, 1))", diagonals((1, 5))),
-        ("strided(64, align='bottom_right')", strided(64, align="bottom_right")),
-    ],
-)
-def test_text(text: str, mask: Mask):
-    assert masks.parse(text) == mask == masks.parse(str(mask))
 
 
 @pytest.mark.parametrize(

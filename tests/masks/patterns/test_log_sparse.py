@@ -47,12 +47,6 @@ def test_signatures_token_by_token(restart: int):
     assert np.array_equal(pairs[0, 0, :, ::2], both)
 
 
-@pytest.mark.parametrize("text", ["log_sparse(64)", "log_sparse(64, restart=16)"])
-def test_text(text: str):
-    assert str(masks.parse(text)) == text
-    assert masks.parse("log_sparse:64:64") == log_sparse(64)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -1,14 +1,15 @@
 """Random blocks: reproducible, distinct and uniform."""
 
 import itertools
+import math
 import random
 
 import numpy as np
 import pytest
 
 import masks
-
-B = 16
+from masks.patterns.random_blocks import hubs
+from tests.masks.patterns.token_graphs import B, graph
 
 
 def drawn(mask: masks.Mask, rows: int, cols: int, heads: int | None = None) -> np.ndarray:
@@ -130,3 +131,23 @@ def test_layers():
     ]
     for a, b in itertools.combinations([plain, *layers], 2):
         assert 0.8 < (a & b).sum() / 500 < 1.2
+
+
+def test_hubs():
+    mask = hubs(block=B, seed=1)
+    blocks = graph(mask, 200)[0]
+    assert np.array_equal(blocks, blocks.T) and blocks.diagonal().all()
+    load = np.sort(blocks.sum(0))[::-1]
+    assert load[0] == 200 and 100 < load[1] < 125 and load[-1] < 20
+    # The first hub is global; the second one draws 25, perhaps the first or itself among them.
+    few = graph(hubs(2, block=B, alpha=3.0), 200)[0]
+    assert few.sum() in {2 * 200 - 1 + 199 + 2 * new for new in (23, 24, 25)}
+
+
+def test_hubs_expected_count():
+    n, count, alpha = 60, 12, 0.8
+    c = np.array([max(1, round(n * rank**-alpha)) for rank in range(1, count + 1)])
+    pairs = sum(c[r] * c[s] for r in range(count) for s in range(r + 1, count))
+    expected = n + 2 * (n - 1) / n * c.sum() - 2 / n**2 * pairs
+    found = [graph(hubs(count, alpha=alpha, block=B, seed=seed), n).sum() for seed in range(300)]
+    assert abs(np.mean(found) - expected) < 4 * np.std(found) / math.sqrt(len(found))

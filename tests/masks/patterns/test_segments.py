@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import masks
 from masks.patterns.segments import block_diagonal, longnet
 
 
@@ -47,13 +46,6 @@ def test_as_many_tiles_at_any_length(w: int, r: int, tiles: int):
     """One where blocks divide segments, and else as many as ways to lie across their ends."""
     for n in (1 << 17, 1 << 19):
         assert len(longnet(w, r).build(n).bits) == tiles
-
-
-def test_text():
-    for mask in (longnet(64, 4), longnet(64, 4, 3), longnet(64, 4, per_head=True)):
-        assert masks.parse(str(mask)) == mask
-    assert str(longnet(64, 4, 3, per_head=True)) == "longnet(64, 4, offset=3, per_head=True)"
-    assert masks.parse("longnet:64:4") == longnet(64, 4)
 
 
 @pytest.mark.parametrize(

@@ -70,18 +70,6 @@ def test_extremes():
 
 
 @pytest.mark.parametrize(
-    ("text", "mask"),
-    [
-        ("fixed:128:8", fixed(128, 8)),
-        ("fixed(128, 8, vertices=4)", fixed(128, 8, 4)),
-        ("strided:128", strided(128)),
-    ],
-)
-def test_text(text: str, mask: masks.Mask):
-    assert masks.parse(text) == mask == masks.parse(str(mask))
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: fixed(0, 0), "stride is 0"),

@@ -1,62 +1,25 @@
 """Butterflies of a given size, regular graphs, expanders, hubs, windows with global tokens."""
 
 import math
-import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from masks import Mask, causal, global_tokens, local, parse
-from masks.leaves.graphs import Adjacency, union
+from masks import Mask, causal
 from masks.patterns.bigbird import bigbird, etc_, longformer
 from masks.patterns.butterfly import butterfly, pixelfly
-from masks.patterns.columns import global_at
-from masks.patterns.distances import dilated
 from masks.patterns.expander import expander, random_regular, spectral_gap
 from masks.patterns.random_blocks import hubs
 from masks.registry import named
 from tests.masks.build_time import assert_builds_within
-
-B = 16
-
-
-def graph(mask: Mask, n: int, heads: int | None = None) -> np.ndarray:
-    """bool (heads or 1, n, n), of token blocks of B tokens"""
-    return mask.build(n * B, block_size=B, heads=heads).layout()[0] > 0
+from tests.masks.patterns.token_graphs import B, graph
 
 
 def laplacian_gap(adjacency: np.ndarray) -> float:
     """By the definition, self loops aside."""
     edges = adjacency.astype(float) - np.eye(len(adjacency))
     return float(np.linalg.eigvalsh(np.diag(edges.sum(1)) - edges)[1])
-
-
-@pytest.mark.parametrize(
-    ("size", "factors", "density"),
-    [(32, 3, 0.125), (16, 2, 0.1875), (16, 3, 0.25), (16, 4, 0.3125), (8, 2, 0.375), (8, 3, 0.5)],
-)
-def test_butterfly_of_a_size_is_the_published_one(size: int, factors: int, density: float):
-    """`butterfly_size`, `n_factors` and the densities of its tests, whatever the length."""
-    for n in (1024, 4096):
-        blocks = butterfly(size=size, levels=factors).build(n, block_size=B)
-        assert blocks.density == density and len(blocks.bits) == 0
-        assert blocks == butterfly(n // size, factors).build(n, block_size=B)
-    dense = butterfly(size=size, levels=factors).build(1000, block_size=B).to_dense()[0, 0]
-    assert np.array_equal(dense, butterfly(-(-1000 // size), factors).build(1000).to_dense()[0, 0])
-
-
-@pytest.mark.parametrize(("n", "count"), [(8, 40), (16, 102), (64, 562), (512, 6124)])
-def test_pixelfly(n: int, count: int):
-    levels = n.bit_length() - 1
-    assert graph(pixelfly(B), n).sum() == count == n * (levels + 3) - 2 * levels - 2
-    assert pixelfly(B, 2, 3) == butterfly(B, 2) | global_tokens(3 * B)
-
-
-def test_truncated_butterfly_falls_apart():
-    for levels in range(6):
-        parts = np.linalg.matrix_power(graph(butterfly(B, levels), 32)[0].astype(float), 8) > 0
-        assert (parts == (np.arange(32)[:, None] >> levels == np.arange(32) >> levels)).all()
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8, 12])
@@ -140,82 +103,6 @@ def test_spectral_gap_by_lanczos(degree: int):
     exact = laplacian_gap(blocks)
     neighbours = np.nonzero(blocks & ~np.eye(700, dtype=bool))[1].reshape(700, degree)
     assert exact - 1e-6 <= spectral_gap(neighbours) < exact + 0.05
-
-
-def test_hubs():
-    mask = hubs(block=B, seed=1)
-    blocks = graph(mask, 200)[0]
-    assert np.array_equal(blocks, blocks.T) and blocks.diagonal().all()
-    load = np.sort(blocks.sum(0))[::-1]
-    assert load[0] == 200 and 100 < load[1] < 125 and load[-1] < 20
-    # The first hub is global; the second one draws 25, perhaps the first or itself among them.
-    few = graph(hubs(2, block=B, alpha=3.0), 200)[0]
-    assert few.sum() in {2 * 200 - 1 + 199 + 2 * new for new in (23, 24, 25)}
-
-
-def test_hubs_expected_count():
-    n, count, alpha = 60, 12, 0.8
-    c = np.array([max(1, round(n * rank**-alpha)) for rank in range(1, count + 1)])
-    pairs = sum(c[r] * c[s] for r in range(count) for s in range(r + 1, count))
-    expected = n + 2 * (n - 1) / n * c.sum() - 2 / n**2 * pairs
-    found = [graph(hubs(count, alpha=alpha, block=B, seed=seed), n).sum() for seed in range(300)]
-    assert abs(np.mean(found) - expected) < 4 * np.std(found) / math.sqrt(len(found))
-
-
-def test_longformer():
-    assert longformer(9, global_tokens=()) == local(4) == longformer(8, global_tokens=())
-    assert longformer(9, 3) == dilated(12, 3) | global_at((0,))
-    n, w = 300, 16
-    dense = longformer(2 * w, global_tokens=(0, 100)).build(n, block_size=B).to_dense()[0, 0]
-    window, tokens = n * (2 * w + 1) - w * (w + 1), 2 * (2 * n - 2)
-    both = (2 * w + 1) + (4 * w + 1)  # what the window has of the lines of tokens 0 and 100
-    assert dense[0].all() and dense[:, 100].all() and dense.sum() == window + tokens - both
-
-
-def test_etc():
-    n, g, r = 500, 30, 40
-    dense = etc_(g, r).build(n, block_size=B).to_dense()
-    assert dense.sum() == g * (2 * n - g) + (n - g) * (2 * r + 1) - r * (r + 1)
-    assert parse("etc:30:40") == etc_(g, r) == global_tokens(g) | local(r)
-
-
-def test_union():
-    rows, cols = union(
-        [(np.array([1, 0, 1]), np.array([2, -3, 3]), np.array([5, 2, 9])), (0, 1, 1)], 6
-    )
-    assert rows.tolist() == [0, 0, 1, 1, 1, 1] and cols.tolist() == [0, 1, 2, 3, 4, 5]
-    pair = Adjacency.of(3, np.array([0]), np.array([2]))
-    assert [x.tolist() for x in pair.rows(np.array([2, 1]))] == [[0, 0, 1], [0, 2, 1]]
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        butterfly(),
-        butterfly(64, 3),
-        butterfly(size=32),
-        butterfly(size=32, levels=3),
-        pixelfly(64, 3, 2),
-        random_regular(4),
-        random_regular(6, 64, seed=9, per_head=True),
-        expander(8, 64, per_layer=True, layer=2),
-        expander(per_layer=True),
-        hubs(),
-        hubs(5, alpha=0.5, block=32, seed=7),
-        bigbird(),
-        bigbird(128, 2, window=5, global_blocks=0, seed=3, per_head=False),
-        longformer(64),
-        longformer(64, 2, (5, 3)),
-        etc_(4, 64),
-    ],
-    ids=str,
-)
-def test_text_and_pickle(mask: Mask):
-    assert parse(str(mask)) == mask and pickle.loads(pickle.dumps(mask)) == mask
-    if not mask.per_layer:
-        copy = pickle.loads(pickle.dumps(mask))
-        built = [m.build(400, block_size=B, heads=2).key for m in (mask, copy, parse(str(mask)))]
-        assert len(set(built)) == 1
 
 
 @pytest.mark.parametrize(
