@@ -18,9 +18,9 @@ from sparseflash.checks import (
     seed_tensor,
 )
 from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within
-from sparseflash.ops import call_operator, options_of, plain, run
-from sparseflash.plan import plan_for
-from sparseflash.problem import Problem, describe
+from sparseflash.ops import call_operator, plain, run
+from sparseflash.plan import Plan, plan_for
+from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
@@ -76,8 +76,7 @@ def attention(
         return attend_within(attention, q, k, v, mask, lengths, **options)
     call = _float(scale), dropout_p, deterministic, backend
     if plain(q, k, v):
-        problem = _known(q, k, v, mask, call)
-        plan, schedule = problem and cache.get(problem), None
+        plan, schedule = _known(q, k, v, mask, call), None
         if plan is None:
             found = _checked(q, k, v, mask, call, _needs_grad(q, k, v))
             q, k, v, schedule = found.q, found.k, found.v, found.schedule
@@ -196,20 +195,15 @@ class _Checked(NamedTuple):
         return _extents(self.q, self.k)
 
 
-def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Problem | None:
-    """The problem of a call whose plan may be in the cache, or None: at little cost, unchecked."""
-    if mask is not None and not isinstance(mask, Mask | BlockMask):
+def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Plan | None:
+    """The plan of a call that came before, at little cost; nothing but what it needs is checked."""
+    if mask is not None and not isinstance(mask, (Mask, BlockMask)):
         return None
     dtype, device = q.dtype, q.device
-    if not (
-        q.dim() == 4
-        and q.shape[3]
-        and k.dtype == v.dtype == dtype
-        and k.device == v.device == device
-    ):
+    if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
         return None
     key = None if mask is None else mask.key
-    return describe(q, k, v, key, options_of(q, *call), _needs_grad(q, k, v))
+    return cache.get(key_of(q, k, v, key, call, _needs_grad(q, k, v)))
 
 
 def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:
@@ -222,7 +216,7 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
     identity = None if mask is None else mask.key
     if schedule is not None:
         identity = schedule.facts
-    problem = describe(q, k, v, identity, options_of(q, *call), needs_grad)
+    problem = describe(q, k, v, identity, call, needs_grad)
     return _Checked(q, k, v, mask, schedule, problem)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparseflash.backends.protocol import Saved, empty_out
 from sparseflash.cache import cache
 from sparseflash.plan import Plan, plan_for
-from sparseflash.problem import Options, describe
+from sparseflash.problem import describe, key_of
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
@@ -48,9 +48,9 @@ def run(
 
 def call_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
-    options: tuple[float | None, float, bool, str], needs_grad: bool,
+    options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same through the operator; options: those of a call, a scale of None is the default."""
+    """The same through the operator."""
     flat = as_tensors(schedule) if schedule is not None else ([], [])
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return _Functional.apply(q, k, v, *flat[0], (mask, flat[1], seed, *options))
@@ -163,34 +163,26 @@ def _run_backward(
 
 def _found(
     qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor], numbers: list[int],
-    options: Options, needs_grad: bool,
+    options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Plan, Schedule | None]:  # fmt: skip
     """The plan of an operator's call, and the schedule that it brings."""
     schedule = from_tensors(tensors, numbers) if tensors else None
-    problem = describe(*qkv, schedule.facts if schedule else mask or None, options, needs_grad)
-    return cache.get(problem) or plan_for(problem, schedule=schedule), schedule
-
-
-def options_of(
-    q: Tensor, scale: float | None, dropout_p: float, deterministic: bool, backend: str
-) -> Options:
-    """The options of a call, with the default scale filled in."""
-    return Options(
-        q.shape[-1] ** -0.5 if scale is None else scale, dropout_p, deterministic, backend
-    )
+    call = *qkv, schedule.facts if schedule else mask or None, options, needs_grad
+    plan = cache.get(key_of(*call))
+    return plan or plan_for(describe(*call), schedule=schedule), schedule
 
 
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
 def _forward(q, k, v, mask, schedule, numbers, seed, *call):
     *options, needs_grad = call
-    plan, made = _found((q, k, v), mask, schedule, numbers, options_of(q, *options), needs_grad)
+    plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
     with no_autocast(q):
         return plan.forward(q, k, v, seed, made)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
 def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *options):
-    plan, made = _found((q, k, v), mask, schedule, numbers, options_of(q, *options), True)
+    plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), True)
     return _run_backward(plan, dout, dlse, Saved(q, k, v, out, lse, seed), made)
 
 

@@ -24,7 +24,7 @@ from sparseflash.backends.cpu_blocks import (
     to_blocks,
 )
 from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
-from sparseflash.problem import Options, Problem
+from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
 
 name = "cpu"
@@ -40,15 +40,15 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
 
 
 def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    return Forward(problem.options, None if schedule else _dense_schedule(problem))
+    return Forward(problem, None if schedule else _dense_schedule(problem))
 
 
 def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
-    return Backward(problem.options, None if schedule else _dense_schedule(problem))
+    return Backward(problem, None if schedule else _dense_schedule(problem))
 
 
 class Forward(NamedTuple):
-    options: Options
+    problem: Problem
     dense: Schedule | None  # all blocks, where there is no mask
     specs = ()
 
@@ -58,13 +58,13 @@ class Forward(NamedTuple):
         schedule = walk.schedule or self.dense
         assert schedule is not None
         with threads_by_head(k) as by_heads:
-            return _forward(by_heads, q, k, v, seed, schedule, self.options)
+            return _forward(by_heads, q, k, v, seed, schedule, self.problem)
 
 
 class Backward(NamedTuple):
     """Its results are always the same bits from run to run."""
 
-    options: Options
+    problem: Problem
     dense: Schedule | None
     specs = ()
 
@@ -74,12 +74,12 @@ class Backward(NamedTuple):
         schedule = walk.schedule or self.dense
         assert schedule is not None
         with threads_by_head(saved.k) as by_heads:
-            return _backward(by_heads, dout, dlse, saved, schedule, self.options)
+            return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
 
 
 def _forward(
     by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule,
-    options: Options,
+    problem: Problem,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
@@ -88,12 +88,12 @@ def _forward(
     out_blocks = q_blocks.new_zeros((*q_blocks.shape[:2], v.shape[3]))
     lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
     tiles = Tiles(schedule, dtype)
-    dropout = Dropout(schedule, q, options.dropout_p, seed, by_query=True)
+    dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
 
     def attend(kv_heads: range) -> None:
         groups, work = BlockGroups(schedule, q, k, kv_heads, by_query=True), Work(dtype)
         for own, chunks in groups.chunked(block_q * block_k + block_k * width):
-            q_g = work.gather("q", q_blocks, own).mul_(options.scale * LOG2E)
+            q_g = work.gather("q", q_blocks, own).mul_(problem.scale * LOG2E)
             softmax = None
             for chunk in chunks:
                 kv = groups.kv_blocks(chunk.other)
@@ -122,7 +122,7 @@ def _forward(
 
 def _backward(
     by_heads: ByHeads, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule,
-    options: Options,
+    problem: Problem,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
     q, k, v, out, lse, seed = saved
@@ -133,7 +133,7 @@ def _backward(
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
     tiles = Tiles(schedule, dtype)
-    dropout = Dropout(schedule, q, options.dropout_p, seed, by_query=False)
+    dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=False)
     if dropout.rescale != 1.0:
         dout_blocks = dout_blocks * dropout.rescale  # serves dv and dp
 
@@ -141,7 +141,7 @@ def _backward(
         groups, work = BlockGroups(schedule, q, k, kv_heads, by_query=False), Work(dtype)
         for own, chunks in groups.chunked(2 * block_q * block_k + 3 * block_q * width):
             kv = groups.kv_blocks(own)
-            k_g = work.gather("k", k_blocks, kv).mul_(options.scale * LOG2E)
+            k_g = work.gather("k", k_blocks, kv).mul_(problem.scale * LOG2E)
             v_g = work.gather("v", v_blocks, kv)
             dk_g, dv_g = work.zeros("dk", k_g.shape), work.zeros("dv", v_g.shape)
             for chunk in chunks:
@@ -167,7 +167,7 @@ def _backward(
 
     by_heads(differentiate)
     dq_blocks.mul_(LN2)  # k_g has the factor scale * log2(e)
-    dk_blocks.mul_(options.scale)
+    dk_blocks.mul_(problem.scale)
     dq, dk, dv = (
         from_blocks(blocks, torch.empty_like(x))
         for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
 from sparseflash.dropout import keep_mask
-from sparseflash.problem import Options, Problem
+from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
 
 name = "reference"
@@ -30,40 +30,41 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
 
 
 def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    return Forward(problem.options)
+    return Forward(problem.scale, problem.options.dropout_p)
 
 
 def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
-    return Backward(problem.options)
+    return Backward(problem.scale, problem.options.dropout_p)
 
 
 class Forward(NamedTuple):
-    options: Options
+    scale: float
+    dropout_p: float
     specs = ()
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
     ) -> tuple[Tensor, Tensor]:
-        scores, _, v_wide = _scores(q, k, v, walk.schedule, self.options.scale)
+        scores, _, v_wide = _scores(q, k, v, walk.schedule, self.scale)
         lse = scores.logsumexp(-1)
         p = _probabilities(scores, lse)
-        p = p * _dropout_factor(p, self.options.dropout_p, seed)
+        p = p * _dropout_factor(p, self.dropout_p, seed)
         return empty_out(q, v).copy_(p @ v_wide), lse
 
 
 class Backward(NamedTuple):
-    options: Options
+    scale: float
+    dropout_p: float
     specs = ()
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, lse, seed = saved
-        scale = self.options.scale
-        scores, k_wide, v_wide = _scores(q, k, v, walk.schedule, scale)
+        scores, k_wide, v_wide = _scores(q, k, v, walk.schedule, self.scale)
         dout = dout.to(scores.dtype)
         p = _probabilities(scores, lse)
-        factor = _dropout_factor(p, self.options.dropout_p, seed)
+        factor = _dropout_factor(p, self.dropout_p, seed)
 
         # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
         # dscores = p * (dp - delta), where delta = rowsum(p * dp) - dlse and
@@ -74,8 +75,8 @@ class Backward(NamedTuple):
         if dlse is not None:
             delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
         dscores = p * (dp - delta.unsqueeze(-1))
-        dq = dscores @ k_wide * scale
-        dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
+        dq = dscores @ k_wide * self.scale
+        dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * self.scale
 
         # Query heads that share a key head add up.
         heads_kv = k.shape[1]

@@ -186,7 +186,7 @@ class Cut:
         facts = schedule.facts if schedule is not None else None
         self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic
-        self.scale, self.dropout_p = problem.options.scale, problem.options.dropout_p
+        self.scale, self.dropout_p = problem.scale, problem.options.dropout_p
         self.scale_log2 = scale_log2(self.scale)
         head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
         if facts is None:

@@ -68,7 +68,7 @@ class Backward:
         n_pad = -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
         self.buffer = *problem.q_shape[:2], n_pad
         self.width = padded(problem.head_dim)
-        scale = problem.options.scale
+        scale = problem.scale
         self.call = passes.Call
         self.prepare, self.finish = passes.Prepare(scale), passes.Finish(scale)
         self.cols = passes.ColumnPass(problem, form.cols, static=not dynamic)

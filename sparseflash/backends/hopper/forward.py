@@ -27,7 +27,7 @@ class Forward:
 
         facts = None if schedule is None else schedule.facts
         static = schedule is None or not schedule.dynamic
-        self.scale_log2 = scale_log2(problem.options.scale)
+        self.scale_log2 = scale_log2(problem.scale)
         self.dropout_p = problem.options.dropout_p
         self.tiles = forward_tiles_for(problem, facts)
         sms = multiprocessors(problem.device)

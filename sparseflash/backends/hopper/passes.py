@@ -94,7 +94,7 @@ class _Pass:
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
         self.problem, self.tiles, self.static = problem, tiles, static
-        self.scale_log2 = scale_log2(problem.options.scale)
+        self.scale_log2 = scale_log2(problem.scale)
         self.head_dim, self.dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
         self.programs = multiprocessors(problem.device) * tiles.programs
         self.launch = Launch(kernel, static=static)
