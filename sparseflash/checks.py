@@ -112,29 +112,17 @@ def check_extents(mask: Any, n_q: int, n_k: int, batch: int, heads: int) -> None
 
 
 def check_transforms(*tensors: Tensor) -> None:
-    """Raise RuntimeError under a transform of torch that attention has no rule for."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        for t in tensors:
-            if _has_tangent(t):
-                raise RuntimeError(
-                    "sparseflash.attention has no forward-mode derivatives (torch.func.jvp, jacfwd,"
-                    " hessian, make_dual); use reverse mode: torch.func.grad, vjp or jacrev"
-                )
+    """Raise RuntimeError for forward-mode derivatives, which attention does not have."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    if functorch.peek_interpreter_stack() is None:
-        return
-    for t in tensors:
-        while functorch.is_functorch_wrapped_tensor(t):
-            if functorch.is_batchedtensor(t):
-                raise RuntimeError(
-                    "sparseflash.attention has no rule for torch.vmap;"
-                    " flatten the mapped axis into the batch of q, k and v"
-                )
-            t = functorch.get_unwrapped(t)
-
-
-def _has_tangent(t: Tensor) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(t).tangent is not None
+    stack = functorch.get_interpreter_stack() or ()
+    refused = any(level.key() == functorch.TransformType.Jvp for level in stack)
+    if torch.autograd.forward_ad._current_level >= 0 and not stack:
+        refused = any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    if refused:
+        raise RuntimeError(
+            "sparseflash.attention has no forward-mode derivatives (torch.func.jvp, jacfwd,"
+            " hessian, make_dual); use reverse mode: torch.func.grad, vjp or jacrev"
+        )
 
 
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:

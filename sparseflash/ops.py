@@ -53,7 +53,7 @@ def call_operator(
     """The same through the operator."""
     flat = as_tensors(schedule) if schedule is not None else ([], [])
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return _Functional.apply(q, k, v, *flat[0], (mask, flat[1], seed, *options))
+        return _Functional.apply(q, k, v, seed, *flat[0], (mask, flat[1], options))
     return torch.ops.sparseflash.forward(q, k, v, mask, *flat, seed, *options, needs_grad)
 
 
@@ -114,34 +114,37 @@ class _Functional(torch.autograd.Function):
     """The operators as the transforms of torch.func take them."""
 
     @staticmethod
-    def forward(q, k, v, *rest):  # type: ignore[override]
-        *schedule, (mask, numbers, seed, *options) = rest
+    def forward(q, k, v, seed, *rest):  # type: ignore[override]
+        *schedule, (mask, numbers, options) = rest
         return torch.ops.sparseflash.forward(q, k, v, mask, schedule, numbers, seed, *options, True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, *schedule, call = inputs
-        ctx.save_for_backward(q, k, v, *output, *schedule)
+        *tensors, ctx.call = inputs
+        ctx.save_for_backward(*output, *tensors)
         ctx.set_materialize_grads(False)
-        ctx.call = call
 
     @staticmethod
     def backward(ctx, dout, dlse):  # type: ignore[override]
-        q, k, v, out, lse, *schedule = ctx.saved_tensors
-        mask, numbers, *call = ctx.call
+        out, lse, q, k, v, *rest = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        saved = q, k, v, out, lse
-        gradients = _FunctionalBackward.apply(dout, dlse, *saved, mask, schedule, numbers, *call)
-        return *gradients, *(None for _ in schedule), None
+        gradients = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
+        return *gradients, *(None for _ in rest), None
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _mapped(_Functional, info, in_dims, inputs)
 
 
 class _FunctionalBackward(torch.autograd.Function):
-    """Its gradients, which have none of their own."""
+    """Their gradients, which have none of their own."""
 
     @staticmethod
-    def forward(*inputs):  # type: ignore[override]
-        return torch.ops.sparseflash.backward(*inputs)
+    def forward(dout, dlse, q, k, v, out, lse, seed, *rest):  # type: ignore[override]
+        *schedule, (mask, numbers, options) = rest
+        tensors = dout, dlse, q, k, v, out, lse
+        return torch.ops.sparseflash.backward(*tensors, mask, schedule, numbers, seed, *options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -150,6 +153,22 @@ class _FunctionalBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[override]
         _refuse(ctx, *gradients)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        return _mapped(_FunctionalBackward, info, in_dims, inputs)
+
+
+def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
+    """What torch.vmap makes of a function: its calls one by one, stacked."""
+    results = []
+    for i in range(info.batch_size):
+        one = (
+            x.select(dim, i).contiguous() if isinstance(dim, int) else x
+            for x, dim in zip(inputs, in_dims, strict=True)
+        )  # fmt: skip
+        results.append(function.apply(*one))
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
 
 def _run_backward(

@@ -23,6 +23,7 @@ from sparseflash.backends.cpu_blocks import (
     threads_by_head,
     to_blocks,
 )
+from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
 from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
@@ -57,8 +58,13 @@ class Forward(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         schedule = walk.schedule or self.dense
         assert schedule is not None
-        with threads_by_head(k) as by_heads:
-            return _forward(by_heads, q, k, v, seed, schedule, self.problem)
+
+        def run(q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+            with threads_by_head(k) as by_heads:
+                return _forward(by_heads, q, k, v, seed, schedule, self.problem)
+
+        first = run(q, k, v, seed)
+        return first if all_finite(first[0]) else contain_forward(run, q, k, v, seed, first)
 
 
 class Backward(NamedTuple):
@@ -73,8 +79,15 @@ class Backward(NamedTuple):
     ) -> tuple[Tensor, Tensor, Tensor]:
         schedule = walk.schedule or self.dense
         assert schedule is not None
-        with threads_by_head(saved.k) as by_heads:
-            return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
+
+        def run(dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+            with threads_by_head(saved.k) as by_heads:
+                return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
+
+        first = run(dout, dlse, saved)
+        if all_finite(*first):
+            return first
+        return contain_backward(run, dout, dlse, saved, first)
 
 
 def _forward(

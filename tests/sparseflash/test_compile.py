@@ -1,6 +1,7 @@
 """`attention` under torch.compile."""
 
 import shutil
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -149,3 +150,52 @@ def test_compiled_attention_with_another_head_dim_of_v_equals_eager(fresh_dynamo
     compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
     qkv = small(v_head_dim=12)
     assert_same(run(compiled, qkv, MASK), run(sparseflash.attention, qkv, MASK))
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
+def test_one_compiled_function_takes_several_head_dims(mask, fresh_dynamo):
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+    for head_dim in (8, 16, 12, 32):
+        qkv = make_qkv(2, 2, 40, 40, head_dim, kv_heads=1)
+        assert_same(run(compiled, qkv, mask), run(sparseflash.attention, qkv, mask))
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
+def test_dynamic_shapes_take_one_graph_for_all(mask, fresh_dynamo):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, dynamic=True, backend=counter)
+    for length, head_dim in ((40, 8), (33, 16), (64, 24), (17, 12)):
+        qkv = make_qkv(2, 2, length, length, head_dim, kv_heads=1)
+        assert_same(run(compiled, qkv, mask), run(sparseflash.attention, qkv, mask))
+    assert counter.frame_count == 1
+
+
+def test_compiled_scale_is_that_of_the_call(fresh_dynamo):
+    def function(q, k, v, scale):
+        return sparseflash.attention(q, k, v, MASK, scale=scale)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for scale in (0.3, 0.7, 1):
+        assert_same(run(compiled, small(), scale), run(function, small(), scale))
+    with pytest.raises(Exception, match="positive and finite"):
+        compiled(*small(), -1.0)
+
+
+def test_compiled_call_takes_the_plan_of_an_eager_one(fresh_dynamo, monkeypatch):
+    """Nothing is chosen, built or prepared again."""
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+    expected = run(sparseflash.attention, small(), MASK)
+    monkeypatch.setattr("sparseflash.ops.plan_for", None)
+    assert_same(run(compiled, small(), MASK), expected)
+
+
+def test_compiled_backend_that_cannot_run_is_refused_before_anything_runs(
+    fresh_dynamo, monkeypatch
+):
+    module = import_module("sparseflash.backends.cpu")
+    refuse = lambda problem, direction: "no backward" if direction == "backward" else None  # noqa: E731
+    monkeypatch.setattr(module, "unsupported", refuse)
+    monkeypatch.setattr(module, "_forward", None)  # nothing may run
+    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="'cpu' cannot run the backward of this call"):
+        compiled(*small(), MASK, backend="cpu")

@@ -1,0 +1,75 @@
+"""NaN and infinities on the CPU: they reach the rows that see them, and no others.
+
+Products over a whole block multiply the zero probability of a forbidden pair by its key and value,
+and zero times NaN or infinity is NaN. Where a result is not finite, it is computed again without
+the tokens that are not, and only rows and keys that see such a token keep the first result.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.protocol import Saved
+
+RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, Tensor, Tensor]]
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether nothing is NaN or infinite; False as well where a sum overflows."""
+    return all(t.sum(dtype=torch.float64).isfinite().item() for t in tensors)
+
+
+def contain_forward(
+    run: RunForward, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None,
+    first: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out and lse by `run`, which gave `first`."""
+    bad = _not_finite(k) | _not_finite(v)
+    if not bad.any():
+        return first
+    out, lse = run(q, _without(k, bad), _without(v, bad), seed)
+    sees = run(_zeros(q), _zeros(k), bad.float().unsqueeze(-1), None)[0] > 0
+    first_out, first_lse = first
+    return torch.where(sees, first_out, out), torch.where(sees.squeeze(-1), first_lse, lse)
+
+
+def contain_backward(
+    run: RunBackward, dout: Tensor, dlse: Tensor | None, saved: Saved,
+    first: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk and dv, likewise."""
+    q, k, v, out, lse, _ = saved
+    bad_key = _not_finite(k) | _not_finite(v)
+    bad_row = _not_finite(q) | _not_finite(dout) | _not_finite(out)
+    bad_row |= ~(lse.isfinite() | (lse == -torch.inf))
+    if dlse is not None:
+        bad_row |= ~dlse.isfinite() & (lse != -torch.inf)
+    if not (bad_key.any() or bad_row.any()):
+        return first
+    clean = saved._replace(
+        q=_without(q, bad_row), k=_without(k, bad_key), v=_without(v, bad_key),
+        out=_without(out, bad_row), lse=lse.masked_fill(bad_row, -torch.inf),
+    )  # fmt: skip
+    dq, dk, dv = run(_without(dout, bad_row), dlse, clean)
+    # with scores of 0 and an LSE of 0 every pair has the probability 1: dv counts the bad rows
+    marks = bad_row.float().unsqueeze(-1)
+    counted = Saved(_zeros(q), _zeros(k), _zeros(v), _zeros(q), _zeros(q).squeeze(-1), None)
+    seen = run(marks, None, counted)[2] > 0
+    first_dq, first_dk, first_dv = first
+    dq = torch.where(bad_row.unsqueeze(-1), first_dq, dq)
+    return dq, torch.where(seen, first_dk, dk), torch.where(seen, first_dv, dv)
+
+
+def _not_finite(t: Tensor) -> Tensor:
+    """Bool (B, H, N): tokens with an element that is NaN or infinite."""
+    return ~t.isfinite().all(-1)
+
+
+def _without(t: Tensor, tokens: Tensor) -> Tensor:
+    return t.masked_fill(tokens.unsqueeze(-1), 0.0)
+
+
+def _zeros(t: Tensor) -> Tensor:
+    return torch.zeros(*t.shape[:3], 1, device=t.device)
