@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 import masks
 from experiments.bench.reports.mask_plot import draw_masks
+from experiments.common.figures import save as save_figure
 from experiments.common.figures import style
 from masks.draw import COLOURS, tokens
 from masks.registry import PATTERNS, TRANSFORMS, Example
@@ -76,9 +76,7 @@ def overview(path: Path) -> Path:
     """Draws eight patterns side by side; returns the path."""
     with style():
         figure = draw_masks([masks.parse(text).build(16384) for text in OVERVIEW])
-        figure.savefig(path)
-    plt.close(figure)
-    return path
+        return save_figure(figure, path.with_suffix(""), ["png"])[0]
 
 
 def sections() -> dict[str, list[Example]]:

@@ -22,9 +22,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from PIL import Image
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page's text, and of one of its two columns
 MAX_ENTRIES = 8  # of a legend
+COLOURS = 128  # of a PNG file
 LEGEND = 100  # characters of a line of a legend
 RC: dict[Any, Any] = {
     "font.size": 8,
@@ -167,10 +169,14 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Writes `stem`.png and `stem`.svg and closes the figure; their paths."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for path in paths:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        if path.suffix == ".png":  # a palette takes a third of the bytes
+            with Image.open(path) as picture:
+                small = picture.convert("RGB").quantize(COLOURS)
+            small.save(path, optimize=True, dpi=(RC["savefig.dpi"],) * 2)
     plt.close(figure)
     return paths

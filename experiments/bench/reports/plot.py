@@ -120,8 +120,10 @@ def _speedup_curves(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> No
         _points(axes, group, dense, style, None if i else name, alpha=max(0.3, 1 - 0.25 * i))
         if i:
             first = np.log2(1 / group[0].density), dense.ms / group[0].ms
-            at = {"xytext": (5, -2), "textcoords": "offset points"}
-            axes.annotate(str(group[0].block_q), first, **at, color=style.color, fontsize=6.5)
+            look: dict[str, Any] = {"color": style.color, "fontsize": 6.5, "zorder": 9}
+            look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6, "alpha": 0.8}
+            at = {"xytext": (6, -2), "textcoords": "offset points"}
+            axes.annotate(str(group[0].block_q), first, **at, **look)
     if others := [r for r in masked if not r.random]:
         _points(axes, others, dense, style, None, line=False, filled=False)
 
