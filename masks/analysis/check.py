@@ -1,7 +1,7 @@
 """What is wrong with a mask, in words, before it is trained."""
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from masks.analysis import findings, reachability
 from masks.analysis.reach import Reach
@@ -88,14 +88,8 @@ def check(
     leaks = not all(found.causal for found in numbers)
     claim = causal if causal is not None else not leaks
     # What looks ahead is no help to a causal model.
-    seen = Model(
-        mask & findings.causal() if claim and leaks else mask,
-        seq_len,
-        layers,
-        claim,
-        block_size,
-        heads,
-    )
+    allowed = mask & findings.causal() if claim and leaks else mask
+    seen = replace(model, mask=allowed, causal=claim)
 
     problems: list[str] = []
     notes: list[str] = []

@@ -1,7 +1,5 @@
 """Connected components of a mask as a graph, of blocks and of tokens."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from masks.analysis.loads import cover
@@ -47,7 +45,7 @@ def token_components(segments: Segments) -> Ints | None:
         return None
     ties = {t: _ties(unpack_bits(segments.bits[t], grid.block_k)) for t in tiles.tolist()}
     counts = np.bincount(partial.tile, partial.length, len(segments.bits))
-    if sum(counts[t] * len(tie.root) for t, tie in ties.items()) > MOST_EDGES:
+    if sum(counts[t] * len(tie[0]) for t, tie in ties.items()) > MOST_EDGES:
         return None
 
     # Stretches of connected tokens, and edges between them: of full blocks, then tile by tile.
@@ -71,16 +69,11 @@ def token_components(segments: Segments) -> Ints | None:
     return connected(n, [*edges, (token, token + 1)])
 
 
-class Ties(NamedTuple):
-    """Stretches first..last of a tile's queries 0.. and keys block_q.., each tied to a root."""
+def _ties(tile: Bools) -> tuple[Ints, Ints, Ints]:
+    """(first, last, root): stretches of connected queries 0.. and keys block_q.. of a tile.
 
-    first: Ints
-    last: Ints
-    root: Ints
-
-
-def _ties(tile: Bools) -> Ties:
-    """Which tokens are connected through one tile."""
+    Stretches with equal roots are connected through the tile.
+    """
     i, j = np.nonzero(tile)
     block_q = len(tile)
     label = connected(sum(tile.shape), [(i, block_q + j)])
@@ -89,7 +82,7 @@ def _ties(tile: Bools) -> Ties:
     begins[block_q] = touched[block_q]
     first = np.flatnonzero(begins)
     ends = touched & np.append(begins[1:] | ~touched[1:], True)
-    return Ties(first, np.flatnonzero(ends), label[first])
+    return first, np.flatnonzero(ends), label[first]
 
 
 def connected(count: int, edges: list[Edges]) -> Ints:
