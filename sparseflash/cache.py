@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import masks.build
@@ -89,5 +90,7 @@ def clear_cache() -> None:
     entries and about 1 GiB of device memory, and drops the least recently used ones first. Block
     masks on the host have a limit of their own, in `masks`.
     """
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()  # kernels of any stream may still read what is freed here
     cache.clear()
     masks.build.cache.clear()

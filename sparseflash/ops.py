@@ -1,5 +1,5 @@
 """The operators sparseflash::forward and sparseflash::backward, which torch.compile, autograd and
-opcheck see, and the eager path, which goes past them where nothing looks on.
+opcheck see, and the eager path, which leaves them out where nothing has to see them.
 
 A mask crosses an operator as its key, a schedule made at run time as its tensors and ints. Inside,
 the plan of the call is found in the cache, as in an eager call.

@@ -81,7 +81,7 @@ def fragments(packed: Tensor) -> Tensor:
 def same_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The different rows of an int matrix, and for each row which of them it is; no row twice.
 
-    Rows are told apart by a hash, and compared in full after that.
+    A hash tells the rows apart; rows of one hash are then compared in full.
     """
     if rows.shape[1] == 1:
         key = rows[:, 0].long()
