@@ -1,4 +1,4 @@
-"""ListOps expressions as token ids: how they are drawn, their values, their statistics.
+"""ListOps expressions as token ids: how they are drawn, and their values.
 
 Trees are drawn as in LRA (Nangia and Bowman, 2018; Tay et al., 2021). A node above depth 10 is an
 operator over 2 to 10 nodes with probability 1/4, and a digit otherwise. One tree of twelve has more
@@ -189,22 +189,3 @@ class BadTree(ValueError):
 def _refuse(row: np.ndarray, bad: np.ndarray) -> None:
     if bad.any():
         raise BadTree(int(row[bad].min()))
-
-
-# ---- statistics
-
-
-def statistics(flat: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Shares (per cent) of labels, root operators and depths, and lengths in tokens."""
-    starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    roots = flat[starts]
-    inner = (flat >= OPERATOR) & (flat < CLOSE)
-    deepest = np.maximum.reduceat(np.where(inner, depth_of(flat), 0), starts)
-    table = {f"label {label}": 100 * np.mean(labels == label) for label in range(10)}
-    for i, name in enumerate(OPERATORS):
-        table[f"root {name[1:]}"] = 100 * np.mean(roots == OPERATOR + i)
-    for depth in range(1, MAX_DEPTH):
-        table[f"operator depth {depth}"] = 100 * np.mean(deepest == depth)
-    for name in ("mean", "median", "min", "max"):
-        table[f"length {name}"] = getattr(np, name)(lengths)
-    return {name: float(value) for name, value in table.items()}

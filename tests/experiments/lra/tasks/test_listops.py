@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from experiments.lra.tasks import listops, listops_trees
-from experiments.lra.tasks.listops_trees import TOKENS, BadTree, evaluate, generate, statistics
+from experiments.lra.tasks.listops_trees import (
+    CLOSE,
+    OPERATOR,
+    TOKENS,
+    BadTree,
+    depth_of,
+    evaluate,
+    generate,
+)
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import Split, best_constant
 
@@ -100,15 +108,17 @@ def test_what_is_no_expression_is_refused_by_its_number(case):
 
 def test_lengths_labels_roots_and_depths_are_those_of_lra(trees):
     (flat, lengths), labels = trees
-    table = statistics(flat, lengths, labels)
-    for label, share in enumerate(LABELS):
-        assert table[f"label {label}"] == pytest.approx(share, abs=2.5)  # four standard errors
-    for root in ("MIN", "MAX", "MED", "SM"):
-        assert table[f"root {root}"] == pytest.approx(25, abs=2.8)
-    assert table["operator depth 9"] == 100
-    assert table["length mean"] == pytest.approx(1035, abs=26)
-    assert table["length median"] == pytest.approx(956, abs=40)
-    assert 501 <= table["length min"] < 505 and 1990 < table["length max"] <= 1999
+    shares = 100 * np.bincount(labels) / len(labels)
+    assert shares.tolist() == pytest.approx(LABELS, abs=2.5)  # four standard errors
+    starts = np.cumsum(lengths) - lengths
+    roots = 100 * np.bincount(flat[starts] - OPERATOR) / len(labels)
+    assert roots.tolist() == pytest.approx([25] * 4, abs=2.8)
+    operators = (flat >= OPERATOR) & (flat < CLOSE)
+    deepest = np.maximum.reduceat(np.where(operators, depth_of(flat), 0), starts)
+    assert (deepest == 9).all()
+    assert lengths.mean() == pytest.approx(1035, abs=26)
+    assert np.median(lengths) == pytest.approx(956, abs=40)
+    assert 501 <= lengths.min() < 505 and 1990 < lengths.max() <= 1999
 
 
 def test_the_share_that_is_kept_and_the_tokens_are_those_of_the_recursion(trees):
