@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import masks
+from masks import BlockMask
 
 
 def test_a_padding_array_says_what_to_give_instead():
@@ -20,3 +21,11 @@ def test_a_padding_array_says_what_to_give_instead():
     assert masks.mask_from(padding).build(1, 64).nnz == 2  # one query is a mask, too
     with pytest.raises(ValueError, match="build it for n_q=1, n_k=64"):
         masks.mask_from(padding).build(64, 80)
+
+
+def test_tensors_are_arrays_too():
+    torch = pytest.importorskip("torch")
+    dense = torch.rand(70, 60) < 0.3
+    assert BlockMask.from_dense(dense, 32) == BlockMask.from_dense(dense.numpy(), 32)
+    with pytest.raises(ValueError, match="float32"):
+        BlockMask.from_dense(torch.rand(4, 4, requires_grad=True))

@@ -1,0 +1,85 @@
+"""Round trips through the block lists of FlashAttention-4."""
+
+import random
+
+import numpy as np
+import pytest
+
+import masks
+from masks import interop
+from tests.masks.interop.blocks import SEEDS, any_blocks
+
+torch = pytest.importorskip("torch")
+
+
+def lists_of(counts, indices) -> set[tuple[int, ...]]:
+    """(batch, head, line, entry) of padded lists, entry by entry."""
+    return {
+        (*at, int(indices[(*at, i)]))
+        for at in np.ndindex(*counts.shape)
+        for i in range(int(counts[at]))
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fa4(seed: int):
+    blocks = any_blocks(random.Random(seed))
+    layout = blocks.layout()
+    mask = interop.to_fa4(blocks)
+    for tensors, codes in ((mask.forward, layout), (mask.backward, layout.swapaxes(-1, -2))):
+        assert tensors.block_size == blocks.block_size
+        for code, name in ((1, "mask"), (2, "full")):
+            counts = getattr(tensors, f"{name}_block_cnt")
+            indices = getattr(tensors, f"{name}_block_idx")
+            assert counts.dtype == indices.dtype == torch.int32
+            assert indices.shape[-1] == max(1, int(counts.max()))  # compact
+            wanted = set(zip(*np.nonzero(codes == code), strict=True))
+            assert lists_of(counts, indices) == wanted
+    dense = blocks.to_dense()
+    formula = torch.from_numpy(dense)
+    again = interop.from_fa4(
+        mask.forward, blocks.n_q, blocks.n_k, mask_mod=lambda b, h, q, k: formula[b, h, q, k]
+    )
+    assert again == blocks
+    tables = {"aux_tensors": mask.aux_tensors}
+    assert interop.from_fa4(mask.forward, blocks.n_q, blocks.n_k, **tables) == blocks
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_lookup_that_fa4_has_to_make(seed: int):
+    """The words of the docstring, in Python's integers."""
+    blocks = any_blocks(random.Random(seed))
+    aux = interop.to_fa4(blocks).aux_tensors
+    if aux is None:
+        assert not (blocks.layout() == 1).any()
+        return
+    code, bits = (tensor.tolist() for tensor in aux)
+    block_q, block_k = blocks.block_size
+    dense = blocks.to_dense()
+    for b, h, i, j in zip(*np.nonzero(blocks.layout() == 1), strict=True):
+        q, k = i * block_q, j * block_k + block_k // 2
+        if k >= blocks.n_k:
+            continue
+        tile = code[b][h][i][j]
+        word = bits[tile][q % block_q][k % block_k // 32]
+        allowed = tile == -1 or (tile >= 0 and word >> (k % block_k % 32) & 1)
+        assert allowed == dense[b, h, q, k]
+
+
+def test_fa4_fields_and_errors():
+    names = "mask_block_cnt mask_block_idx full_block_cnt full_block_idx cu_total_m_blocks "
+    names += "cu_block_idx_offsets block_size dq_write_order dq_write_order_full spt"
+    mask = interop.to_fa4(masks.causal().build(100, block_size=32))
+    assert " ".join(mask.forward._fields) == names
+    with pytest.raises(ValueError, match="4 blocks are partial: give aux_tensors, or the mask_mod"):
+        interop.from_fa4(mask.forward, 100, 100)
+    with pytest.raises(ValueError, match="block_size is None"):
+        interop.from_fa4(mask.forward._replace(block_size=None), 100, 100)
+    with pytest.raises(ValueError, match="4 query blocks, but 900 queries need 29"):
+        interop.from_fa4(mask.forward, 900, 100, aux_tensors=mask.aux_tensors)
+    with pytest.raises(ValueError, match="no tile"):
+        none = torch.full_like(mask.aux_tensors[0], -2)
+        interop.from_fa4(mask.forward, 100, 100, aux_tensors=[none, mask.aux_tensors[1]])
+    with pytest.raises(ValueError, match="the lists would take"):
+        interop.to_fa4(masks.causal().build(100, block_size=32), limit_gib=0)
+    assert interop.to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None
