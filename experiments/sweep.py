@@ -4,7 +4,8 @@
     python -m experiments.sweep sweep=path_x minutes=30 gpus=[0,1] 'with=["seed=0,1"]'
     python -m experiments.sweep file=mine.yaml                    # a sweep like those of conf/sweep
 
-The same command continues where it was stopped, and leaves complete runs alone. See docs/lra.md.
+The same command continues where it was stopped, and leaves complete runs alone.
+See docs/guide/lra.md.
 """
 
 import os

@@ -8,28 +8,28 @@ Runs are folders of experiments.train, or archives of them. See docs/guide/lra.m
 """
 
 from pathlib import Path
+from typing import Any
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
-
+from experiments.common.checks import as_list
+from experiments.common.program import program
+from experiments.common.records import read
 from experiments.lra.run_files import read_runs, write_archive
-from experiments.lra.speed_rows import read
+from experiments.lra.speed.rows import StepRow
 from experiments.lra.table import Table, as_text, write
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="table")
-def entry(config: DictConfig) -> None:
-    options = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(options, dict)
-    runs = read_runs(options["runs"])
-    table = Table(runs, read(options["speed"]) if options["speed"] else None)
+@program("table")
+def main(options: dict[str, Any], command: str) -> None:
+    runs = read_runs(as_list(options["runs"]))
+    steps = read(options["speed"], StepRow) if options["speed"] else None
+    table = Table(runs, steps)
     paths = write(table, Path(options["out"]))
     if options["archive"]:
-        write_archive(runs, Path(options["archive"]))
         paths.append(Path(options["archive"]))
+        write_archive(runs, paths[-1])
     print(as_text(table))
     print("\n".join(f"written: {path}" for path in paths))
 
 
 if __name__ == "__main__":
-    entry()
+    main()

@@ -4,7 +4,7 @@
     python -m experiments.train task=listops attention=sparse mask=local:256+butterfly seed=0,1 -m
     torchrun --nproc-per-node 2 -m experiments.train task=pathfinder128
 
-The same command continues where it was stopped or killed. See docs/lra.md.
+The same command continues where it was stopped or killed. See docs/guide/lra.md.
 """
 
 import sys

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from experiments.common.figures import token_text
 from experiments.lra import published as lra
 from experiments.lra.runs import Run
-from experiments.lra.speed_rows import StepRow, measured, newest
+from experiments.lra.speed.rows import StepRow, measured, newest
 
 # Settings that runs of one cell may differ in.
 FREE = set(
@@ -27,8 +27,13 @@ class RowKey(NamedTuple):
     label: str  # how its runs differ from the reference recipe
 
     @property
+    def name(self) -> str:
+        """The name of the attention."""
+        return lra.ATTENTIONS.get(self.attention, self.attention)
+
+    @property
     def text(self) -> str:
-        words = [lra.ATTENTIONS.get(self.attention, self.attention), self.mask, self.label]
+        words = [self.name, self.mask, self.label]
         return ", ".join(word for word in words if word)
 
 
@@ -155,7 +160,7 @@ def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
     """
     times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
     for step in newest(measured(steps)):
-        name = step.task, step.attention, step.mask, step.length
+        name = step.task, step.attention, step.option, step.length
         times.setdefault(name, {})[step.device] = step
     found = {}
     for (row, column), cell in cells.items():

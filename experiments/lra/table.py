@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.common import rows
+from experiments.common import records
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lra import published as lra
 from experiments.lra.cells import (
@@ -25,7 +25,7 @@ from experiments.lra.cells import (
     with_times,
 )
 from experiments.lra.runs import PRETRAINED, Run
-from experiments.lra.speed_rows import StepRow
+from experiments.lra.speed.rows import StepRow
 
 CUT, VALIDATION, UNTRACED, RECONSTRUCTED = "†", "‡", "§", "*"
 LEGEND = {
@@ -306,7 +306,7 @@ def _document(table: Table, draw: Callable[..., str], title: str, note: str) -> 
 
 
 def as_csv(table: Table) -> str:
-    return rows.line(rows.fields_of(CellRow)) + "".join(map(rows.row_line, table.cell_rows()))
+    return records.as_csv(table.cell_rows(), CellRow)
 
 
 def write(table: Table, stem: Path) -> list[Path]:

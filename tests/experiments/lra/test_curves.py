@@ -1,13 +1,15 @@
-"""Figures from journals alone."""
+"""Figures of training runs, from journals alone."""
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.text import Text
 
-from experiments.common.figures import PAGE, RC, legend
-from experiments.curves import _smoothed, draw_accuracy_speed, draw_all, row_styles
+from experiments.common.figures import MAX_ENTRIES, style
 from experiments.lra.cells import RowKey, make_cells
+from experiments.lra.curves import _smoothed, draw_accuracy_speed, draw_all
+from experiments.lra.figures import groups, label_points, pattern_names, row_labels, row_styles
+from experiments.lra.published import STYLES
 from experiments.lra.run_files import read_runs
 from tests.experiments.lra.made_runs import write_run
 
@@ -28,18 +30,77 @@ def test_curves_of_each_task_and_accuracy_against_speed(tmp_path):
         write_run(tmp_path, task, "sparse", mask="local:256", accuracy=0.5, ms=7.0)
     found = drawn(tmp_path, tmp_path / "plots")
     assert set(found) == {
-        "curves-listops-generated-2k", "curves-pathfinder128-generated-2k", "accuracy-speed",
+        "curves-listops-generated-2k", "curves-path-x-generated-2k", "accuracy-speed",
     }  # fmt: skip
     for text in ("block-sparse, butterfly", "shortcut: root operator", "wall time (s)"):
         assert text in found["curves-listops-generated-2k"]
     assert "training speed-up" in found["accuracy-speed"]
+    assert "bars: standard deviation of the seeds; no bar: a single run" in found["accuracy-speed"]
+    assert "open: cut short" in found["accuracy-speed"]
+
+
+def test_single_runs_are_called_so_and_have_no_bars(tmp_path):
+    write_run(tmp_path, "listops", "standard")
+    write_run(tmp_path, "listops", "flash", steps=900)
+    found = drawn(tmp_path, tmp_path / "plots")
+    assert "single runs; open: cut short" in found["accuracy-speed"]
+    assert "bars" not in found["accuracy-speed"]
+
+
+def test_file_names_do_not_depend_on_the_number_of_examples(tmp_path):
+    write_run(tmp_path, "image", "linear", source="CIFAR-10 (gray), 44,849 + 9,966 examples")
+    assert set(drawn(tmp_path, tmp_path / "plots")) == {"curves-image-cifar-10-gray-2k"}
+
+
+def test_many_attentions_take_several_figures_with_the_transformer_in_each(tmp_path):
+    for name in STYLES:
+        write_run(tmp_path, "listops", name)
+    found = drawn(tmp_path, tmp_path / "plots")
+    first, second = (found[f"curves-listops-generated-2k{more}"] for more in ("", "-2"))
+    assert "Transformer" in first and "Transformer" in second
+    assert ("FlashAttention" in first, "FlashAttention" in second) == (True, False)
+    assert ("Smyrf" in first, "Smyrf" in second) == (False, True)
+
+
+@pytest.mark.parametrize("count", range(1, 30))
+def test_groups_fit_a_legend_and_leave_nothing_out(count):
+    found = groups(list(range(count)), other_entries=2)
+    assert all(len(part) + 2 <= MAX_ENTRIES and part[0] == 0 for part in found)
+    assert [item for part in found for item in part[1:]] == list(range(1, count))
+
+
+def test_names_of_rows_leave_out_what_all_share():
+    mask = "(butterfly:64|local:64>>snap:64)|global:1"
+    assert pattern_names(mask) == "butterfly + local + global"
+    assert pattern_names("block_diagonal(256)") == "block diagonal"
+    google = [RowKey("flash", "", "google"), RowKey("sparse", mask, "google")]
+    assert list(row_labels(google).values()) == ["FlashAttention", "block-sparse"]
+    path = [RowKey("sparse", mask, "row, contour 9"), RowKey("sparse", mask, "row")]
+    assert list(row_labels(path).values()) == ["contour 9", "contour 14"]
+    masks = [RowKey("sparse", text, "") for text in ("", "local:64", "local:128", "strided:4")]
+    assert len(set(row_labels(masks).values())) == 4
+    assert row_labels(masks)[masks[3]] == "block-sparse, strided"
+
+
+def test_labels_of_points_do_not_overlap():
+    with style():
+        figure, axes = plt.subplots(figsize=(3.3, 3))
+        points = [(1 + i / 50, 40 + i / 50, f"attention {i}", STYLES["flash"]) for i in range(6)]
+        axes.plot([1, 3], [39, 42])
+        label_points(figure, axes, points)
+        figure.draw_without_rendering()
+        boxes = [Text.get_window_extent(label) for label in axes.texts]  # without lines
+    plt.close(figure)
+    assert len(boxes) == 6
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
 
 
 def test_titles_of_panels_side_by_side_do_not_meet(tmp_path):
     for task in ("image", "pathfinder32"):
         write_run(tmp_path, task, "standard", source="CIFAR-10 (gray), 44,849 + 9,966 examples")
     cells, _ = make_cells(read_runs(str(tmp_path)))
-    with matplotlib.rc_context(RC):
+    with style():
         figure = draw_accuracy_speed(cells, [column for _, column in cells])
         figure.draw_without_rendering()
         left, right = (axes.title.get_window_extent() for axes in figure.axes)
@@ -70,10 +131,11 @@ def test_smoothing_averages_and_keeps_the_ends():
 
 def test_masks_of_one_attention_differ_in_marker_and_dashes():
     keys = [RowKey("sparse", mask, "") for mask in ("a", "b", "c")]
-    styles = row_styles(keys)
+    styles = row_styles([*keys, RowKey("flash", "", "")])
     assert len({styles[key].line for key in keys}) == 3
     assert len({styles[key].marker for key in keys}) == 3
     assert len({styles[key].color for key in keys}) == 1
+    assert len({found.color for found in row_styles(keys).values()}) == 3  # nothing else is drawn
 
 
 def test_pre_training_has_curves_of_its_own(tmp_path):
@@ -82,17 +144,3 @@ def test_pre_training_has_curves_of_its_own(tmp_path):
     write_run(tmp_path, "image", "flash", folder="pretrained", length=1024, settings=masked)
     found = drawn(tmp_path, tmp_path / "plots")
     assert set(found) == {"curves-image-generated-1k", "curves-image-generated-1k-pretraining"}
-
-
-@pytest.mark.parametrize("words", [2, 8, 40])
-def test_a_legend_is_no_wider_than_the_figure(words):
-    with matplotlib.rc_context(RC):
-        figure, axes = plt.subplots(figsize=(PAGE, 3))
-        for i in range(3):
-            axes.plot([0, 1], label=" ".join([f"mask{i}"] * words))
-        legend(figure, [axes], columns=3)
-        drawn = figure.legends[0]
-        assert len(figure.legends) == 1 and len(drawn.get_texts()) == 3
-        assert drawn.get_window_extent().width <= figure.bbox.width
-        assert drawn._ncols == {2: 3, 8: 2, 40: 1}[words]  # type: ignore
-        plt.close(figure)

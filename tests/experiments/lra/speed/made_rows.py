@@ -1,12 +1,16 @@
 """Rows of experiments.lra_speed with made-up times."""
 
+from dataclasses import replace
+
 from experiments.common.records import OK
-from experiments.lra.speed_rows import SWEEP, StepRow
+from experiments.lra.speed.rows import SWEEP, StepRow
 
 ROW = StepRow(
     task="listops",
     attention="standard",
+    option="",
     mask="",
+    density=None,
     length=2048,
     pair=1,
     batch=32,
@@ -71,7 +75,7 @@ def step_rows() -> list[StepRow]:
                 empty = dict.fromkeys(
                     "ms_median ms_p20 ms_p80 tokens_per_s peak_mib attention_ms".split()
                 )
-                row = _changed(row, status="out of memory: Tried to allocate 64 GiB", **empty)
+                row = replace(row, status="out of memory: Tried to allocate 64 GiB", **empty)
             rows.append(row)
     return rows
 
@@ -79,8 +83,4 @@ def step_rows() -> list[StepRow]:
 def _row(name, task, length, batch, pair, ms, mib) -> StepRow:
     sizes = {"task": task, "length": length, "batch": batch, "pair": pair, "attention": name}
     times = {"ms_median": ms, "ms_p20": ms, "ms_p80": ms, "attention_ms": ms / 4, "peak_mib": mib}
-    return _changed(ROW, **sizes, **times)
-
-
-def _changed(row: StepRow, **changes) -> StepRow:
-    return StepRow(**{name: getattr(row, name) for name in row.__dataclass_fields__} | changes)
+    return replace(ROW, **sizes, **times)

@@ -11,22 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import lra_speed
-from experiments.common.records import OK
+from experiments.common.records import OK, Records, read
 from experiments.lra import published as lra
-from experiments.lra import speed_together as lra_speed_together
-from experiments.lra.speed_case import (
-    IMDB,
-    SHAPES,
-    StepCase,
-    random_lengths,
-    random_task,
-    step_times,
-)
-from experiments.lra.speed_rows import SWEEP, StepRecords, read
-from experiments.lra.speed_together import run_together
+from experiments.lra.speed import case as speed_case
+from experiments.lra.speed import together
+from experiments.lra.speed.case import StepCase, measure_case, step_times
+from experiments.lra.speed.rows import SWEEP, StepRow
+from experiments.lra.speed.shapes import IMDB, SHAPES, random_lengths
+from experiments.lra.speed.together import run_together
 from experiments.lra.tasks.load import loader
-from experiments.lra_speed import plan, run_case, run_cases, run_cases_together
+from experiments.lra.training.step import Trainer
+from experiments.lra_speed import plan, run_cases, unmeasured
 
 ROOT = Path(__file__).resolve().parents[4]
 OPTIONS = {
@@ -71,23 +66,20 @@ def test_an_empty_list_is_none_of_them():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tasks": ["lists"]}, "tasks=.*lists.*choose from.*listops"),
-        ({"attentions": ["fast"]}, "attentions=.*fast.*choose from standard"),
+        ({"tasks": ["lists"]}, "tasks='lists': choose from.*listops"),
+        ({"attentions": ["fast"]}, "attentions='fast': choose from standard"),
         ({"lengths": [300], "tokens": 1024}, "300 does not divide tokens=1024"),
+        ({"lengths": [0]}, "lengths=0: give a whole number"),
     ],
 )
-def test_what_does_not_exist_is_refused(change, message):
+def test_unknown_values_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         plan(OPTIONS | change, "cpu")
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_default_lengths_are_the_tasks_own(name):
-    try:
-        load = loader(name)
-    except ImportError:
-        pytest.skip("no such task here")
-    known = inspect.signature(load).parameters
+    known = inspect.signature(loader(name)).parameters
     if "max_length" in known:
         assert known["max_length"].default == SHAPES[name].max_length
 
@@ -104,7 +96,7 @@ def test_lengths_follow_the_quantiles_of_the_task():
 
 def test_random_examples_are_padded_behind_their_length():
     settings = case().settings()
-    task = random_task(case(), settings)
+    task = case().data(settings)
     split = task.splits["train"]
     assert split.lengths is not None and (task.length, settings.batch) == (64, 2)
     assert (split.tokens[np.arange(64) >= split.lengths[:, None]] == 0).all()
@@ -113,31 +105,37 @@ def test_random_examples_are_padded_behind_their_length():
 
 def test_the_step_that_is_timed_is_the_one_of_training(tmp_path, monkeypatch):
     calls = []
-    from experiments.lra.training.step import Trainer
-
     advance = Trainer.advance
     monkeypatch.setattr(Trainer, "advance", lambda self: (calls.append(self), advance(self))[1])
-    records = StepRecords(tmp_path / "s.csv")
+    records = Records(tmp_path / "s.csv", StepRow)
     run_cases([case()], records, 0.01, "command")
     (row,) = records.rows
     assert row.status == OK and calls
     assert (row.length, row.batch, row.mode, row.ran) == (64, 2, "eager", "eager")
     assert row.tokens_per_s == pytest.approx(1000 * 2 * 64 / row.ms, rel=1e-4)
     assert row.attention_ms and row.attention_ms > 0
+    assert (row.mask, row.density) == ("", None)
+
+
+def test_a_row_says_which_mask_it_had(tmp_path):
+    default = measure_case(0.01, "command", case("sparse"))
+    given = measure_case(0.01, "command", case("sparse", mask="causal"))
+    assert (default.option, given.option, given.mask) == ("", "causal", "causal")
+    assert "butterfly" in default.mask and default.density == 1.0  # of one block
 
 
 def test_what_was_measured_is_not_measured_again_but_failures_are(tmp_path, capsys):
-    records = StepRecords(tmp_path / "s.csv")
+    records = Records(tmp_path / "s.csv", StepRow)
     wrong = case("linformer", "attention.rank=-3")
     run_cases([case(), wrong], records, 0.01, "command")
     assert [row.status == OK for row in records.rows] == [True, False]
     first = records.path.read_bytes()
-    records = StepRecords(tmp_path / "s.csv")
+    records = Records(tmp_path / "s.csv", StepRow)
     run_cases([case(), wrong], records, 0.01, "command")
     assert records.path.read_bytes() == first
     assert "measured 20" in capsys.readouterr().out.splitlines()[-2]
     run_cases([replace(case(), overrides=(*SMALL, "batch=3"))], records, 0.01, "command")
-    assert [row.batch for row in read(records.path)] == [2, 2, 3]
+    assert [row.batch for row in read(records.path, StepRow)] == [2, 2, 3]
 
 
 def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
@@ -147,19 +145,17 @@ def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
             "139.80 GiB of which 20 GiB is free. Including"
         )
 
-    monkeypatch.setattr(lra_speed, "measure", fails)
-    settings = case().settings()
-    task = random_task(case(), settings)
-    row = run_case(settings, task, lra_speed.empty_row(case(), settings, task, ""), 0.01)
+    monkeypatch.setattr(speed_case, "_measure", fails)
+    row = measure_case(0.01, "", case())
     assert row.status.startswith("out of memory: Tried to allocate 64.00 GiB. GPU 0 has a total")
     assert row.ms_median is None
 
 
 def test_cases_together_have_the_rows_that_they_have_one_by_one(tmp_path, capsys):
-    records = StepRecords(tmp_path / "s.csv")
+    records = Records(tmp_path / "s.csv", StepRow)
     wrong = case("linformer", "attention.rank=-3")
     cases = [case(), wrong, case("local")]
-    run_cases_together(cases, records, 0.01, "command", workers=2, limit_s=120)
+    run_cases(cases, records, 0.01, "command", workers=2, limit_s=120)
     assert [(row.attention, row.status == OK) for row in records.rows] == [
         ("linear", True),
         ("linformer", False),
@@ -167,16 +163,14 @@ def test_cases_together_have_the_rows_that_they_have_one_by_one(tmp_path, capsys
     ]
     assert "1 of 2 steps are ready" in capsys.readouterr().out
     before = records.path.read_bytes()
-    run_cases_together(cases, StepRecords(records.path), 0.01, "command", workers=3, limit_s=120)
+    run_cases(cases, Records(records.path, StepRow), 0.01, "command", workers=3, limit_s=120)
     assert records.path.read_bytes() == before
 
 
 def lacks(case, wait):
     """A row of a case that needs more memory than is there beside another one."""
     wait()
-    settings = case.settings()
-    row = lra_speed.empty_row(case, settings, random_task(case, settings), "")
-    return replace(row, status="out of memory: all of it is taken")
+    return replace(case.row(""), status="out of memory: all of it is taken")
 
 
 def dies(case, wait):
@@ -192,8 +186,7 @@ def test_a_process_may_die_or_be_late():
 
 def test_what_found_no_memory_is_tried_beside_fewer(monkeypatch):
     at_once = []
-    settings = case().settings()
-    row = lra_speed.empty_row(case(), settings, random_task(case(), settings), "")
+    row = case().row("")
 
     def wave(cases, measure, limit_s):
         at_once.append(len(cases))
@@ -201,7 +194,7 @@ def test_what_found_no_memory_is_tried_beside_fewer(monkeypatch):
             needs = int(each.length) * len(cases)
             yield each, replace(row, status=OK if needs <= 4 else "out of memory: all is taken")
 
-    monkeypatch.setattr(lra_speed_together, "_wave", wave)
+    monkeypatch.setattr(together, "_wave", wave)
     cases = [replace(case(), length=n) for n in (1, 2, 4, 8)]
     found = [(c.length, row.status == OK) for c, row in run_together(cases, lacks, 8, 120)]
     assert found == [(1, True), (2, True), (4, True), (8, False)]
@@ -209,10 +202,10 @@ def test_what_found_no_memory_is_tried_beside_fewer(monkeypatch):
 
 
 def test_only_what_is_missing_or_failed_is_compiled(tmp_path):
-    records = StepRecords(tmp_path / "s.csv")
+    records = Records(tmp_path / "s.csv", StepRow)
     wrong = case("linformer", "attention.rank=-3")
     run_cases([case(), wrong], records, 0.01, "command")
-    assert lra_speed.unmeasured([case(), wrong, case("local")], records) == [wrong, case("local")]
+    assert unmeasured([case(), wrong, case("local")], records) == [wrong, case("local")]
 
 
 def test_slow_steps_are_not_repeated_five_times():
@@ -235,5 +228,5 @@ def test_the_program_writes_rows_table_and_plots(tmp_path):
         [*command, "device=cpu"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "linear attention" in done.stdout
-    assert len(read(tmp_path / "s.csv")) == 2
+    assert len(read(tmp_path / "s.csv", StepRow)) == 2
     assert (tmp_path / "s.md").exists() and len(list((tmp_path / "plots").iterdir())) == 2

@@ -1,13 +1,14 @@
-"""Rows of the step measurements: CSV round trip, healing, tables by hand, figures."""
+"""Rows of measured training steps: what makes them the same, tables by hand, figures."""
 
 from dataclasses import replace
 
 import pytest
 
+from experiments.common.records import Records
 from experiments.lra import published as lra
-from experiments.lra.speed_plot import draw_all
-from experiments.lra.speed_rows import SWEEP, StepRecords, newest, read
-from experiments.lra.speed_table import (
+from experiments.lra.speed.plot import draw_all
+from experiments.lra.speed.rows import SWEEP, StepRow, newest
+from experiments.lra.speed.table import (
     as_markdown,
     by_length,
     by_task,
@@ -20,44 +21,16 @@ from experiments.lra.speed_table import (
 from tests.experiments.lra.speed.made_rows import ROW, step_rows
 
 
-def test_rows_come_back_typed_and_a_half_written_one_is_cut_off(tmp_path):
-    records = StepRecords(tmp_path / "new" / "s.csv")
-    rows = [
-        ROW,
-        replace(ROW, attention="flash", ms_median=None, peak_mib=None, status="failed: a\nb"),
-    ]
-    for row in rows:
-        records.append(row)
-    with open(records.path, "a") as file:
-        file.write("listops,linear,")
-    found = StepRecords(records.path).rows
-    assert found[0] == ROW
-    assert (found[1].ms_median, found[1].status) == (None, "failed: a b")
-    assert read(records.path) == found
-
-
-def test_the_same_measurement_is_found_whatever_came_out_of_it(tmp_path):
-    records = StepRecords(tmp_path / "s.csv")
-    records.append(ROW)
+def test_the_same_measurement_is_found_whatever_its_result(tmp_path):
+    records = Records(tmp_path / "s.csv", StepRow)
+    records.append(replace(ROW, mask="local:64", density=0.5))  # known after the measurement
     same = replace(ROW, status="", ran="", ms_median=None, commit="x", date="2027", command="y")
-    assert records.find(same) == ROW
+    assert records.find(same) == records.rows[0]
     for change in (
-        {"source": "def"},
-        {"attention": "flash"},
-        {"batch": 16},
-        {"mode": "eager"},
-        {"device": "GPU B"},
-        {"torch": "3.0"},
-    ):
+        {"task": "text"}, {"option": "butterfly"}, {"batch": 8}, {"device": "GPU B"},
+        {"mode": "eager"}, {"source": "other"}, {"torch": "2.12"},
+    ):  # fmt: skip
         assert records.find(replace(ROW, **change)) is None
-
-
-def test_other_columns_are_refused(tmp_path):
-    (tmp_path / "s.csv").write_text("task,ms\n")
-    with pytest.raises(ValueError, match=r"s\.csv has other columns.*csv=PATH"):
-        StepRecords(tmp_path / "s.csv")
-    with pytest.raises(ValueError, match=r"no such file.*experiments\.lra_speed"):
-        read(tmp_path / "none.csv")
 
 
 def test_the_newest_of_several_versions_counts():
@@ -106,7 +79,7 @@ def test_the_fastest_other_at_each_length_from_4k_on():
     rows = [
         replace(sparse, length=1024),
         sparse,
-        replace(sparse, mask="butterfly", ms_median=1.6),
+        replace(sparse, option="butterfly", ms_median=1.6),
         replace(sparse, attention="linear", ms_median=2.4),
         replace(sparse, attention="flash", ms_median=4.0),
     ]
@@ -119,6 +92,11 @@ def test_markdown_has_a_table_for_steps_and_layers_by_task_and_by_length():
     text = as_markdown(step_rows())
     assert text.count("### GPU A, bf16: ") == 4
     assert "| FlashAttention |" in text
+
+
+def test_tables_name_the_masks_with_their_densities():
+    row = replace(ROW, attention="sparse", mask="butterfly:64", density=0.25)
+    assert "block-sparse at 2048 tokens: butterfly:64, density 25.0 %" in tables([ROW, row, row])
 
 
 def test_figures_are_drawn_from_the_rows(tmp_path):

@@ -1,0 +1,199 @@
+"""Learning curves of training runs, and accuracy against speed."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.common.figures import PAGE, Style, curve, file_name, legend, save, style
+from experiments.lra import published as lra
+from experiments.lra.cells import Cell, Cells, Column, RowKey, make_cells, speedup
+from experiments.lra.figures import groups, label_points, row_labels, row_styles
+from experiments.lra.runs import Run
+
+RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
+UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on
+
+
+def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list[Path]:
+    """Writes every figure that the runs support into the folder `out`, and returns the paths.
+
+    Raises ValueError if no run has a measurement yet.
+    """
+    out = Path(out)
+    figures: dict[str, Figure] = {}
+    with style():
+        for pretraining in (False, True):
+            cells, _ = make_cells(runs, pretraining=pretraining)
+            for column in _columns(cells):
+                chosen = {row: cells[row, c] for row, c in _sorted(cells) if c == column}
+                if any(_measured(run) for cell in chosen.values() for run in cell.runs):
+                    more = "pretraining" if pretraining else ""
+                    figures |= _curves(chosen, column, more, smooth)
+        cells, _ = make_cells(runs)
+        columns = _columns(cells)
+        placed = [c for c in columns if any(_point(cells, row, c) for row, d in cells if d == c)]
+        if placed:
+            figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
+        if not figures:
+            raise ValueError("no run has a measurement yet: nothing to draw")
+        out.mkdir(parents=True, exist_ok=True)
+        return [path for name, figure in figures.items() for path in save(figure, out / name)]
+
+
+def _columns(cells: Cells) -> list[Column]:
+    return sorted({c for _, c in cells}, key=lambda c: (lra.task_order(c.task), c))
+
+
+def _sorted(cells: Cells) -> list[tuple[RowKey, Column]]:
+    return sorted(cells, key=lambda k: (lra.attention_order(k[0].attention), k))
+
+
+def _measured(run: Run) -> bool:
+    return bool(run.of("train") or run.of("val"))
+
+
+# ---- learning curves
+
+
+def _curves(
+    cells: dict[RowKey, Cell], column: Column, more: str, smooth: float
+) -> dict[str, Figure]:
+    """The figures of a column by file name. Many rows take several figures."""
+    title = ", ".join(filter(None, (column.text, more)))
+    parts = groups(list(cells), other_entries=len(_baselines(cells.values())))
+    styles, labels = row_styles(list(cells)), row_labels(list(cells))
+    return {
+        file_name("curves", column.text, more, number if number > 1 else ""): draw_curves(
+            title, {labels[row]: (cells[row], styles[row]) for row in part}, smooth
+        )
+        for number, part in enumerate(parts, 1)
+    }
+
+
+def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float = 0.02) -> Figure:
+    """Accuracy above and loss below, by step on the left and by wall time on the right.
+
+    cells: the rows to draw with their styles, by name.
+    smooth: the share of a curve over which training values are averaged.
+    """
+    figure, grid = plt.subplots(2, 2, figsize=(PAGE, 4.6), sharex="col", sharey="row")
+    runs = [run for cell, _ in cells.values() for run in cell.runs]
+    _, second, unit = next(u for u in UNITS if max(run.seconds for run in runs) >= u[0])
+    for name, (cell, look) in cells.items():
+        for run in cell.runs:
+            for panels, quantity, factor in zip(grid, ("accuracy", "loss"), (100, 1), strict=True):
+                for kind in ("train", "val"):
+                    x, y = _series(run, kind, quantity)
+                    if kind == "train":
+                        y = _smoothed(y, smooth)
+                    label = name if kind == "val" or not run.of("val") else None
+                    for axes, at in zip(panels, (x[:, 0], x[:, 1] / second), strict=True):
+                        _curve(axes, at, factor * y, kind, look, label)
+    for axes in grid[0]:
+        baselines = _baselines(cell for cell, _ in cells.values())
+        for (name, value), dash in zip(baselines.items(), cycle(RULES), strict=False):
+            axes.axhline(value, color="0.45", lw=1, ls=dash, label=f"shortcut: {name}")
+    grid[0, 0].set_ylabel("accuracy (%)")
+    grid[1, 0].set_ylabel("loss")
+    grid[1, 0].set_xlabel("step")
+    grid[1, 1].set_xlabel(f"wall time ({unit})")
+    legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
+    devices = ", ".join(dict.fromkeys(run.device for run in runs))
+    several = any(len(cell.runs) > 1 for cell, _ in cells.values())
+    seeds = "a line for each run" if several else "single runs"
+    figure.suptitle(f"{title}; {devices}; {seeds}", fontsize=8)
+    return figure
+
+
+def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
+    return {name: x for cell in cells for run in cell.runs for name, x in run.baselines.items()}
+
+
+def _series(run: Run, kind: str, quantity: str) -> tuple[np.ndarray, np.ndarray]:
+    """(step, seconds) and the quantity of the lines of a kind."""
+    lines = [line for line in run.of(kind) if line.get(quantity) is not None]
+    x = np.array([[line["step"], line["seconds"]] for line in lines], float).reshape(-1, 2)
+    return x, np.array([line[quantity] for line in lines], float)
+
+
+def _smoothed(y: np.ndarray, share: float) -> np.ndarray:
+    """The mean over a window of `share` of the curve, which shrinks at both ends."""
+    half = int(share * len(y) / 2)
+    if not half:
+        return y
+    sums = np.cumsum([0.0, *y])
+    low = np.maximum(np.arange(len(y)) - half, 0)
+    high = np.minimum(np.arange(len(y)) + half + 1, len(y))
+    return (sums[high] - sums[low]) / (high - low)
+
+
+def _curve(
+    axes: Axes, x: np.ndarray, y: np.ndarray, kind: str, look: Style, label: str | None
+) -> None:
+    if not len(x):
+        return
+    options: dict[str, Any] = {"alpha": 0.35, "lw": 0.8}
+    if kind == "val":
+        options = {"marker": look.marker, "ms": 3, "markevery": max(1, len(x) // 8)}
+    axes.plot(x, y, color=look.color, ls=look.line, label=label, **options)
+
+
+# ---- accuracy against speed
+
+
+def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
+    """Test accuracy against speed-up over the Transformer. Open markers: runs cut short."""
+    across = min(2, len(columns))
+    down = -(-len(columns) // across)
+    size = (PAGE / 2 * across, 2.4 * down + 0.4)
+    figure, grid = plt.subplots(down, across, figsize=size, squeeze=False)
+    for axes in grid.flat[len(columns) :]:
+        axes.set_visible(False)
+    rows = list(dict.fromkeys(row for row, column in _sorted(cells) if column in columns))
+    styles, labels = row_styles(rows), row_labels(rows)
+    labelled = []
+    for axes, column in zip(grid.flat, columns, strict=False):
+        points = []
+        for row in rows:
+            point = _point(cells, row, column)
+            if point is None:
+                continue
+            cell, (x, y) = cells[row, column], point
+            spread = cell.spread
+            low = None if spread is None else [y - spread]
+            high = None if spread is None else [y + spread]
+            curve(axes, [x], [y], styles[row], low=low, high=high, line=False, filled=cell.complete)
+            points.append((x, y, labels[row], styles[row]))
+        labelled.append((axes, points))
+        axes.set_title(textwrap.fill(column.text, 36))
+        axes.set_xscale("log", base=2)
+        axes.margins(0.3, 0.15)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("test accuracy (%)")
+    for axes in grid[-1]:
+        axes.set_xlabel("training speed-up over the Transformer")
+    drawn = [cells[row, column] for row, column in cells if column in columns]
+    notes = ["bars: standard deviation of the seeds; no bar: a single run"]
+    if all(cell.spread is None for cell in drawn):
+        notes = ["single runs"]
+    notes += ["open: cut short"] if not all(cell.complete for cell in drawn) else []
+    figure.suptitle("; ".join(notes), fontsize=8)
+    for axes, points in labelled:
+        label_points(figure, axes, points)
+    return figure
+
+
+def _point(cells: Cells, row: RowKey, column: Column) -> tuple[float, float] | None:
+    """(speed-up, accuracy) of a tested cell; None if either is missing."""
+    cell, factor = cells.get((row, column)), speedup(cells, row, column)
+    if cell is None or factor is None or cell.accuracy is None or not cell.tested:
+        return None
+    return factor, cell.accuracy

@@ -1,0 +1,122 @@
+"""What the figures of the Long Range Arena share: names of rows, groups of them, labels."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle
+from typing import TypeVar
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from experiments.common.figures import MAX_ENTRIES, Style
+from experiments.lra import published as lra
+from experiments.lra.cells import RowKey
+
+T = TypeVar("T")
+
+
+def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
+    """Returns short names of the rows of a figure, all different.
+
+    A name leaves out what all rows share. A mask is named by its patterns, and only if two names
+    would be equal without it.
+    """
+    words = {key: [key.name, *filter(None, key.label.split(", "))] for key in keys}
+    for own in words.values():
+        if "contour" in " ".join(key.label for key in keys) and "contour" not in " ".join(own):
+            own.append("contour 14")  # the usual one, which labels leave out
+    shared = set.intersection(*map(set, words.values())) if len(keys) > 1 else set()
+    labels = {
+        key: ", ".join(word for word in own if word not in shared) or key.name
+        for key, own in words.items()
+    }
+    for describe in (pattern_names, str):
+        count = Counter(labels.values())
+        labels = {
+            key: f"{text}, {describe(key.mask)}" if count[text] > 1 and key.mask else text
+            for key, text in labels.items()
+        }
+    return labels
+
+
+def pattern_names(mask: str) -> str:
+    """Returns the patterns of a mask text: "butterfly + local" of "butterfly:64|local:64"."""
+    parts = [part.partition(">>")[0].strip("( )") for part in re.split(r"[|&]", mask)]
+    return " + ".join(re.split(r"[:(]", part)[0].replace("_", " ") for part in parts)
+
+
+def row_styles(keys: Sequence[RowKey]) -> dict[RowKey, Style]:
+    """Returns the style of each row.
+
+    Rows of one attention differ in marker and dashes, and in colour if there is no other attention.
+    """
+    if len({key.attention for key in keys}) == 1:
+        return dict(zip(keys, cycle(lra.STYLES.values()), strict=False))
+    styles: dict[RowKey, Style] = {}
+    for key in keys:
+        same = sum(other.attention == key.attention for other in styles)
+        styles[key] = lra.style(key.attention, same)
+    return styles
+
+
+def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:
+    """Divides what a figure shows into groups with legends of at most MAX_ENTRIES entries.
+
+    The first item, the reference, is in every group.
+
+    other_entries: entries of the legend for other things.
+    """
+    room = MAX_ENTRIES - other_entries
+    if len(items) <= room:
+        return [list(items)]
+    count = math.ceil((len(items) - 1) / (room - 1))
+    size = math.ceil((len(items) - 1) / count)
+    return [[items[0], *items[1 + i * size : 1 + (i + 1) * size]] for i in range(count)]
+
+
+def label_points(
+    figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str, Style]]
+) -> None:
+    """Writes the label of each point (x, y, label, style) beside it, without overlaps.
+
+    A label takes the nearest free place inside the panel. If that is above or below, a thin line
+    leads to the point.
+    """
+    figure.draw_without_rendering()  # fixes the scales
+    dot, panel = figure.dpi / 72, axes.get_window_extent()
+    at = [axes.transData.transform(point[:2]) for point in points]
+    taken = [Bbox.from_bounds(px - 4 * dot, py - 4 * dot, 8 * dot, 8 * dot) for px, py in at]
+    for (x, y, text, look), (px, py) in zip(points, at, strict=True):
+        label = axes.annotate(text, (x, y), va="center", fontsize=6.5, color=look.color)
+        size = label.get_window_extent()
+        width, height = size.width + 2 * dot, size.height + 2 * dot
+        places = [
+            (side, lines, Bbox.from_bounds(left, py + (lines - 0.5) * height, width, height))
+            for lines in sorted(range(-6, 7), key=abs)
+            for side, left in (("left", px + 5 * dot), ("right", px - 5 * dot - width))
+        ]
+        free = (
+            (side, lines, box)
+            for side, lines, box in places
+            if not any(box.overlaps(other) for other in taken)
+            and panel.x0 < box.x0 < box.x1 < panel.x1
+            and panel.y0 < box.y0 < box.y1 < panel.y1
+        )
+        side, lines, box = next(free, places[0])
+        taken.append(box)
+        label.remove()
+        label = axes.annotate(
+            text,
+            (x, y),
+            xytext=(6 if side == "left" else -6, lines * height / dot),
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            fontsize=6.5,
+            color=look.color,
+            arrowprops={"arrowstyle": "-", "color": "0.75", "lw": 0.5} if lines else None,
+        )
+        label.set_in_layout(False)  # it must not move the panel
