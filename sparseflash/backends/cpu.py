@@ -25,11 +25,11 @@ from sparseflash.backends.cpu_blocks import (
 )
 from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
 from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.kernels.scale import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
 
 name = "cpu"
-LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:

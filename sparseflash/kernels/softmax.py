@@ -33,6 +33,12 @@ def finite(m):
 
 
 @triton.jit
+def rescale_factor(m, shift):
+    """What the sums of rows with maxima m are multiplied by when `shift` takes their place."""
+    return tl.exp2(m - shift)
+
+
+@triton.jit
 def natural_lse(m, total):
     """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
     return (m + tl.log2(total)) * LN2

@@ -61,7 +61,7 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import finite, natural_lse
+from sparseflash.kernels.softmax import finite, natural_lse, rescale_factor
 
 FLUSH = gl.constexpr(8)  # blocks that one wgmma accumulator sums
 
@@ -103,7 +103,7 @@ def _step(
             s = where_allowed(s, words, float("-inf"))
     m_new = gl.maximum(m, fp8_row_max(s) * score_scale)  # [64]
     p, total = fp8_probabilities(s, score_scale, shift, m_new)
-    alpha = gl.exp2(m - finite(m_new))
+    alpha = rescale_factor(m, finite(m_new))
     l = l * alpha + total
     # a basic-block boundary: without it ptxas hoists the wait for P V above the exponentials
     wait_full(f.bars.k_full, g + 1, has_next)
@@ -118,7 +118,8 @@ def _flushed(acc, sum_s, m, m_sum, first):
     """acc [64, BLOCK_DV], relative to the maxima m, plus the sum in shared memory, relative to
     m_sum.
     """
-    factor = gl.convert_layout(gl.exp2(m_sum - finite(m)), gl.SliceLayout(1, acc.type.layout))
+    factor = rescale_factor(m_sum, finite(m))
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))
     before = sum_s.load(acc.type.layout) * factor[:, None]
     return acc + gl.where(first, 0.0, before)
 

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparseflash.kernels.hopper.masking import bit_layout
-from sparseflash.kernels.softmax import finite, probabilities, running_max
+from sparseflash.kernels.softmax import finite, probabilities, rescale_factor, running_max
 
 
 # ------------------------------------------------------------------ 16 bits
@@ -33,7 +33,7 @@ def _tree_max(s):
 def online_softmax(s, m, scale_log2, MASKED: gl.constexpr):
     """(P, new maxima, factor of the old sums) of scores S [64, BLOCK_N] and maxima m [64]."""
     m_new, shift = running_max(m, _tree_max(s), scale_log2, MASKED)
-    return probabilities(s, scale_log2, shift[:, None]), m_new, gl.exp2(m - shift)
+    return probabilities(s, scale_log2, shift[:, None]), m_new, rescale_factor(m, shift)
 
 
 @gluon.jit

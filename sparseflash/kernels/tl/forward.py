@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from sparseflash.kernels.dropout import head_keys
-from sparseflash.kernels.softmax import natural_lse, probabilities, running_max
+from sparseflash.kernels.softmax import natural_lse, probabilities, rescale_factor, running_max
 from sparseflash.kernels.tl.common import (
     UNSPECIALIZED,
     block_list,
@@ -32,7 +32,7 @@ def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr):
     """
     m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED)  # [BLOCK_M]
     p = probabilities(s, scale_log2, shift[:, None])  # [BLOCK_M, BLOCK_N]
-    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    alpha = rescale_factor(m, shift)  # [BLOCK_M]
     return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
 
