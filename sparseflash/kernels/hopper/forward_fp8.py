@@ -207,9 +207,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
             words = gl.zeros([64, 4], gl.int32, words_layout(128))
             if PARTIAL:
                 words = bit_words(f.bits, bit, n_partial > 0, CONSUMER, 128, 128)
+            i = g % f.STAGES
             q = f.bufs.q.index(slot * 2 + CONSUMER).reshape([64, f.BLOCK_D])
             mbarrier.wait(bars.q_full.index(slot * 2 + CONSUMER), (t >> 1) & 1)
-            wait_full(bars.k_full, g)
+            mbarrier.wait(bars.k_full.index(i), (g // f.STAGES) & 1)
             s_async, acc_async, token = _issue(f, q, p, acc, add, g, token, zero, CONSUMER)
             s = warpgroup_mma_wait(1, deps=(s_async,))  # [64, 128]
             if PARTIAL:
