@@ -113,7 +113,7 @@ class Records(Generic[R]):
             raise ValueError(
                 f"cannot write {self.path} ({error.strerror}); name another file with csv=PATH"
             ) from None
-        self.kind, self.rows = kind, read(self.path, kind)
+        self.rows = read(self.path, kind)
 
     def append(self, row: R) -> None:
         """Adds one row to the file."""

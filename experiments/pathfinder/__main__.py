@@ -5,13 +5,13 @@ python -m experiments.pathfinder 'size=[32,64,128,256]' statistics=true pictures
 python -m experiments.pathfinder 'size=[32,128]' 'contour=[6,14]' shortcuts=true examples=10000
 """
 
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import hydra
 from omegaconf import DictConfig, ListConfig
 
+from experiments.common.program import program
 from experiments.pathfinder import shortcuts
 from experiments.pathfinder.generate import check_seed, make
 from experiments.pathfinder.official import write
@@ -67,12 +67,9 @@ def _list(value: int | ListConfig) -> list[int]:
     return list(value) if isinstance(value, ListConfig) else [value]
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="pathfinder")
-def entry(config: DictConfig) -> None:
-    try:
-        main(config)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+@program("pathfinder", module="experiments.pathfinder")
+def entry(options: dict[str, Any], command: str) -> None:
+    main(DictConfig(options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bad options of the benchmark programs end in one line and exit status 2, never in a trace."""
+"""Bad options of programs end in one line and exit status 2, never in a trace."""
 
 import shlex
 import sys
@@ -35,6 +35,9 @@ BAD = {
     "mask_build builders=fast": "builders='fast': choose from masks",
     "mask_build device=cuda:3": "device='cuda:3': torch finds",
     "tune workers=2": "needs a GPU",
+    "pathfinder.studies.cuts run=none": "run=none: no config.yaml there",
+    "pathfinder.studies.strokes +runs=none": "option='runs': choose from",
+    "pathfinder.studies.directions steps=x": "steps='x': give a whole number",
     "counters provider=hoper": "did you mean hopper",
     "counters heads=x": "heads='x': give a whole number",
     "counters mask=local:8": "need a CUDA device",

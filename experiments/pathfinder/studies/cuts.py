@@ -10,12 +10,13 @@ only the paddles at the marks.
 """
 
 import sys
+from typing import Any
 
-import hydra
 import numpy as np
 from omegaconf import DictConfig, ListConfig
 
 from experiments.common.checks import whole_number
+from experiments.common.program import program
 from experiments.pathfinder.generate import Images, redraw
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies.trained import trained
@@ -78,13 +79,10 @@ def on_curve(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarra
     return found
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="cuts")
-def main(config: DictConfig) -> None:
-    try:
-        none, rows = answers(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+@program("cuts", module="experiments.pathfinder.studies.cuts")
+def main(options: dict[str, Any], command: str) -> None:
+    config = DictConfig(options)
+    none, rows = answers(config)
     print("| paddles left out | in the middle | at the marks |", "|---:|---:|---:|", sep="\n")
     for n, *shares in rows:
         print("|".join(["", f" {n} ", *(f" {100 * share:.1f} " for share in shares), ""]))

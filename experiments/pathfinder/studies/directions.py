@@ -9,8 +9,8 @@ in eight classes. A model needs this before it can follow a contour. It takes a 
 """
 
 import sys
+from typing import Any
 
-import hydra
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.common.checks import whole_number
+from experiments.common.program import program
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.pathfinder.generate import check_seed, headings, make
 from experiments.pathfinder.parameters import Spec, spec
@@ -103,13 +104,10 @@ def accuracy(model: Classifier, x: Tensor, y: Tensor) -> float:
     return right.float().mean().item()
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="directions")
-def main(config: DictConfig) -> None:
-    try:
-        loss, own, other = learn(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+@program("directions", module="experiments.pathfinder.studies.directions")
+def main(options: dict[str, Any], command: str) -> None:
+    config = DictConfig(options)
+    loss, own, other = learn(config)
     model = ", ".join(
         f"{name} {config.model[name]}" for name in ("embedding", "positions", "rotary")
     )

@@ -9,13 +9,14 @@ some of them only, and so shows which of them the model depends on.
 
 import sys
 from dataclasses import replace
+from typing import Any
 
-import hydra
 from omegaconf import DictConfig, ListConfig
 from torch import from_numpy
 from torch.nn.functional import cross_entropy
 
 from experiments.common.checks import whole_number
+from experiments.common.program import program
 from experiments.pathfinder.parameters import STROKES
 from experiments.pathfinder.studies.trained import trained
 
@@ -50,13 +51,10 @@ def answers(config: DictConfig) -> list[tuple[float, float, float]]:
     return rows
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="strokes")
-def main(config: DictConfig) -> None:
-    try:
-        rows = answers(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+@program("strokes", module="experiments.pathfinder.studies.strokes")
+def main(options: dict[str, Any], command: str) -> None:
+    config = DictConfig(options)
+    rows = answers(config)
     parts = "strokes" if config.parts is None else " and ".join(config.parts)
     print(f"| {parts} of | accuracy (%) | loss |", "|---:|---:|---:|", sep="\n")
     for strokes, accuracy, loss in rows:
