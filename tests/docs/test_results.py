@@ -25,8 +25,7 @@ KINDS = {columns(kind): kind for kind in kinds()}
 def files() -> list[Path]:
     """The CSV files that hold measurements; tables that are derived from them name no source."""
     found = sorted(RESULTS.rglob("*.csv"))
-    found = [path for path in found if {"source", "commit"} <= set(head(path))]
-    return [path for path in found if head(path) in KINDS or "lra" not in path.parts]
+    return [path for path in found if {"source", "commit"} <= set(head(path))]
 
 
 def head(path: Path) -> tuple[str, ...]:
@@ -46,7 +45,7 @@ def history():
 
 
 def test_there_are_measurements():
-    assert len(files()) >= 6 and set(map(head, files())) <= set(KINDS)
+    assert len(files()) >= 8 and set(map(head, files())) <= set(KINDS)
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(RESULTS).as_posix())
