@@ -8,7 +8,10 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = {
-    page: found for page in sorted(DOCS.rglob("*.md")) if (found := BLOCK.findall(page.read_text()))
+    page: found
+    for page in sorted(DOCS.rglob("*.md"))
+    # test_guide_own_model.py runs that page as a file, without the interpreter of Triton
+    if (found := BLOCK.findall(page.read_text())) and page.stem != "own_model"
 }
 
 
