@@ -11,7 +11,7 @@ from experiments.lra.models.attention.base import budget
 from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.models.attention.reformer import Reformer
 from experiments.lra.models.attention.smyrf import Smyrf
-from tests.experiments.lra.attention_oracles import B, D, H, N, oracle, softmax_oracle
+from tests.experiments.lra.models.attention.oracles import B, D, H, N, oracle, softmax_oracle
 
 OPTIONS = {  # the interpreter of Triton would be slow
     "flash": {"backend": "cpu"},
