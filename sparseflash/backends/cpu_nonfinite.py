@@ -5,6 +5,7 @@ and zero times NaN or infinity is NaN. Where a result is not finite, it is compu
 the tokens that are not, and only rows and keys that see such a token keep the first result.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,9 @@ RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, Tensor, Ten
 
 def all_finite(*tensors: Tensor) -> bool:
     """Whether nothing is NaN or infinite; False as well where a sum overflows."""
-    return all(t.sum(dtype=torch.float64).isfinite().item() for t in tensors)
+    halves = (torch.bfloat16, torch.float16)
+    sums = (t.sum(dtype=torch.float32 if t.dtype in halves else None) for t in tensors)
+    return all(math.isfinite(s.item()) for s in sums)
 
 
 def contain_forward(
