@@ -11,6 +11,7 @@ from experiments.lra.training import checkpoint
 from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import settings, train
+from tests.experiments.lra.training.commands import assert_processes_train_as_one
 
 pytestmark = [
     pytest.mark.gpu,
@@ -205,3 +206,19 @@ def test_a_batch_too_large_says_what_to_do(tmp_path):
             train(tmp_path, "listops", "standard", **options, **EAGER)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("attention", ["linear", "sparse"])
+@pytest.mark.parametrize("compile", [False, True], ids=["graph", "compile+graph"])
+def test_all_gpus_train_as_one(tmp_path, attention, compile):
+    assert_processes_train_as_one(
+        tmp_path,
+        torch.cuda.device_count(),
+        "listops",
+        attention,
+        batch=16,
+        precision="fp32",
+        compile=str(compile).lower(),
+        graph="true",
+    )

@@ -88,6 +88,8 @@ def decode(lists: TileLists, batch: int, heads: int) -> np.ndarray:
                 first = block * piece
                 inside = max(0, min(piece, lists.n_minor - first))
                 cells = allowed[:, g * piece : (g + 1) * piece]
+                if gather > 1 and not cells.any():  # missing: a kernel must load nothing for it
+                    assert block == n_blocks
                 # rows beyond the end are clipped, columns must not count
                 own = lists.n_major - tile * major
                 assert not cells[:own, inside:].any()

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import Evaluator, MaskedPixels, classify
 from experiments.lra.training.journal import Journal
 from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
+from experiments.lra.training.step import AHEAD, Trainer
 
 CPU = torch.device("cpu")
 
@@ -74,6 +76,31 @@ def test_flat_adamw_is_adamw_with_clipping():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         assert ours.data_ptr() % 16 == 0
         assert ours.untyped_storage().data_ptr() == flat.values.untyped_storage().data_ptr()
+
+
+def test_every_step_has_its_own_rate_and_examples():
+    """Beyond the examples that are copied to the device at a time, too."""
+    steps, n = AHEAD + 3, 5
+    settings = SimpleNamespace(
+        clip=None, seed=0, precision="fp32", batch=2, micro_batch=None, betas=(0.9, 0.99),
+        eps=1e-8, weight_decay=0.0, schedule="cosine", lr=0.1, warmup=4, steps=steps,
+    )  # fmt: skip
+    labels = np.arange(n)
+    data = DeviceSplit(Split(np.zeros((n, 3), np.uint8), labels, None), CPU)
+    seen = []
+
+    def objective(model, batch, weights):
+        seen.append(batch[2].tolist())
+        loss = model(torch.ones(2, 1)).sum()
+        return loss, torch.zeros(()), torch.tensor(2.0)
+
+    trainer = Trainer(nn.Linear(1, 1), data, objective, settings, Group(0, 1, CPU))  # pyright: ignore
+    used = []
+    for _ in range(steps):
+        trainer.advance()
+        used.append(trainer.rate.item())
+    assert used == rates("cosine", 4, steps, 0.1)
+    assert seen == Order(n, 2, seed=0).rows(0, steps).tolist()
 
 
 def test_parameters_that_a_loss_does_not_use_keep_still():
