@@ -48,5 +48,5 @@ def test_command(tmp_path, capsys):
 def test_the_command_line_reports_errors_without_a_traceback():
     command = [sys.executable, "-m", "experiments.pathfinder", "size=33", "statistics=true"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: Pathfinder of size 33") and "Traceback" not in done.stderr
