@@ -15,7 +15,7 @@ from masks.types import BlockMask
 
 TILES_AT_ONCE = 512  # unpacked: bounds the memory
 FARTHEST = 1 << 40  # stands for "none" where a distance is sought; beyond any number of tokens
-MOST_INTERVALS = 1 << 24  # of keys that a query sees, over all queries
+MOST_INTERVALS = 1 << 25  # of keys that a query sees, over all queries; whole blocks have fewer
 
 
 class TileFacts(NamedTuple):
