@@ -71,7 +71,9 @@ def check_tensors(q: Any, k: Any, v: Any) -> None:
                 " bring them to one dtype and device"
             )
     if q.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"q, k and v are on {q.device}; move them to cpu or cuda")
+        raise ValueError(
+            f"q, k and v are on {q.device}; no backend runs there, move them to cpu or cuda"
+        )
     if not q.dtype.is_floating_point or q.dtype.itemsize < 2:
         raise ValueError(
             f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"

@@ -1,4 +1,4 @@
-"""What the backends ask of an NVIDIA GPU."""
+"""What the backends ask of a GPU."""
 
 from functools import cache
 
@@ -7,15 +7,18 @@ import torch
 
 @cache
 def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a device; None where it is not an NVIDIA GPU."""
+    """The compute capability of a device; None where it is not an NVIDIA GPU.
+
+    ROCm reports numbers of the same form for AMD's GPUs, so they are not asked for there.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     return torch.cuda.get_device_capability(device)
 
 
 def told(capability: tuple[int, int] | None) -> str:
-    """The end of a sentence that says which capability was asked for."""
-    return "this is none" if capability is None else f"this one has {capability}"
+    """The end of a sentence that says which compute capability was asked for."""
+    return "this is an AMD GPU" if capability is None else "this one has {}.{}".format(*capability)
 
 
 @cache

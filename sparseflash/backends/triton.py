@@ -43,7 +43,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         capability = nvidia_capability(problem.device)
         if capability is not None and capability >= (8, 0):
             return None
-        return f"it needs an NVIDIA GPU of compute capability 8.0, {told(capability)}"
+        return f"it needs an NVIDIA GPU of compute capability 8.0; {told(capability)}"
     if not interpreted():
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
     if problem.dtype == torch.bfloat16:

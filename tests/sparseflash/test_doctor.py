@@ -1,0 +1,75 @@
+"""python -m sparseflash.doctor: the report of this machine, and its test."""
+
+import pytest
+import torch
+
+from sparseflash import doctor, self_test
+
+
+@pytest.fixture(autouse=True)
+def without_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def test_reports_versions_folders_and_backends_and_passes(capsys):
+    assert doctor.main([]) == 0
+    report = capsys.readouterr().out
+    for part in (
+        f"torch {torch.__version__}, triton ", "cache of Triton: ", "cache of torch.compile: ",
+        "cpu: ", "forward: cpu", "backward: cpu", "  hopper: its kernels run on CUDA tensors",
+    ):  # fmt: skip
+        assert part in report
+    tested = [line.split()[:2] for line in report.splitlines() if "limit 1e-04" in line]
+    assert tested.count(["ok", "cpu,"]) == tested.count(["ok", "reference,"]) == 3
+    assert report.endswith("the test passed\n")
+
+
+@pytest.mark.parametrize("part", range(4), ids=["out", "dq", "dk", "dv"])
+def test_a_wrong_result_fails(part, monkeypatch, capsys):
+    def wrong(q, k, v, mask, backend):
+        tensors = [q, k, v]
+        if part:
+            tensors[part - 1] = Skewed.apply(tensors[part - 1])
+        out = right(*tensors, mask, backend=backend)
+        return out if part else out + 0.01 * out.detach().roll(1)
+
+    right = self_test.attention
+    monkeypatch.setattr(self_test, "attention", wrong)
+    assert doctor.main(["--device", "cpu"]) == 1
+    report = capsys.readouterr().out
+    assert report.count("FAILED cpu, ") == 3 and "please report" in report
+
+
+class Skewed(torch.autograd.Function):
+    """The identity with a gradient that is one percent too large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[override]
+        return 1.01 * gradient
+
+
+def test_an_exception_is_part_of_the_report(monkeypatch, capsys):
+    def broken(*args, **options):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(self_test, "attention", broken)
+    assert doctor.main([]) == 1
+    assert "FAILED reference, dense: RuntimeError: no such instruction" in capsys.readouterr().out
+
+
+def test_a_device_without_a_backend_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("mps", 0)])
+    assert doctor.main([]) == 0
+    report = capsys.readouterr().out
+    assert "no backend runs on mps; move the tensors to the CPU" in report
+    assert report.endswith("nothing was tested\n")
+
+
+def test_an_unknown_device_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        doctor.main(["--device", "cuda:77"])
+    assert "invalid choice: 'cuda:77'" in capsys.readouterr().err
