@@ -1,4 +1,5 @@
 # make test | speed | lint       set up once (in .venv, or in the environment VENV names), then do it
+# make wheel                     the wheel and the source distribution in dist, always the same bytes
 #   PYTHON=python3.12            the interpreter that .venv is made with
 #   VENV=/path/to/venv           use (or make) this environment
 #   TORCH=torch==2.11.0          another version of torch
@@ -15,7 +16,7 @@ RUN   := $(VENV)/bin/python
 READY := $(VENV)/.sparseflash-ready
 PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 
-.PHONY: speed test lint install clean
+.PHONY: speed test lint wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -31,14 +32,25 @@ lint: $(READY)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
 
+wheel: $(READY)
+	$(RUN) -m hatchling build
+
 install: $(READY)
+
+# The interpreter of Triton 3.6, which torch 2.11 brings, fails with NumPy 2.4.
+define CONSTRAINTS
+from importlib.metadata import distributions, version
+print("torch==" + version("torch"))
+if any(d.name == "triton" and d.version.startswith("3.6.") for d in distributions()):
+    print("numpy<2.4")
+endef
+export CONSTRAINTS
 
 # torch comes first and is then held still, so that nothing below can exchange it (or its build) for another.
 $(READY): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install "$(TORCH)"
-	$(RUN) -c "from importlib.metadata import version; print('torch==' + version('torch'))" \
-	  > $(VENV)/constraints.txt
+	$(RUN) -c "$$CONSTRAINTS" > $(VENV)/constraints.txt
 	$(PIP) install -c $(VENV)/constraints.txt -e '.[experiments,dev]'
 	touch $@
 
