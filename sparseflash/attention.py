@@ -1,6 +1,6 @@
 """The public functions: check the arguments, find the plan of the call, run it."""
 
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -29,6 +29,18 @@ BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
+    scale: float | None = None, return_lse: Literal[False] = False, dropout_p: float = 0.0,
+    seed: int | Tensor | None = None, deterministic: bool = False, backend: str = "auto",
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
+    scale: float | None = None, return_lse: Literal[True], dropout_p: float = 0.0,
+    seed: int | Tensor | None = None, deterministic: bool = False, backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     q: Tensor,
     k: Tensor,

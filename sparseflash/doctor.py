@@ -83,9 +83,9 @@ def _version(package: str) -> str:
 def _folders() -> Iterator[tuple[str, Path]]:
     """Where compiled kernels are kept."""
     try:
-        import triton
+        from triton import knobs
 
-        yield "Triton", Path(triton.knobs.cache.dir)
+        yield "Triton", Path(knobs.cache.dir)
     except ImportError:
         pass
     from torch._inductor.runtime.cache_dir_utils import cache_dir
