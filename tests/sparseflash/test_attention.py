@@ -8,91 +8,70 @@ import masks
 import sparseflash
 from sparseflash import schedule
 from sparseflash.dropout import keep_mask
-from sparseflash.testing import assert_close, oracle, relative_error
-from tests.op_cases import BACKENDS, MASK, assert_same, run, small
+from sparseflash.testing import assert_close, relative_error
+from tests.op_cases import BACKENDS, MASK, assert_same, exact, run, small, token_major
 
-# ---- v with a head dim of its own
+ARRAY = MASK.build(40).to_dense()[0, 0]
+FORMS = {
+    "Mask": MASK,
+    "BlockMask": MASK.build(40),
+    "blocks of 16": MASK.build(40, block_size=16),
+    "blocks of 32 x 48": MASK.build(40, block_size=(32, 48)),
+    "blocks of 256 x 16": MASK.build(40, block_size=(256, 16)),
+    "numpy array": ARRAY,
+    "torch tensor": torch.from_numpy(ARRAY),
+    "tensor with batch and heads": torch.from_numpy(ARRAY).expand(2, 2, 40, 40),
+    "strided array": np.asfortranarray(ARRAY),
+    "mask_from": masks.mask_from(ARRAY),
+    "parsed text": masks.parse(str(MASK)),
+}
 
 
-@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, token_major])
 @pytest.mark.parametrize("v_head_dim", [1, 4, 20])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_head_dim_of_v_may_differ(backend, v_head_dim, token_major):
-    qkv = small(v_head_dim=v_head_dim)
-    if token_major:
-        qkv = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
-    dense = torch.from_numpy(MASK.build(40).to_dense())
+def test_head_dim_of_v_may_differ(backend, v_head_dim, layout):
+    qkv = [layout(t) for t in small(v_head_dim=v_head_dim)]
     actual = run(lambda *a: sparseflash.attention(*a, MASK, backend=backend), qkv)
     assert actual[0].shape == (2, 2, 40, v_head_dim)
-    expected = run(lambda *a: oracle(*a, dense)[0], [t.double() for t in qkv])
+    expected = run(lambda *a: exact(*a)[0], [t.double() for t in qkv])
     for name, a, e in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
         assert_close(a, e, name=name)
 
 
 def test_scale_follows_the_head_dim_of_q():
     q, k, v = small(v_head_dim=20)
-    assert torch.equal(
-        sparseflash.attention(q, k, v), sparseflash.attention(q, k, v, scale=8**-0.5)
-    )
+    scaled = sparseflash.attention(q, k, v, scale=8**-0.5)
+    assert torch.equal(sparseflash.attention(q, k, v), scaled)
 
 
-# ---- the forms of a mask
-
-
-def forms_of(mask):
-    array = mask.build(40).to_dense()[0, 0]
-    yield "Mask", mask
-    yield "BlockMask", mask.build(40)
-    yield "numpy array", array
-    yield "torch tensor", torch.from_numpy(array)
-    yield "tensor with batch and heads", torch.from_numpy(array).expand(2, 2, 40, 40)
-    yield "strided array", np.asfortranarray(array)
-    yield "mask_from", masks.mask_from(array)
-    yield "parsed text", masks.parse(str(mask))
-
-
-@pytest.mark.parametrize("form", range(8))
+@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_form_of_a_mask_gives_the_same(form, backend):
-    name, given = list(forms_of(MASK))[form]
-
+def test_every_form_of_a_mask_gives_the_same(given, backend):
     def function(q, k, v, mask):
         return sparseflash.attention(q, k, v, mask, backend=backend)
 
-    error = [
-        relative_error(a, e)
-        for a, e in zip(run(function, small(), given), run(function, small(), MASK), strict=True)
-    ]
-    assert max(error) < 1e-6, name
-
-
-def test_block_size_of_a_block_mask_does_not_change_the_result():
-    for size in (16, (32, 48), (256, 16)):
-        expected = run(sparseflash.attention, small(), MASK)
-        assert_same(run(sparseflash.attention, small(), MASK.build(40, block_size=size)), expected)
+    assert_same(run(function, small(), given), run(function, small(), MASK))
 
 
 def test_mask_per_head_and_per_batch_reaches_its_slice():
     array = np.random.default_rng(0).random((2, 2, 40, 40)) < 0.5
     q, k, v = small()
     whole = sparseflash.attention(q, k, v, array)
-    for b in range(2):
-        for h in range(2):
-            one = (q[b : b + 1, h : h + 1], k[b : b + 1], v[b : b + 1])
-            alone = sparseflash.attention(*one, array[b, h])
-            assert relative_error(whole[b, h], alone[0, 0]) < 1e-6
+    for b, h in np.ndindex(2, 2):
+        one = (q[b : b + 1, h : h + 1], k[b : b + 1], v[b : b + 1])
+        assert relative_error(whole[b, h], sparseflash.attention(*one, array[b, h])[0, 0]) < 1e-6
 
 
-@pytest.mark.parametrize("form", range(8))
-def test_second_call_does_not_rebuild_the_schedule(form, monkeypatch):
+@pytest.mark.parametrize("mask", FORMS.values(), ids=FORMS)
+def test_second_call_does_not_rebuild_the_schedule(mask, monkeypatch):
     built = []
     to_device = schedule.to_device
     monkeypatch.setattr(schedule, "to_device", lambda *a: built.append(1) or to_device(*a))
-    _, mask = list(forms_of(MASK))[form]
     for _ in range(2):
-        sparseflash.attention(*small(), mask)
+        sparseflash.attention(*small(), mask, backend="cpu")
     assert len(built) == 1
-    sparseflash.attention(*small(33), MASK)
+    sparseflash.attention(*small(33), MASK, backend="cpu")
     assert len(built) == 2
 
 
@@ -113,38 +92,31 @@ def test_dropout_keeps_the_share_that_it_should(backend):
     assert torch.equal(kept, keep_mask(torch.tensor([11]), batch, heads, n_q, n_k, p))
 
 
-def test_dropout_is_the_same_on_every_backend():
-    results = [
-        run(
-            lambda *a, b=backend: sparseflash.attention(
-                *a, MASK, dropout_p=0.4, seed=2**40 + 7, backend=b
-            ),
-            small(),
-        )
-        for backend in BACKENDS
-    ]
-    for result in results[1:]:
-        assert_same(result, results[0], 1e-5)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_dropout_is_the_same_on_every_backend(backend):
+    def function(q, k, v, backend):
+        options = {"dropout_p": 0.4, "seed": 2**40 + 7, "backend": backend}
+        return sparseflash.attention(q, k, v, MASK, **options)
+
+    assert_same(run(function, small(), backend), run(function, small(), BACKENDS[0]), 1e-5)
+
+
+def dropped(seed=None):
+    return sparseflash.attention(*small(), dropout_p=0.5, seed=seed)
 
 
 def test_seed_may_be_int_or_tensor():
-    def out(seed):
-        return sparseflash.attention(*small(), dropout_p=0.5, seed=seed)
-
     for seed in (torch.tensor(9), torch.tensor([9]), torch.tensor([[9]])):
-        assert torch.equal(out(9), out(seed))
-    assert not torch.equal(out(9), out(10))
-    assert not torch.equal(out(9), out(9 + 2**40))
+        assert torch.equal(dropped(9), dropped(seed))
+    assert not torch.equal(dropped(9), dropped(10))
+    assert not torch.equal(dropped(9), dropped(9 + 2**40))
 
 
 def test_seed_none_is_drawn_from_the_generator_of_torch():
-    def out():
-        return sparseflash.attention(*small(), dropout_p=0.5)
-
     torch.manual_seed(4)
-    first, second = out(), out()
+    first, second = dropped(), dropped()
     torch.manual_seed(4)
-    assert torch.equal(first, out()) and torch.equal(second, out())
+    assert torch.equal(first, dropped()) and torch.equal(second, dropped())
     assert not torch.equal(first, second)
 
 

@@ -1,9 +1,6 @@
 """Bad inputs: a ValueError that holds the offending value and says what to do instead."""
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,10 +8,12 @@ import torch
 
 import masks
 import sparseflash
+from sparseflash.backends.registry import NAMES
 from sparseflash.testing import make_qkv
+from tests.op_cases import MASK, plans
 
-BATCH, HEADS, KV_HEADS, LENGTH, DIM = 2, 4, 2, 40, 8
-Q, K, V = make_qkv(BATCH, HEADS, LENGTH, LENGTH, DIM, kv_heads=KV_HEADS)
+Q, K, V = make_qkv(2, 4, 40, 40, 8, kv_heads=2)
+GOOD = {"q": Q, "k": K, "v": V, "mask": MASK, "backend": "cpu"}
 NAN, INF = float("nan"), float("inf")
 
 
@@ -22,12 +21,16 @@ def like(function):
     return {"q": function(Q), "k": function(K), "v": function(V)}
 
 
-def ones(*shape, dtype=torch.bool, **options):
-    return torch.ones(shape, dtype=dtype, **options)
+def ones(*shape, dtype=torch.bool):
+    return torch.ones(shape, dtype=dtype)
 
 
-def zeros_of_length(n):
-    return dict.fromkeys("qkv", torch.zeros(1, 1, 1, 8).expand(1, 1, n, 8))
+def seed(value):
+    return {"dropout_p": 0.1, "seed": value}
+
+
+def long(n):
+    return dict.fromkeys("qkv", torch.zeros(1, 1, 1, 8).expand(1, 1, n, 8)) | {"mask": None}
 
 
 SHAPE = "it must be (batch, heads, length, head dim)"
@@ -69,6 +72,7 @@ CASES = {
     "1 head over 2": ({"q": Q[:, :1]}, "q has 1 heads, k and v 2", "must be a multiple"),
     "v shorter than k": ({"v": V[:, :, :39]}, "(2, 2, 40, 8), v (2, 2, 39, 8)", "must be equal"),
     "v of other heads": ({"v": V[:, :1]}, "(2, 2, 40, 8), v (2, 1, 40, 8)", "must be equal"),
+    "q a number": ({"q": torch.tensor(1.0)}, "q has shape ()", SHAPE),
     "q an array": ({"q": Q.numpy()}, "q is a ndarray", "pass a torch tensor"),
     "k None": ({"k": None}, "k is a NoneType", "pass a torch tensor"),
     "v a list": ({"v": [1.0]}, "v is a list", "pass a torch tensor"),
@@ -84,11 +88,7 @@ CASES = {
         "scale is a tensor that requires a gradient",
         "multiply q by it and pass scale=1.0",
     ),
-    "deterministic a text": (
-        {"deterministic": "no"},
-        "is 'no'",
-        "pass True or False",
-    ),
+    "deterministic a text": ({"deterministic": "no"}, "is 'no'", "pass True or False"),
     "deterministic 1": ({"deterministic": 1}, "deterministic is 1", "pass True or False"),
     "deterministic None": ({"deterministic": None}, "deterministic is None", "pass True or False"),
     "return_lse a text": ({"return_lse": "yes"}, "return_lse is 'yes'", "pass True or False"),
@@ -100,36 +100,21 @@ CASES = {
     "dropout 1.5": ({"dropout_p": 1.5}, "dropout_p is 1.5", PROBABILITY),
     "dropout negative": ({"dropout_p": -0.1}, "dropout_p is -0.1", PROBABILITY),
     "dropout nan": ({"dropout_p": NAN}, "dropout_p is nan", PROBABILITY),
-    "seed negative": ({"dropout_p": 0.1, "seed": -1}, "seed is -1", SEED),
-    "seed too large": ({"dropout_p": 0.1, "seed": 2**63}, f"seed is {2**63}", SEED),
-    "seed a float": ({"dropout_p": 0.1, "seed": 1.5}, "seed is 1.5", SEED),
-    "seed a string": ({"dropout_p": 0.1, "seed": "7"}, "seed is '7'", SEED),
-    "seed True": ({"dropout_p": 0.1, "seed": True}, "seed is True", SEED),
-    "seed of 2 elements": (
-        {"dropout_p": 0.1, "seed": torch.tensor([1, 2])},
-        "shape (2,)",
-        SEED_TENSOR,
-    ),
-    "seed of float32": ({"dropout_p": 0.1, "seed": torch.tensor(1.0)}, "float32", SEED_TENSOR),
-    "seed of int32": (
-        {"dropout_p": 0.1, "seed": torch.tensor(1, dtype=torch.int32)},
-        "int32",
-        SEED_TENSOR,
-    ),
-    "seed elsewhere": (
-        {"dropout_p": 0.1, "seed": torch.tensor(1, device="meta")},
-        "on meta",
-        SEED_TENSOR,
-    ),
+    "seed negative": (seed(-1), "seed is -1", SEED),
+    "seed too large": (seed(2**63), f"seed is {2**63}", SEED),
+    "seed a float": (seed(1.5), "seed is 1.5", SEED),
+    "seed a string": (seed("7"), "seed is '7'", SEED),
+    "seed True": (seed(True), "seed is True", SEED),
+    "seed of 2 elements": (seed(torch.tensor([1, 2])), "shape (2,)", SEED_TENSOR),
+    "seed of float32": (seed(torch.tensor(1.0)), "float32", SEED_TENSOR),
+    "seed of int32": (seed(torch.tensor(1, dtype=torch.int32)), "int32", SEED_TENSOR),
+    "seed elsewhere": (seed(torch.tensor(1, device="meta")), "on meta", SEED_TENSOR),
+    "hopper on the CPU": ({"backend": "hopper"}, "its kernels run on CUDA tensors", "cpu"),
     "backend unknown": ({"backend": "cuda"}, "'cuda'", "auto, hopper, triton, cpu, reference"),
     "backend None": ({"backend": None}, "None", "auto, hopper, triton, cpu, reference"),
-    "triton in float64": (
-        like(torch.Tensor.double) | {"backend": "triton"},
-        "torch.float64",
-        "",
-    ),
+    "triton in float64": (like(torch.Tensor.double) | {"backend": "triton"}, "torch.float64", ""),
     "reference at length 65536": (
-        zeros_of_length(2**16) | {"backend": "reference"},
+        long(2**16) | {"backend": "reference"},
         f"all {2**32} scores",
         "take a backend that goes block by block",
     ),
@@ -154,7 +139,7 @@ CASES = {
         "batch 3",
         EXTENT_OF_MASK,
     ),
-    "mask a string": ({"mask": "causal()"}, "mask is a str", f"{KINDS} (masks.parse"),
+    "mask a string": ({"mask": MASK.key}, "mask is a str", f"{KINDS} (masks.parse"),
     "mask a list": ({"mask": [[True]]}, "mask is a list", KINDS),
     "mask True": ({"mask": True}, "mask is a bool", KINDS),
     "mask a function": ({"mask": masks.causal}, "mask is a function", KINDS),
@@ -168,70 +153,24 @@ CASES = {
 }
 
 
-def both(value, remedy):
-    return f"(?s){re.escape(value)}.*{re.escape(remedy)}"
-
-
-@pytest.mark.parametrize("function", [sparseflash.attention, sparseflash.explain])
 @pytest.mark.parametrize("changes, value, remedy", CASES.values(), ids=CASES)
-def test_bad_input_is_refused_with_value_and_remedy(changes, value, remedy, function):
-    arguments = {"q": Q, "k": K, "v": V} | changes
-    if function is sparseflash.explain and changes.get("backend") in ("triton", "reference"):
-        assert value in function(**arguments)  # why a known backend cannot run is its answer
-        return
-    with pytest.raises(ValueError, match=both(value, remedy)):
-        function(**arguments)
-
-
-BLOCK_SIZES = [
-    (20, "20", "multiples of 16 between 16 and 256"),
-    (8, "8", "multiples of 16 between 16 and 256"),
-    (512, "512", "multiples of 16 between 16 and 256"),
-    ((16, 20), "20", "multiples of 16 between 16 and 256"),
-    (0, "0", "give an integer"),
-    (-16, "-16", "give an integer"),
-    (True, "True", "give an integer"),
-    (16.0, "16.0", "give an integer"),
-    ("16", "'16'", "give an integer"),
-    ((16,), "(16,)", "give one size or (block_q, block_k)"),
-    ((16, 16, 16), "(16, 16, 16)", "give one size or (block_q, block_k)"),
-]
-
-
-@pytest.mark.parametrize("size, value, remedy", BLOCK_SIZES, ids=lambda x: repr(x))
-def test_bad_block_size_is_refused_with_value_and_remedy(size, value, remedy):
-    with pytest.raises(ValueError, match=both(f"is {value}", remedy)):
-        masks.causal().build(40, block_size=size)
+def test_bad_input_is_refused_with_value_and_remedy(changes, value, remedy):
+    """Also after a good call, whose plan must not serve it."""
+    before, bad = sparseflash.attention(**GOOD), GOOD | changes
+    message = f"{re.escape(value)}.*{re.escape(remedy)}"
+    if changes.get("backend") in NAMES:  # `explain` answers why a known backend cannot run
+        message = f"{changes['backend']}' cannot run this call: .*{message}"
+        assert value in sparseflash.explain(**bad)
+    else:
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            sparseflash.explain(**bad)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        sparseflash.attention(**bad)
+    assert torch.equal(before, sparseflash.attention(**GOOD))
+    assert len(plans()) == 1 + ("seed" in changes)  # looked at when the call runs
 
 
 def test_unknown_option_is_refused():
     for function in (sparseflash.attention, sparseflash.explain):
         with pytest.raises(TypeError, match="casual"):
             function(Q, K, V, casual=True)
-
-
-def test_triton_refuses_cpu_tensors_without_its_interpreter():
-    code = """
-import torch, sparseflash
-q = torch.ones(1, 1, 16, 16)
-try:
-    sparseflash.attention(q, q, q, backend="triton")
-except ValueError as error:
-    print(error)
-"""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True
-    )
-    assert re.search(both("'triton' cannot run this call", "CUDA tensors"), done.stdout)
-    assert "TRITON_INTERPRET=1" in done.stdout and "not on cpu" in done.stdout
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_refused_call_leaves_the_library_usable(backend):
-    before = sparseflash.attention(Q, K, V, masks.causal(), backend=backend)
-    for mask in (masks.causal().build(41), np.ones((3, 40, 40), bool), "causal()"):
-        with pytest.raises(ValueError):
-            sparseflash.attention(Q, K, V, mask, backend=backend)
-    after = sparseflash.attention(Q, K, V, masks.causal(), backend=backend)
-    assert torch.equal(before, after)

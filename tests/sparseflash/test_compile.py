@@ -1,7 +1,6 @@
 """`attention` under torch.compile."""
 
 import shutil
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,37 +10,46 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.testing import make_qkv
-from tests.op_cases import MASK, assert_same, run, small
+from sparseflash.backends import cpu
+from tests.op_cases import FORMS, MASK, assert_same, run, small, without_backward
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+attention = sparseflash.attention
+none_or_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
+NO_COMPILER = not (shutil.which("g++") or shutil.which("clang++"))
 COMPILERS = [
     "aot_eager",
-    pytest.param(
-        "inductor",
-        marks=pytest.mark.skipif(
-            not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
-        ),
-    ),
+    pytest.param("inductor", marks=pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")),
 ]
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize(
-    "mask",
-    [
-        pytest.param(None, id="None"),
-        pytest.param(MASK, id="Mask"),
-        pytest.param(masks.random_blocks(0.5, block=16, per_head=True), id="Mask per head"),
-        pytest.param(MASK.build(40, block_size=32), id="BlockMask"),
-        pytest.param(masks.mask_from(np.arange(1600).reshape(40, 40) % 7 < 3), id="array"),
-    ],
-)
-def test_compiled_attention_equals_eager(mask, compiler, fresh_dynamo):
-    def function(q, k, v, mask):
-        return sparseflash.attention(q * 2, k, v, mask) + 1
+def compiled(function, compiler="aot_eager", **options):
+    return torch.compile(function, fullgraph=True, backend=compiler, **options)
 
-    compiled = torch.compile(function, fullgraph=True, backend=compiler)
-    assert_same(run(compiled, small(), mask), run(function, small(), mask))
+
+def graphs_of(function, calls, compiler="aot_eager", **options) -> int:
+    """How many graphs serve the calls (qkv, ...), whose results are those of eager calls."""
+    counter = CompileCounterWithBackend(compiler)
+    call = compiled(function, counter, **options)
+    for qkv, *rest in calls:
+        assert_same(run(call, qkv, *rest), run(function, qkv, *rest))
+    return counter.frame_count
+
+
+GIVEN = FORMS | {
+    "Mask per head": masks.random_blocks(0.5, block=16, per_head=True),
+    "blocks of 32": MASK.build(40, block_size=32),
+    "array": masks.mask_from(np.arange(1600).reshape(40, 40) % 7 < 3),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("mask", GIVEN.values(), ids=GIVEN)
+def test_masks_of_every_form(mask, compiler):
+    def function(q, k, v, mask):
+        return attention(q * 2, k, v, mask) + 1
+
+    graphs_of(function, [(small(), mask)], compiler)
 
 
 BUILT_INSIDE = {
@@ -55,147 +63,108 @@ BUILT_INSIDE = {
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "equal to a living mask"])
 @pytest.mark.parametrize("build", BUILT_INSIDE.values(), ids=BUILT_INSIDE)
-def test_mask_built_inside_a_compiled_function_equals_eager(build, known, fresh_dynamo):
+def test_masks_built_inside(build, known):
     def function(q, k, v):
-        return sparseflash.attention(q, k, v, build())
+        return attention(q, k, v, build())
 
     living = build() if known else None
-    actual = run(torch.compile(function, fullgraph=True, backend="aot_eager"), small())
-    assert_same(actual, run(function, small()))
+    graphs_of(function, [(small(),)])
     del living
 
 
-def test_compiled_attention_takes_the_plan_of_every_call(fresh_dynamo):
-    """One graph, whose lists are inputs."""
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend=counter)
+def test_a_plan_for_every_call_takes_one_graph():
+    """The lists are its inputs."""
     selector = select.top_k(2, block_size=16)
+    calls = []
     for seed in range(3):
-        qkv = make_qkv(2, 2, 40, 40, 8, seed=seed, requires_grad=True)
-        picked = selector(*qkv[:2])
-        plan = sparseflash.plan(picked, *qkv)
-        assert_same(run(compiled, qkv, plan), run(sparseflash.attention, qkv, picked))
-    assert counter.frame_count == 1
+        qkv = small(seed=seed)
+        calls.append((qkv, sparseflash.plan(selector(*qkv[:2]), *qkv)))
+    assert graphs_of(attention, calls) == 1
 
 
-def test_compiled_attention_follows_changes_of_mask(fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    for mask in (masks.causal(), masks.local(4), None, masks.causal(), masks.local(5)):
-        assert_same(run(compiled, small(), mask), run(sparseflash.attention, small(), mask))
+def test_changes_of_mask():
+    given = (masks.causal(), masks.local(4), None, masks.causal(), masks.local(5))
+    graphs_of(attention, [(small(), mask) for mask in given])
 
 
-@pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
-def test_compiled_attention_follows_changes_of_length(mask, fresh_dynamo):
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend=counter)
+@none_or_mask
+def test_changes_of_length(mask):
     lengths = (40, 33, 64, 17, 40)
-    for length in lengths:
-        assert_same(
-            run(compiled, small(length), mask), run(sparseflash.attention, small(length), mask)
-        )
+    found = graphs_of(attention, [(small(length), mask) for length in lengths])
     # without a mask a graph serves every length; a schedule belongs to one length
-    assert counter.frame_count <= (2 if mask is None else len(set(lengths)))
+    assert found <= (2 if mask is None else len(set(lengths)))
 
 
-def test_compiled_attention_with_a_block_mask_of_another_length_fails(fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    blocks = masks.causal().build(40)
-    compiled(*small(), blocks)
-    with pytest.raises(Exception, match="the mask is for 40 queries"):
-        compiled(*small(41), blocks)
+@none_or_mask
+def test_changes_of_head_dim(mask):
+    graphs_of(attention, [(small(head_dim=dim), mask) for dim in (8, 16, 12, 32)])
+    graphs_of(attention, [(small(v_head_dim=12), mask)])
 
 
-def test_compiled_dropout_draws_what_eager_draws(fresh_dynamo):
+@none_or_mask
+def test_dynamic_shapes_take_few_graphs(mask):
+    sizes = ((40, 8), (33, 16), (64, 24), (17, 12))
+    assert graphs_of(attention, [(small(*size), mask) for size in sizes], dynamic=True) <= 2
+
+
+def test_dropout_draws_what_eager_draws():
     def function(q, k, v, seed=None):
-        return sparseflash.attention(q, k, v, MASK, dropout_p=0.4, seed=seed)
+        return attention(q, k, v, MASK, dropout_p=0.4, seed=seed)
 
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     for seed in (None, 5, torch.tensor(6)):
         results = []
-        for call in (compiled, function):
+        for call in (compiled(function), function):
             torch.manual_seed(1)
             results.append(run(call, small(), seed))
         assert_same(*results)
 
 
-def test_compiled_lse_and_its_gradient_equal_eager(fresh_dynamo):
+def test_lse_and_its_gradient():
     def function(q, k, v):
-        out, lse = sparseflash.attention(q, k, v, masks.causal(), return_lse=True)
+        out, lse = attention(q, k, v, masks.causal(), return_lse=True)
         return out * lse.unsqueeze(-1)
 
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same(run(compiled, small()), run(function, small()))
+    graphs_of(function, [(small(),)])
 
 
-def test_compiled_attention_under_autocast_equals_eager(fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
+def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = (run(call, small(), MASK) for call in (compiled, sparseflash.attention))
-    assert actual[0].dtype == torch.bfloat16
-    assert_same(actual, expected)
+        assert compiled(attention)(*small(), MASK).dtype == torch.bfloat16
+        graphs_of(attention, [(small(), MASK)])
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [np.ones((40, 40), bool), torch.ones(40, 40, dtype=torch.bool)],
-    ids=["numpy", "tensor"],
-)
-def test_array_inside_a_compiled_function_names_mask_from(mask, fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="build it outside with mask_from"):
-        compiled(*small(), mask)
-
-
-def test_compiled_attention_with_another_head_dim_of_v_equals_eager(fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    qkv = small(v_head_dim=12)
-    assert_same(run(compiled, qkv, MASK), run(sparseflash.attention, qkv, MASK))
-
-
-@pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
-def test_one_compiled_function_takes_several_head_dims(mask, fresh_dynamo):
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    for head_dim in (8, 16, 12, 32):
-        qkv = make_qkv(2, 2, 40, 40, head_dim, kv_heads=1)
-        assert_same(run(compiled, qkv, mask), run(sparseflash.attention, qkv, mask))
-
-
-@pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
-def test_dynamic_shapes_take_few_graphs(mask, fresh_dynamo):
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, dynamic=True, backend=counter)
-    for length, head_dim in ((40, 8), (33, 16), (64, 24), (17, 12)):
-        qkv = make_qkv(2, 2, length, length, head_dim, kv_heads=1)
-        assert_same(run(compiled, qkv, mask), run(sparseflash.attention, qkv, mask))
-    assert counter.frame_count <= 2
-
-
-def test_compiled_scale_is_that_of_the_call(fresh_dynamo):
+def test_scale_is_that_of_the_call():
     def function(q, k, v, scale):
-        return sparseflash.attention(q, k, v, MASK, scale=scale)
+        return attention(q, k, v, MASK, scale=scale)
 
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
-    for scale in (0.3, 0.7, 1):
-        assert_same(run(compiled, small(), scale), run(function, small(), scale))
+    graphs_of(function, [(small(), scale) for scale in (0.3, 0.7, 1)], dynamic=True)
     with pytest.raises(Exception, match="positive and finite"):
-        compiled(*small(), -1.0)
+        compiled(function, dynamic=True)(*small(), -1.0)
 
 
-def test_compiled_call_takes_the_plan_of_an_eager_one(fresh_dynamo, monkeypatch):
+REFUSED = {
+    "length": (41, MASK.build(40), "the mask is for 40 queries"),
+    "numpy": (40, np.ones((40, 40), bool), "build it outside with mask_from"),
+    "tensor": (40, torch.ones(40, 40, dtype=torch.bool), "build it outside with mask_from"),
+}
+
+
+@pytest.mark.parametrize("length, mask, message", REFUSED.values(), ids=REFUSED)
+def test_masks_that_are_refused(length, mask, message):
+    call = compiled(attention)
+    call(*small(), MASK.build(40))
+    with pytest.raises(Exception, match=message):
+        call(*small(length), mask)
+
+
+def test_the_plan_of_an_eager_call_is_taken(monkeypatch):
     """Nothing is chosen, built or prepared again."""
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    expected = run(sparseflash.attention, small(), MASK)
+    expected = run(attention, small(), MASK)
     monkeypatch.setattr("sparseflash.ops.plan_for", None)
-    assert_same(run(compiled, small(), MASK), expected)
+    assert_same(run(compiled(attention), small(), MASK), expected)
 
 
-def test_compiled_backend_that_cannot_run_is_refused_before_anything_runs(
-    fresh_dynamo, monkeypatch
-):
-    module = import_module("sparseflash.backends.cpu")
-    refuse = lambda problem, direction: "no backward" if direction == "backward" else None  # noqa: E731
-    monkeypatch.setattr(module, "unsupported", refuse)
-    monkeypatch.setattr(module, "_forward", None)  # nothing may run
-    compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="'cpu' cannot run the backward of this call"):
-        compiled(*small(), MASK, backend="cpu")
+def test_a_backend_that_cannot_run_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(cpu, "_forward", None)  # nothing may run
+    with without_backward(), pytest.raises(Exception, match="'cpu' cannot run the backward of thi"):
+        compiled(attention)(*small(), MASK, backend="cpu")

@@ -12,25 +12,20 @@ SHAPE = Shape(2, 4, 2, 384, 256, 64, 32, 2)
 
 
 def brute(shape, blocks):
-    """Pairs, live rows and loads from the dense layout, token by token."""
-    q_block, k_block = blocks.block_size
-    layout = blocks.layout() > 0
-    cells = np.repeat(np.repeat(layout, q_block, 2), k_block, 3)[:, :, : shape.n_q, : shape.n_k]
-    cells = np.broadcast_to(cells, (shape.batch, shape.heads, shape.n_q, shape.n_k))
+    """Pairs, live rows of q and k, and loads by rows and columns, token by token."""
+    dense = np.broadcast_to(
+        blocks.layout() > 0, (shape.batch, shape.heads, blocks.rows, blocks.cols)
+    )
+    cells = dense.repeat(blocks.block_size[0], 2).repeat(blocks.block_size[1], 3)
+    cells = cells[:, :, : shape.n_q, : shape.n_k]
     by_group = cells.reshape(shape.batch, shape.kv_heads, -1, shape.n_k)
 
     def loads(cells):
-        return sum(
-            int(cells[:, :, i : i + 128].any(2).sum()) for i in range(0, cells.shape[2], 128)
-        )
+        starts = range(0, cells.shape[2], 128)
+        return sum(cells[:, :, i : i + 128].any(2).sum() for i in starts)
 
-    return (
-        int(cells.sum()),
-        int(cells.any(3).sum()),
-        int(by_group.any(2).sum()),
-        loads(cells),
-        loads(cells.swapaxes(2, 3)),
-    )
+    live = cells.any(3).sum(), by_group.any(2).sum()
+    return cells.sum(), *live, loads(cells), loads(cells.swapaxes(2, 3))
 
 
 def test_dense_by_hand():
@@ -107,19 +102,26 @@ def test_the_h200_at_a_known_shape():
     assert thin.bound == "exp2"
 
 
-def test_what_does_not_fit_is_refused_with_the_remedy():
-    blocks = masks.parse("local:40").build(256)
-    with pytest.raises(ValueError, match="256 x 256 tokens, the shape 384 x 256"):
-        cost(SHAPE, blocks)
-    with pytest.raises(ValueError, match="direction 'up': choose from forward, backward"):
-        cost(SHAPE, direction="up")
-    heads = masks.BlockMask.from_dense(np.ones((1, 3, 384, 256), bool))
-    with pytest.raises(ValueError, match="3 heads, the shape 2 and 4"):
-        cost(SHAPE, heads)
-    with pytest.raises(ValueError, match=r"'My GPU'.*measure_ceilings"):
-        ceilings("My GPU")
-    with pytest.raises(ValueError, match=r"float32.*measure_ceilings"):
-        ideal(cost(SHAPE), ceilings("NVIDIA H200"), "float32")
+SHORT = masks.parse("local:40").build(256)
+THREE_HEADS = masks.BlockMask.from_dense(np.ones((1, 3, 384, 256), bool))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: cost(SHAPE, SHORT), "256 x 256 tokens, the shape 384 x 256"),
+        (lambda: cost(SHAPE, direction="up"), "direction 'up': choose from forward, backward"),
+        (lambda: cost(SHAPE, THREE_HEADS), "3 heads, the shape 2 and 4"),
+        (lambda: ceilings("My GPU"), r"'My GPU'.*measure_ceilings"),
+        (
+            lambda: ideal(cost(SHAPE), ceilings("NVIDIA H200"), "float32"),
+            "float32.*measure_ceilings",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_remedy(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_device_can_be_measured():

@@ -1,5 +1,6 @@
 """The dropout bits: those of the definition, exactly, and as good as independent coin tosses."""
 
+import itertools
 import math
 
 import pytest
@@ -33,12 +34,8 @@ def keep_by_definition(seed: int, b_h: int, q: int, k: int, dropout_p: float) ->
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
 def test_bits_of_the_definition(seed, dropout_p):
     batch, heads, n_q, n_k = 2, 3, 5, 7
-    expected = [
-        keep_by_definition(seed, b_h, q, k, dropout_p)
-        for b_h in range(batch * heads)
-        for q in range(n_q)
-        for k in range(n_k)
-    ]
+    places = itertools.product(range(batch * heads), range(n_q), range(n_k))
+    expected = [keep_by_definition(seed, *place, dropout_p) for place in places]
     actual = keep_mask(torch.tensor([seed]), batch, heads, n_q, n_k, dropout_p)
     assert actual.flatten().tolist() == expected
 
@@ -71,10 +68,13 @@ def test_rates_of_all_of_rows_and_of_columns(seed, dropout_p):
         assert abs(sums.var().item() / (n * variance) - 1) < 5 * math.sqrt(2 / sums.numel())
 
 
+def signs(seed: int, batch: int, heads: int, n: int) -> torch.Tensor:
+    """Of dropout at 0.5: (batch, heads, n, n), each +-1."""
+    return keep_mask(torch.tensor([seed]), batch, heads, n, n, 0.5).double() * 2 - 1
+
+
 def test_no_two_entries_go_together():
-    n = 256
-    x = torch.stack([keep_mask(torch.tensor([s]), 2, 4, n, n, 0.5) for s in (0, 1, 2, 2**32)])
-    x = x.double() * 2 - 1  # (seed, batch, head, q, k), each +-1
+    x = torch.stack([signs(seed, 2, 4, 256) for seed in (0, 1, 2, 2**32)])
     for dim in range(x.dim()):
         for shift in (1, 2, 3):
             product = x * x.roll(shift, dim)
@@ -91,12 +91,12 @@ def test_no_two_entries_go_together_at_any_distance(dropout_p):
     keep = keep_mask(torch.tensor([6]), 1, 3, n, n, dropout_p)[0].double()
     x = (keep - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     spectrum = torch.fft.rfft2(x)
-    for other in (0, 1):  # heads apart
-        products = spectrum * spectrum.roll(other, 0).conj()
+    for heads_apart in (0, 1):
+        products = spectrum * spectrum.roll(heads_apart, 0).conj()
         correlation = torch.fft.irfft2(products) / n  # in standard deviations
-        if other == 0:
+        if heads_apart == 0:
             correlation[:, 0, 0] = 0
-        assert correlation.abs().max() < 6.5, other  # of 3 million
+        assert correlation.abs().max() < 6.5, heads_apart  # of 3 million
 
 
 @pytest.mark.parametrize("distance", [2**i for i in range(10, 23, 2)])
@@ -105,23 +105,21 @@ def test_entries_far_apart_do_not_go_together(distance):
     n = 2048
     rows, cols = (torch.randint(2**23, (n,), generator=generator) for _ in range(2))
 
-    def signs(dq: int, dk: int) -> torch.Tensor:
+    def moved(dq: int, dk: int) -> torch.Tensor:
         x = ((rows + dq) * 0x9E3779B1) & LOW32
         y = ((cols + dk) * 0x85EBCA77 + 123456789) & LOW32
-        x, y = (x ^ (x >> 16)), (y ^ (y >> 16))
-        keys = ((t ^ 2**31) - 2**31 for t in (x, y))
-        return keep_from_keys(*(t.int() for t in keys), 0.5).double() * 2 - 1
+        keys = ((((t ^ (t >> 16)) ^ 2**31) - 2**31).int() for t in (x, y))
+        return keep_from_keys(*keys, 0.5).double() * 2 - 1
 
-    here = signs(0, 0)
+    here = moved(0, 0)
     for dq, dk in ((distance, 0), (0, distance), (distance, distance), (distance, -distance)):
-        assert abs((here * signs(dq, dk)).mean().item()) < 5 / n, (dq, dk)
+        assert abs((here * moved(dq, dk)).mean().item()) < 5 / n, (dq, dk)
 
 
 def test_no_rectangle_of_entries_goes_together():
     # A hash of row key ^ column key could make the parity of the four corners uneven.
-    x = keep_mask(torch.tensor([5]), 2, 2, 256, 256, 0.5).double() * 2 - 1
-    for shift_q in (1, 2, 16):
-        for shift_k in (1, 2, 16):
-            other = x.roll(shift_q, -2)
-            parity = x * other * (x * other).roll(shift_k, -1)
-            assert abs(parity.mean().item()) < 5 / math.sqrt(parity.numel()), (shift_q, shift_k)
+    x = signs(5, 2, 2, 256)
+    for shift_q, shift_k in itertools.product((1, 2, 16), repeat=2):
+        pairs = x * x.roll(shift_q, -2)
+        parity = pairs * pairs.roll(shift_k, -1)
+        assert abs(parity.mean().item()) < 5 / math.sqrt(parity.numel()), (shift_q, shift_k)

@@ -1,9 +1,6 @@
 """What an import brings along, what the public names say, and what `explain` answers."""
 
 import inspect
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,34 +8,20 @@ import torch
 import masks
 import sparseflash
 from sparseflash.testing import make_qkv
+from tests.processes import in_a_new_process
 
 HEAVY = ("triton", "hydra", "matplotlib", "omegaconf", "experiments")
 
 
-def in_a_new_process(code: str, **environment: str) -> str:
-    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    path = os.pathsep.join(filter(None, sys.path))  # pytest's `pythonpath` is not inherited
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=inherited | {"PYTHONPATH": path} | environment,
-        text=True,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def loaded_by(statement: str, names: tuple[str, ...]) -> str:
-    return in_a_new_process(
-        f"import sys; {statement}; print(*(n for n in {names!r} if n in sys.modules))"
-    )
+def loaded_by(statement: str, names: tuple[str, ...] = HEAVY) -> set[str]:
+    code = f"import sys; {statement}; print(*(n for n in {names!r} if n in sys.modules))"
+    return set(in_a_new_process("-c", code).split())
 
 
 def test_import_of_sparseflash_is_light():
     # torch itself may bring triton: what counts is what sparseflash adds to it
-    by_torch = set(loaded_by("import torch", HEAVY).split())
-    assert set(loaded_by("import sparseflash", HEAVY).split()) <= by_torch
-    assert not {"hydra", "matplotlib"} & set(loaded_by("import sparseflash", HEAVY).split())
+    loaded = loaded_by("import sparseflash")
+    assert loaded <= loaded_by("import torch") and not {"hydra", "matplotlib"} & loaded
 
 
 def test_call_on_the_cpu_needs_no_matplotlib_and_no_hydra():
@@ -46,17 +29,18 @@ def test_call_on_the_cpu_needs_no_matplotlib_and_no_hydra():
         "import torch, masks, sparseflash; q = torch.ones(1, 1, 16, 16);"
         " sparseflash.attention(q, q, q, masks.causal())"
     )
-    assert loaded_by(statement, ("hydra", "matplotlib", "omegaconf", "experiments")) == ""
+    assert not loaded_by(statement, HEAVY[1:])
 
 
-def test_import_of_masks_loads_numpy_only():
-    names = ("torch", "einops", "sparseflash", *HEAVY)
-    assert loaded_by("import masks", names) == ""
-    assert loaded_by("import masks; masks.parse('local:9&causal').build(100)", names) == ""
+@pytest.mark.parametrize("statement", ["import masks", "import masks; {use}"])
+def test_import_of_masks_loads_numpy_only(statement):
+    statement = statement.format(use="masks.parse('local:9&causal').build(100)")
+    assert not loaded_by(statement, ("torch", "einops", "sparseflash", *HEAVY))
 
 
 def public_names():
     for module in (sparseflash, masks):
+        yield module.__name__, module
         for name in module.__all__:
             yield f"{module.__name__}.{name}", getattr(module, name)
     for cls in (masks.Mask, masks.BlockMask):
@@ -72,22 +56,10 @@ def test_public_name_has_a_docstring(value):
     assert not text.startswith(f"{getattr(value, '__name__', '')}(")  # that of a bare dataclass
 
 
-@pytest.mark.parametrize("name", ["sparseflash", "masks"])
-def test_package_has_a_docstring(name):
-    assert inspect.getdoc(sys.modules[name])
-
-
 def test_parameters_of_attention_are_all_in_its_docstring():
     text = inspect.getdoc(sparseflash.attention) or ""
     for name in inspect.signature(sparseflash.attention).parameters:
         assert f"{name}:" in text or f"{name}, " in text, name
-
-
-EXPLAIN = """
-import torch, masks, sparseflash
-q = torch.ones(1, 1, 16, 16, dtype=torch.{dtype})
-print(sparseflash.explain(q, q, q, {mask}))
-"""
 
 
 def answers(text: str, direction: str = "forward") -> dict[str, str]:
@@ -97,20 +69,30 @@ def answers(text: str, direction: str = "forward") -> dict[str, str]:
     return dict(line.strip().split(": ", 1) for line in lines[first : first + 4])
 
 
+def explained(dtype: str, mask: str = "None", **environment: str) -> dict[str, str]:
+    code = f"""
+import torch, masks, sparseflash
+q = torch.ones(1, 1, 16, 16, dtype=torch.{dtype})
+print(sparseflash.explain(q, q, q, {mask}))
+"""
+    return answers(in_a_new_process("-c", code, **environment))
+
+
 @pytest.mark.parametrize("mask", ["None", "masks.causal()"])
 def test_explain_without_a_gpu_names_cpu_and_why_no_kernels(mask):
-    found = answers(in_a_new_process(EXPLAIN.format(dtype="float32", mask=mask)))
+    found = explained("float32", mask)
     assert list(found) == ["hopper", "triton", "cpu", "reference"]
     for name in ("hopper", "triton"):
-        assert "CUDA" in found[name] and "cpu" in found[name]
+        assert "CUDA tensors" in found[name] and "cpu" in found[name]
+    assert "TRITON_INTERPRET=1" in found["triton"]
     assert found["cpu"] == "chosen" and found["reference"] == "could run this"
 
 
 def test_explain_under_the_interpreter_names_triton():
-    answer = in_a_new_process(EXPLAIN.format(dtype="float32", mask="None"), TRITON_INTERPRET="1")
-    assert answers(answer)["triton"] == "chosen" and "could run" in answers(answer)["cpu"]
-    answer = in_a_new_process(EXPLAIN.format(dtype="bfloat16", mask="None"), TRITON_INTERPRET="1")
-    assert "bfloat16" in answers(answer)["triton"] and answers(answer)["cpu"] == "chosen"
+    answer = explained("float32", TRITON_INTERPRET="1")
+    assert answer["triton"] == "chosen" and "could run" in answer["cpu"]
+    answer = explained("bfloat16", TRITON_INTERPRET="1")
+    assert "bfloat16" in answer["triton"] and answer["cpu"] == "chosen"
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

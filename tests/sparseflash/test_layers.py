@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import masks
-import sparseflash
 from sparseflash import BlockSparseAttention, Rotary, select
 from sparseflash.testing import oracle
 
@@ -40,9 +39,13 @@ def expected(layer, x, context=None, allowed=None, turn=lambda t: t):
     return layer.out(out.transpose(1, 2).flatten(2))
 
 
-def dense(mask, n: int = N) -> torch.Tensor:
+def dense(mask, n_q: int = N, n_k: int | None = None) -> torch.Tensor:
     heads = HEADS if mask.per_head else None
-    return torch.from_numpy(mask.build(n, heads=heads).to_dense())
+    return torch.from_numpy(mask.build(n_q, n_k, heads=heads).to_dense())
+
+
+def gradients_of(layer, out, *inputs):
+    return torch.autograd.grad(out.square().sum(), [*inputs, *layer.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -58,13 +61,11 @@ def dense(mask, n: int = N) -> torch.Tensor:
 def test_it_is_attention_between_projections(options):
     layer, x = make(**options), tokens().requires_grad_()
     allowed = None if layer.mask is None else dense(layer.mask)
-    wrt = [x, *layer.parameters()]
     found, wanted = layer(x), expected(layer, x, allowed=allowed)
     assert found.shape == x.shape
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
-    gradients = (torch.autograd.grad(out.square().sum(), wrt) for out in (found, wanted))
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    gradients = gradients_of(layer, found, x), gradients_of(layer, wanted, x)
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -74,8 +75,7 @@ def test_cross_attention(bias):
     wanted = expected(layer, x, context, turn=lambda t: by_complex_numbers(t, 100.0))
     torch.testing.assert_close(layer(x, context=context), wanted)
     masked = make(mask=masks.causal(align="bottom_right"))
-    allowed = torch.from_numpy(masks.causal(align="bottom_right").build(N, 29).to_dense())
-    wanted = expected(masked, x, context, allowed=allowed)
+    wanted = expected(masked, x, context, allowed=dense(masked.mask, N, 29))
     torch.testing.assert_close(masked(x, context=context), wanted)
 
 
@@ -90,43 +90,34 @@ def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> t
     return torch.cat([pairs.real, pairs.imag, x[..., turned:]], -1)
 
 
-class TestRotary:
-    @pytest.mark.parametrize("base, fraction", [(10_000.0, 1.0), (500.0, 0.5), (10.0, 0.25)])
-    def test_it_is_its_definition(self, base, fraction):
-        x = torch.randn(2, 30, 3, 16, dtype=torch.float64)
-        found = Rotary(base, fraction)(x)
-        torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
-        assert torch.equal(found[:, 0], x[:, 0])
+@pytest.mark.parametrize("base, fraction", [(10_000.0, 1.0), (500.0, 0.5), (10.0, 0.25)])
+def test_rotary_is_its_definition(base, fraction):
+    x = torch.randn(2, 30, 3, 16, dtype=torch.float64)
+    found = Rotary(base, fraction)(x)
+    torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
+    assert torch.equal(found[:, 0], x[:, 0])
 
-    def test_scores_depend_on_distances(self):
-        q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(-1, 1, 50, 1, 16)
-        scores = Rotary()(q)[0, :, 0] @ Rotary()(k)[0, :, 0].T
-        for shift in (1, 7, -3):
-            diagonal = scores.diagonal(shift)
-            torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
-    def test_low_precision_loses_no_angles(self):
-        x = torch.randn(1, 5000, 1, 8, dtype=torch.float64)
-        found = Rotary()(x.bfloat16())
-        assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(
-            found.double(), by_complex_numbers(x.bfloat16().double(), 1e4), rtol=0.01, atol=0.02
-        )
+def test_rotary_scores_depend_on_distances():
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(-1, 1, 50, 1, 16)
+    scores = Rotary()(q)[0, :, 0] @ Rotary()(k)[0, :, 0].T
+    for shift in (1, 7, -3):
+        diagonal = scores.diagonal(shift)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
-    def test_in_a_layer(self):
-        layer = make(rotary=Rotary(1000.0, 0.5), head_dim=8)
-        wanted = expected(layer, tokens(), turn=lambda t: by_complex_numbers(t, 1000.0, 0.5))
-        torch.testing.assert_close(layer(tokens()), wanted)
-        assert set(layer.state_dict()) == set(make(head_dim=8).state_dict())
 
-    def test_errors(self):
-        for make_it, message in (
-            (lambda: Rotary(base=1.0), "base is 1.0"),
-            (lambda: Rotary(fraction=1.5), "fraction is 1.5"),
-            (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                make_it()
+def test_rotary_in_low_precision_loses_no_angles():
+    x = torch.randn(1, 5000, 1, 8, dtype=torch.bfloat16)
+    found, wanted = Rotary()(x), by_complex_numbers(x.double(), 1e4)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=0.01, atol=0.02)
+
+
+def test_rotary_in_a_layer():
+    layer = make(rotary=Rotary(1000.0, 0.5), head_dim=8)
+    wanted = expected(layer, tokens(), turn=lambda t: by_complex_numbers(t, 1000.0, 0.5))
+    torch.testing.assert_close(layer(tokens()), wanted)
+    assert set(layer.state_dict()) == set(make(head_dim=8).state_dict())
 
 
 def test_masks_in_all_forms():
@@ -208,10 +199,8 @@ def test_it_compiles_into_one_graph(lengths, fresh_dynamo):
     x = tokens(dtype=torch.float32).requires_grad_()
     found, wanted = compiled(x, lengths=lengths), layer(x, lengths=lengths)
     torch.testing.assert_close(found, wanted)
-    parameters = list(layer.parameters())
-    gradients = (torch.autograd.grad(out.square().sum(), parameters) for out in (found, wanted))
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    gradients = gradients_of(layer, found), gradients_of(layer, wanted)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_it_shows_its_mask():
@@ -220,39 +209,48 @@ def test_it_shows_its_mask():
     assert str(masks.local(9) | masks.global_tokens(1)) in text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads is 0; it must be a positive integer"),
-        ({"dim": 2.5}, "dim is 2.5"),
-        ({"heads": 5}, "dim is 24, no multiple of heads, 5; or give head_dim"),
-        ({"kv_heads": 3}, "kv_heads is 3; it must divide heads, 4"),
-        ({"head_dim": -1}, "head_dim is -1"),
-        ({"layer": -1, "mask": masks.layers(masks.local(1), masks.local(2))}, "layer is -1"),
-        ({"dropout": 1.0}, r"dropout is 1.0; it must lie in \[0, 1\)"),
-        ({"padding": "drop"}, "padding is 'drop'"),
-        ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
-        ({"mask": 3}, "mask is a int; pass a masks.Mask"),
-        ({"mask": "locale:3"}, "locale"),
-        ({"backend": "gpu"}, "backend is 'gpu'"),
-    ],
-)
+LAYERS = masks.layers(masks.local(1), masks.local(2))
+REFUSED = [
+    ({"heads": 0}, "heads is 0; it must be a positive integer"),
+    ({"dim": 2.5}, "dim is 2.5"),
+    ({"heads": 5}, "dim is 24, no multiple of heads, 5; or give head_dim"),
+    ({"kv_heads": 3}, "kv_heads is 3; it must divide heads, 4"),
+    ({"head_dim": -1}, "head_dim is -1"),
+    ({"layer": -1, "mask": LAYERS}, "layer is -1"),
+    ({"dropout": 1.0}, r"dropout is 1.0; it must lie in \[0, 1\)"),
+    ({"padding": "drop"}, "padding is 'drop'"),
+    ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
+    ({"mask": 3}, "mask is a int; pass a masks.Mask"),
+    ({"mask": "locale:3"}, "locale"),
+    ({"backend": "gpu"}, "backend is 'gpu'"),
+]
+
+
+@pytest.mark.parametrize("options, message", REFUSED)
 def test_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        layer = BlockSparseAttention(**{"dim": DIM, "heads": HEADS, **options})
+        layer = BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
         layer(tokens(dtype=torch.float32))
 
 
-def test_inputs_are_refused():
-    layer, x = make(), tokens()
-    for call, message in (
-        (lambda: layer(x[0]), r"x has shape \(40, 24\); it must be \(batch, N, 24\)"),
-        (lambda: layer(x[:, :, :8]), "x has shape"),
-        (lambda: layer(x, context=x[:1]), r"context has shape .* must be \(2, N, 24\)"),
-        (lambda: layer(x, lengths=[1]), "one for each sequence"),
-        (lambda: layer.plan(torch.tensor([3, 4]), 100), "n is 100"),
-        (lambda: sparseflash.BlockSparseAttention(8, 1, mask=masks.local(3).build(128)).plan(
-            torch.tensor([3]), 128), "takes a multiple of 128, and a Mask or None"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            call()
+LAYER, X = make(), tokens()
+OF_BLOCKS = make(mask=masks.local(3).build(128))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: LAYER(X[0]), r"x has shape \(40, 24\); it must be \(batch, N, 24\)"),
+        (lambda: LAYER(X[:, :, :8]), "x has shape"),
+        (lambda: LAYER(X, context=X[:1]), r"context has shape .* must be \(2, N, 24\)"),
+        (lambda: LAYER(X, lengths=[1]), "one for each sequence"),
+        (lambda: LAYER.plan([3, 4], 100), "n is 100"),
+        (lambda: OF_BLOCKS.plan([3], 128), "takes a multiple of 128, and a Mask or None"),
+        (lambda: Rotary(base=1.0), "base is 1.0"),
+        (lambda: Rotary(fraction=1.5), "fraction is 1.5"),
+        (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
+    ],
+)
+def test_inputs_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

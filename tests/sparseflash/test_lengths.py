@@ -33,15 +33,12 @@ def skipped(mask, lengths, n=N):
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_the_blocks_are_those_of_the_mask_and_of_the_real_tokens(mask):
     found = skipped(mask, LENGTHS).to_block_mask()
-    token = np.arange(N)
-    ends = np.array(LENGTHS)[:, None, None, None]
+    token, ends = np.arange(N), np.array(LENGTHS)[:, None, None, None]
     real = (token[:, None] // BLOCK * BLOCK < ends) & (token < ends)
     allowed = masks.dense() if mask is None else mask
-    heads = H if allowed.per_head else None
-    allowed = allowed.build(N, N, (BLOCK, BLOCK), heads=heads)
-    dense = found.to_dense()
-    assert np.array_equal(dense, np.broadcast_to(real & allowed.to_dense(), dense.shape))
-    if not allowed.heads > 1:  # which `&` refuses to widen
+    allowed = allowed.build(N, heads=H if allowed.per_head else None)
+    assert (found.to_dense() == (real & allowed.to_dense())).all()
+    if allowed.heads == 1:  # which `&` refuses to widen
         assert found == (skipped(None, LENGTHS) & allowed).to_block_mask()
 
 
@@ -88,8 +85,14 @@ def exact(q, k, v, mask, lengths, **options):
     return sparseflash.attention(q, k, v, allowed, backend="reference", **options)
 
 
-def with_gradients(out, lse, tensors):
-    """What a call gives, LSE of empty rows as 0, and the gradients of both."""
+def agree(found, expected, tensors):
+    """Of two calls: out, LSE and the gradients of both."""
+    for a, b in zip(*(_with_gradients(*call, tensors) for call in (found, expected)), strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def _with_gradients(out, lse, tensors):
     lse = lse.masked_fill(lse == -torch.inf, 0.0)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(out.shape, generator=generator, dtype=out.dtype)
@@ -97,13 +100,14 @@ def with_gradients(out, lse, tensors):
     return [out, lse, *torch.autograd.grad(loss, tensors)]
 
 
-def agree(found, expected, rtol=1e-6, atol=1e-7):
-    for a, b in zip(found, expected, strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+def within(how, q, k, v, mask, lengths=FEW, **options):
+    return attend_within(sparseflash.attention, q, k, v, mask, lengths, how, **options)
 
 
-@pytest.mark.parametrize("how", ["hide", "skip"])
+both_ways = pytest.mark.parametrize("how", ["hide", "skip"])
+
+
+@both_ways
 @pytest.mark.parametrize(
     "mask",
     [
@@ -115,13 +119,11 @@ def agree(found, expected, rtol=1e-6, atol=1e-7):
     ],
 )
 def test_attention_and_gradients(mask, how):
-    tensors = leaves()
-    out, lse = attend_within(
-        sparseflash.attention, *tensors, mask, FEW, how, return_lse=True, scale=0.3
-    )
-    expected = exact(*tensors, mask, FEW, return_lse=True, scale=0.3)
+    tensors, options = leaves(), {"return_lse": True, "scale": 0.3}
+    out, lse = within(how, *tensors, mask, **options)
+    expected = exact(*tensors, mask, FEW, **options)
     assert torch.equal(lse == -torch.inf, expected[1] == -torch.inf)
-    agree(with_gradients(out, lse, tensors), with_gradients(*expected, tensors))
+    agree((out, lse), expected, tensors)
     for b, end in enumerate(FEW):
         assert not out[b, :, end:].any()
 
@@ -131,8 +133,7 @@ def test_the_public_call_takes_either_way():
         q, k, v = (t.detach() for t in leaves(n, n, 1, 1, torch.float32))
         given = (q, k, v, masks.local(50))
         out = sparseflash.attention(*given, lengths=FEW, backend="cpu")
-        same = attend_within(sparseflash.attention, *given, FEW, how, backend="cpu")
-        assert torch.equal(out, same)
+        assert torch.equal(out, within(how, *given, backend="cpu"))
 
 
 def test_with_other_extents_they_count_keys():
@@ -140,8 +141,7 @@ def test_with_other_extents_they_count_keys():
     ends = [100, 0, 99, 1, 70]
     for mask in (None, masks.causal(align="bottom_right")):
         found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
-        expected = exact(*tensors, mask, ends, return_lse=True)
-        agree(with_gradients(*found, tensors), with_gradients(*expected, tensors))
+        agree(found, exact(*tensors, mask, ends, return_lse=True), tensors)
 
 
 def test_every_form_of_mask():
@@ -152,30 +152,22 @@ def test_every_form_of_mask():
     array = mask.build(96).to_dense()[0, 0]
     q, k, v = tensors
     picked = select.top_k(1.0, block_size=16, within=mask)(q, k)
-    for form in (mask.build(96, block_size=32), array, torch.from_numpy(array), picked):
-        torch.testing.assert_close(sparseflash.attention(q, k, v, form, lengths=ends), expected)
     plan = sparseflash.plan(picked, q, k, v)
-    torch.testing.assert_close(sparseflash.attention(q, k, v, plan, lengths=ends), expected)
+    for form in (mask.build(96, block_size=32), array, torch.from_numpy(array), picked, plan):
+        torch.testing.assert_close(sparseflash.attention(q, k, v, form, lengths=ends), expected)
 
 
 def test_both_ways_drop_the_same_probabilities():
-    q, k, v = leaves(dtype=torch.float64)
-    options = {"dropout_p": 0.4, "seed": 7}
-    found = [
-        attend_within(sparseflash.attention, q, k, v, None, FEW, how, **options)
-        for how in ("hide", "skip")
-    ]
+    found = (within(how, *leaves(), None, dropout_p=0.4, seed=7) for how in ("hide", "skip"))
     torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["hide", "skip"])
+@both_ways
 def test_lower_precision(how, dtype):
-    q, k, v = (t.detach().to(dtype) for t in leaves())
-    options = {"scale": 0.001, "backend": "cpu"}
-    out = attend_within(sparseflash.attention, q, k, v, masks.local(60), FEW, how, **options)
-    doubles = (t.double() for t in (q, k, v))
-    expected = exact(*doubles, masks.local(60), FEW, scale=0.001)
+    qkv = [t.detach().to(dtype) for t in leaves()]
+    out = within(how, *qkv, masks.local(60), scale=0.001, backend="cpu")
+    expected = exact(*(t.double() for t in qkv), masks.local(60), FEW, scale=0.001)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
     assert (out - expected).abs().max() < tolerance * expected.abs().max()
 
@@ -192,14 +184,13 @@ def test_hidden_padding_may_hold_anything():
         assert torch.equal(found, expected)
 
 
-def test_no_value_is_read_from_a_device():
-    q, k, v = leaves()
-    for how in ("hide", "skip"):
-        attend_within(sparseflash.attention, q, k, v, None, FEW, how)  # fills the caches
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fakes = [mode.from_tensor(t) for t in (q, k, v)]
-            ends = mode.from_tensor(torch.tensor(FEW))
-            attend_within(sparseflash.attention, *fakes, None, ends, how).sum().backward()
+@both_ways
+def test_no_value_is_read_from_a_device(how):
+    qkv = leaves()
+    within(how, *qkv, None)  # fills the caches
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        *fakes, ends = (mode.from_tensor(t) for t in (*qkv, torch.tensor(FEW)))
+        within(how, *fakes, None, ends).sum().backward()
 
 
 @pytest.mark.parametrize("n", [96, 1024])
@@ -213,16 +204,10 @@ def test_it_compiles_into_one_graph(n, fresh_dynamo):
 
     compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="aot_eager")
     for given in (ends, ends.flip(0)):
-        expected = call(q, k, v, given)
-        found = compiled(q, k, v, given)
+        found, expected = compiled(q, k, v, given), call(q, k, v, given)
         torch.testing.assert_close(found, expected)
-        wrt = [q, k, v]
-        for a, b in zip(
-            torch.autograd.grad(found.square().sum(), wrt),
-            torch.autograd.grad(expected.square().sum(), wrt),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        gradients = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, expected))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +233,7 @@ def test_errors(lengths, message):
 def test_skipping_says_what_it_takes():
     q, k, v = leaves(96, 96)
     with pytest.raises(ValueError, match="multiple of 128: take padding=hide"):
-        attend_within(sparseflash.attention, q, k, v, None, [96, 1, 1, 1, 1], "skip")
+        within("skip", q, k, v, None, [96, 1, 1, 1, 1])
 
 
 def test_explain_takes_lengths():

@@ -12,6 +12,7 @@ from sparseflash.backends.protocol import DIRECTIONS
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
+from tests.op_cases import token_major
 from tests.problems import problem_of, run_backend
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -31,14 +32,10 @@ def test_random_problem(seed):
 
 
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_random_problem_in_small_chunks(seed, monkeypatch):
+def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_threads):
+    check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
     monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**13)
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, (torch.float64,)), "cpu", "cpu")
-
-
-@pytest.mark.parametrize("seed", range(200, 220))
-def test_random_problem_by_threads(seed, two_threads):
-    check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
 
 
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (63, 100), (257, 1), (700, 520)])
@@ -55,10 +52,13 @@ def test_masks_that_differ_with_shared_keys(kv_heads, outer):
     check(case, "cpu", "cpu")
 
 
-def run(backend, q, k, v, dout, dlse, schedule, dropout_p=0.0, seed=None):
-    return run_backend(
-        backend, (q, k, v), schedule, dout, dlse, seed=seed, dropout_p=dropout_p, deterministic=True
-    )
+def run(backend, qkv, schedule, dout=None, dlse=None, seed=None, **options):
+    dout = qkv[0] if dout is None else dout
+    return run_backend(backend, qkv, schedule, dout, dlse, seed=seed, **options)
+
+
+def assert_equal(first, second):
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
@@ -67,25 +67,25 @@ def test_dropout_of_the_reference(dropout_p):
     q, k, _ = make_qkv(1, 4, 96, 64, 64, kv_heads=2, dtype=torch.float64)
     v = torch.eye(64, dtype=torch.float64).expand(1, 2, 64, 64)
     schedule = schedule_for(masks.local(40), 96, 64, 1, 4, "cpu", (32, 16))
-    seed = torch.tensor([2**50 + 3])
-    dout, dlse = torch.randn_like(q), torch.randn(1, 4, 96, dtype=torch.float64)
-    results = [run(b, q, k, v, dout, dlse, schedule, dropout_p, seed) for b in (cpu, reference)]
+    given = schedule, torch.randn_like(q), torch.randn(1, 4, 96, dtype=torch.float64)
+    options = {"seed": torch.tensor([2**50 + 3]), "dropout_p": dropout_p}
+    results = [run(backend, (q, k, v), *given, **options) for backend in (cpu, reference)]
     assert torch.equal(results[0][0] == 0, results[1][0] == 0)
     for actual, expected in zip(*results, strict=True):
         assert relative_error(actual, expected) < 1e-12
 
 
-def test_empty_rows_stay_clean_whatever_comes_back():
+@pytest.mark.parametrize("backend", [cpu, reference])
+def test_empty_rows_stay_clean_whatever_comes_back(backend):
     mask = masks.mask_from(np.tril(np.ones((100, 100), dtype=bool), -30))  # 30 empty rows
-    q, k, v = make_qkv(1, 2, 100, 100, 16)
+    qkv = make_qkv(1, 2, 100, 100, 16)
     schedule = schedule_for(mask, 100, 100, 1, 2, "cpu", 16)
     dlse = torch.full((1, 2, 100), -math.inf)
     dlse[..., 30:] = 1.0
-    for backend in (cpu, reference):
-        out, lse, dq, dk, dv = run(backend, q, k, v, torch.randn_like(q), dlse, schedule)
-        assert (lse[..., :30] == -math.inf).all() and lse[..., 30:].isfinite().all()
-        assert (out[:, :, :30] == 0).all() and (dq[:, :, :30] == 0).all()
-        assert all(x.isfinite().all() for x in (out, dq, dk, dv))
+    out, lse, dq, dk, dv = run(backend, qkv, schedule, torch.randn_like(qkv[0]), dlse)
+    assert (lse[..., :30] == -math.inf).all() and lse[..., 30:].isfinite().all()
+    assert (out[:, :, :30] == 0).all() and (dq[:, :, :30] == 0).all()
+    assert all(x.isfinite().all() for x in (out, dq, dk, dv))
 
 
 def test_large_scores_do_not_overflow():
@@ -98,30 +98,26 @@ def test_large_scores_do_not_overflow():
 
 
 def test_strides_and_dtypes_of_results():
-    q, k, v = (
-        x.transpose(1, 2).contiguous().transpose(1, 2)
-        for x in make_qkv(2, 4, 48, 50, 8, kv_heads=2, dtype=torch.bfloat16)
-    )
+    qkv = make_qkv(2, 4, 48, 50, 8, kv_heads=2, dtype=torch.bfloat16)
+    q, k, v = (token_major(x) for x in qkv)
     schedule = schedule_for(masks.local(9), 48, 50, 2, 4, "cpu", 16)
-    out, lse, dq, dk, dv = run(cpu, q, k, v, q, None, schedule)
+    out, lse, dq, dk, dv = run(cpu, (q, k, v), schedule)
     for x, like in ((out, q), (dq, q), (dk, k), (dv, v)):
         assert (x.dtype, x.shape, x.stride()) == (like.dtype, like.shape, like.stride())
     assert lse.dtype == torch.float32 and lse.is_contiguous()
 
 
 def test_inference_mode_and_back(two_threads):
-    q, k, v = make_qkv(1, 2, 64, 64, 8)
+    qkv = make_qkv(1, 2, 64, 64, 8)
     with torch.inference_mode():
-        first = run_backend(cpu, (q, k, v), None)
-    second = run_backend(cpu, (q, k, v), None)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        first = run_backend(cpu, qkv, None)
+    assert_equal(first, run_backend(cpu, qkv, None))
 
 
 def test_threads_keep_their_number_and_the_gradients_their_bits(two_threads):
-    q, k, v = make_qkv(2, 2, 200, 200, 16)
+    qkv = make_qkv(2, 2, 200, 200, 16)
     schedule = schedule_for(masks.butterfly(16), 200, 200, 2, 2, "cpu", 16)
-    first, second = (run(cpu, q, k, v, q, None, schedule) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert_equal(*(run(cpu, qkv, schedule, deterministic=True) for _ in range(2)))
     assert torch.get_num_threads() == 2
 
 
@@ -131,29 +127,26 @@ def test_buffers_do_not_grow_with_the_length(monkeypatch):
     work._buffers.clear()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # so that this thread does the work
     for length in (1024, 2048):
-        q, k, v = make_qkv(1, 2, length, length, 16, dtype=torch.float64)
         schedule = schedule_for(masks.causal(), length, length, 1, 2, "cpu", 64)
-        run(cpu, q, k, v, q, None, schedule)
-        numbers = sum(buffer.numel() for buffer in work._buffers.values())
-        assert numbers < 4 * 2**16
+        run(cpu, make_qkv(1, 2, length, length, 16, dtype=torch.float64), schedule)
+        assert sum(buffer.numel() for buffer in work._buffers.values()) < 4 * 2**16
 
 
-def test_unsupported():
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_unsupported(direction):
     q = torch.ones(1, 1, 4, 4)
     problem = problem_of(q, q, q, dropout_p=0.1)
+    assert cpu.unsupported(problem, direction) is None
     elsewhere = problem._replace(device=torch.device("meta"))
-    for direction in DIRECTIONS:
-        assert cpu.unsupported(problem, direction) is None
-        assert "CPU tensors" in (cpu.unsupported(elsewhere, direction) or "")
-        ints = problem._replace(dtype=torch.int32)
-        assert "float32" in (cpu.unsupported(ints, direction) or "")
+    assert "CPU tensors" in (cpu.unsupported(elsewhere, direction) or "")
+    ints = problem._replace(dtype=torch.int32)
+    assert "float32" in (cpu.unsupported(ints, direction) or "")
 
 
 def test_default_device_does_not_matter():
-    q, k, v = make_qkv(1, 2, 40, 40, 8)
-    seed = torch.tensor([1])
+    qkv = make_qkv(1, 2, 40, 40, 8)
     schedule = schedule_for(masks.causal(), 40, 40, 1, 2, "cpu", 16)
-    expected = run(cpu, q, k, v, q, None, schedule, 0.5, seed)
+    options = {"seed": torch.tensor([1]), "dropout_p": 0.5}
+    expected = run(cpu, qkv, schedule, **options)
     with torch.device("meta"):
-        actual = run(cpu, q, k, v, q, None, schedule, 0.5, seed)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+        assert_equal(run(cpu, qkv, schedule, **options), expected)

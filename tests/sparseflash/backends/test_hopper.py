@@ -1,20 +1,15 @@
 """The hopper backend as far as it goes without a GPU: what it refuses, how it compiles."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
 import masks
-import sparseflash
-from sparseflash import select
-from sparseflash.backends import hopper
+from sparseflash import explain, select
+from sparseflash.backends import hopper, nvidia
 from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.backends.registry import NAMES
 from sparseflash.plan import Plan, plan_for
@@ -23,8 +18,7 @@ from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 from tests import aot
 from tests.problems import problem_of
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.processes import in_a_new_process
 
 
 class OnHopper(torch.Tensor):
@@ -42,10 +36,8 @@ def capability(monkeypatch):
     return found
 
 
-def inputs(*, head_dim=64, v_head_dim=None, n=256, dtype=torch.bfloat16, kv_heads=2):
-    qkv = make_qkv(
-        2, 4, n, n, head_dim, v_head_dim=v_head_dim, dtype=dtype, kv_heads=kv_heads
-    )  # fmt: skip
+def inputs(*, head_dim=64, dtype=torch.bfloat16, **options):
+    qkv = make_qkv(2, 4, 256, 256, head_dim, dtype=dtype, kv_heads=2, **options)
     return [t.as_subclass(OnHopper) for t in qkv]
 
 
@@ -71,16 +63,17 @@ def test_takes_every_block_size(block_q, block_k, capability):
 
 def test_takes_the_layouts_that_models_have(capability):
     def token_major(*shape):
-        return torch.zeros(*shape, dtype=torch.bfloat16).transpose(1, 2).as_subclass(OnHopper)
+        return torch.zeros(*shape, dtype=torch.bfloat16).transpose(1, 2)
 
     packed = torch.zeros(2, 100, 3, 4, 64, dtype=torch.bfloat16)  # one projection for q, k and v
-    q, k, v = (packed[:, :, i].transpose(1, 2).as_subclass(OnHopper) for i in range(3))
-    assert reason(q, k, v) is None
-    assert reason(*(token_major(2, 100, heads, 40) for heads in (4, 2, 2))) is None
-    assert reason(*(token_major(1, 1, heads, 40) for heads in (4, 2, 2))) is None
     odd = torch.zeros(64 + 3, dtype=torch.bfloat16)  # an axis of one may have any stride
-    one = odd.as_strided((1, 1, 1, 64), (3, 5, 7, 1)).as_subclass(OnHopper)
-    assert reason(one, one, one) is None
+    for qkv in (
+        [packed[:, :, i].transpose(1, 2) for i in range(3)],
+        [token_major(2, 100, heads, 40) for heads in (4, 2, 2)],
+        [token_major(1, 1, heads, 40) for heads in (4, 2, 2)],
+        [odd.as_strided((1, 1, 1, 64), (3, 5, 7, 1))] * 3,
+    ):
+        assert reason(*(t.as_subclass(OnHopper) for t in qkv)) is None
 
 
 def misaligned(t):
@@ -111,33 +104,41 @@ def test_refuses_what_its_kernels_cannot_take(make, words, capability):
 def test_refuses_every_other_gpu(other, capability):
     capability[0] = other
     found = reason(*inputs())
-    assert (
-        found and "9.0" in found and ("AMD" if other is None else "{}.{}".format(*other)) in found
-    )
+    assert found and "9.0" in found and "{}.{}".format(*other) in found
+
+
+@pytest.fixture
+def ask_again():
+    """What was found out about this machine is forgotten, before and after."""
+    asked = hopper.gluon_missing, nvidia.nvidia_capability
+    for question in asked:
+        question.cache_clear()
+    yield
+    for question in asked:
+        question.cache_clear()
 
 
 @pytest.mark.parametrize("version, fits", [("3.5.1", False), ("3.6.0", True), ("3.9.0", False)])
-def test_needs_the_gluon_that_it_is_written_in(version, fits, monkeypatch):
-    import triton
-
-    monkeypatch.setattr(triton, "__version__", version)
-    hopper.gluon_missing.cache_clear()
-    try:
-        found = hopper.gluon_missing()
-    finally:
-        hopper.gluon_missing.cache_clear()
+def test_needs_the_gluon_that_it_is_written_in(version, fits, monkeypatch, ask_again):
+    monkeypatch.setattr("triton.__version__", version)
+    found = hopper.gluon_missing()
     assert (found is None) == fits and (fits or version in str(found))
 
 
-def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(capability):
+def test_amd_gpus_are_refused_without_a_question_about_their_capability(monkeypatch, ask_again):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: 1 / 0)
+    found = reason(*inputs())
+    assert found and "Hopper GPU" in found and "this is an AMD GPU" in found
+
+
+@pytest.mark.parametrize("block", [128, 256, 48])
+def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(block, capability):
     q, k, _ = make_qkv(2, 4, 256, 256, 64, kv_heads=2)
-    answers = {}
-    for block in (128, 256, 48):
-        picked = select.top_k(2, block_size=block)(q, k)
-        schedule = schedule_from_selection(picked, 256, 256, 2, 4, "cpu")
-        answers[block] = reason(*inputs(), schedule)
-    assert answers[128] is None and answers[256] is None
-    assert "selection" in str(answers[48]) and "48 x 48" in str(answers[48])
+    picked = select.top_k(2, block_size=block)(q, k)
+    found = reason(*inputs(), schedule_from_selection(picked, 256, 256, 2, 4, "cpu"))
+    assert (found is None) == (block % 128 == 0)
+    assert found is None or ("selection" in found and "48 x 48" in found)
 
 
 @pytest.mark.parametrize("head_dim, keys", [(32, 8), (64, 8), (128, 8), (64, 2)])
@@ -166,8 +167,7 @@ def test_a_plan_brings_every_list_that_is_walked(
     again = planned[0].lists(brought)
     for ours, theirs in zip(again, lists, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:5], theirs[:5], strict=True))
-        assert ours.numbers == theirs.numbers
-        assert list(map(type, ours.numbers)) == list(map(type, theirs.numbers))
+        assert repr(ours.numbers) == repr(theirs.numbers)
 
 
 def plan_with(backend, problem, schedule) -> Plan:
@@ -184,31 +184,11 @@ def test_backward_refuses_wide_heads_that_the_forward_takes(head_dim, v_head_dim
     assert found and re.search("backward kernels hold head dims up to 128, not", found)
 
 
-def test_amd_gpus_are_refused_without_a_question_about_their_capability(monkeypatch):
-    from sparseflash.backends import nvidia
-
-    nvidia.nvidia_capability.cache_clear()
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: 1 / 0)
-    try:
-        found = reason(*inputs())
-    finally:
-        nvidia.nvidia_capability.cache_clear()
-    assert found and "Hopper GPU" in found and "this is an AMD GPU" in found
-
-
 def test_is_first_and_the_others_follow():
     assert NAMES == ("hopper", "triton", "cpu", "reference")
-    q, k, v = make_qkv(1, 1, 16, 16, 16)
-    explained = sparseflash.explain(q, k, v).splitlines()
+    explained = explain(*make_qkv(1, 1, 16, 16, 16)).splitlines()
     assert [line.split(":")[0].strip() for line in explained[1:5]] == list(NAMES)
     assert explained[1].startswith("  hopper: its kernels run on CUDA tensors")
-
-
-def test_refusal_of_a_named_backend_says_why():
-    q, k, v = make_qkv(1, 1, 16, 16, 16)
-    with pytest.raises(ValueError, match=r"'hopper' cannot run this call: .*CUDA tensors.*cpu"):
-        sparseflash.attention(q, k, v, backend="hopper")
 
 
 # ---- compilation for sm_90a
@@ -229,14 +209,8 @@ def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(prob
         pytest.skip(missing)
     if aot.ptxas() is None:
         pytest.skip("Triton came without ptxas")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "aot.py"), json.dumps(problem)],
-        env=environment | {"PYTHONPATH": path}, text=True, capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    done = in_a_new_process("tests/aot.py", json.dumps(problem))
+    reports = [json.loads(line) for line in done.splitlines()]
     assert "attention_forward" in {r["name"] for r in reports}
     assert sum(r["wgmma"] > 0 for r in reports) >= 2  # forward, and a pass of the backward
     for r in reports:

@@ -11,27 +11,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+DTYPES = (torch.float32, torch.float16)
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_random_problem(seed):
-    check(
-        random_case(seed, INTERPRETER_LENGTHS, HEAD_DIMS, (torch.float32, torch.float16)),
-        "triton",
-        "cpu",
-    )
+    check(random_case(seed, INTERPRETER_LENGTHS, HEAD_DIMS, DTYPES), "triton", "cpu")
 
 
-@pytest.mark.parametrize("length", [1, 63, 128, 257])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_dense(length, dtype):
-    check(Case(length, length, 64, dtype), "triton", "cpu")
+BOTH_KINDS = masks.local(150) | masks.global_tokens(40)  # partial and full blocks in one row
+EMPTY = masks.causal() & ~masks.causal()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_partial_blocks_and_full_blocks_in_one_row(dtype):
-    mask = masks.local(150) | masks.global_tokens(40)
-    check(Case(390, 390, 64, dtype, mask=mask, block_size=(128, 128)), "triton", "cpu")
-
-
-def test_everything_masked_gives_zeros():
-    empty = masks.causal() & ~masks.causal()
-    check(Case(70, 70, 16, mask=empty, block_size=(32, 32)), "triton", "cpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "length, mask",
+    [(1, None), (63, None), (128, None), (257, None), (390, BOTH_KINDS), (270, EMPTY)],
+)
+def test_masks(length, mask, dtype):
+    check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")

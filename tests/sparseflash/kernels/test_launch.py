@@ -20,18 +20,21 @@ class Kernel:
         return lambda *args, **options: self.launches.append((grid, args, options))
 
 
-def test_every_call_launches_with_its_own_tensors():
+both = pytest.mark.parametrize("static", [False, True])
+
+
+@both
+def test_every_call_launches_with_its_own_tensors(static):
     kernel, lists = Kernel(), (torch.ones(2), None)
-    for static in (True, False):
-        launch = Launch(kernel, static=static)
-        for n in range(2):
-            a, b = torch.full((3,), n), None
-            arguments = (4, 2), (a, lists[0], b, n), {"BLOCK": 32}
-            launch((a, b), lambda arguments=arguments: arguments, lists)
-            assert kernel.launches[-1] == arguments
+    launch = Launch(kernel, static=static)
+    for n in range(2):
+        a, b = torch.full((3,), n), None
+        arguments = (4, 2), (a, lists[0], b, n), {"BLOCK": 32}
+        launch((a, b), lambda arguments=arguments: arguments, lists)
+        assert kernel.launches[-1] == arguments
 
 
-@pytest.mark.parametrize("static", [False, True])
+@both
 def test_argument_that_is_not_announced_is_refused(static):
     """Its address would go stale when the launch is repeated."""
     a, b, lists = torch.ones(2), torch.ones(2), torch.ones(2)
@@ -66,7 +69,7 @@ def launched(launch: Launch, a: torch.Tensor, given: torch.Tensor, n: int = 3, l
 
 
 @on_gpu
-@pytest.mark.parametrize("static", [False, True])
+@both
 def test_repeated_launches_follow_their_tensors(static):
     launch, given = Launch(add, static=static), numbers()
     for _ in range(3):
@@ -76,16 +79,9 @@ def test_repeated_launches_follow_their_tensors(static):
 
 
 @on_gpu
-def test_layouts_have_launches_of_their_own():
+def test_layouts_have_launches_of_their_own_not_without_end():
     launch, given = Launch(add, static=True), numbers()
-    for n in (3, 4, 3, 4):
-        launched(launch, numbers(), given, n, layout=n)
-
-
-@on_gpu
-def test_layouts_are_not_kept_without_end():
-    launch, given = Launch(add, static=True), numbers()
-    for n in range(2 * module._MAX_REPEATS):
+    for n in (3, 4, 3, 4, *range(2 * module._MAX_REPEATS)):
         launched(launch, numbers(), given, n, layout=n)
         assert len(launch._repeats) <= module._MAX_REPEATS
 

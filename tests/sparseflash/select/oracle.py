@@ -44,14 +44,12 @@ def chosen(score, candidate, forced, rule, value, least=1, most=None, probabilit
     order.sort(key=lambda j: (not forced[j], -score[j], j))
     n_forced = int((candidate & forced).sum())
     if rule == "count":
-        count = max(
-            int(np.ceil(value * len(order))) if isinstance(value, float) else value, n_forced
-        )
+        count = int(np.ceil(value * len(order))) if isinstance(value, float) else value
+        count = max(count, n_forced)
     else:
         if probability is None:
-            weight = {j: np.exp(score[j] - max(score[i] for i in order)) for j in order}
-        else:
-            weight = {j: probability[j] for j in order}
+            probability = np.exp(score - max((score[j] for j in order), default=0.0))
+        weight = {j: probability[j] for j in order}
         total = sum(weight.values())
         if rule == "mass":
             count, reached = 0, 0.0
@@ -124,6 +122,7 @@ def whole_blocks(allowed: np.ndarray, block_size) -> np.ndarray:
     return grown
 
 
-def expanded(selection: masks.BlockMask, batch: int, heads: int) -> np.ndarray:
-    found = selection.to_dense()
-    return np.broadcast_to(found, (batch, heads, *found.shape[2:]))
+def dense_of(selection, batch: int, heads: int) -> np.ndarray:
+    """Bool (batch, heads, n_q, n_k) of a `Selection` or a `BlockMask`."""
+    blocks = selection if isinstance(selection, masks.BlockMask) else selection.to_block_mask()
+    return np.broadcast_to(blocks.to_dense(), (batch, heads, blocks.n_q, blocks.n_k))

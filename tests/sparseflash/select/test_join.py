@@ -10,7 +10,7 @@ from sparseflash import select
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
-from tests.sparseflash.select.oracle import dense, expanded
+from tests.sparseflash.select import oracle
 
 HEADS = 2
 SELECTORS = {
@@ -33,55 +33,50 @@ MASKS = [
 ]
 
 
-def dense_of(selection: select.Selection) -> np.ndarray:
-    return expanded(selection.to_block_mask(), 2, HEADS)
+def inputs(n=100, kv_heads=HEADS, **options):
+    return make_qkv(2, HEADS, n, n, 16, kv_heads=kv_heads, **options)[:2]
 
 
-def dense_mask(mask, n: int) -> np.ndarray:
-    blocks = mask if isinstance(mask, masks.BlockMask) else None
-    if blocks is None:
-        blocks = mask.build(n, n, 16, heads=HEADS if mask.per_head else None)
-    return expanded(blocks, 2, HEADS)
+def dense_of(given: select.Selection | masks.Mask) -> np.ndarray:
+    if isinstance(given, masks.Mask):
+        given = given.build(100, 100, 16, heads=HEADS if given.per_head else None)
+    return oracle.dense_of(given, 2, HEADS)
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+def agree(*pairs: tuple[select.Selection, np.ndarray]) -> None:
+    for joined, expected in pairs:
+        assert np.array_equal(dense_of(joined), expected)
+        assert (joined.codes != -2).sum() <= joined.max_blocks
+
+
+@pytest.mark.parametrize("make", SELECTORS.values(), ids=SELECTORS)
 @pytest.mark.parametrize("block", [(16, 16), (32, 64)])
-def test_with_static_masks(name, block):
-    q, k, _ = make_qkv(2, HEADS, 100, 100, 16, kv_heads=1)
+def test_with_static_masks(make, block):
     torch.manual_seed(0)
-    picked = SELECTORS[name](block)(q, k)
+    picked = make(block)(*inputs(kv_heads=1))
     found = dense_of(picked)
     for mask in MASKS:
         if mask.per_head and picked.heads == 1:
             with pytest.raises(ValueError, match="differs from head to head, the selection does"):
                 picked & mask
             continue
-        other = dense_mask(mask, 100)
-        operands = [mask]
-        if not mask.per_head:
-            operands.append(mask.build(100, 100, block))
-        for operand in operands:
-            assert np.array_equal(dense_of(picked & operand), found & other)
-            assert np.array_equal(dense_of(picked | operand), found | other)
-            assert np.array_equal(dense_of(picked - operand), found & ~other)
-    mask = MASKS[1]
-    other, third = dense_mask(mask, 100), dense_mask(masks.sliding(30), 100)
-    for joined, expected in (
-        (mask & picked, found & other),
-        (mask | picked, found | other),
-        (((picked - mask) | masks.sliding(30)) & mask, ((found & ~other) | third) & other),
-    ):
-        assert np.array_equal(dense_of(joined), expected)
-        assert (joined.codes != -2).sum() <= joined.max_blocks
+        other = dense_of(mask)
+        for operand in [mask] if mask.per_head else [mask, mask.build(100, 100, block)]:
+            agree((picked & operand, found & other), (picked | operand, found | other))
+            agree((picked - operand, found & ~other))
+    mask, third = MASKS[1], masks.sliding(30)
+    other = dense_of(mask)
+    agree((mask & picked, found & other), (mask | picked, found | other))
+    agree((((picked - mask) | third) & mask, ((found & ~other) | dense_of(third)) & other))
 
 
 def test_with_each_other():
-    q, k, _ = make_qkv(2, HEADS, 100, 100, 16)
+    q, k = inputs()
     whole = select.top_k(3, block_size=16)(q, k)
     cut = select.mass(0.9, block_size=16, within=masks.causal())(q, k)
     token = select.moba(32, 2, 16)(q, k)
     a, b, c = dense_of(whole), dense_of(cut), dense_of(token)
-    for joined, expected in (
+    agree(
         (whole & cut, a & b),
         (whole | cut, a | b),
         (cut - whole, b & ~a),
@@ -89,8 +84,7 @@ def test_with_each_other():
         (cut | token, b | c),
         (token - whole, c & ~a),
         ((token & whole) | cut, (c & a) | b),
-    ):
-        assert np.array_equal(dense_of(joined), expected)
+    )
     with pytest.raises(ValueError, match="partial blocks: subtract one of whole blocks"):
         whole - cut
     with pytest.raises(ValueError, match="tiles make too many"):
@@ -105,14 +99,12 @@ def test_with_each_other():
 
 def test_tiles_are_made_canonical():
     """Tiles that are empty, full or equal come out as the block mask of the same pairs has them."""
-    q, k, _ = make_qkv(2, HEADS, 100, 100, 16)
-    picked = select.top_k(1.0, block_size=16)(q, k)
+    picked = select.top_k(1.0, block_size=16)(*inputs())
     joined = ((picked & masks.causal()) | (picked - masks.causal())) & masks.local(30)
-    again = masks.BlockMask.from_dense(dense_of(joined), 16)
-    assert joined.to_block_mask().layout().max() == 2
     found = joined.to_block_mask()
-    assert np.array_equal(np.broadcast_to(found.to_dense(), (2, 2, 100, 100)), again.to_dense())
-    assert found == masks.mask_from(found.to_dense()).build(100, 100, 16) or found.heads == 2
+    assert found.layout().max() == 2
+    assert found == masks.BlockMask.from_dense(found.to_dense(), 16)
+    assert np.array_equal(dense_of(joined), dense_of(masks.local(30)))
 
 
 class NoSync(TorchDispatchMode):
@@ -130,11 +122,11 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("make", SELECTORS.values(), ids=SELECTORS)
 @pytest.mark.parametrize("n", [96, 100])
-def test_nothing_waits_for_the_device(name, n):
-    q, k, _ = make_qkv(2, HEADS, n, n, 16, kv_heads=1)
-    selector = SELECTORS[name]((16, 32))
+def test_nothing_waits_for_the_device(make, n):
+    q, k = inputs(n, kv_heads=1)
+    selector = make((16, 32))
     with NoSync():
         picked = selector(q, k)
         for joined in (picked, picked & MASKS[1], picked | MASKS[1], picked - MASKS[1]):
@@ -143,26 +135,17 @@ def test_nothing_waits_for_the_device(name, n):
 
 
 def test_the_guard_sees_a_wait():
-    q, k, _ = make_qkv(2, HEADS, 100, 100, 16, kv_heads=1)
+    q, k = inputs(kv_heads=1)
     with NoSync(), pytest.raises(AssertionError, match="waits for the device"):
         select.moba(64, 2, 16)(q, k)  # documented: it counts its tiles
 
 
 def test_selector_has_no_gradient_and_no_trace_of_inference_mode():
-    q, k, _ = make_qkv(2, HEADS, 100, 100, 16, requires_grad=True)
-    assert not any(
-        t.requires_grad for t in as_tensors(
-            schedule_from_selection(
-                select.top_k(2, block_size=16)(q, k), 100, 100, 2, HEADS, "cpu"
-            )
-        )[0]
-    )  # fmt: skip
+    q, k = inputs(requires_grad=True)
     selector = select.top_k(2, block_size=16, within=masks.sliding(77), always=masks.local(0))
     with torch.inference_mode():
         selector(q, k)
     picked = selector(q, k)  # the static masks are remembered
-    assert not picked.bits.is_inference() and not picked.codes.is_inference()
-
-
-def test_dense_helper_agrees_with_itself():
-    assert np.array_equal(dense(masks.causal(), 9, 9, 1)[0], np.tril(np.ones((9, 9), bool)))
+    schedule = schedule_from_selection(picked, 100, 100, 2, HEADS, "cpu")
+    for t in (picked.bits, picked.codes, *as_tensors(schedule)[0]):
+        assert not t.is_inference() and not t.requires_grad

@@ -7,7 +7,7 @@ import masks
 from sparseflash import select
 from sparseflash.select import tokens
 from sparseflash.testing import make_qkv
-from tests.sparseflash.select.oracle import by_token, dense, expanded, whole_blocks
+from tests.sparseflash.select.oracle import by_token, dense, dense_of, whole_blocks
 
 CASES = [  # n, heads, kv_heads, chunk, k
     (64, 2, 2, 16, 2),
@@ -18,33 +18,28 @@ CASES = [  # n, heads, kv_heads, chunk, k
 ]
 
 
-def dense_of(selection: select.Selection, heads: int) -> np.ndarray:
-    return expanded(selection.to_block_mask(), 2, heads)
-
-
 @pytest.mark.parametrize("n, heads, kv_heads, chunk, k", CASES)
 def test_moba(n, heads, kv_heads, chunk, k, monkeypatch):
     q, key, _ = make_qkv(2, heads, n, n, 16, kv_heads=kv_heads, seed=n)
     exact = by_token(q, key, chunk, k, nsa=False)
     seen = dense(masks.causal(), n, n, heads)
-    for block_size in (16, (32, 16), (16, 32)):
-        sizes = (block_size, block_size) if isinstance(block_size, int) else block_size
-        if chunk % sizes[0] or chunk % sizes[1]:
+    for block_size in ((16, 16), (32, 16), (16, 32)):
+        if any(chunk % size for size in block_size):
             continue
-        whole = whole_blocks(exact, sizes) & seen
+        whole = whole_blocks(exact, block_size) & seen
         found = select.moba(chunk, k, block_size)(q, key)
-        assert np.array_equal(dense_of(found, heads), exact)
+        assert np.array_equal(dense_of(found, 2, heads), exact)
         union = select.moba(chunk, k, block_size, union=True)(q, key)
-        assert np.array_equal(dense_of(union, heads), whole)
+        assert np.array_equal(dense_of(union, 2, heads), whole)
         roomy = select.moba(chunk, k, block_size, capacity=10**6)(q, key)
-        assert np.array_equal(dense_of(roomy, heads), exact)
-        tight = dense_of(select.moba(chunk, k, block_size, capacity=3)(q, key), heads)
+        assert np.array_equal(dense_of(roomy, 2, heads), exact)
+        tight = dense_of(select.moba(chunk, k, block_size, capacity=3)(q, key), 2, heads)
         assert not (exact & ~tight).any() and not (tight & ~whole).any()
     inside = masks.local(25) | masks.random_blocks(0.3, block=16, per_head=True)
     found = select.moba(chunk, k, 16, within=inside)(q, key)
-    assert np.array_equal(dense_of(found, heads), exact & dense(inside, n, n, heads))
+    assert np.array_equal(dense_of(found, 2, heads), exact & dense(inside, n, n, heads))
     monkeypatch.setattr(tokens, "SCORES_AT_ONCE", 1)  # one chunk of queries at a time
-    assert np.array_equal(dense_of(select.moba(chunk, k, 16)(q, key), heads), exact)
+    assert np.array_equal(dense_of(select.moba(chunk, k, 16)(q, key), 2, heads), exact)
 
 
 @pytest.mark.parametrize("n, heads, kv_heads, chunk, k", CASES)
@@ -56,26 +51,24 @@ def test_nsa(n, heads, kv_heads, chunk, k, first, own):
     options = {"block": chunk, "first": first, "own": own}
     for block_q in (16, 48):
         found = select.nsa(k, block_q=block_q, **options)(q, key)
-        assert np.array_equal(dense_of(found, heads), exact)
+        assert np.array_equal(dense_of(found, 2, heads), exact)
     union = select.nsa(k, block_q=32, union=True, **options)(q, key)
     whole = whole_blocks(exact, (32, chunk)) & dense(masks.causal(), n, n, heads)
-    assert np.array_equal(dense_of(union, heads), whole)
+    assert np.array_equal(dense_of(union, 2, heads), whole)
     inside = masks.random_blocks(0.5, block=16, per_head=True)
     found = select.nsa(k, block_q=16, within=inside, **options)(q, key)
-    assert np.array_equal(dense_of(found, heads), exact & dense(inside, n, n, heads))
+    assert np.array_equal(dense_of(found, 2, heads), exact & dense(inside, n, n, heads))
 
 
 def test_queries_of_a_kv_head_share_their_blocks():
     q, key, _ = make_qkv(1, 6, 128, 128, 16, kv_heads=2)
-    found = select.nsa(2, block=16, block_q=16)(q, key).to_block_mask().to_dense()[0]
+    found = dense_of(select.nsa(2, block=16, block_q=16)(q, key), 1, 6)[0]
     assert np.array_equal(found[0], found[2]) and np.array_equal(found[3], found[5])
     assert not np.array_equal(found[0], found[3])
 
 
 def test_every_query_has_k_chunks_once_there_are_so_many():
     q, key, _ = make_qkv(1, 2, 128, 128, 16)
-    found = select.moba(16, 3, 16)(q, key).to_block_mask().to_dense()
+    found = dense_of(select.moba(16, 3, 16)(q, key), 1, 2)
     chunks = found.reshape(1, 2, 128, 8, 16).any(-1).sum(-1)
-    assert np.array_equal(
-        chunks, np.broadcast_to(np.minimum(np.arange(128) // 16 + 1, 3), (1, 2, 128))
-    )
+    assert (chunks == np.minimum(np.arange(128) // 16 + 1, 3)).all()

@@ -17,8 +17,10 @@ from sparseflash.tiles.bits import same_rows
 from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
+from tests.sparseflash.walks import random_mask
 
 SMS = 132
+both_sides = pytest.mark.parametrize("by", ["rows", "cols"])
 
 
 @pytest.fixture(autouse=True)
@@ -119,36 +121,34 @@ def check_tiles(items: np.ndarray, merge: np.ndarray, n_tiles: int, n_parts: int
         assert (parts[1:, 1] == parts[:-1, 1] + parts[:-1, 2]).all()
 
 
-def build(schedule, by, major, minor, n_q, n_k, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
-    spec = TileSpec(by == "rows", major, minor, n_q, n_k, batch, heads, kv_heads, sms)
-    return tile_lists(schedule, spec, "cpu")
+def spec_of(
+    by, n_q=500, n_k=500, batch=1, heads=1, kv_heads=1, *, major=128, minor=128, sms=SMS
+) -> TileSpec:
+    return TileSpec(by == "rows", major, minor, n_q, n_k, batch, heads, kv_heads, sms)
 
 
-def spec_of(by, major=128, minor=128) -> TileSpec:
-    return TileSpec(by == "rows", major, minor, 500, 500, 1, 1, 1, SMS)
+def build(schedule, by, *extents, **options) -> TileLists:
+    return tile_lists(schedule, spec_of(by, *extents, **options), "cpu")
 
 
-def check(schedule, dense, by, major, minor, batch=1, heads=1, kv_heads=1, sms=SMS) -> TileLists:
+def scheduled(dense: np.ndarray, block, batch=1, heads=1):
+    blocks = masks.BlockMask.from_dense(dense, block)
+    return schedule_for(blocks, *dense.shape[-2:], batch, heads, "cpu")
+
+
+def check(schedule, dense, by, batch=1, heads=1, kv_heads=1, **options) -> TileLists:
     """Build the lists and compare with the dense mask, bool (1 or batch, 1 or heads, n_q, n_k)."""
     n_q, n_k = dense.shape[-2:]
-    lists = build(schedule, by, major, minor, n_q, n_k, batch, heads, kv_heads, sms)
+    spec = spec_of(by, n_q, n_k, batch, heads, kv_heads, **options)
+    lists = tile_lists(schedule, spec, "cpu")
     seen = decode(lists, batch, heads if by == "rows" else kv_heads)
     if by == "cols":
         seen = seen.swapaxes(2, 3)
     assert np.array_equal(seen, np.broadcast_to(dense, (batch, heads, n_q, n_k)))
     assert (lists.n_major, lists.n_minor) == ((n_q, n_k) if by == "rows" else (n_k, n_q))
     assert lists.group == (1 if by == "rows" else heads // kv_heads)
-    assert (lists.major, lists.minor) == (major, minor)
+    assert (lists.major, lists.minor) == (spec.major, spec.minor)
     return lists
-
-
-def random_mask(rng, outer, n_q, n_k, cell) -> np.ndarray:
-    """Empty, partial and full cells, and rows and columns of nothing and of everything."""
-    kinds = rng.integers(0, 4, (*outer, -(-n_q // cell[0]), -(-n_k // cell[1])))
-    kinds[..., rng.integers(kinds.shape[-2]), :] = rng.choice([0, 2])
-    kinds[..., :, rng.integers(kinds.shape[-1])] = rng.choice([0, 2])
-    kinds = kinds.repeat(cell[0], -2).repeat(cell[1], -1)[..., :n_q, :n_k]
-    return (kinds == 2) | ((kinds == 1) & (rng.random(kinds.shape) < 0.3))
 
 
 BLOCKS = [
@@ -158,7 +158,7 @@ BLOCKS = [
 LENGTHS = [(512, 512), (257, 300), (1, 700), (500, 1), (63, 100), (770, 257)]
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
+@both_sides
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_lists_are_those_of_the_mask(block, by):
     rng = np.random.default_rng(block)
@@ -166,12 +166,10 @@ def test_lists_are_those_of_the_mask(block, by):
         major, minor = ((128, 128), (64, 128), (128, 64), (64, 64))[number % 4]
         cell = [(16, 16), block, (64, 64)][number % 3]
         dense = random_mask(rng, (1, 1), n_q, n_k, cell)
-        blocks = masks.BlockMask.from_dense(dense, block)
-        schedule = schedule_for(blocks, n_q, n_k, 1, 1, "cpu")
-        check(schedule, dense, by, major, minor)
+        check(scheduled(dense, block), dense, by, major=major, minor=minor)
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
+@both_sides
 @pytest.mark.parametrize("block", [(128, 128), (64, 32), (48, 256)], ids=str)
 @pytest.mark.parametrize("outer", [(1, 1), (1, 4), (2, 1), (2, 4)], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -179,97 +177,89 @@ def test_batch_heads_and_groups(kv_heads, outer, block, by):
     rng = np.random.default_rng(sum(outer))
     for n_q, n_k in ((300, 290), (140, 400)):
         dense = random_mask(rng, outer, n_q, n_k, (32, 32))
-        blocks = masks.BlockMask.from_dense(dense, block)
-        schedule = schedule_for(blocks, n_q, n_k, 2, 4, "cpu")
-        lists = check(schedule, dense, by, 128, 64, 2, 4, kv_heads)
+        lists = check(scheduled(dense, block, 2, 4), dense, by, 2, 4, kv_heads, minor=64)
         wanted = outer[1] if by == "rows" or outer[1] == 1 else kv_heads
         assert (lists.batch, lists.heads) == (outer[0], wanted)
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
+@both_sides
 @pytest.mark.parametrize("n_q, n_k", [(256, 256), (100, 300), (257, 1), (1, 129)])
 @pytest.mark.parametrize("kv_heads", [2, 1])
-def test_dense(by, n_q, n_k, kv_heads):
+@pytest.mark.parametrize("major, minor", [(128, 128), (64, 128), (128, 64)])
+def test_dense(by, n_q, n_k, kv_heads, major, minor):
     dense = np.ones((1, 1, n_q, n_k), dtype=bool)
-    for major, minor in ((128, 128), (64, 128), (128, 64)):
-        lists = check(None, dense, by, major, minor, 2, 2, kv_heads)
-        ragged = lists.n_minor % minor > 0
-        assert lists.partial == ragged and len(lists.items) == 1 and lists.gather == 1
-        assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
+    lists = check(None, dense, by, 2, 2, kv_heads, major=major, minor=minor)
+    ragged = lists.n_minor % minor > 0
+    assert lists.partial == ragged and len(lists.items) == 1 and lists.gather == 1
+    assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
-def test_nothing_allowed(by):
+@both_sides
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_nothing_allowed(block, by):
     dense = np.zeros((1, 1, 200, 300), dtype=bool)
-    for block in (64, 128, 256):
-        blocks = masks.BlockMask.from_dense(dense, block)
-        lists = check(schedule_for(blocks, 200, 300, 1, 1, "cpu"), dense, by, 128, 128)
-        assert not lists.partial and lists.n_long == lists.n_parts == 0
+    lists = check(scheduled(dense, block), dense, by)
+    assert not lists.partial and lists.n_long == lists.n_parts == 0
 
 
 def test_queries_beyond_the_end_make_no_block_partial():
-    lists = check(
-        schedule_for(masks.dense(), 200, 256, 1, 1, "cpu"),
-        np.ones((1, 1, 200, 256), dtype=bool), "rows", 128, 128,
-    )  # fmt: skip
-    assert not lists.partial
+    dense = np.ones((1, 1, 200, 256), dtype=bool)
+    assert not check(scheduled(dense, 128), dense, "rows").partial
     # the diagonal; by columns, where queries are gathered, also the ragged end of the queries
     schedule = schedule_for(masks.causal(), 300, 300, 1, 1, "cpu", 128)
     for by, n_partial in (("rows", [1, 1, 1]), ("cols", [2, 2, 1])):
-        lists = build(schedule, by, 128, 128, 300, 300)
+        lists = build(schedule, by, 300, 300)
         assert lists.items[0, lists.items[0, :, 0].long(), 3].tolist() == n_partial
 
 
-def selection_of(dense: np.ndarray, block) -> Selection:
-    rows, cols = (-(-n // size) for n, size in zip(dense.shape[-2:], block, strict=True))
+def schedule_of_selection(dense: np.ndarray, block):
+    """For batch 2 and 4 heads, as a selection brings it."""
+    n_q, n_k = dense.shape[-2:]
+    rows, cols = (-(-n // size) for n, size in zip((n_q, n_k), block, strict=True))
     codes = torch.full((*dense.shape[:2], rows, cols), -1, dtype=torch.int32)
     bits = torch.empty(0, block[0], -(-block[1] // 32), dtype=torch.int32)
-    n_q, n_k = dense.shape[-2:]
     every = Selection(codes, bits, n_q, n_k, block, max_blocks=codes.numel())
-    return every & masks.BlockMask.from_dense(dense, block)
+    selection = every & masks.BlockMask.from_dense(dense, block)
+    return schedule_from_selection(selection, n_q, n_k, 2, 4, "cpu")
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
+@both_sides
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("block", [(128, 128), (256, 128), (128, 256)], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(512, 512), (600, 500), (100, 1000)])
 def test_selections(block, n_q, n_k, kv_heads, by, cache):
     rng = np.random.default_rng(n_q)
     for outer in ((1, 1), (2, 1), (2, 4)):
-        extents = (n_q, n_k, 2, 4)
         mask = random_mask(rng, outer, n_q, n_k, block)
-        selection = selection_of(mask, block)
-        schedule = schedule_from_selection(selection, *extents, "cpu")
+        schedule = schedule_of_selection(mask, block)
         assert schedule.dynamic and indivisible(schedule.facts, spec_of(by)) is None
-        lists = check(schedule, mask, by, 128, 128, 2, 4, kv_heads)
+        lists = check(schedule, mask, by, 2, 4, kv_heads)
         assert lists.n_long == lists.n_parts == 0
         assert lists.n_items == -(-lists.n_major // 128)
     assert len(cache) == 0
 
 
-@pytest.mark.parametrize("by", ["rows", "cols"])
+@both_sides
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("outer", [(2, 1), (1, 4)])
 def test_lists_of_a_selection_do_not_read_the_device(outer, kv_heads, by):
     """Fake tensors refuse whatever depends on values."""
     dense = random_mask(np.random.default_rng(0), outer, 600, 500, (128, 128))
-    extents = (600, 500, 2, 4)
-    schedule = schedule_from_selection(selection_of(dense, (256, 128)), *extents, "cpu")
-    real = build(schedule, by, 128, 128, *extents, kv_heads)
+    schedule, given = schedule_of_selection(dense, (256, 128)), (by, 600, 500, 2, 4, kv_heads)
+    real = build(schedule, *given)
     with FakeTensorMode() as mode:
         tensors, ints = as_tensors(schedule)
-        fake = from_tensors([mode.from_tensor(t) for t in tensors], ints)
-        lists = build(fake, by, 128, 128, *extents, kv_heads)
+        lists = build(from_tensors([mode.from_tensor(t) for t in tensors], ints), *given)
     assert [x.shape for x in lists[:5]] == [x.shape for x in real[:5]]
     assert lists[5:] == real[5:]
 
 
 def test_order_begins_at_the_heavier_end():
     causal = schedule_for(masks.causal(), 1024, 1024, 1, 1, "cpu")
-    rows = build(causal, "rows", 128, 128, 1024, 1024)
+    rows = build(causal, "rows", 1024, 1024)
     assert rows.items[0, :, 0].tolist() == list(range(7, -1, -1))
     assert rows.n_long == rows.n_parts == 0
-    cols = build(causal, "cols", 128, 128, 1024, 1024)
+    cols = build(causal, "cols", 1024, 1024)
     assert cols.items[0, :, 0].tolist() == list(range(8))
 
 
@@ -281,16 +271,16 @@ def test_far_longer_tiles_run_first():
     for row, count in long.items():
         dense[row, :count] = True
     dense = dense.repeat(128, 0).repeat(128, 1)
-    schedule = schedule_for(masks.BlockMask.from_dense(dense, 128), n, n, 1, 8, "cpu")
-    lists = build(schedule, "rows", 128, 128, n, n, 1, 8, 8, sms=8)
+    schedule = scheduled(dense, 128, 1, 8)
+    lists = build(schedule, "rows", n, n, 1, 8, 8, sms=8)
     assert lists.n_long == 4 and lists.n_parts == 0
     rest = [t for t in range(64) if t not in long]
     assert lists.items[0, :, 0].tolist() == [6, 20, 63, 5, *rest]
     # too few processors for the long rows to matter: natural order, for the cache
-    lists = build(schedule, "rows", 128, 128, n, n, 1, 8, 8, sms=1)
+    lists = build(schedule, "rows", n, n, 1, 8, 8, sms=1)
     assert lists.n_long == 0 and lists.items[0, :, 0].tolist() == list(range(64))
     # one head: the long rows are split
-    lists = check(schedule, dense[None, None], "rows", 128, 128, sms=64)
+    lists = check(schedule, dense[None, None], "rows", sms=64)
     assert lists.n_parts == 4 + 3 + 4 + 3 and lists.n_long == lists.n_parts
     assert lists.merge[0].tolist() == [[5, 0, 3, 0], [6, 3, 4, 0], [20, 7, 4, 0], [63, 11, 3, 0]]
     assert int(lists.items[..., 2].max()) == 16
@@ -301,9 +291,7 @@ def test_slices_of_unlike_counts_are_padded():
     dense = np.zeros((1, 2, 1024, 8192), dtype=bool)
     dense[:, :, 128:, :128] = True
     dense[:, 0, :128] = True
-    blocks = masks.BlockMask.from_dense(dense, 128)
-    schedule = schedule_for(blocks, 1024, 8192, 1, 2, "cpu")
-    lists = check(schedule, dense, "rows", 128, 128, heads=2, kv_heads=2)
+    lists = check(scheduled(dense, 128, 1, 2), dense, "rows", heads=2, kv_heads=2)
     assert lists.n_parts == 4 and lists.n_items == 11
     assert (lists.items[1, :, 0] == -1).sum() == 3
     assert lists.merge.tolist() == [[[0, 0, 4, 0]], [[-1, 0, 0, 0]]]
@@ -315,10 +303,10 @@ def test_few_long_rows_are_split(mask):
     n_q, n_k = 200, 64 * 128
     schedule = None if mask is None else schedule_for(mask, n_q, n_k, 1, 1, "cpu")
     dense = np.ones((1, 1, n_q, n_k), dtype=bool)
-    lists = check(schedule, dense, "rows", 128, 128)
+    lists = check(schedule, dense, "rows")
     assert lists.n_parts == lists.n_items == 2 * 4 and (lists.items[..., 2] == 16).all()
-    lists = check(schedule, dense.swapaxes(2, 3), "cols", 128, 128) if mask is None else lists
-    assert lists.n_parts == 8
+    if mask is None:
+        assert check(schedule, dense.swapaxes(2, 3), "cols").n_parts == 8
 
 
 def test_equal_tiles_have_their_bits_once():
@@ -327,7 +315,7 @@ def test_equal_tiles_have_their_bits_once():
     for block, most in ((128, 3), (64, 6), (256, 6)):
         schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
         for by in ("rows", "cols"):
-            lists = build(schedule, by, 128, 128, n, n)
+            lists = build(schedule, by, n, n)
             assert int(lists.items[..., 3].sum()) > 2000
             assert len(lists.bits) <= most
 
@@ -342,7 +330,7 @@ def test_same_rows_survives_equal_hashes(monkeypatch):
 
 
 def test_blocks_are_gathered_from_pieces_that_divide_them():
-    assert gathered_tokens(None, spec_of("rows", 128, 64)) == 64
+    assert gathered_tokens(None, spec_of("rows", minor=64)) == 64
     schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (48, 256))
     assert gathered_tokens(schedule, spec_of("rows")) == 128
     assert gathered_tokens(schedule, spec_of("cols")) == 16
@@ -352,28 +340,27 @@ def test_blocks_of_a_selection_must_divide_by_the_tiles():
     facts = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (64, 128)).facts
     found = indivisible(facts, spec_of("rows"))
     assert "128 queries x 128 keys, they are 64 x 128" in str(found)
-    assert indivisible(facts, spec_of("rows", 64)) is None
+    assert indivisible(facts, spec_of("rows", major=64)) is None
 
 
 def test_cache_knows_lists_by_mask_and_parameters(cache):
     schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
-    args = (128, 128, 500, 500)
-    first = build(schedule, "rows", *args)
+    first = build(schedule, "rows")
     clear_cache()
     again = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
-    assert again is not schedule and build(again, "rows", *args) is first
-    assert build(schedule, "cols", *args) is not first
-    assert build(schedule, "rows", *args, heads=2) is not first
-    assert build(None, "rows", *args) is build(None, "rows", *args) is not first
+    assert again is not schedule and build(again, "rows") is first
+    assert build(schedule, "cols") is not first
+    assert build(schedule, "rows", heads=2) is not first
+    assert build(None, "rows") is build(None, "rows") is not first
     for n in range(20):
-        build(None, "rows", 128, 128, 500, 500 + n)
+        build(None, "rows", 500, 500 + n)
         assert len(cache) <= 8
-    assert build(schedule, "rows", *args) is not first
+    assert build(schedule, "rows") is not first
 
 
 def test_made_in_inference_mode_they_serve_autograd():
     with torch.inference_mode():
-        lists = build(None, "rows", 128, 128, 500, 500)
+        lists = build(None, "rows")
     assert not any(x.is_inference() for x in lists[:5])
 
 
@@ -384,7 +371,7 @@ def test_long_sequences_are_fast(block):
     schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
     for by in ("rows", "cols"):
         start = time.perf_counter()
-        lists = build(schedule, by, 128, 128, n, n)
+        lists = build(schedule, by, n, n)
         elapsed = time.perf_counter() - start
         assert elapsed < 1  # 0.01 s on a quiet machine
         assert sum(x.nbytes for x in lists[:5]) < 2**24

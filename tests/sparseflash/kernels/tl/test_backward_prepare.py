@@ -18,30 +18,31 @@ BATCH, HEADS, N, N_PAD = 2, 3, 70, 128
 
 
 def rows(dim, with_dlse):
-    """out, dout, lse with empty rows, dlse, and delta in float64, 0 for empty rows."""
+    """out, dout, lse with empty rows, dlse; their strides; delta in float64, 0 for empty rows."""
     out, dout, _ = make_qkv(BATCH, HEADS, N, N, dim)
     generator = torch.Generator().manual_seed(dim)
     lse = 5 * torch.randn(BATCH, HEADS, N, generator=generator)
     lse[:, :, ::9] = -torch.inf
-    dlse = None
+    dlse, strides = None, (0, 0, 0)
+    delta = (out.double() * dout.double()).sum(-1)
     if with_dlse:
         dlse = torch.randn(BATCH, N, HEADS, generator=generator).transpose(1, 2)
-    delta = (out.double() * dout.double()).sum(-1)
-    if dlse is not None:
+        strides = dlse.stride()
         delta -= dlse.double()
         dlse[lse == -torch.inf] = torch.nan  # nobody may look at it
-    return out, dout, lse, dlse, delta.masked_fill(lse == -torch.inf, 0.0)
+    strides = *out.stride()[:3], *dout.stride()[:3], *strides
+    return (out, dout, lse, dlse), strides, delta.masked_fill(lse == -torch.inf, 0.0)
 
 
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("dim", [16, 13])
 def test_delta_and_the_lse_in_base_2(dim, with_dlse):
-    out, dout, lse, dlse, expected = rows(dim, with_dlse)
+    inputs, strides, expected = rows(dim, with_dlse)
+    lse = inputs[2]
     delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
     n_tiles = -(-N // 64)
     backward_prepare[(n_tiles * BATCH * HEADS,)](
-        out, dout, lse, dlse, delta, lse_log2, *out.stride()[:3], *dout.stride()[:3],
-        *((0, 0, 0) if dlse is None else dlse.stride()), N, n_tiles, HEADS,
+        *inputs, delta, lse_log2, *strides, N, n_tiles, HEADS,
         HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
     )  # fmt: skip
     torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
@@ -54,17 +55,16 @@ def test_delta_and_the_lse_in_base_2(dim, with_dlse):
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
     dim, scale = 13, 0.3
-    out, dout, lse, dlse, delta = rows(dim, with_dlse)
+    inputs, strides, delta = rows(dim, with_dlse)
     neg_delta, score_start = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
     dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
     backward_start[(BATCH * HEADS * N_PAD // 64,)](
-        out, dout, lse, dlse, neg_delta, score_start, dq_sum,
-        *out.stride()[:3], *dout.stride()[:3],
-        *((0, 0, 0) if dlse is None else dlse.stride()), N, N_PAD, HEADS, 1 / scale,
+        *inputs, neg_delta, score_start, dq_sum, *strides, N, N_PAD, HEADS, 1 / scale,
         HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
     )  # fmt: skip
     assert (neg_delta[:, :, N:] == 0).all() and (score_start[:, :, N:] == -torch.inf).all()
     torch.testing.assert_close(neg_delta[:, :, :N].double(), -delta, rtol=1e-5, atol=1e-5)
+    lse = inputs[2]
     start = (-lse.double() / scale).masked_fill(lse == -torch.inf, -torch.inf)
     torch.testing.assert_close(score_start[:, :, :N].double(), start, rtol=1e-6, atol=1e-6)
     assert dq_sum is None or (dq_sum == 0).all()
