@@ -52,9 +52,9 @@ def _is_number(x: Any) -> bool:
     return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
 
 
-def check_tensors(q: Any, k: Any, v: Any) -> None:
-    """Raise ValueError for q, k and v that attention does not take."""
-    for name, t in (("q", q), ("k", k), ("v", v)):
+def check_tensors(q: Any, k: Any, *v: Any) -> None:
+    """Raise ValueError for q, k and v that attention does not take, or q and k alone."""
+    for name, t in zip("qkv", (q, k, *v), strict=False):
         if not isinstance(t, Tensor):
             raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
         if t.ndim != 4:
@@ -78,12 +78,12 @@ def check_tensors(q: Any, k: Any, v: Any) -> None:
         raise ValueError(
             f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
         )
-    check_shapes(q, k, v)
+    check_shapes(q, k, *v)
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
     """Raise ValueError where the shapes of q, k and v do not fit together."""
-    if k.shape[:3] != v.shape[:3]:
+    if v is not None and k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; all but the head dim must be equal"
         )

@@ -11,8 +11,8 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
-from masks.checks import integer
-from sparseflash.select.base import BlockSelector, check_blocks, selector
+from masks.checks import block_sizes, integer
+from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.choose import MAX_COLS
 from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot
@@ -31,7 +31,8 @@ class Antidiagonal(BlockSelector):
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         n_q, n_k = q.shape[2], k.shape[2]
-        given = (self.within, n_q, n_k, self.block_size, self.stride, q.shape[1], q.device)
+        heads = heads_of(self.within, q.shape[1])
+        given = (self.within, n_q, n_k, self.block_size, self.stride, heads, q.device)
         if q.is_cuda and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= MAX_COLS:
             allowed = None if self.within is None else _allowed(*given)
             shape = (self.stride, self.block_size)
@@ -67,7 +68,7 @@ def antidiagonal(
     Takes 2 B H N_q N_k D / stride operations, 1 / (2 stride) of dense attention; the memory for
     scores is bounded. Raises ValueError for arguments out of range.
     """
-    block_size = check_blocks(block_size)
+    block_size = block_sizes(block_size)
     integer("stride", stride, min=1)
     if stride & (stride - 1) or any(size % stride for size in block_size):
         raise ValueError(
@@ -106,13 +107,8 @@ def _squares(x: Tensor, stride: int, block: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[2] % block)).unflatten(2, (-1, stride))
 
 
-def _allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
-    heads = None if within is None else heads_of(within, heads)
-    return _squares_allowed(within, n_q, n_k, block_size, stride, heads, device)
-
-
 @lru_cache(maxsize=8)
-def _squares_allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
+def _allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
     """Bool (B, H, squares of queries, squares of keys), extents of 1 where they are the same."""
     q_there, k_there = (
         np.arange(0, -(-n // block) * block, stride) < n

@@ -1,20 +1,20 @@
-"""Base classes of the selectors, and the checks that they share."""
+"""Base classes of the selectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes
-from sparseflash.select.candidates import candidates_of
+from sparseflash.checks import check_tensors
 from sparseflash.select.choose import choose
-from sparseflash.select.rules import Rule
+from sparseflash.select.rules import Rule, candidates_of
 from sparseflash.select.selection import Selection
+from sparseflash.select.static import heads_of
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -35,7 +35,7 @@ class Selector:
 
         Raises ValueError for inputs that do not fit each other or the selector.
         """
-        check_inputs(q, k)
+        check_tensors(q, k)
         return self.select(q, k)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
@@ -67,7 +67,8 @@ class BlockSelector(Selector):
     def select(self, q: Tensor, k: Tensor) -> Selection:
         batch, heads, n_q, _ = q.shape
         extents = (n_q, k.shape[2], self.block_size)
-        found = candidates_of(self.rule, self.within, self.always, *extents, heads, q.device)
+        built_with = heads_of(self.within, heads) or heads_of(self.always, heads)
+        found = candidates_of(self.rule, self.within, self.always, *extents, built_with, q.device)
         for name, mask in (("within", found.codes), ("always", found.forced)):
             if mask is not None and any(
                 m not in (1, n) for m, n in zip(mask.shape[:2], (batch, heads), strict=True)
@@ -100,29 +101,3 @@ def selector(make: Callable[P, S]) -> Callable[P, S]:
 
 def _shown(value: object) -> str:
     return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-
-
-def check_inputs(q: Tensor, k: Tensor) -> None:
-    """Raises ValueError where q and k do not fit each other."""
-    for name, t in (("q", q), ("k", k)):
-        if not isinstance(t, Tensor) or t.ndim != 4 or not t.is_floating_point() or 0 in t.shape:
-            found = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
-            raise ValueError(f"{name} is {found}: give floats (batch, heads, length, head dim)")
-    if q.device != k.device or q.dtype != k.dtype:
-        raise ValueError(
-            f"q is {q.dtype} on {q.device}, k {k.dtype} on {k.device}: bring them together"
-        )
-    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}, k {tuple(k.shape)}: give them one batch and head dim, "
-            "and q a multiple of the heads of k"
-        )
-
-
-def check_blocks(block_size: Any) -> tuple[int, int]:
-    """(block_q, block_k) as `Mask.build` takes them."""
-    sizes = block_sizes(block_size)
-    for size in sizes:
-        if size % 16 or not 16 <= size <= 256:
-            raise ValueError(f"block_size is {block_size!r}: give multiples of 16, 16 to 256")
-    return sizes

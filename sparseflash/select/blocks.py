@@ -6,8 +6,8 @@ from torch import Tensor
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from masks.checks import choice
-from sparseflash.select.base import BlockSelector, check_blocks, selector
+from masks.checks import block_sizes, choice
+from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.pool import dot, pool
 from sparseflash.select.rules import adaptive, budget
 
@@ -62,7 +62,7 @@ def top_k(
     Reads q and k once. Among equal scores the first block wins. Raises ValueError for arguments
     out of range.
     """
-    return Pooled(check_blocks(block_size), within, budget("k", k), always, pool)
+    return Pooled(block_sizes(block_size), within, budget("k", k), always, pool)
 
 
 @selector
@@ -84,4 +84,4 @@ def mass(
     (arXiv:2502.20766) and SpargeAttn (arXiv:2502.18137). The rest is as in `top_k`.
     """
     rule = adaptive("mass", "threshold", threshold, min_blocks, max_blocks)
-    return Pooled(check_blocks(block_size), within, rule, always, pool)
+    return Pooled(block_sizes(block_size), within, rule, always, pool)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from sparseflash.select.base import BlockSelector, check_blocks, check_inputs, selector
+from masks.checks import block_sizes
+from sparseflash.checks import check_tensors
+from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.pool import KINDS, SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import adaptive, budget
 
@@ -41,7 +43,7 @@ class Gate(nn.Module):
         k_pool: Sequence[str] = ("mean", "max", "min"),
     ):
         super().__init__()
-        self.block_size = check_blocks(block_size)
+        self.block_size = block_sizes(block_size)
         for name, kinds in (("q_pool", q_pool), ("k_pool", k_pool)):
             if not kinds or not set(kinds) <= set(KINDS):
                 raise ValueError(f"{name} is {kinds!r}: give some of {', '.join(KINDS)}")
@@ -107,7 +109,7 @@ def gate(
         rule = adaptive("mass", "mass", mass, min_blocks, max_blocks)
     else:
         rule = budget("k", k)
-    return Gated(check_blocks(module.block_size), within, rule, always, module)
+    return Gated(block_sizes(module.block_size), within, rule, always, module)
 
 
 @torch.no_grad()
@@ -125,8 +127,8 @@ def attention_map(
     `causal` aligns the first query with the first key. Takes the time of dense attention, for
     training; the scores are computed some block rows at a time.
     """
-    check_inputs(q, k)
-    block_q, block_k = check_blocks(block_size)
+    check_tensors(q, k)
+    block_q, block_k = block_sizes(block_size)
     n_q, n_k = q.shape[2], k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

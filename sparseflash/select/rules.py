@@ -1,11 +1,18 @@
 """How many blocks a row takes, and which blocks it may take."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from masks.algebra import Mask
+from masks.block_lists import EMPTY, FULL
+from masks.block_mask import BlockMask
 from masks.checks import integer
+from sparseflash.select.static import built, grid_codes, heads_of, static_codes, to_device
 
 
 @dataclass(frozen=True)
@@ -60,3 +67,50 @@ def adaptive(
     if max_blocks is not None:
         max_blocks = integer("max_blocks", max_blocks, min=min_blocks)
     return Rule(kind, float(value), min_blocks, max_blocks)
+
+
+@lru_cache(maxsize=16)
+def candidates_of(
+    rule: Rule,
+    within: Mask | BlockMask | None,
+    always: Mask | BlockMask | None,
+    n_q: int,
+    n_k: int,
+    block_size: tuple[int, int],
+    heads: int | None,
+    device: torch.device,
+) -> Candidates:
+    """The blocks of `within`, those of `always` first; only the first call copies to the device.
+
+    heads: of q, None where neither mask differs from head to head.
+    """
+    shape = (1, 1, -(-n_q // block_size[0]), -(-n_k // block_size[1]))
+    if within is None:
+        host = np.full(shape, FULL, np.int32)
+        codes = to_device(host, device)
+        bits = codes.new_empty((0, block_size[0], -(-block_size[1] // 32)))
+    else:
+        given = (within, n_q, n_k, block_size, heads_of(within, heads))
+        host = grid_codes(built(*given))
+        codes, bits, _ = static_codes(*given, device)
+    taken, forced = np.zeros((1, 1, 1, 1), bool), None
+    if always is not None:
+        taken = grid_codes(built(always, n_q, n_k, block_size, heads_of(always, heads))) != EMPTY
+        forced = to_device(taken.astype(np.int8), device)
+    low, high = _bounds(rule, host != EMPTY, taken)
+    on_device = (to_device(low, device), to_device(high, device))
+    return Candidates(codes, bits, forced, *on_device, int(high.sum()))
+
+
+def _bounds(rule: Rule, candidate: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The fewest and the most blocks of each row, int32 (B, H, rows), forced blocks included."""
+    candidates, forced = candidate.sum(-1), (candidate & forced).sum(-1)
+    if rule.kind == "count":
+        low = high = int(rule.value)
+    elif rule.kind == "share":
+        low = high = np.ceil(rule.value * candidates - 1e-9)
+    else:
+        low, high = rule.min_blocks, rule.max_blocks or candidates
+    low = np.minimum(np.maximum(low, forced), candidates)
+    high = np.minimum(np.maximum(high, low), candidates)
+    return low.astype(np.int32), high.astype(np.int32)

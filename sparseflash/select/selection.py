@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
-from masks.tiles import edge_tiles
+from masks.runs import Grid
+from masks.tiles import Tiles, assemble
 from sparseflash.select.static import heads_of, static_codes
 
 MAX_PRODUCTS = 1 << 14  # tiles that two tables may make together
@@ -74,12 +74,10 @@ class Selection:
         return (self.codes != EMPTY).float().mean()
 
     def __and__(self, other: "Mask | BlockMask | Selection") -> "Selection":
-        operand = self._operand(other)
-        return NotImplemented if operand is None else _join(self, operand, FULL, EMPTY)
+        return self._joined(other, FULL, EMPTY)
 
     def __or__(self, other: "Mask | BlockMask | Selection") -> "Selection":
-        operand = self._operand(other)
-        return NotImplemented if operand is None else _join(self, operand, EMPTY, FULL)
+        return self._joined(other, EMPTY, FULL)
 
     def __sub__(self, other: "Mask | BlockMask | Selection") -> "Selection":
         if isinstance(other, Selection) and len(other.bits):
@@ -87,12 +85,17 @@ class Selection:
                 "the selection on the right of - has partial blocks: subtract one of whole blocks, "
                 "or a Mask"
             )
-        operand = self._operand(other, complement=True)
-        return NotImplemented if operand is None else _join(self, operand, FULL, EMPTY)
+        return self._joined(other, FULL, EMPTY, complement=True)
 
     __rand__, __ror__ = __and__, __or__
 
-    def _operand(self, other: object, *, complement: bool = False) -> "Selection | None":
+    def _joined(
+        self, other: object, neutral: int, absorbing: int, *, complement: bool = False
+    ) -> "Selection":
+        operand = self._operand(other, complement)
+        return NotImplemented if operand is None else _join(self, operand, neutral, absorbing)
+
+    def _operand(self, other: object, complement: bool) -> "Selection | None":
         """`other`, or all that is not in it, as a selection that fits this one."""
         if isinstance(other, Mask | BlockMask):
             if heads_of(other, 1) and self.heads == 1:
@@ -100,10 +103,9 @@ class Selection:
                     f"{other} differs from head to head, the selection does not: pass it to the "
                     "selector (within=)"
                 )
-            static = static_codes(
-                other, self.n_q, self.n_k, self.block_size, self.heads, self.device, complement
-            )
             extents = (self.n_q, self.n_k, self.block_size)
+            heads = heads_of(other, self.heads)
+            static = static_codes(other, *extents, heads, self.device, complement)
             other = Selection(static.codes, static.bits, *extents, static.max_blocks)
         elif not isinstance(other, Selection):
             return None
@@ -126,38 +128,13 @@ class Selection:
 
         Waits for the device, and copies everything to the host.
         """
-        codes, bits = self.codes.cpu().numpy(), self.bits.cpu().numpy().view(np.uint32)
-        edges = edge_tiles(self.n_q, self.n_k, self.block_size)
-        cut = np.zeros(codes.shape[2:], np.int32)  # which edge tile a block would have when full
-        cut[-1], cut[:, -1] = cut[-1] + 2, cut[:, -1] + 1
-        x = np.flatnonzero(codes >= 0)
-        kinds = codes.ravel()[x] * 4 + cut.ravel()[x % cut.size]
-        kinds, first, group = np.unique(kinds, return_index=True, return_inverse=True)
-        tiles: dict[bytes, int] = {}  # the numbers of the distinct ones, in the order of x
-        final = np.empty(len(kinds), np.int32)
-        for i in np.argsort(first):
-            tile = bits[kinds[i] // 4]
-            if not tile.any():
-                final[i] = EMPTY
-            elif np.array_equal(tile, edges[kinds[i] % 4]):
-                final[i] = FULL
-            else:
-                final[i] = tiles.setdefault(tile.tobytes(), len(tiles))
-        flat = codes.astype(np.int32).ravel()
-        flat[x] = final[group]
-        starts, values = rl.compact(np.arange(flat.size), flat, flat.size)
-        shape = (-1, *bits.shape[1:])
-        return BlockMask(
-            n_q=self.n_q,
-            n_k=self.n_k,
-            block_size=self.block_size,
-            batch=self.batch,
-            heads=self.heads,
-            starts=starts,
-            tiles=values,
-            bits=np.array([np.frombuffer(t, np.uint32) for t in tiles], np.uint32).reshape(shape),
-            text="selection",
-        )
+        grid = Grid(self.n_q, self.n_k, *self.block_size, self.batch, self.heads)
+        codes = self.codes.cpu().numpy().astype(np.int32).ravel()
+        tiles, x = Tiles(grid), np.flatnonzero(codes >= 0)
+        _, row, col = grid.split(x)
+        bits = self.bits.cpu().numpy().view(np.uint32)
+        codes[x] = tiles.codes_of(bits, codes[x], grid.cut(row, col))
+        return BlockMask(*assemble(tiles, np.arange(grid.size), codes, text="selection"))
 
     def __repr__(self) -> str:
         return (

@@ -10,7 +10,7 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
-from masks.tiles import edge_tiles
+from masks.tiles import Tiles
 
 
 class Static(NamedTuple):
@@ -21,35 +21,36 @@ class Static(NamedTuple):
     max_blocks: int  # non-empty blocks
 
 
+def heads_of(mask: Mask | BlockMask | None, heads: int | None) -> int | None:
+    """The heads that the mask has to be built with; None where they do not matter."""
+    return heads if isinstance(mask, Mask) and mask.per_head else None
+
+
+@lru_cache(maxsize=32)
 def static_codes(
     mask: Mask | BlockMask,
     n_q: int,
     n_k: int,
     block_size: tuple[int, int],
-    heads: int,
+    heads: int | None,
     device: torch.device,
     complement: bool = False,
 ) -> Static:
-    """`mask`, or all that is not in it, for these lengths; ValueError if it has others."""
-    return _static_codes(mask, n_q, n_k, block_size, heads_of(mask, heads), device, complement)
+    """`mask`, or all that is not in it, for these lengths; ValueError if it has others.
 
-
-def heads_of(mask: Mask | BlockMask, heads: int) -> int | None:
-    """The heads that the mask has to be built with."""
-    return heads if isinstance(mask, Mask) and mask.per_head else None
-
-
-@lru_cache(maxsize=32)
-def _static_codes(mask, n_q, n_k, block_size, heads, device, complement) -> Static:
+    heads: those of `heads_of`.
+    """
     blocks = built(mask, n_q, n_k, block_size, heads)
     codes, bits = grid_codes(blocks), blocks.bits
     if complement:
-        codes, bits = _complement(codes, blocks)
-    return Static(
-        to_device(codes, device),
-        to_device(bits.view(np.int32), device),
-        int((codes != EMPTY).sum()),
-    )
+        tiles, partial = Tiles(blocks.grid), codes >= 0
+        _, row, col = blocks.grid.split(np.flatnonzero(partial))
+        cut = blocks.grid.cut(row, col)
+        codes, own = (EMPTY + FULL) - codes, codes[partial]
+        codes[partial] = tiles.codes_of(~bits, own, cut)
+        bits = tiles.bits
+    max_blocks = int((codes != EMPTY).sum())
+    return Static(to_device(codes, device), to_device(bits.view(np.int32), device), max_blocks)
 
 
 def built(
@@ -71,19 +72,6 @@ def grid_codes(blocks: BlockMask) -> np.ndarray:
     lengths = np.diff(blocks.starts, append=blocks.grid.size)
     shape = (blocks.batch, blocks.heads, blocks.rows, blocks.cols)
     return np.repeat(blocks.tiles, lengths).reshape(shape)
-
-
-def _complement(codes: np.ndarray, blocks: BlockMask) -> tuple[np.ndarray, np.ndarray]:
-    """The same tile leaves other pairs over at the edge of the grid than inside it."""
-    edges = edge_tiles(blocks.n_q, blocks.n_k, blocks.block_size)
-    cut = np.zeros(codes.shape[2:], np.int32)
-    cut[-1], cut[:, -1] = cut[-1] + 2, cut[:, -1] + 1
-    bits = (~blocks.bits & edges[:, None]).reshape(-1, *blocks.bits.shape[1:])
-    partial = codes >= 0
-    used, number = np.unique((cut * len(blocks.bits) + codes)[partial], return_inverse=True)
-    codes = np.where(codes == FULL, EMPTY, FULL).astype(np.int32)
-    codes[partial] = number
-    return codes, bits[used]
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

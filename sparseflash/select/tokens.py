@@ -10,10 +10,10 @@ from torch import Tensor
 
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
-from masks.checks import flag, integer
+from masks.checks import block_sizes, flag, integer
 from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
-from sparseflash.select.base import Selector, check_blocks, selector
+from sparseflash.select.base import Selector, selector
 from sparseflash.select.choose import choose
 from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
@@ -76,7 +76,8 @@ class TokenSelector(Selector):
     def _union(self, words: Tensor, mask: Mask, n: int, heads: int) -> Selection:
         """`mask` in the blocks that a query picked."""
         block_q, block_k = self.block_size
-        static = static_codes(mask, n, n, self.block_size, heads, words.device)
+        built_with = heads_of(mask, heads)
+        static = static_codes(mask, n, n, self.block_size, built_with, words.device)
         unite = kernels().union_of_picks if words.is_cuda else union_torch
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
@@ -137,7 +138,7 @@ def moba(
     Takes 2 B H N^2 D / chunk operations for the scores. On a GPU they stay on the chip, and the
     picks take B H N^2 / (8 chunk) bytes. Raises ValueError for arguments out of range.
     """
-    block_size = check_blocks(block_size)
+    block_size = block_sizes(block_size)
     integer("chunk", chunk, min=16)
     if chunk % block_size[0] or chunk % block_size[1]:
         raise ValueError(f"chunk is {chunk}: give a multiple of the block sizes {block_size}")
@@ -174,7 +175,7 @@ def nsa(
 
     Takes 2 B H N^2 D / block operations. Raises ValueError for arguments out of range.
     """
-    block_size = check_blocks((block_q, block))
+    block_size = block_sizes((block_q, block))
     integer("first", first, min=0)
     integer("own", own, min=1)
     made = TokenSelector(block_size, within, block, k, first, own, union, capacity, nsa=True)

@@ -13,7 +13,7 @@ from tests.sparseflash.select.oracle import (
     block_selection,
     chosen,
     dense,
-    expanded,
+    dense_of,
     pooled_scores,
     spans,
 )
@@ -35,10 +35,8 @@ SEEING = [  # within, always
 
 def agree(selection: select.Selection, expected: np.ndarray) -> None:
     blocks = selection.to_block_mask()
-    assert np.array_equal(expanded(blocks, *expected.shape[:2]), expected)
-    assert blocks.nnz * (expected.shape[0] * expected.shape[1]) <= selection.max_blocks * (
-        blocks.batch * blocks.heads
-    )
+    assert np.array_equal(dense_of(blocks, *expected.shape[:2]), expected)
+    assert blocks.nnz <= selection.max_blocks
     assert float(selection.density()) == pytest.approx(blocks.density)
 
 
@@ -53,20 +51,13 @@ def test_pooled(n_q, n_k, heads, kv_heads, block_size, pool, within, always):
         selector = select.top_k(budget, pool, block_size, within=within, always=always)
         agree(selector(q, k), block_selection(scores, *given, "count", budget))
     for threshold, low, high in ((0.5, 1, None), (0.9, 2, 4), (1.0, 1, None), (0.01, 1, 1)):
-        selector = select.mass(
-            threshold,
-            pool,
-            block_size,
-            min_blocks=low,
-            max_blocks=high,
-            within=within,
-            always=always,
-        )
+        bounds = {"min_blocks": low, "max_blocks": high, "within": within, "always": always}
+        selector = select.mass(threshold, pool, block_size, **bounds)
         expected = block_selection(scores, *given, "mass", threshold, low, high)
         if threshold < 1:
             agree(selector(q, k), expected)
         else:  # the last blocks hold less than a rounding of the sum
-            assert not (expanded(selector(q, k).to_block_mask(), 1, heads) & ~expected).any()
+            assert not (dense_of(selector(q, k), 1, heads) & ~expected).any()
 
 
 @pytest.mark.parametrize("within, always", SEEING[:4])
@@ -80,27 +71,22 @@ def test_antidiagonal(n_q, n_k, heads, kv_heads, block_size, stride, within, alw
     scores = np.zeros((2, heads, len(rows), len(cols)))
     for b, h in np.ndindex(2, heads):
         matrix = (q[b, h] @ k[b, h // (heads // kv_heads)].T * 24**-0.5 / stride).numpy()
+        # queries x + s and keys y + stride - 1 - s, those that exist
+        padded = np.pad(matrix, ((0, -n_q % stride), (0, -n_k % stride)))[:, ::-1]
         for x in range(0, n_q, stride):
             weights = {}
             for y in range(0, n_k, stride):
                 near = inside[h, x // fine * fine :, y // fine * fine :][:fine, :fine]
-                if near.any():  # queries x + s and keys y + stride - 1 - s, those that exist
-                    weights[y] = np.exp(
-                        sum(
-                            matrix[x + s, y + stride - 1 - s]
-                            for s in range(stride)
-                            if x + s < n_q and y + stride - 1 - s < n_k
-                        )
-                    )
+                if near.any():
+                    square = padded[x : x + stride, padded.shape[1] - y - stride :][:, :stride]
+                    weights[y] = np.exp(square.trace())
             for y, weight in weights.items():
                 cell = x // block_size[0], y // block_size[1]
                 scores[b, h][cell] += weight / sum(weights.values())
     for threshold in (0.3, 0.8):
         selector = select.antidiagonal(stride, threshold, block_size, within=within, always=always)
-        expected = block_selection(
-            scores, n_q, n_k, block_size, within, always, "mass", threshold, probabilities=True
-        )
-        agree(selector(q, k), expected)
+        given = (n_q, n_k, block_size, within, always, "mass", threshold)
+        agree(selector(q, k), block_selection(scores, *given, probabilities=True))
 
 
 @pytest.mark.parametrize("n_q, n_k, heads, kv_heads, block_size", CASES)
@@ -109,11 +95,11 @@ def test_gate(n_q, n_k, heads, kv_heads, block_size):
     torch.manual_seed(0)
     gate = select.Gate(heads, 24, kv_heads, 8, block_size, q_pool=("mean",), k_pool=("max", "min"))
     gate = gate.double()
-    scores = np.zeros((2, heads, len(spans(n_q, block_size[0])), len(spans(n_k, block_size[1]))))
+    rows, cols = spans(n_q, block_size[0]), spans(n_k, block_size[1])
+    scores = np.zeros((2, heads, len(rows), len(cols)))
     for b, h, i, j in np.ndindex(scores.shape):
         group = h // (heads // kv_heads)
-        queries = q[b, h, spans(n_q, block_size[0])[i]].mean(0)
-        keys = k[b, group, spans(n_k, block_size[1])[j]]
+        queries, keys = q[b, h, rows[i]].mean(0), k[b, group, cols[j]]
         keys = torch.cat([keys.amax(0), keys.amin(0)])
         score = (queries @ gate.q_weight[h]) @ (keys @ gate.k_weight[group]) * 8**-0.5
         scores[b, h, i, j] = score.item()
@@ -184,6 +170,7 @@ def test_ties_go_to_the_first_and_odd_scores_stay_out():
 
 
 def test_the_oracle_itself():
+    assert np.array_equal(dense(masks.causal(), 9, 9, 1)[0], np.tril(np.ones((9, 9), bool)))
     score, all_ = np.array([1.0, 3.0, 2.0]), np.ones(3, bool)
     assert chosen(score, all_, ~all_, "count", 2).tolist() == [False, True, True]
     assert chosen(score, all_, score == 1, "count", 2).tolist() == [True, True, False]
@@ -195,8 +182,17 @@ def test_block_mask_as_within_and_array_per_batch():
     q, k, _ = make_qkv(2, 2, 64, 64, 16)
     array = np.random.default_rng(0).random((2, 1, 64, 64)) < 0.2
     for within in (masks.mask_from(array), masks.BlockMask.from_dense(array, 16)):
-        found = select.top_k(1.0, block_size=16, within=within)(q, k).to_block_mask()
-        assert np.array_equal(expanded(found, 2, 2), np.broadcast_to(array, (2, 2, 64, 64)))
+        found = select.top_k(1.0, block_size=16, within=within)(q, k)
+        assert (dense_of(found, 2, 2) == array).all()
+
+
+Q, K, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
+GATE = select.Gate(1, 8)
+THREE_HEADS = masks.mask_from(np.ones((3, 64, 64), bool))
+
+
+def top_1(within=None):
+    return select.top_k(1, block_size=16, within=within)
 
 
 @pytest.mark.parametrize(
@@ -211,51 +207,40 @@ def test_block_mask_as_within_and_array_per_batch():
         (lambda: select.mass(0.0), "threshold is 0.0"),
         (lambda: select.mass(0.5, min_blocks=3, max_blocks=2), "max_blocks is 2"),
         (lambda: select.antidiagonal(12), "stride is 12"),
-        (lambda: select.gate(select.Gate(1, 8)), "give one of them"),
-        (lambda: select.gate(select.Gate(1, 8), 1, mass=0.5), "give one of them"),
+        (lambda: select.gate(GATE), "give one of them"),
+        (lambda: select.gate(GATE, 1, mass=0.5), "give one of them"),
         (lambda: select.Gate(1, 8, q_pool=("sum",)), "q_pool is"),
         (lambda: select.moba(100, 2), "chunk is 100"),
         (lambda: select.moba(128, 0), "k is 0"),
         (lambda: select.nsa(2, first=2), "first . own is 3"),
         (lambda: select.moba(128, 2, capacity=0), "capacity is 0"),
+        (lambda: top_1()(Q[0], K), "q has shape"),
+        (lambda: top_1()(Q, K.half()), "bring them to one dtype"),
+        (lambda: top_1()(Q[:, :3], K), "must be a multiple"),
+        (lambda: top_1()(Q, K[..., :8]), "batch and head dim must be"),
+        (lambda: top_1()(Q, None), "k is a NoneType"),
+        (lambda: top_1(THREE_HEADS)(Q, K), r"within has \(batch, heads\) \(1, 3\)"),
+        (lambda: top_1(masks.causal().build(64))(Q, K), "pass the Mask it comes from"),
+        (lambda: select.moba(32, 1, 16)(Q[:, :, :32], K), "needs as many of both"),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments_and_inputs(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_bad_inputs():
-    q, k, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
-    selector = select.top_k(1, block_size=16)
-    for bad, message in (
-        ((q[0], k), "q is torch.float32"),
-        ((q, k.half()), "bring them together"),
-        ((q[:, :3], k), "multiple of the heads"),
-        ((q, k[..., :8]), "one batch and head dim"),
-        ((q, None), "k is NoneType"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            selector(*bad)
-    three_heads = masks.mask_from(np.ones((3, 64, 64), bool))
-    with pytest.raises(ValueError, match=r"within has \(batch, heads\) \(1, 3\)"):
-        select.top_k(1, block_size=16, within=three_heads)(q, k)
-    with pytest.raises(ValueError, match="needs as many of both"):
-        select.moba(32, 1, 16)(q[:, :, :32], k)
-    with pytest.raises(ValueError, match="pass the Mask it comes from"):
-        select.top_k(1, block_size=16, within=masks.causal().build(64))(q, k)
-
-
-def test_selectors_print_as_the_call_that_makes_them():
-    for text in (
+@pytest.mark.parametrize(
+    "text",
+    [
         "top_k(16)",
         "top_k(0.1, pool='bound', block_size=(64, 128), within=causal(), always=local(0))",
         "mass(0.9, block_size=64, max_blocks=32)",
         "moba(512, 3, union=True)",
         "nsa(16, first=1, own=2, capacity=1000)",
         "antidiagonal(8, 0.8, within=causal())",
-    ):
-        assert (
-            repr(eval(text, vars(select) | {"causal": masks.causal, "local": masks.local})) == text
-        )
-    assert repr(select.gate(select.Gate(1, 8), 4)) == "gate(Gate, 4)"
+        "gate(Gate, 4)",
+    ],
+)
+def test_selectors_print_as_the_call_that_makes_them(text):
+    names = {"causal": masks.causal, "local": masks.local, "Gate": GATE}
+    assert repr(eval(text, vars(select) | names)) == text

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 import masks
 from sparseflash import select
 from sparseflash.select import antidiagonals, tokens
-from sparseflash.select.candidates import candidates_of
 from sparseflash.select.choose import choose_torch
 from sparseflash.select.pool import pool_torch
-from sparseflash.select.rules import Rule
-from sparseflash.select.static import static_codes
+from sparseflash.select.rules import Rule, candidates_of
+from sparseflash.select.static import heads_of, static_codes
 
 kernels = pytest.importorskip("sparseflash.select.kernels")
 
@@ -82,7 +81,8 @@ def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
 def test_union(within):
     words = (normal(2, 2, 8, 5) > 1).to(torch.int16) << 3  # 8 groups of 16, 5 chunks of 32
     mask = masks.causal() if within is None else within
-    codes = static_codes(mask, 120, 150, (32, 16), 4, torch.device(DEVICE)).codes
+    heads = heads_of(mask, 4)
+    codes = static_codes(mask, 120, 150, (32, 16), heads, torch.device(DEVICE)).codes
     found = kernels.union_of_picks(words, codes, 4, 2, 2)
     assert torch.equal(found, tokens.union_torch(words, codes, 4, 2, 2))
 
@@ -98,7 +98,8 @@ def test_antidiagonal(stride, n_q, n_k, block_size, monkeypatch):
         monkeypatch.setattr(module, "MASKED_COLS", 64)
     k[0, 0, 5] *= 30  # softmax of large scores
     for within in (None, masks.local(25), masks.random_blocks(0.3, block=16, per_head=True)):
-        given = (within, n_q, n_k, block_size, stride, 2, torch.device(DEVICE))
+        heads = heads_of(within, 2)
+        given = (within, n_q, n_k, block_size, stride, heads, torch.device(DEVICE))
         allowed = antidiagonals._allowed(*given)
         expected = antidiagonals.block_sums_torch(q, k, stride, block_size, allowed)
         for at_once in (1 << 20, 500):
