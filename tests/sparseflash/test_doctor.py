@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from sparseflash import doctor, self_test
+from sparseflash.backends import triton
 
 
 @pytest.fixture(autouse=True)
 def without_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton, "interpreted", lambda: False)  # it remembers what it found
 
 
 def test_reports_versions_folders_and_backends_and_passes(capsys):
