@@ -21,7 +21,7 @@ from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
 from masks.build import build
 from masks.checks import integer
-from masks.registry import remember
+from masks.registry import Keyed, remember
 from masks.runs import Grid
 from masks.types import Placed
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Mask:
+class Mask(Keyed):
     """An immutable, hashable, picklable expression. Make one with the functions of `masks`.
 
     Attributes:
@@ -44,7 +44,6 @@ class Mask:
         spelled: whether `parse(key)` gives it back: no array is in it.
     """
 
-    key: str
     kind: str
     parts: "tuple[Mask, ...]" = ()
     batch: int | None = None
@@ -147,48 +146,26 @@ class Mask:
             "a mask has no truth value: write | & ~ for or, and, not; `is None` in an if"
         )
 
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"a mask is immutable: cannot set {name!r}")
+    def __setattr__(self, name: str, *value: Any) -> NoReturn:
+        raise AttributeError(f"a mask is immutable: cannot change {name!r}")
 
-    def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, Mask) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    __delattr__ = __setattr__
 
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
 
-    def __str__(self) -> str:
-        return self.key
 
-    __repr__ = __str__
-
-
-class Transform:
+class Transform(Keyed):
     """The right side of `mask >> transform`: an immutable function from masks to masks.
 
-    A subclass is a frozen dataclass. It is equal and hashed by its canonical text `key`, which the
-    function with `@masks.transform()` gives it.
+    Its canonical text `key` is given to it by the function with `@masks.transform()`.
     """
 
-    key: str
     kind: str
     spelled: bool = True
 
     def __call__(self, mask: Mask) -> Mask:
         raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, Transform) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __str__(self) -> str:
-        return self.key
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -263,15 +240,18 @@ class Not(Mask):
         )
 
 
-def inherit(mask: Mask, parts: tuple[Mask, ...], *, spelled: bool = True) -> None:
+def inherit(
+    mask: Mask, parts: tuple[Mask, ...], others: tuple[Mask, ...] = (), *, spelled: bool = True
+) -> None:
     """Give a mask made of others what follows from theirs: extents and flags.
 
     Args:
+        others: masks of which it has the extents only.
         spelled: whether the text of what is done to the parts can be parsed.
     """
     own = object.__setattr__
-    own(mask, "batch", _common_extent("batch", parts))
-    own(mask, "heads", _common_extent("heads", parts))
+    own(mask, "batch", _common_extent("batch", (*parts, *others)))
+    own(mask, "heads", _common_extent("heads", (*parts, *others)))
     own(mask, "per_head", any([part.per_head for part in parts]))
     own(mask, "period", math.lcm(*[part.period for part in parts]))  # 0 if any is 0
     own(mask, "per_layer", any([part.per_layer for part in parts]))

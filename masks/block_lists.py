@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.runs import Grid, Ints
+from masks.runs import Grid, Ints, ranges
 
 EMPTY, FULL = -2, -1  # codes in `BlockMask.tiles`; one >= 0 is the number of a bit tile
 
@@ -31,7 +31,7 @@ def row_lists(grid: Grid, starts: Ints, tiles: NDArray[np.int32]) -> BlockLists:
         np.bincount(line, length, lines), np.bincount(line[partial], length[partial], lines)
     )
     order = np.argsort(line * 2 + ~partial, kind="stable")
-    idx = _expand(first[order], length[order])
+    idx = ranges(first[order], length[order], np.int32)
     return BlockLists(ptr, mid, idx, np.repeat(tile[order], length[order]))
 
 
@@ -42,7 +42,7 @@ def column_lists(grid: Grid, starts: Ints, tiles: NDArray[np.int32]) -> BlockLis
     counts, partials, rows, entries = [], [], [], []
     for s in range(grid.slices):
         part = slice(bounds[s], bounds[s + 1])
-        col = _expand(first[part], length[part])
+        col = ranges(first[part], length[part], np.int32)
         row = np.repeat((line[part] - s * grid.rows).astype(np.int32), length[part])
         entry = np.repeat(tile[part], length[part])
         partial = entry != FULL
@@ -66,13 +66,6 @@ def row_segments(grid: Grid, starts: Ints, tiles: NDArray[np.int32]):
     kept = tile != EMPTY
     line, first = np.divmod(cuts[kept], grid.cols)
     return line, first, length[kept], tile[kept]
-
-
-def _expand(first: Ints, length: Ints) -> NDArray[np.int32]:
-    """first[i], first[i] + 1, .. (length[i] of them), for all i in turn."""
-    before = np.cumsum(length) - length
-    offset = np.repeat((first - before).astype(np.int32), length)
-    return offset + np.arange(len(offset), dtype=np.int32)
 
 
 def _pointers(counts: NDArray, partials: NDArray) -> tuple[Ints, Ints]:

@@ -18,7 +18,7 @@ from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import block_sizes
 from masks.crop import coarsen, crop
 from masks.draw import draw
-from masks.registry import remember
+from masks.registry import Keyed, remember
 from masks.runs import Bools, Grid, Ints
 from masks.tiles import unpack_bits
 from masks.types import BlockData
@@ -31,7 +31,7 @@ _ARRAYS = {"starts": np.int64, "tiles": np.int32, "bits": np.uint32}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockMask:
+class BlockMask(Keyed):
     """Which (query, key) pairs may attend, for n_q x n_k tokens cut into blocks.
 
     Block (b, h, I, J) lies at x = ((b * heads + h) * rows + I) * cols + J. It is FULL when every
@@ -210,14 +210,7 @@ class BlockMask:
         Raises:
             ValueError: the file is damaged, changed, or something else; the message names it.
         """
-        data, key = files.read(path)
-        try:
-            blocks = cls(*data)
-        except ValueError as error:
-            raise files.changed(path) from error
-        if blocks.key != key:
-            raise files.changed(path)
-        return blocks
+        return files.read(path, cls)
 
     def _lengths(self) -> Ints:
         """Blocks of every run, (R,)."""
@@ -230,12 +223,6 @@ class BlockMask:
         for array in (self.starts, self.tiles, self.bits):
             digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
         return digest.hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, BlockMask) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)

@@ -88,17 +88,7 @@ def resolve(placed: Placed, grid: Grid, text: str = "") -> BlockData:
         new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
         order = np.argsort(new_starts, kind="stable")
         new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
-    return BlockData(
-        n_q=grid.n_q - grid.q_origin,
-        n_k=grid.n_k - grid.k_origin,
-        block_size=(grid.block_q, grid.block_k),
-        batch=grid.batch,
-        heads=grid.heads,
-        starts=new_starts,
-        tiles=new_tiles,
-        bits=tiles.bits,
-        text=text,
-    )
+    return BlockData.of(grid, new_starts, new_tiles, tiles.bits, text)
 
 
 def mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
@@ -118,8 +108,7 @@ def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> np.ndarray:
     """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
     first, group = alike(placed, grid, x)
     codes = np.empty(len(first), np.int32)
-    for begin in range(0, len(first), tiles.at_once):
-        part = slice(begin, begin + tiles.at_once)
+    for part in tiles.parts(len(first)):
         s, row, col = grid.split(x[first[part]])
         # A token beyond the ends is taken for the last one; `tiles` drops it.
         q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]

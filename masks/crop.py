@@ -100,12 +100,11 @@ def _merged(blocks: BlockMask, tiles: Tiles, x: Ints) -> NDArray[np.int32]:
     columns = np.column_stack([grid.cut(row, col), inner.reshape(len(x), -1)])
     kinds, kind = np.unique(columns, axis=0, return_inverse=True)
     codes = np.empty(len(kinds), np.int32)
-    for i in range(0, len(kinds), tiles.at_once):
-        part = kinds[i : i + tiles.at_once]
-        inner = part[:, 1:].reshape(-1, factor_q, factor_k)
+    for part in tiles.parts(len(kinds)):
+        inner = kinds[part, 1:].reshape(-1, factor_q, factor_k)
         allowed = np.zeros((*inner.shape, *blocks.block_size), bool)
         allowed[inner == FULL] = True
         allowed[inner >= 0] = unpack_bits(blocks.bits[inner[inner >= 0]], fine.block_k)
-        allowed = allowed.swapaxes(2, 3).reshape(len(part), grid.block_q, grid.block_k)
-        codes[i : i + tiles.at_once] = tiles.codes(pack_bits(allowed), part[:, 0])
+        allowed = allowed.swapaxes(2, 3).reshape(len(inner), grid.block_q, grid.block_k)
+        codes[part] = tiles.codes(pack_bits(allowed), kinds[part, 0])
     return codes[kind.ravel()]

@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ def write(path: str | Path, data: BlockData, key: str) -> None:
         np.savez_compressed(file, format=FORMAT, key=key, **data._asdict())
 
 
-def read(path: str | Path) -> tuple[BlockData, str]:
-    """The fields and the key that `write` wrote; whether they belong together is not checked.
+def read(path: str | Path, make: Callable[..., Any]) -> Any:
+    """`make(**fields)` of the fields that `write` wrote.
 
     Raises:
-        ValueError: the file is damaged, or something else; the message names it.
+        ValueError: the file is damaged, changed, or something else; the message names it.
     """
     try:
         file = np.load(path, allow_pickle=False)
@@ -45,14 +46,13 @@ def read(path: str | Path) -> tuple[BlockData, str]:
     if set(content) != NAMES:
         raise ValueError(f"{path} is no block mask: write one with BlockMask.save")
     content |= {name: content[name].tolist() for name in (*SCALARS, "key")}
-    key = content.pop("key")
-    del content["format"]
-    return BlockData(**content), key
-
-
-def changed(path: str | Path) -> ValueError:
-    """The error of a file whose fields do not belong to its key."""
-    return ValueError(
-        f"{path} was changed after it was saved: its content does not fit its digest; write it "
-        "again with BlockMask.save"
-    )
+    try:
+        blocks = make(**{name: content[name] for name in BlockData._fields})
+        if blocks.key != content["key"]:
+            raise ValueError
+    except ValueError as error:
+        raise ValueError(
+            f"{path} was changed after it was saved: its content does not fit its digest; write it "
+            "again with BlockMask.save"
+        ) from error
+    return blocks

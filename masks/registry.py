@@ -26,10 +26,10 @@ class Example(NamedTuple):
     Attributes:
         code: a Python expression of `masks`, for N = 256 tokens.
         use: what the pattern is good for, in a line.
-        count: the allowed pairs as an expression of N and of the names in `given`. The gallery and
-            the tests compare it with the mask. Empty where there is no closed form.
+        count: the allowed pairs as an expression of N and of the names in `given`, or "" where
+            there is no closed form. The gallery and the tests compare it with the mask.
         source: a number of arXiv, or a library.
-        given: the values of the names in `count`.
+        given: the values of the other names in `count`, by default those of `BLOCKS`.
         head: which of two heads is drawn and counted, where they differ.
     """
 
@@ -37,7 +37,7 @@ class Example(NamedTuple):
     use: str
     count: str = ""
     source: str = ""
-    given: dict[str, int] = {}  # noqa: RUF012
+    given: dict[str, int] = BLOCKS
     head: int = 0
 
 
@@ -59,6 +59,7 @@ def pattern(
     short: str | None = None,
     written: int | None = None,
     digest: bool = False,
+    names: dict[str, Entry] = PATTERNS,
 ) -> Callable[[Factory], Factory]:
     """Decorator of a function that makes a mask.
 
@@ -73,53 +74,12 @@ def pattern(
             the ones without a default value. The others are written as name=value, and left out
             where they have their default.
         digest: whether an argument of more than 64 numbers is written as a digest.
+        names: where the function is registered.
 
     Raises:
         ValueError: the name belongs to another function.
     """
-    return _register(PATTERNS, short, examples, written, digest)
 
-
-def transform(
-    *examples: Example,
-    short: str | None = None,
-    written: int | None = None,
-    digest: bool = False,
-) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes the right side of `>>`; see `pattern`."""
-    return _register(TRANSFORMS, short, examples, written, digest)
-
-
-def canonical(made: Made, **arguments: Any) -> Made:
-    """`made`, with arguments for its text that mean the same as those of the call."""
-    object.__setattr__(made, "_canonical", arguments)
-    return made
-
-
-def named(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
-    """`made` with its canonical text, its kind and the arguments that it was made with."""
-    values = {"key": key, "kind": kind, "arguments": arguments, "spelled": spelled}
-    for attribute, value in values.items():
-        object.__setattr__(made, attribute, value)
-    if not spelled:
-        remember(made)
-    return made
-
-
-def call_text(function: str, *args: Any, **options: tuple[Any, Any]) -> str:
-    """Canonical text of a call; `options` are (value, default), and defaults are left out."""
-    parts = [repr(arg) for arg in args]
-    parts += [f"{key}={value!r}" for key, (value, default) in options.items() if value != default]
-    return f"{function}({', '.join(parts)})"
-
-
-def _register(
-    names: dict[str, Entry],
-    short: str | None,
-    examples: tuple[Example, ...],
-    written: int | None,
-    digest: bool,
-) -> Callable[[Factory], Factory]:
     def register(function: Factory) -> Factory:
         kind = function.__name__
         parameters = inspect.signature(function).parameters.values()
@@ -156,6 +116,34 @@ def _register(
     return register
 
 
+def transform(*examples: Example, **options: Any) -> Callable[[Factory], Factory]:
+    """Decorator of a function that makes the right side of `>>`; arguments as in `pattern`."""
+    return pattern(*examples, names=TRANSFORMS, **options)
+
+
+def canonical(made: Made, **arguments: Any) -> Made:
+    """`made`, with arguments for its text that mean the same as those of the call."""
+    object.__setattr__(made, "_canonical", arguments)
+    return made
+
+
+def named(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
+    """`made` with its canonical text, its kind and the arguments that it was made with."""
+    values = {"key": key, "kind": kind, "arguments": arguments, "spelled": spelled}
+    for attribute, value in values.items():
+        object.__setattr__(made, attribute, value)
+    if not spelled:
+        remember(made)
+    return made
+
+
+def call_text(function: str, *args: Any, **options: tuple[Any, Any]) -> str:
+    """Canonical text of a call; `options` are (value, default), and defaults are left out."""
+    parts = [repr(arg) for arg in args]
+    parts += [f"{key}={value!r}" for key, (value, default) in options.items() if value != default]
+    return f"{function}({', '.join(parts)})"
+
+
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
@@ -176,6 +164,21 @@ def _shown(value: Any, digest: bool) -> Any:
 
 def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, tuple) else 1
+
+
+class Keyed:
+    """Base of what is equal, and hashed, by its `key`."""
+
+    key: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Keyed) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return self.key
 
 
 def remember(mask: Any) -> None:

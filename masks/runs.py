@@ -182,19 +182,25 @@ def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) ->
     Rectangle i covers tokens[i] token pairs of each block in columns first[i]..stop[i]-1 of line[i]
     (slice * rows + row). The last column, which may be narrower, needs a rectangle of its own.
     """
-    x = np.concatenate([line * grid.cols + first, line * grid.cols + stop])
-    change = np.concatenate([tokens, -tokens])
-    order = np.argsort(x, kind="stable")
-    x, area = x[order], np.cumsum(change[order])
-    last = np.diff(x, append=grid.size) > 0  # of the changes in one place
-    x, area = x[last], area[last]
-
+    x, area = depths(grid, line, first, stop, tokens)
     _, row, col = grid.split(x)
     height = grid.q_last[row] - grid.q_first[row] + 1
     width = grid.k_last[col] - grid.k_first[col] + 1
     codes = np.where(area == 0, EMPTY, np.where(area == height * width, FULL, MIXED))
     starts = np.append(0, x)  # EMPTY up to the first rectangle
     return Runs(*compact(starts, np.append(EMPTY, codes).astype(np.uint8), grid.size))
+
+
+def depths(grid: Grid, line: Ints, first: Ints, stop: Ints, weight: Ints) -> tuple[Ints, Ints]:
+    """(x, depth): from position x[i] on, the intervals that lie there weigh depth[i] together.
+
+    Interval i is columns first[i]..stop[i]-1 of line[i] (slice * rows + row).
+    """
+    x = np.concatenate([line * grid.cols + first, line * grid.cols + stop])
+    order = np.argsort(x, kind="stable")
+    x, depth = x[order], np.cumsum(np.concatenate([weight, -weight])[order])
+    last = np.diff(x, append=grid.size) > 0  # of the changes in one place
+    return x[last], depth[last]
 
 
 def merge(a: Runs, b: Runs, operator: np.ufunc) -> Runs:
@@ -237,10 +243,11 @@ def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
     return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(slices) * area))
 
 
-def ranges(first: Ints, count: Ints) -> Ints:
+def ranges(first: Ints, count: Ints, dtype: type = np.int64) -> NDArray:
     """first[i], first[i] + 1, .., count[i] of them, for all i in turn."""
     before = np.cumsum(count) - count
-    return np.repeat(first - before, count) + np.arange(count.sum())
+    offset = np.repeat((first - before).astype(dtype, copy=False), count)
+    return offset + np.arange(len(offset), dtype=dtype)
 
 
 def expand(first: Ints, stop: Ints) -> tuple[Ints, Ints]:

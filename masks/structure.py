@@ -7,7 +7,7 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask, inherit
 from masks.checks import integer
-from masks.registry import BLOCKS, Example, pattern
+from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints
 from masks.types import Placed
 
@@ -20,9 +20,7 @@ SECTION = "Composition"  # of the gallery
         "heads(local(24), butterfly(16))",
         "another mask for every other head (drawn: head 1)",
         "n*(L + 1)*B**2",
-        "",
-        BLOCKS,
-        1,
+        head=1,
     )
 )
 def heads(*parts: Mask) -> Mask:
@@ -32,7 +30,7 @@ def heads(*parts: Mask) -> Mask:
     must be a multiple of the number of parts (for two local heads and six others, repeat them:
     `heads(*[a] * 2, *[b] * 6)`); `build` makes as many as there are parts by default.
     """
-    return Heads(_checked("heads", parts))
+    return Heads(parts)
 
 
 @pattern(
@@ -40,8 +38,6 @@ def heads(*parts: Mask) -> Mask:
         "layers(local(24), butterfly(16)).layer(1)",
         "another mask for every other layer",
         "n*(L + 1)*B**2",
-        "",
-        BLOCKS,
     )
 )
 def layers(*parts: Mask) -> Mask:
@@ -49,28 +45,31 @@ def layers(*parts: Mask) -> Mask:
 
     It joins with other masks before that: `(layers(local(64), dense()) & causal()).layer(0)`.
     """
-    return Layers(_checked("layers", parts))
-
-
-def _checked(name: str, parts: tuple[Mask, ...]) -> tuple[Mask, ...]:
-    for part in parts:
-        if not isinstance(part, Mask):
-            raise ValueError(f"{name} has {part!r} among its parts: give masks")
-    if not parts:
-        raise ValueError(f"{name} has no parts: give at least one mask")
-    return parts
+    return Layers(parts)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class Heads(Mask):
+class _Turns(Mask):
+    """Base: masks that take turns."""
+
     parts: tuple[Mask, ...]
-    kind = "heads"
-    per_head = True
 
     def __init__(self, parts: tuple[Mask, ...]):
+        for part in parts:
+            if not isinstance(part, Mask):
+                raise ValueError(f"{self.kind} has {part!r} among its parts: give masks")
+        if not parts:
+            raise ValueError(f"{self.kind} has no parts: give at least one mask")
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "key", f"heads({', '.join([part.key for part in parts])})")
+        object.__setattr__(self, "key", f"{self.kind}({', '.join([part.key for part in parts])})")
         inherit(self, parts)
+
+
+class Heads(_Turns):
+    kind = "heads"
+
+    def __init__(self, parts: tuple[Mask, ...]):
+        super().__init__(parts)
         object.__setattr__(self, "per_head", True)
         period = np.lcm(self.period, len(parts))  # 0 where a part never repeats
         object.__setattr__(self, "period", int(period))
@@ -83,9 +82,8 @@ class Heads(Mask):
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]
         count = len(placed)
-        runs = rl.choose(
-            [p.runs for p in placed], grid, np.arange(grid.slices) % grid.heads % count
-        )
+        turns = np.arange(grid.slices) % grid.heads % count
+        runs = rl.choose([p.runs for p in placed], grid, turns)
 
         def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
             turn = s % grid.heads % count
@@ -107,16 +105,11 @@ class Heads(Mask):
         return Placed(runs, allowed, signature)
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Layers(Mask):
-    parts: tuple[Mask, ...]
+class Layers(_Turns):
     kind = "layers"
-    per_layer = True
 
     def __init__(self, parts: tuple[Mask, ...]):
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "key", f"layers({', '.join([part.key for part in parts])})")
-        inherit(self, parts)
+        super().__init__(parts)
         object.__setattr__(self, "per_layer", True)
 
     def layer(self, index: int) -> Mask:

@@ -4,6 +4,9 @@
 the codes of blocks into the normal form of a `BlockMask`.
 """
 
+from collections.abc import Iterator
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,34 +45,26 @@ class Tiles:
         first_q, first_k = max(-grid.q_origin, 0), max(-grid.k_origin, 0)
         last_q = grid.n_q - grid.q_origin - (grid.rows - 1) * grid.block_q
         last_k = grid.n_k - grid.k_origin - (grid.cols - 1) * grid.block_k
-        self._exists = pack_bits(  # by Grid.cut
-            np.stack(
-                [
-                    (q >= begin_q) & (q < end_q) & (k >= begin_k) & (k < end_k)
-                    for begin_q in (0, first_q)
-                    for begin_k in (0, first_k)
-                    for end_q in (grid.block_q, last_q)
-                    for end_k in (grid.block_k, last_k)
-                ]
-            )
-        )
+        ends = product((0, first_q), (0, first_k), (grid.block_q, last_q), (grid.block_k, last_k))
+        exists = [(q >= a) & (q < c) & (k >= b) & (k < d) for a, b, c, d in ends]
+        self.exists = pack_bits(np.stack(exists))  # by Grid.cut
 
-    @property
-    def at_once(self) -> int:
-        """Tiles to unpack at a time."""
-        return max(1, PAIRS_AT_ONCE // (self.grid.block_q * self.grid.block_k))
+    def parts(self, count: int) -> Iterator[slice]:
+        """`count` tiles in parts that are small enough to be unpacked."""
+        at_once = max(1, PAIRS_AT_ONCE // (self.grid.block_q * self.grid.block_k))
+        return (slice(i, min(i + at_once, count)) for i in range(0, count, at_once))
 
     @property
     def bits(self) -> Words:
         """uint32 (T, block_q, words), as `BlockMask.bits`."""
-        return np.array(self._tiles, np.uint32).reshape(-1, *self._exists.shape[1:])
+        return np.array(self._tiles, np.uint32).reshape(-1, *self.exists.shape[1:])
 
     def codes(self, bits: Words, cut: Ints) -> NDArray[np.int32]:
         """(T,) codes of blocks with these bits, whose ends are cut as `Grid.cut` says.
 
         Bits of tokens that do not exist are dropped.
         """
-        exists = self._exists[cut]
+        exists = self.exists[cut]
         bits = bits & exists
         empty, full = ~bits.any(axis=(1, 2)), (bits == exists).all(axis=(1, 2))
         codes = np.where(full, FULL, EMPTY).astype(np.int32)
@@ -84,9 +79,9 @@ class Tiles:
         """(T,) codes of blocks with the bits `bits[number]`; equal ones are looked at once."""
         kinds, kind = np.unique(number.astype(np.int64) * 4 + cut, return_inverse=True)
         codes = np.empty(len(kinds), np.int32)
-        for i in range(0, len(kinds), self.at_once):
-            tile, cut = np.divmod(kinds[i : i + self.at_once], 4)
-            codes[i : i + self.at_once] = self.codes(bits[tile], cut)
+        for part in self.parts(len(kinds)):
+            tile, cut = np.divmod(kinds[part], 4)
+            codes[part] = self.codes(bits[tile], cut)
         return codes[kind]
 
 
@@ -109,28 +104,11 @@ def assemble(
     new = np.empty(len(used), np.int32)
     new[order] = np.arange(len(used))
     both[partial] = new[rank]
-    return BlockData(
-        n_q=grid.n_q,
-        n_k=grid.n_k,
-        block_size=(grid.block_q, grid.block_k),
-        batch=grid.batch,
-        heads=grid.heads,
-        starts=starts,
-        tiles=both,
-        bits=tiles.bits[used[order]],
-        text=text,
-    )
+    return BlockData.of(grid, starts, both, tiles.bits[used[order]], text)
 
 
 def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:
     """uint32 (4, block_q, words): all pairs that exist in an inner block, in one at the last key,
     at the last query, and at both.
     """
-    block_q, block_k = block_size
-    words = -(-block_k // 32)
-    tiles = np.zeros((4, block_q, words), np.uint32)
-    tail_q, tail_k = ((n - 1) % block + 1 for n, block in zip((n_q, n_k), block_size, strict=True))
-    for i, tile in enumerate(tiles):
-        keys = np.clip((tail_k if i & 1 else block_k) - 32 * np.arange(words), 0, 32)
-        tile[: tail_q if i & 2 else block_q] = (1 << keys.astype(np.uint64)) - np.uint64(1)
-    return tiles
+    return Tiles(Grid(n_q, n_k, *block_size)).exists[:4]

@@ -35,6 +35,15 @@ class BlockData(NamedTuple):
     bits: NDArray[uint32]
     text: str = ""
 
+    @classmethod
+    def of(
+        cls, grid: Grid, starts: Ints, tiles: NDArray[int32], bits: NDArray[uint32], text: str
+    ) -> "BlockData":
+        """On the tokens of a grid."""
+        n_q, n_k = grid.n_q - grid.q_origin, grid.n_k - grid.k_origin
+        sizes = grid.block_q, grid.block_k
+        return cls(n_q, n_k, sizes, grid.batch, grid.heads, starts, tiles, bits, text)
+
 
 class BlockMask(Protocol):
     """What functions over block masks use of `masks.BlockMask`; see there."""

@@ -156,7 +156,8 @@ def reach(
     seen = walk.run(layers)
     least = seen if exact else surely(segments, causal).run(layers)
     total = int(walk.wanted.sum())
-    upper, lower = _alike(seen.counts, least.counts)
+    depth = max(len(seen.counts), len(least.counts))  # the last number holds from there on
+    upper, lower = (x + x[-1:] * (depth - len(x)) for x in (seen.counts, least.counts))
     grid, wanted, seen_keys = walk.grid, walk.wanted, count_ones(seen.found)
     query = int(np.argmax(wanted - seen_keys))
     unseen = ~unpack(seen.found[query : query + 1])[0, : wanted[query]]
@@ -209,12 +210,6 @@ def built(
         raise ValueError(f"{mask} differs from layer to layer: give layers=")
     count = integer("layers", layers, min=1) if mask.per_layer else 1
     return [mask.layer(i).build(seq_len, block_size=block_size, heads=heads) for i in range(count)]
-
-
-def _alike(a: list[int], b: list[int]) -> tuple[list[int], list[int]]:
-    """Both with as many layers: the last number holds from there on."""
-    length = max(len(a), len(b))
-    return a + a[-1:] * (length - len(a)), b + b[-1:] * (length - len(b))
 
 
 def _when(counts: list[int], total: int) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from masks.arrays import to_numpy
 from masks.block_lists import FULL, row_segments
 from masks.checks import integer
 from masks.runs import Grid, Ints, ranges
@@ -46,7 +47,7 @@ def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
     """The non-empty key blocks of every query block of one slice."""
     row, first, length, tile = slice_segments(blocks, batch, head)
     counts = np.bincount(row, length, blocks.rows).astype(np.int64)
-    idx = ranges(first, length).astype(np.int32)
+    idx = ranges(first, length, np.int32)
     return SliceLists(np.append(0, np.cumsum(counts)), idx, np.repeat(tile, length))
 
 
@@ -60,8 +61,7 @@ def evaluate(mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any) -
     b, h = np.divmod(s, grid.heads)
     corner = [b, h, row * grid.block_q, col * grid.block_k]
     codes = np.empty(len(x), np.int32)
-    for i in range(0, len(x), tiles.at_once):
-        part = slice(i, i + tiles.at_once)
+    for part in tiles.parts(len(x)):
         batch, head, q, k = (torch.from_numpy(a[part]).to(device) for a in corner)
 
         # Blocks take the place of batch entries. Tokens beyond the end stand for the last ones.
@@ -113,11 +113,6 @@ def in_order(x: Ints, codes: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]
     if (x[1:] == x[:-1]).any():
         raise ValueError("a block is listed twice: give each non-empty block once")
     return x, codes
-
-
-def to_numpy(array: Any) -> NDArray:
-    """A NumPy array of an array or of a tensor on any device."""
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def check_size(what: str, nbytes: int, limit_gib: float) -> None:

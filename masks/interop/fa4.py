@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from masks.arrays import to_numpy
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from masks.interop.common import block_codes, check_size, evaluate, listed, to_numpy, with_full
+from masks.interop.common import block_codes, check_size, evaluate, listed, with_full
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble
 

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from masks.arrays import to_numpy
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from masks.interop.common import check_size, in_order, positions, slice_lists, to_numpy
+from masks.interop.common import check_size, in_order, positions, slice_lists
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 
@@ -114,13 +115,11 @@ def from_bsr(
     if mask is None:
         codes = np.full(len(x), FULL, np.int32)
         return BlockMask(*assemble(tiles, *in_order(x, codes)))
-    bits = to_numpy(mask)
-    if bits.shape != (len(x), grid.block_q, grid.block_k):
-        shape = (len(x), grid.block_q, grid.block_k)
+    bits, shape = to_numpy(mask), (len(x), grid.block_q, grid.block_k)
+    if bits.shape != shape:
         raise ValueError(f"mask has shape {bits.shape}: give {shape}, or None for full blocks")
     codes = np.empty(len(x), np.int32)
     cut = grid.cut(line, indices)
-    for i in range(0, len(x), tiles.at_once):
-        part = slice(i, i + tiles.at_once)
+    for part in tiles.parts(len(x)):
         codes[part] = tiles.codes(pack_bits(bits[part].astype(bool)), cut[part])
     return BlockMask(*assemble(tiles, *in_order(x, codes)))

@@ -92,10 +92,9 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
     bounds, tiles = np.append(first, len(q)), Tiles(grid)
     _, row, col = grid.split(x)
     cut, codes = grid.cut(row, col), np.empty(len(x), np.int32)
-    for i in range(0, len(x), tiles.at_once):
-        part = slice(i, min(i + tiles.at_once, len(x)))
+    for part in tiles.parts(len(x)):
         of = slice(bounds[part.start], bounds[part.stop])
         bits = np.zeros((part.stop - part.start, grid.block_q, grid.block_k), bool)
-        bits[block[of] - i, q[of], k[of]] = True
+        bits[block[of] - part.start, q[of], k[of]] = True
         codes[part] = tiles.codes(pack_bits(bits), cut[part])
     return BlockMask(*assemble(tiles, x, codes))

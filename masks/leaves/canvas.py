@@ -1,7 +1,6 @@
 """Base of the patterns on a canvas: a line, an image or a video whose tokens come row by row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
@@ -28,7 +27,6 @@ class Window(NamedTuple):
     step: int = 1
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class OnCanvas(Leaf):
     """Key k is allowed for query q when it lies in the window of q along every axis."""
 

@@ -1,7 +1,5 @@
 """Base of the patterns that depend on the distance q - k alone."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks.checks import choice
@@ -13,7 +11,6 @@ ALIGNMENTS = ("top_left", "bottom_right")
 DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Distances(Leaf):
     """A pattern with `distance`; queries are counted as `align` says."""
 

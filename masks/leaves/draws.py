@@ -3,7 +3,6 @@
 A distributed run draws the same in every process, and asking for one row draws no other.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,6 @@ class Stream(NamedTuple):
         return mix(self.word(head) ^ rows.astype(np.uint64))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Drawn(TokenBlocks):
     """Base of the patterns of token blocks that draw."""
 

@@ -50,12 +50,7 @@ def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray
     Interval i is columns first[i]..stop[i]-1 of line[i] (slice * rows + row), of code[i].
     """
     full = 1 << 32  # counts full intervals above, mixed ones below
-    x = np.concatenate([line * grid.cols + first, line * grid.cols + stop])
-    weight = np.where(code == rl.FULL, full, 1)
-    order = np.argsort(x, kind="stable")
-    x, depth = x[order], np.cumsum(np.concatenate([weight, -weight])[order])
-    last = np.diff(x, append=grid.size) > 0  # of the changes in one place
-    x, depth = x[last], depth[last]
+    x, depth = rl.depths(grid, line, first, stop, np.where(code == rl.FULL, full, 1))
     codes = np.where(depth >= full, rl.FULL, np.where(depth > 0, rl.MIXED, rl.EMPTY))
     codes = np.append(rl.EMPTY, codes).astype(np.uint8)
     return Runs(*rl.compact(np.append(0, x), codes, grid.size))

@@ -1,7 +1,6 @@
 """Bases of the patterns that are graphs of token blocks, and the lists that they work with."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ class Adjacency(NamedTuple):
         return i, self.idx[ranges(self.ptr[nodes], count)]
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Graph(Drawn):
     """An undirected graph whose nodes are the key token blocks, with a loop at every node.
 

@@ -1,8 +1,8 @@
 """Leaf: the base of every pattern; and placements that all slices of a mask share."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, dataclass_transform
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from masks.runs import Bools, Grid, Ints, Runs
 from masks.types import Placed
 
 
+@dataclass_transform(eq_default=False, frozen_default=True)
 class Leaf(Mask):
-    """A pattern. A subclass is a frozen dataclass with the three methods below.
+    """A pattern. A subclass is made a frozen dataclass, and has the three methods below.
 
     All three see a grid with the leaf's own extents: one slice, unless it fixes batch or heads, or
     is per head. A leaf has no key until a function with `@masks.pattern()` returns it.
@@ -24,6 +25,10 @@ class Leaf(Mask):
     """
 
     arguments: dict[str, Any]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, repr=False, eq=False)(cls)
+        del cls.__setattr__, cls.__delattr__  # those of Mask do, and a class may be decorated again
 
     def again(self, **changes: Any) -> Mask:
         """The same pattern with some arguments changed."""
@@ -57,11 +62,8 @@ class Leaf(Mask):
 
     def _place(self, grid: Grid) -> Placed:
         runs = self.runs(grid)
-        return Placed(
-            runs,
-            lambda s, q, k: self.allowed(grid, s, q, k),
-            by_code(runs, lambda x: self.signature(grid, *grid.split(x))),
-        )
+        signature = by_code(runs, lambda x: self.signature(grid, *grid.split(x)))
+        return Placed(runs, lambda s, q, k: self.allowed(grid, s, q, k), signature)
 
 
 def _restored(leaf: type[Leaf], values: tuple[Any, ...], *given: Any) -> Leaf:

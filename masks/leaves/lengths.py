@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from masks.checks import integer
+from masks.registry import plain
 from masks.runs import Ints
 
 Lengths = tuple[tuple[int, ...], ...]  # of the documents of every batch entry
@@ -15,12 +16,12 @@ FAR = 1 << 40  # tokens between the origins of two batch entries
 
 def read_lengths(name: str, lengths: Any) -> Lengths:
     """Lengths given as one number, numbers, or numbers for every batch entry."""
-    nested = as_list(lengths)
-    if not isinstance(nested, list):
-        nested = [nested]
-    if not any(isinstance(entry, list) for entry in nested):
-        nested = [nested]
-    if not all(isinstance(entry, list) for entry in nested):
+    nested = plain(lengths)
+    if not isinstance(nested, tuple):
+        nested = (nested,)
+    if not any(isinstance(entry, tuple) for entry in nested):
+        nested = (nested,)
+    if not all(isinstance(entry, tuple) for entry in nested):
         raise ValueError(f"{name} mixes numbers and lists: give one list, or one per batch entry")
     rows = tuple(
         tuple(integer(f"a number in {name}", n, min=0, max=FAR) for n in entry) for entry in nested
@@ -39,13 +40,6 @@ def same_counts(lengths: Lengths, key_lengths: Lengths) -> None:
             f"lengths has {counts} documents and key_lengths {key_counts}: give every document "
             "both, 0 where it has no keys"
         )
-
-
-def as_list(numbers: Any) -> Any:
-    """Nested lists of Python numbers, from tuples, arrays or tensors."""
-    if hasattr(numbers, "tolist"):
-        return numbers.tolist()
-    return [as_list(n) for n in numbers] if isinstance(numbers, tuple | list) else numbers
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:

@@ -1,6 +1,5 @@
 """Sets of tokens, and the base of the patterns of whole rows and columns."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -47,6 +46,9 @@ class TokenSet(NamedTuple):
         return before[begun] - np.maximum(beyond, 0)
 
 
+NONE = TokenSet.between(0, 0)
+
+
 def ascending(name: str, values: Any, *, min: int | None = 0) -> tuple[int, ...]:
     """`values`, different integers >= min (any where that is None), as an ascending tuple."""
     try:
@@ -62,30 +64,28 @@ def ascending(name: str, values: Any, *, min: int | None = 0) -> tuple[int, ...]
     return tuple(numbers)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Lines(Leaf):
-    """Everything in the rows `queries` and in the columns `keys`."""
+    """Everything in the rows of some queries and in the columns of some keys."""
+
+    rows: TokenSet
+    columns: TokenSet
 
     def queries(self, n_q: int) -> TokenSet:
-        """Queries that see every key."""
-        return TokenSet.between(0, 0)
-
-    def keys(self, n_k: int) -> TokenSet:
-        """Keys that every query sees."""
-        return TokenSet.between(0, 0)
+        """Queries that see every key; a subclass may take them from the length."""
+        return self.rows
 
     def runs(self, grid: Grid) -> Runs:
         row_codes = _codes(self.queries(grid.n_q), grid.q_first, grid.q_last)
-        col_codes = _codes(self.keys(grid.n_k), grid.k_first, grid.k_last)
+        col_codes = _codes(self.columns, grid.k_first, grid.k_last)
         profiles = [(0, np.maximum(col_codes, np.uint8(c))) for c in (rl.EMPTY, rl.MIXED, rl.FULL)]
         return from_profiles(grid, profiles, row_codes.astype(np.int64))
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self.queries(grid.n_q).contains(q) | self.keys(grid.n_k).contains(k)
+        return self.queries(grid.n_q).contains(q) | self.columns.contains(k)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         rows = _content(self.queries(grid.n_q), grid.q_token(row), grid.block_q)
-        cols = _content(self.keys(grid.n_k), grid.k_token(col), grid.block_k)
+        cols = _content(self.columns, grid.k_token(col), grid.block_k)
         return rows * (cols.max() + 1) + cols
 
 

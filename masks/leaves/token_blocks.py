@@ -4,8 +4,6 @@ The token block of a pattern need not be the block of the mask that is built: bl
 come out partial, exactly.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks import runs as rl
@@ -16,7 +14,6 @@ from masks.runs import Bools, Grid, Ints, Runs
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class TokenBlocks(Leaf):
     """Token block (I, J), with I = q // block and J = k // block, is allowed as `pairs` says."""
 

@@ -1,7 +1,5 @@
 """A mask given as data."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,7 +23,6 @@ def mask_from(array: ArrayLike) -> "ArrayMask":
     return named(ArrayMask(data, batch, heads), text, "mask_from", {}, spelled=False)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class ArrayMask(Leaf):
     data: Bools  # (batch or 1, heads or 1, n_q, n_k)
     batch: int | None

@@ -1,7 +1,5 @@
 """Bands along the diagonal, and everything: dense, causal, local and sliding windows."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks import runs as rl
@@ -23,7 +21,6 @@ def dense() -> Mask:
     return Dense()
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Dense(Leaf):
     def runs(self, grid: Grid) -> Runs:
         return rl.constant(rl.FULL)
@@ -79,7 +76,6 @@ def sliding(window: int, *, align: str = "top_left") -> Mask:
     return Band(align, 0, window - 1)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Band(Distances):
     """low <= q - k <= high."""
 

@@ -1,7 +1,5 @@
 """Windows with global or random tokens: BigBird, Longformer and ETC."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks.algebra import Mask
@@ -67,7 +65,6 @@ def bigbird(
     return BigBird(block, stream, random, window // 2, global_blocks)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class BigBird(Drawn):
     random: int
     radius: int

@@ -1,7 +1,7 @@
 """BigBird as Google's code draws it (google-research/bigbird, `bigbird/core/attention.py`)."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,12 +48,9 @@ def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) ->
     Raises:
         ValueError: of `build`, when a row of the paper's plan has fewer than `random` blocks.
     """
-    block, random = integer("block", block, min=1), integer("random", random, min=1)
-    seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
-    return BigBirdCompat(block, random, seed)
+    return BigBirdCompat.of(block, random, seed)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class LegacyBigBird(ByLength):
     """A mask that differs from head to head as the draws of NumPy's legacy generator do."""
 
@@ -63,9 +60,21 @@ class LegacyBigBird(ByLength):
     per_head = True
     period = 0
 
+    @classmethod
+    def of(cls, block: Any, random: Any, seed: Any) -> Self:
+        """Checked arguments of a pattern."""
+        block, random = integer("block", block, min=1), integer("random", random, min=1)
+        seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
+        return cls(block, random, seed)
+
     @property
     def per_layer(self) -> bool:  # type: ignore[override]
         return self.seed is None
+
+    def layer(self, index: int) -> Mask:
+        if self.seed is not None:
+            return super().layer(index)
+        return self.again(seed=integer("index", index, min=0))
 
     def blocks(self, n_tokens: int) -> int:
         """Token blocks of a sequence."""
@@ -80,13 +89,7 @@ class LegacyBigBird(ByLength):
         return Table(self.block, _tables(self, n, grid.heads))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class BigBirdCompat(LegacyBigBird):
-    def layer(self, index: int) -> Mask:
-        if self.seed is not None:
-            return super().layer(index)
-        return self.again(seed=integer("index", index, min=0))
-
     def drawn(self, n: int, heads: int) -> list[Ints]:
         if n <= 2 * self.random + 5:
             return []
@@ -150,7 +153,6 @@ def paper_plan(
     return np.array(rows, np.int64) if rows else np.empty((0, 0), np.int64)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Table(TokenBlocks):
     """Token blocks that are listed head by head."""
 
@@ -164,11 +166,10 @@ class Table(TokenBlocks):
 @lru_cache(maxsize=4)
 def _tables(mask: LegacyBigBird, n: int, heads: int) -> list[Adjacency]:
     """The draws of every head with the global blocks and the window."""
-    drawn = mask.drawn(n, heads)
     every, zero, end = np.arange(n), np.array(0), np.array(n)
+    drawn = mask.drawn(n, heads)
     if not drawn:
-        i, col = union([(every, zero, end)], n)
-        return [Adjacency(np.searchsorted(i, np.arange(n + 1)), col)] * heads
+        return [Adjacency(np.arange(n + 1) * n, np.tile(every, n))] * heads
     tables = []
     for random in drawn:
         row = np.repeat(every[1:-1], random.shape[1])

@@ -1,7 +1,5 @@
 """Flat block butterfly of Pixelated Butterfly (Dao et al., arXiv 2112.00029)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks.algebra import Mask
@@ -9,7 +7,7 @@ from masks.checks import integer
 from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.columns import global_tokens
-from masks.registry import BLOCKS, Example, canonical, pattern
+from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints
 
 __all__ = ["butterfly", "pixelfly"]
@@ -22,14 +20,12 @@ SECTION = "Graphs of token blocks"  # of the gallery
         "a hypercube: log2(n) layers see all; not together with causal alone",
         "n*(L + 1)*B**2",
         "2112.00029",
-        BLOCKS,
     ),
     Example(
         "butterfly(16, levels=2)",
         "fewer strides: blocks in groups of four that never meet",
         "n*3*B**2",
         "2112.00029",
-        BLOCKS,
     ),
     written=1,
 )
@@ -71,7 +67,6 @@ def butterfly(
         "the butterfly and a global block",
         "(n*(L + 3) - 2*L - 2)*B**2",
         "2112.00029",
-        BLOCKS,
     )
 )
 def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1) -> Mask:
@@ -90,7 +85,6 @@ def pixelfly(block: int = 128, levels: int | None = None, global_blocks: int = 1
     return butterfly(block, levels) | global_tokens(global_blocks * block)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Butterfly(TokenBlocks):
     levels: int | None
 
@@ -110,7 +104,6 @@ class Butterfly(TokenBlocks):
         return one_bit & (difference < 1 << self.levels)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class SizedButterfly(ByLength):
     """A butterfly whose token blocks grow with the length."""
 

@@ -1,10 +1,8 @@
 """Whole rows and columns: attention sinks, global tokens, vertical lines, a prefix."""
 
-from dataclasses import dataclass
-
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.lines import Lines, TokenSet, ascending
+from masks.leaves.lines import NONE, Lines, TokenSet, ascending
 from masks.patterns.bands import causal
 from masks.registry import Example, canonical, pattern
 
@@ -29,7 +27,7 @@ def sinks(n: int) -> Mask:
 
     With g of n blocks, n * g of n x n are allowed.
     """
-    return Sinks(integer("n", n, min=0))
+    return Lines(NONE, _first(n))
 
 
 @pattern(Example("keys_at((0, 100))", "vertical lines", "2*N", "2407.02490"))
@@ -42,7 +40,7 @@ def keys_at(tokens: tuple[int, ...]) -> Mask:
     With s of n tokens, n * s of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
-    return canonical(KeysAt(tokens), tokens=tokens)
+    return canonical(Lines(NONE, TokenSet.of(tokens)), tokens=tokens)
 
 
 @pattern(
@@ -71,22 +69,6 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     return sinks(prefix) | causal(align=align)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Sinks(Lines):
-    n: int
-
-    def keys(self, n_k: int) -> TokenSet:
-        return TokenSet.between(0, self.n)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class KeysAt(Lines):
-    tokens: tuple[int, ...]
-
-    def keys(self, n_k: int) -> TokenSet:
-        return TokenSet.of(self.tokens)
-
-
 @pattern(
     Example(
         "global_tokens(8)",
@@ -103,7 +85,8 @@ def global_tokens(n: int) -> Mask:
     With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
     `global_rows` the one with the queries.
     """
-    return GlobalTokens(integer("n", n, min=0))
+    first = _first(n)
+    return Lines(first, first)
 
 
 @pattern(
@@ -121,52 +104,26 @@ def global_at(tokens: tuple[int, ...]) -> Mask:
     With s of n tokens, s(2n - s) of n x n pairs are allowed.
     """
     tokens = ascending("tokens", tokens)
-    return canonical(GlobalAt(tokens), tokens=tokens)
+    chosen = TokenSet.of(tokens)
+    return canonical(Lines(chosen, chosen), tokens=tokens)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class GlobalTokens(Lines):
-    n: int
-
-    def queries(self, n_q: int) -> TokenSet:
-        return TokenSet.between(0, self.n)
-
-    def keys(self, n_k: int) -> TokenSet:
-        return TokenSet.between(0, self.n)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class GlobalAt(Lines):
-    tokens: tuple[int, ...]
-
-    def queries(self, n_q: int) -> TokenSet:
-        return TokenSet.of(self.tokens)
-
-    def keys(self, n_k: int) -> TokenSet:
-        return TokenSet.of(self.tokens)
-
-
-@pattern(Example("global_rows(8)", "queries that see everything", "N*g", "", {"g": 8}))
+@pattern(Example("global_rows(8)", "queries that see everything", "N*g", given={"g": 8}))
 def global_rows(n: int) -> Mask:
     """The first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens` only."""
-    return GlobalRows(integer("n", n, min=0))
+    return Lines(_first(n), NONE)
 
 
-@pattern(Example("last_rows(8)", "the last queries see everything", "N*g", "", {"g": 8}))
+@pattern(Example("last_rows(8)", "the last queries see everything", "N*g", given={"g": 8}))
 def last_rows(n: int) -> Mask:
     """The last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the length."""
-    return LastRows(integer("n", n, min=0))
+    return LastRows(NONE, NONE, integer("n", n, min=0))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class GlobalRows(Lines):
-    n: int
-
-    def queries(self, n_q: int) -> TokenSet:
-        return TokenSet.between(0, self.n)
+def _first(n: int) -> TokenSet:
+    return TokenSet.between(0, integer("n", n, min=0))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class LastRows(Lines):
     n: int
 

@@ -1,7 +1,5 @@
 """Patterns of the distance q - k alone: dilated windows, diagonals, powers of two."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks.algebra import Mask
@@ -57,7 +55,6 @@ def diagonals(distances: tuple[int, ...], *, align: str = "top_left") -> Mask:
     return canonical(Diagonals(align, distances), distances=distances)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Dilated(Distances):
     extent: int
     step: int
@@ -66,7 +63,6 @@ class Dilated(Distances):
         return (np.abs(d) <= self.extent) & (d % self.step == 0)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Diagonals(Distances):
     distances: tuple[int, ...]
 
@@ -104,13 +100,11 @@ def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
     return PowerOfTwo(align) if block == 1 else PowerOfTwoBlocks(block)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class PowerOfTwo(Distances):
     def distance(self, d: Ints) -> Bools:
         return zero_or_power_of_two(np.abs(d))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class PowerOfTwoBlocks(TokenBlocks):
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
         held = int(max(rows[-1], n_cols - 1)).bit_length()

@@ -1,6 +1,5 @@
 """Documents packed into one sequence, which do not see each other."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
@@ -155,7 +154,6 @@ def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Leng
     return tuple(lengths), np.concatenate(labels)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Documents(Leaf):
     """Pieces of documents see each other where their labels are equal."""
 

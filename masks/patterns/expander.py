@@ -5,7 +5,6 @@ multigraph, and draws again until the spectral gap is close to the largest one p
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.draws import GOLDEN, HALF, Stream, Words, mix, permutation
 from masks.leaves.graphs import Graph, complete
-from masks.registry import BLOCKS, Example, pattern
+from masks.registry import Example, pattern
 from masks.runs import Ints
 
 __all__ = ["expander", "random_regular"]
@@ -31,7 +30,6 @@ SLACK = 0.1  # that the spectral gap may lack
         "a random graph with as many neighbours for all",
         "n*(4 + 1)*B**2",
         "2303.06147",
-        BLOCKS,
     ),
     written=2,
 )
@@ -63,11 +61,7 @@ def random_regular(
 
 @pattern(
     Example(
-        "expander(4, 16)",
-        "the same, drawn until it mixes well",
-        "n*(4 + 1)*B**2",
-        "2303.06147",
-        BLOCKS,
+        "expander(4, 16)", "the same, drawn until it mixes well", "n*(4 + 1)*B**2", "2303.06147"
     ),
     written=2,
 )
@@ -107,7 +101,6 @@ def _regular(degree: int, min_degree: int, block: int, stream: Stream, gap: floa
     return RegularGraph(block, stream, degree, gap)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class RegularGraph(Graph):
     degree: int
     gap: float  # lower bound of the Laplacian's second eigenvalue; -inf for none

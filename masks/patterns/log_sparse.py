@@ -1,7 +1,5 @@
 """LogSparse (Li et al., arXiv 1907.00235): of its paper, and of the code that is copied around."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks import runs as rl
@@ -9,8 +7,8 @@ from masks.algebra import Mask
 from masks.checks import FAR, integer
 from masks.leaves.distances import Distances
 from masks.leaves.geometry import from_profiles
+from masks.leaves.lines import NONE, Lines, TokenSet
 from masks.patterns.bands import Band, causal
-from masks.patterns.columns import GlobalRows
 from masks.patterns.distances import power_of_two
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
@@ -53,7 +51,6 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
     return canonical(mask, restart=None if restart == window else restart)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class LogSparse(Distances):
     window: int
     restart: int
@@ -89,7 +86,7 @@ class LogSparse(Distances):
         not_full = np.where(grid.k_first < self.near - 1, rl.MIXED, rl.FULL).astype(np.uint8)
         whole = from_profiles(grid, [(0, not_full)], np.zeros(grid.rows, np.int64))
         sparse = rl.merge(super().runs(grid), whole, np.minimum)
-        rows = GlobalRows(self.dense_rows).runs(grid)
+        rows = Lines(TokenSet.between(0, self.dense_rows), NONE).runs(grid)
         top = rl.merge(rows, Band("top_left", 0, FAR).runs(grid), np.minimum)
         return rl.merge(sparse, top, np.maximum)
 

@@ -1,6 +1,5 @@
 """Windows on a line, an image or a video: neighbourhoods, discs, axes and tiles."""
 
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -74,7 +73,6 @@ def axial(canvas: tuple[int, ...]) -> Mask:
     return reduce(or_, [local_2d(canvas, tuple(line)) for line in radii])
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Local(OnCanvas):
     radii: tuple[int, ...]
 
@@ -83,7 +81,6 @@ class Local(OnCanvas):
         return Window(place - radius, place + radius)  # unclipped: the same everywhere
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Ball(Local):
     norm: str
     solid = False
@@ -159,7 +156,6 @@ def neighborhood(
     )
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Neighborhood(OnCanvas):
     kernels: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -218,7 +214,6 @@ def sliding_tiles(
     return canonical(mask, tile=shortest(tiles), window=shortest(sizes))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class SlidingTiles(OnCanvas):
     tiles: tuple[int, ...]
     sizes: tuple[int, ...]

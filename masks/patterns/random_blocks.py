@@ -1,6 +1,5 @@
 """Random token blocks, and hubs whose degrees follow a power law."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from masks.algebra import Mask
 from masks.checks import flag, integer
 from masks.leaves.draws import Drawn, Stream, choose, permutation
 from masks.leaves.graphs import Graph
-from masks.registry import BLOCKS, Example, canonical, pattern
+from masks.registry import Example, canonical, pattern
 from masks.runs import Ints
 
 __all__ = ["hubs", "random_blocks"]
@@ -22,7 +21,6 @@ SECTION = "Graphs of token blocks"  # of the gallery
         "as many random blocks in every row",
         "n*4*B**2",
         "2007.14062",
-        BLOCKS,
     ),
     short="random",
     written=1,
@@ -70,7 +68,6 @@ def random_blocks(
     return canonical(RandomBlocks(block, stream, density, count, causal), density=density)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class RandomBlocks(Drawn):
     density: float | None
     count: int | None
@@ -137,7 +134,6 @@ def _positive(name: str, value: Any) -> float:
     return float(value)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Hubs(Graph):
     count: int | None
     alpha: float

@@ -1,6 +1,5 @@
 """Segments of equal length that see themselves: block-diagonal, block-causal, LongNet."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,6 @@ def block_causal(size: int) -> Mask:
     return block_diagonal(size) | causal()
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class BlockDiagonal(Leaf):
     size: int
     offset: int
@@ -126,7 +124,6 @@ def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False
     return LongNet(segment, 0, ratio, offset, flag("per_head", per_head))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class LongNet(BlockDiagonal):
     """Block-diagonal, for the tokens of each block that are chosen."""
 

@@ -1,6 +1,6 @@
 """The two factorised patterns of the Sparse Transformer (Child et al., arXiv 1904.10509)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,7 +81,6 @@ def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
     return Fixed(stride, summary, vertices)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Strided(Distances):
     stride: int
 
@@ -89,7 +88,6 @@ class Strided(Distances):
         return (d >= 0) & ((d < self.stride) | (d % self.stride == 0))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Fixed(Leaf):
     stride: int
     summary: int

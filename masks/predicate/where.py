@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -123,7 +123,6 @@ def _trace(fn: Callable[..., Any], per_head: bool) -> Expression:
     return rule
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Predicate(Leaf):
     """A function of token numbers, and what it computes (`rule`), or the `reason` why not known."""
 
@@ -216,8 +215,5 @@ class Predicate(Leaf):
     def __reduce__(self):
         if self.spelled:
             return parse, (self.key,)
-        return _again, (self.fn, self.per_head)  # pickle raises where it cannot find fn by name
-
-
-def _again(fn: Callable[..., Any], per_head: bool) -> Mask:
-    return where(fn, per_head=per_head)
+        # pickle raises where it cannot find fn by name
+        return partial(where, per_head=self.per_head), (self.fn,)

@@ -13,7 +13,7 @@ from masks.algebra import Mask
 from masks.checks import choice, flag, integer
 from masks.leaves.draws import Stream
 from masks.presets.deepspeed_layouts import Fixed, Ranges, Sliding, Variable
-from masks.registry import BLOCKS, Example, pattern
+from masks.registry import Example, pattern
 
 __all__ = [
     "deepspeed_bigbird",
@@ -30,11 +30,7 @@ ONCE = Stream(0, False, False, None)  # of patterns that draw nothing
 
 @pattern(
     Example(
-        "deepspeed_fixed(4, 1)",
-        "`FixedSparsityConfig`",
-        "(n*(4 + n//4 - 1))*B**2",
-        "DeepSpeed",
-        BLOCKS,
+        "deepspeed_fixed(4, 1)", "`FixedSparsityConfig`", "(n*(4 + n//4 - 1))*B**2", "DeepSpeed"
     ),
     written=2,
 )
@@ -147,28 +143,22 @@ def deepspeed_bigbird(
     Raises:
         ValueError: a bad argument; or, in `build`, fewer blocks than one of these numbers.
     """
-    causal, _ = _direction(attention, False)
     stream = Stream.of(seed, different_layout_per_head, False, None)
     random = integer("num_random_blocks", num_random_blocks, min=0)
-    if causal and random > 1:
+    if attention == "unidirectional" and random > 1:
         raise ValueError(
             f"num_random_blocks is {random}: the first row has one column, "
             "so give at most 1 for unidirectional attention"
         )
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
     count = integer("num_global_blocks", num_global_blocks, min=0)
-    block = integer("block", block, min=1)
     ranges = ((0, count),) if count else ()
-    return Sliding(block, stream, random, ranges, causal, window, max(random, window, count))
+    least = max(random, count)
+    return _sliding(num_sliding_window_blocks, attention, block, ranges, stream, random, least)
 
 
 @pattern(
     Example(
-        "deepspeed_bslongformer()",
-        "`BSLongformerSparsityConfig`",
-        "(5*n - 6)*B**2",
-        "DeepSpeed",
-        BLOCKS,
+        "deepspeed_bslongformer()", "`BSLongformerSparsityConfig`", "(5*n - 6)*B**2", "DeepSpeed"
     )
 )
 def deepspeed_bslongformer(
@@ -189,11 +179,8 @@ def deepspeed_bslongformer(
         attention: "bidirectional", or "unidirectional": nothing above the diagonal.
         block: tokens of a block, >= 1.
     """
-    causal, _ = _direction(attention, False)
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
     ranges = _ranges(global_block_indices, global_block_end_indices)
-    block = integer("block", block, min=1)
-    return Sliding(block, ONCE, 0, ranges, causal, window, window)
+    return _sliding(num_sliding_window_blocks, attention, block, ranges)
 
 
 @pattern(
@@ -202,7 +189,6 @@ def deepspeed_bslongformer(
         "`LocalSlidingWindowSparsityConfig`",
         "(2*n - 1)*B**2",
         "DeepSpeed",
-        BLOCKS,
     )
 )
 def deepspeed_local_sliding_window(
@@ -218,10 +204,23 @@ def deepspeed_local_sliding_window(
         attention: "unidirectional" or "bidirectional".
         block: tokens of a block, >= 1.
     """
+    return _sliding(num_sliding_window_blocks, attention, block, ())
+
+
+def _sliding(
+    window: Any,
+    attention: Any,
+    block: Any,
+    ranges: Ranges,
+    stream: Stream = ONCE,
+    random: int = 0,
+    least: int = 0,
+) -> Sliding:
+    """A layout with a window, for at least `least` blocks."""
     causal, _ = _direction(attention, False)
-    window = integer("num_sliding_window_blocks", num_sliding_window_blocks, min=1)
+    window = integer("num_sliding_window_blocks", window, min=1)
     block = integer("block", block, min=1)
-    return Sliding(block, ONCE, 0, (), causal, window, window)
+    return Sliding(block, stream, random, ranges, causal, window, max(window, least))
 
 
 def _direction(attention: Any, horizontal: Any) -> tuple[bool, bool]:

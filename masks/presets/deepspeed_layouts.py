@@ -1,7 +1,5 @@
 """The layouts of `masks.presets.deepspeed`, for n x n blocks."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks.leaves.draws import Drawn, choose
@@ -12,19 +10,7 @@ Span = tuple[Ints, Ints, Ints]  # (row index, first column, column to stop befor
 Ranges = tuple[tuple[int, int], ...]  # of blocks, each up to but without the second
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Layout(Drawn):
-    """Base: spans of columns, for rows of n x n blocks."""
-
-    def spans(self, head: int, rows: Ints, n: int) -> list[Span]:
-        raise NotImplementedError
-
-    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
-        return union(self.spans(head, rows, n_cols), n_cols)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Fixed(Layout):
+class Fixed(Drawn):
     size: int
     count: int
     causal: bool
@@ -39,7 +25,8 @@ class Fixed(Layout):
     def period(self) -> int:  # type: ignore[override]
         return self.groups
 
-    def spans(self, head: int, rows: Ints, n: int) -> list[Span]:
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        n = n_cols
         start = rows - rows % self.size
         first = self.size - (1 + head % self.groups) * self.count
         whole = n - n % self.size
@@ -56,18 +43,18 @@ class Fixed(Layout):
             of = np.searchsorted(summaries, rows, "right") - 1
             i = np.flatnonzero((of >= 0) & (rows < stops[of]))
             spans.append((i, np.array(0), np.array(n)))
-        return spans
+        return union(spans, n)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Variable(Layout):
+class Variable(Drawn):
     random: int
     ranges: Ranges
     causal: bool
     windows: tuple[int, ...]
     horizontal: bool
 
-    def spans(self, head: int, rows: Ints, n: int) -> list[Span]:
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        n = n_cols
         if self.random > n:
             raise ValueError(f"{self} draws {self.random} of {n} blocks: give fewer random ones")
         i, col = choose(
@@ -88,18 +75,18 @@ class Variable(Layout):
                 if self.horizontal:
                     whole = np.flatnonzero((rows >= first) & (rows < end))
                     spans.append((whole, np.array(0), np.array(n)))
-        return spans
+        return union(spans, n)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Sliding(Layout):
+class Sliding(Drawn):
     random: int
     ranges: Ranges
     causal: bool
     window: int
     min_blocks: int  # of a sequence
 
-    def spans(self, head: int, rows: Ints, n: int) -> list[Span]:
+    def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
+        n = n_cols
         if n < self.min_blocks:
             raise ValueError(
                 f"{self} needs {self.min_blocks} blocks of {self.block} tokens, but there are {n}: "
@@ -117,7 +104,7 @@ class Sliding(Layout):
                 spans.append((whole, np.array(0), np.array(n)))
         if self.causal:
             spans = [(i, first, np.minimum(stop, rows[i] + 1)) for i, first, stop in spans]
-        return spans
+        return union(spans, n)
 
 
 def _windows(rows: Ints, start: Ints, stop: Ints, n: int, causal: bool) -> Span:

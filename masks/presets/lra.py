@@ -4,8 +4,6 @@ Long Range Arena (Tay et al., arXiv 2011.04006) names its patterns after papers,
 differs from them. These are the patterns of the code, without padding.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from masks import runs as rl
@@ -101,12 +99,9 @@ def lra_bigbird(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Ma
             hashes the name of the layer instead, which differs from run to run. None makes layer i
             draw with seed i: take `mask.layer(i)` before `build`.
     """
-    block, random = integer("block", block, min=1), integer("random", random, min=1)
-    seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
-    return BigBirdLRA(block, random, seed)
+    return BigBirdLRA.of(block, random, seed)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Interleaved(ByLength):
     block: int
 
@@ -114,7 +109,6 @@ class Interleaved(ByLength):
         return Dilated("top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class FixedLRA(Leaf):
     stride: int
     summary: int
@@ -146,13 +140,7 @@ class FixedLRA(Leaf):
         return np.clip(q - k, -far, far) * self.stride + k % self.stride
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class BigBirdLRA(LegacyBigBird):
-    def layer(self, index: int) -> Mask:
-        if self.seed is not None:
-            return super().layer(index)
-        return self.again(seed=integer("index", index, min=0))
-
     def blocks(self, n_tokens: int) -> int:
         return n_tokens // self.block + 1
 

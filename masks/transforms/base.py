@@ -1,25 +1,47 @@
-"""Base of the masks that `mask >> transform` makes."""
+"""Base of the transforms, and the mask that `mask >> transform` makes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import dataclass_transform
 
 from masks.algebra import Mask, Transform, inherit
+from masks.leaves.leaf import place_own
+from masks.runs import Grid
+from masks.types import Placed
+
+
+@dataclass_transform(eq_default=False, frozen_default=True)
+class Placing(Transform):
+    """A transform with `place`. A subclass is made a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, repr=False, eq=False)(cls)
+
+    def __call__(self, mask: Mask) -> Mask:
+        return Transformed(mask, self)
+
+    def place(self, part: Mask, grid: Grid) -> Placed:
+        """`part >> self` on a grid with its own extents."""
+        raise NotImplementedError
+
+    def companions(self) -> tuple[Mask, ...]:
+        """Masks whose extents the result has as well."""
+        return ()
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Transformed(Mask):
-    """`part >> transform`; a subclass gives `place`."""
+    """`part >> transform`."""
 
     part: Mask
-    transform: Any
+    transform: Placing
     binding = 2
 
-    def __init__(self, part: Mask, transform: Transform):
+    def __init__(self, part: Mask, transform: Placing):
         word = f"({part.key})" if part.binding < self.binding else part.key
         object.__setattr__(self, "part", part)
         object.__setattr__(self, "transform", transform)
         object.__setattr__(self, "key", f"{word} >> {transform.key}")
-        inherit(self, (part,), spelled=transform.spelled)
+        inherit(self, (part,), transform.companions(), spelled=transform.spelled)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -33,3 +55,6 @@ class Transformed(Mask):
         if not self.per_layer:
             return super().layer(index)
         return self.part.layer(index) >> self.transform
+
+    def place(self, grid: Grid) -> Placed:
+        return place_own(self, grid, lambda own: self.transform.place(self.part, own))

@@ -1,15 +1,13 @@
 """A mask inside of every packed document."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from masks.algebra import Mask, Transform, inherit
-from masks.leaves.leaf import place_own
+from masks.algebra import Mask
 from masks.leaves.lengths import Cuts, Lengths, flat, read_lengths, same_counts
 from masks.patterns.documents import documents
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid
-from masks.transforms.base import Transformed
+from masks.transforms.base import Placing
 from masks.transforms.pieces import Pieces
 from masks.types import Placed
 
@@ -39,26 +37,15 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
     return canonical(Pack(rows, key_rows), lengths=flat(rows), key_lengths=other)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Pack(Transform):
+class Pack(Placing):
     lengths: Lengths
     key_lengths: Lengths
 
-    def __call__(self, mask: Mask) -> Mask:
-        return Packed(mask, self)
+    def companions(self) -> tuple[Mask, ...]:
+        return (documents(self.lengths),)  # which has their number as batch
 
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Packed(Transformed):
-    transform: Pack
-
-    def __init__(self, part: Mask, transform: Pack):
-        super().__init__(part, transform)
-        inherit(self, (part, documents(transform.lengths)))  # whose batch it gets
-        object.__setattr__(self, "spelled", part.spelled and transform.spelled)
-
-    def place(self, grid: Grid) -> Placed:
-        q, k = Cuts.of(self.transform.lengths), Cuts.of(self.transform.key_lengths)
+    def place(self, part: Mask, grid: Grid) -> Placed:
+        q, k = Cuts.of(self.lengths), Cuts.of(self.key_lengths)
         q.cover("n_q", grid.n_q)
         k.cover("n_k", grid.n_k)
-        return place_own(self, grid, lambda own: Pieces(self.part, own, q, k).place())
+        return Pieces(part, grid, q, k).place()

@@ -1,18 +1,20 @@
 """Other orders of the sequence: tiles and space-filling curves make the blocks of images dense."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from masks.algebra import And, Mask, Not, Or, Transform
+from masks.algebra import And, Mask, Not, Or
 from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, canvas_extents, per_axis, shortest
 from masks.leaves.leaf import by_code, place_own
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid, Ints
-from masks.transforms.base import Transformed
-from masks.transforms.curves import hilbert_order, morton_order, tiled_order
+from masks.transforms.base import Placing
+from masks.transforms.curves import given_order, hilbert_order, morton_order, tiled_order
 from masks.transforms.regroup import Side, regroup
 from masks.types import Placed
 
@@ -44,7 +46,7 @@ def tiled(canvas: tuple[int, ...], tile: int | tuple[int, ...], *, side: str = "
     """
     canvas = canvas_extents(canvas)
     tiles = per_axis("tile", tile, canvas, min=1)
-    mask = Tiled(choice("side", side, SIDES), canvas, tiles)
+    mask = Reorder(choice("side", side, SIDES), tiled_order, (canvas, tiles))
     return canonical(mask, tile=shortest(tiles))
 
 
@@ -58,7 +60,7 @@ def morton(canvas: tuple[int, ...], *, side: str = "both") -> "Reorder":
     squares (cubes) of side 2**m are consecutive in it.
     """
     canvas = canvas_extents(canvas)
-    return Morton(choice("side", side, SIDES), canvas)
+    return Reorder(choice("side", side, SIDES), morton_order, (canvas,))
 
 
 @transform(
@@ -76,7 +78,7 @@ def hilbert(canvas: tuple[int, int], *, side: str = "both") -> "Reorder":
     extents = canvas_extents(canvas)
     if len(extents) != 2:
         raise ValueError(f"canvas is {extents}: give (height, width), or use morton or tiled")
-    return Hilbert(choice("side", side, SIDES), (extents[0], extents[1]))
+    return Reorder(choice("side", side, SIDES), hilbert_order, (extents,))
 
 
 @transform(
@@ -102,21 +104,24 @@ def permuted(order: ArrayLike, *, side: str = "both") -> "Reorder":
     if not np.array_equal(np.sort(data), np.arange(len(data))):
         raise ValueError(f"order must hold each of 0..{len(data) - 1} once")
     data.flags.writeable = False
-    return Permuted(choice("side", side, SIDES), data)
+    return Reorder(choice("side", side, SIDES), given_order, (data,))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Reorder(Transform):
-    """Token order(n)[i] of the old sequence comes to place i of the new one."""
+class Reorder(Placing):
+    """Token order(n)[i] of the old sequence comes to place i of the new one.
+
+    Attributes:
+        curve, shape: the function of `masks.transforms.curves` that gives the order, and its
+            arguments.
+    """
 
     side: str
-
-    def _order(self) -> Ints:
-        raise NotImplementedError
+    curve: Callable[..., Ints]
+    shape: tuple[Any, ...]
 
     def order(self, n: int) -> Ints:
         """int64 (n,), read-only: the token of the old sequence at every place of the new one."""
-        order = self._order()
+        order = self.curve(*self.shape)
         if n != len(order):
             raise ValueError(f"{self} reorders {len(order)} tokens, not {n}: build it for those")
         return order
@@ -128,75 +133,24 @@ class Reorder(Transform):
         inverse[order] = np.arange(n)
         return inverse
 
-    def __call__(self, mask: Mask) -> Mask:
-        return Reordered(mask, self)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Tiled(Reorder):
-    canvas: tuple[int, ...]
-    tiles: tuple[int, ...]
-
-    def _order(self) -> Ints:
-        return tiled_order(self.canvas, self.tiles)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Morton(Reorder):
-    canvas: tuple[int, ...]
-
-    def _order(self) -> Ints:
-        return morton_order(self.canvas)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Hilbert(Reorder):
-    canvas: tuple[int, int]
-
-    def _order(self) -> Ints:
-        return hilbert_order(self.canvas)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Permuted(Reorder):
-    data: Ints
-
-    def _order(self) -> Ints:
-        return self.data
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Reordered(Transformed):
-    """Allows (q, k) when `part` allows (order[q], order[k])."""
-
-    def place(self, grid: Grid) -> Placed:
-        match self.part:  # the operators look at one pair of tokens at a time, so order is free
+    def place(self, part: Mask, grid: Grid) -> Placed:
+        """Allows (q, k) when `part` allows (order[q], order[k])."""
+        match part:  # the operators look at one pair of tokens at a time, so order is free
             case Or() | And():
-                return (
-                    type(self.part).of(*[p >> self.transform for p in self.part.parts]).place(grid)
-                )
+                return type(part).of(*[p >> self for p in part.parts]).place(grid)
             case Not():
-                return (~(self.part.part >> self.transform)).place(grid)
-        q, k = self._sides(grid)
-        if isinstance(self.part, OnCanvas):
-            return _place_canvas(self.part, grid, q, k)
+                return (~(part.part >> self)).place(grid)
+        q = np.arange(grid.n_q) if self.side == "keys" else self.order(grid.n_q)
+        k = np.arange(grid.n_k) if self.side == "queries" else self.order(grid.n_k)
+        if isinstance(part, OnCanvas):
+            return _place_canvas(part, grid, q, k)
         rows = Side.of(q, grid.q_origin, grid.block_q, grid.rows)
         cols = Side.of(k, grid.k_origin, grid.block_k, grid.cols)
         fine = replace(grid, block_q=rows.grain, block_k=cols.grain, q_origin=0, k_origin=0)
-        inner = self.part.place(fine)
+        inner = part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
-
-        return Placed(
-            runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), by_code(runs, lambda x: x)
-        )
-
-    def _sides(self, grid: Grid) -> tuple[Ints, Ints]:
-        """Token of the old sequence at every place of the new one, for queries and for keys."""
-        order, side = self.transform.order, self.transform.side
-        return (
-            np.arange(grid.n_q) if side == "keys" else order(grid.n_q),
-            np.arange(grid.n_k) if side == "queries" else order(grid.n_k),
-        )
+        signature = by_code(runs, lambda x: x)
+        return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
 
 
 def _place_canvas(leaf: OnCanvas, grid: Grid, q: Ints, k: Ints) -> Placed:

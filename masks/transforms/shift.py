@@ -1,16 +1,13 @@
 """A mask moved along."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from masks.algebra import Mask, Transform, inherit
+from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.leaf import place_own
 from masks.leaves.lengths import FAR, Cuts
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid
-from masks.transforms.base import Transformed
+from masks.transforms.base import Placing
 from masks.transforms.pieces import Pieces
 from masks.types import Placed
 
@@ -35,26 +32,12 @@ def shift(q: int, k: int | None = None) -> "Shift":
     return canonical(Shift(q, k), k=None if k == q else k)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Shift(Transform):
+class Shift(Placing):
     q: int
     k: int
 
-    def __call__(self, mask: Mask) -> Mask:
-        return Shifted(mask, self)
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Shifted(Transformed):
-    transform: Shift
-
-    def __init__(self, part: Mask, transform: Shift):
-        super().__init__(part, transform)
-        inherit(self, (part,))
-
-    def place(self, grid: Grid) -> Placed:
-        q, k = _piece(self.transform.q, grid.n_q), _piece(self.transform.k, grid.n_k)
-        return place_own(self, grid, lambda own: Pieces(self.part, own, q, k).place())
+    def place(self, part: Mask, grid: Grid) -> Placed:
+        return Pieces(part, grid, _piece(self.q, grid.n_q), _piece(self.k, grid.n_k)).place()
 
 
 def _piece(start: int, stop: int) -> Cuts:

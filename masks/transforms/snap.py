@@ -1,24 +1,22 @@
 """A mask rounded to whole blocks of tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from masks import runs as rl
-from masks.algebra import Mask, Transform
+from masks.algebra import Mask
 from masks.build import alike, mixed_blocks
 from masks.checks import choice, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
-from masks.leaves.leaf import place_own
+from masks.leaves.token_blocks import SMALL
 from masks.registry import Example, canonical, transform
 from masks.runs import Bools, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
-from masks.transforms.base import Transformed
+from masks.transforms.base import Placing
 from masks.types import Placed
 
 __all__ = ["snap"]
-
-SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
 @transform(Example("local(20) >> snap(16)", "rounded to whole blocks, outward"))
@@ -40,32 +38,16 @@ def snap(block: int | tuple[int, int], how: str = "outward") -> "Snap":
     return canonical(Snap(q, k, how), block=q if q == k else (q, k))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Snap(Transform):
+class Snap(Placing):
     q: int
     k: int
     how: str
 
-    def __call__(self, mask: Mask) -> Mask:
-        return Snapped(mask, self)
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Snapped(Transformed):
-    transform: Snap
-
-    def place(self, grid: Grid) -> Placed:
-        return place_own(self, grid, self._place)
-
-    def _place(self, grid: Grid) -> Placed:
-        q, k = min(self.transform.q, grid.n_q), min(self.transform.k, grid.n_k)
-        origin = {
-            "q_origin": max(grid.q_origin, 0) // q * q,
-            "k_origin": max(grid.k_origin, 0) // k * k,
-        }
-        cells = replace(grid, block_q=q, block_k=k, **origin)
-        runs = decided(self.part.place(cells), cells, self.transform.how)
-        return Cells(grid, cells, runs).placed()
+    def place(self, part: Mask, grid: Grid) -> Placed:
+        q, k = min(self.q, grid.n_q), min(self.k, grid.n_k)
+        q_origin, k_origin = max(grid.q_origin, 0) // q * q, max(grid.k_origin, 0) // k * k
+        cells = replace(grid, block_q=q, block_k=k, q_origin=q_origin, k_origin=k_origin)
+        return Cells(grid, cells, decided(part.place(cells), cells, self.how)).placed()
 
 
 class Cells:

@@ -1,9 +1,13 @@
 """The definitions once more, token by token and in the plainest words: the oracle of the tests."""
 
+import random
+
 import numpy as np
 
 from masks import BlockMask, Mask
+from masks import runs as rl
 from masks.algebra import And, Not, Or
+from masks.runs import Grid
 from tests.masks.oracles import ORACLES
 
 
@@ -22,7 +26,7 @@ def allowed(mask: Mask, n_q: int, n_k: int, heads: int = 1) -> np.ndarray:
             return np.all(_parts(mask, n_q, n_k, heads), axis=0)
         case Not():
             return ~allowed(mask.part, n_q, n_k, heads)
-    return ORACLES[type(mask)](mask, n_q, n_k, heads)
+    return ORACLES[type(getattr(mask, "transform", mask))](mask, n_q, n_k, heads)
 
 
 def _parts(mask: Or | And, n_q: int, n_k: int, heads: int) -> list[np.ndarray]:
@@ -48,3 +52,36 @@ def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
     numbers = blocks.tiles[blocks.tiles >= 0]
     _, first = np.unique(numbers, return_index=True)
     assert len(first) == len(blocks.bits) and (np.diff(first) > 0).all()  # by order of appearance
+
+
+def any_grid(rng: random.Random, n_q: int, n_k: int) -> Grid:
+    """A grid that begins before, at, or beyond the first tokens."""
+    block_q, block_k = rng.choice([1, 4, 7, 16, 33]), rng.choice([2, 5, 16, 24])
+    origins = rng.randrange(1 - block_q, n_q), rng.randrange(1 - block_k, n_k)
+    return Grid(n_q, n_k, block_q, block_k, 1, 1, *rng.choice([origins, origins, (0, 0)]))
+
+
+def check_window(mask: Mask, grid: Grid, dense: np.ndarray) -> None:
+    """Codes, tokens and signatures on any grid agree with the window of `dense` (n_q, n_k)."""
+    placed, x = mask.place(grid), np.arange(grid.size)
+    _, row, col = grid.split(x)
+    ends = (a.tolist() for a in (grid.q_first[row], grid.q_last[row] + 1))
+    key_ends = (a.tolist() for a in (grid.k_first[col], grid.k_last[col] + 1))
+    signatures = zip(grid.cut(row, col), *placed.signature(x), strict=True)
+    tiles: dict[tuple, bytes] = {}
+    for code, top, bottom, left, right, signature in zip(
+        placed.runs.at(x), *ends, *key_ends, signatures, strict=True
+    ):
+        tile = dense[top:bottom, left:right]
+        if code != rl.MIXED:
+            assert (tile == (code == rl.FULL)).all(), (mask, grid, top, left)
+            continue
+        q, k = np.arange(top, bottom)[None, :, None], np.arange(left, right)[None, None]
+        allowed = placed.allowed(np.zeros((1, 1, 1), np.int64), q, k)
+        assert (np.broadcast_to(allowed, (1, *tile.shape)) == tile).all(), (mask, grid, top, left)
+        assert tiles.setdefault(signature, tile.tobytes()) == tile.tobytes(), (
+            mask,
+            grid,
+            top,
+            left,
+        )

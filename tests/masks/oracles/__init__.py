@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,16 @@ def varied(function: Maker) -> Maker:
 def positions(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
     """(query numbers (n_q, 1), key numbers (1, n_k))"""
     return np.arange(n_q)[:, None], np.arange(n_k)[None, :]
+
+
+def any_align(rng: random.Random) -> str:
+    return rng.choice(["top_left", "bottom_right"])
+
+
+def distance(mask: Any, n_q: int, n_k: int) -> np.ndarray:
+    """q - k, with queries counted as the mask says."""
+    q, k = positions(n_q, n_k)
+    return q + (n_k - n_q if mask.align == "bottom_right" else 0) - k
 
 
 for module in pkgutil.iter_modules(__path__):

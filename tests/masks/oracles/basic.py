@@ -8,13 +8,17 @@ import masks
 from masks import Mask
 from masks.patterns.array import ArrayMask
 from masks.patterns.bands import Band, Dense
-from masks.patterns.butterfly import Butterfly
-from masks.patterns.columns import GlobalTokens
-from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
-
-
-def any_align(rng: random.Random) -> str:
-    return rng.choice(["top_left", "bottom_right"])
+from masks.patterns.butterfly import Butterfly, SizedButterfly
+from tests.masks.oracles import (
+    BATCH,
+    HEADS,
+    any_align,
+    distance,
+    leaf,
+    oracle,
+    positions,
+    varied,
+)
 
 
 @leaf
@@ -32,9 +36,8 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 
 @oracle(Band)
 def _(mask: Band, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    q = q + (n_k - n_q if mask.align == "bottom_right" else 0)
-    return (q - k >= mask.low) & (q - k <= mask.high)
+    d = distance(mask, n_q, n_k)
+    return (d >= mask.low) & (d <= mask.high)
 
 
 @leaf
@@ -43,10 +46,13 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 
 
 @oracle(Butterfly)
-def _(mask: Butterfly, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle(SizedButterfly)
+def _(mask: Butterfly | SizedButterfly, n_q: int, n_k: int, heads: int) -> np.ndarray:
     q, k = positions(n_q, n_k)
+    sized = isinstance(mask, SizedButterfly)
+    block = -(-max(n_q, n_k) // mask.size) if sized else mask.block
     strides = {0} | {2**t for t in range(20 if mask.levels is None else mask.levels)}
-    return np.isin((q // mask.block) ^ (k // mask.block), list(strides))
+    return np.isin((q // block) ^ (k // block), list(strides))
 
 
 @leaf
@@ -68,17 +74,6 @@ def mix(x: int) -> int:
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & wrap
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & wrap
     return x ^ (x >> 31)
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return masks.global_tokens(rng.randrange(80))
-
-
-@oracle(GlobalTokens)
-def _(mask: GlobalTokens, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    return (q < mask.n) | (k < mask.n)
 
 
 @leaf

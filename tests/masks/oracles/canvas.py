@@ -20,6 +20,8 @@ from masks.patterns.neighborhood import (
 )
 from tests.masks.oracles import leaf, oracle
 
+SIZES = (1, 12, 48, 64, 97, 128, 150)  # tokens
+
 
 def any_canvas(rng: random.Random, n: int) -> tuple[int, ...]:
     """One to three extents whose product is n."""

@@ -14,17 +14,7 @@ from masks.patterns.distances import (
     dilated,
     power_of_two,
 )
-from tests.masks.oracles import leaf, oracle, positions
-
-
-def distance(mask: Mask, n_q: int, n_k: int) -> np.ndarray:
-    """q - k, with queries counted as the mask says."""
-    q, k = positions(n_q, n_k)
-    return q + (n_k - n_q if getattr(mask, "align", "") == "bottom_right" else 0) - k
-
-
-def any_align(rng: random.Random) -> str:
-    return rng.choice(["top_left", "bottom_right"])
+from tests.masks.oracles import any_align, distance, leaf, oracle, positions
 
 
 @leaf

@@ -7,10 +7,10 @@ import numpy as np
 from masks import Mask
 from masks.patterns.bigbird import BigBird, bigbird, etc_, longformer
 from masks.patterns.bigbird_compat import BigBirdCompat, bigbird_compat
-from masks.patterns.butterfly import SizedButterfly, butterfly, pixelfly
+from masks.patterns.butterfly import butterfly, pixelfly
 from masks.patterns.expander import RegularGraph, expander, random_regular
 from masks.patterns.random_blocks import Hubs, RandomBlocks, hubs, random_blocks
-from tests.masks.oracles import leaf, oracle, positions, varied
+from tests.masks.oracles import leaf, oracle, varied
 from tests.masks.oracles.basic import mix
 
 GOLDEN, WRAP = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -84,14 +84,6 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
             pixelfly(rng.choice(BLOCK_SIZES), levels, rng.randrange(3)),
         ]
     )
-
-
-@oracle(SizedButterfly)
-def _(mask: SizedButterfly, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    block = -(-max(n_q, n_k) // mask.size)
-    q, k = positions(n_q, n_k)
-    strides = {0} | {2**t for t in range(20 if mask.levels is None else mask.levels)}
-    return np.isin((q // block) ^ (k // block), list(strides))
 
 
 def any_bigbird(rng: random.Random, **options) -> Mask:

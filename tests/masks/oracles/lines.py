@@ -5,21 +5,19 @@ import random
 import numpy as np
 
 from masks import Mask
+from masks.leaves.lines import Lines
 from masks.patterns.columns import (
-    GlobalAt,
-    GlobalRows,
-    KeysAt,
     LastRows,
-    Sinks,
     global_at,
     global_rows,
+    global_tokens,
     keys_at,
     last_rows,
     prefix_lm,
     sinks,
 )
 from masks.patterns.streaming import streaming, tri_shape, vertical_slash
-from tests.masks.oracles import leaf, oracle, positions
+from tests.masks.oracles import any_align, leaf, oracle, positions
 
 
 def tokens(rng: random.Random) -> tuple[int, ...]:
@@ -28,32 +26,17 @@ def tokens(rng: random.Random) -> tuple[int, ...]:
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return sinks(rng.randrange(80))
+    make = rng.choice([sinks, global_tokens, global_rows, last_rows, keys_at, global_at])
+    return make(tokens(rng) if make in (keys_at, global_at) else rng.randrange(80))
 
 
-@oracle(Sinks)
-def _(mask: Sinks, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return positions(n_q, n_k)[1] < mask.n
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return keys_at(tokens(rng))
-
-
-@oracle(KeysAt)
-def _(mask: KeysAt, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return np.array([[k in mask.tokens for k in range(n_k)]])
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return rng.choice([global_rows, last_rows])(rng.randrange(80))
-
-
-@oracle(GlobalRows)
-def _(mask: GlobalRows, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    return positions(n_q, n_k)[0] < mask.n
+@oracle(Lines)
+def _(mask: Lines, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    """From the arguments of the call: columns, rows or both."""
+    chosen = mask.arguments.get("tokens", range(mask.arguments.get("n", 0)))
+    row = np.array([[q in chosen] for q in range(n_q)])
+    col = np.array([[k in chosen for k in range(n_k)]])
+    return (row & (mask.kind not in ("sinks", "keys_at"))) | (col & (mask.kind != "global_rows"))
 
 
 @oracle(LastRows)
@@ -63,18 +46,7 @@ def _(mask: LastRows, n_q: int, n_k: int, heads: int) -> np.ndarray:
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return global_at(tokens(rng))
-
-
-@oracle(GlobalAt)
-def _(mask: GlobalAt, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    row = np.array([[q in mask.tokens] for q in range(n_q)])
-    return row | np.array([[k in mask.tokens for k in range(n_k)]])
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    align = rng.choice(["top_left", "bottom_right"])
+    align = any_align(rng)
     first, window, last = rng.randrange(40), rng.randrange(1, 100), rng.randrange(40)
     return rng.choice(
         [

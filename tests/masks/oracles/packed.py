@@ -6,9 +6,10 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.transforms.packed import Packed, packed
-from masks.transforms.shift import Shifted, shift
-from masks.transforms.snap import Snapped, snap
+from masks.transforms.base import Transformed
+from masks.transforms.packed import Pack, packed
+from masks.transforms.shift import Shift, shift
+from masks.transforms.snap import Snap, snap
 from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED, leaf, oracle, segments, varied
 
 ANY_LENGTH = [
@@ -91,8 +92,8 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     )
 
 
-@oracle(Packed)
-def _(mask: Packed, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle(Pack)
+def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
     from tests.masks.brute import brute_dense
 
     batch = mask.batch or 1
@@ -110,8 +111,8 @@ def _(mask: Packed, n_q: int, n_k: int, heads: int) -> np.ndarray:
     return dense[:, :, :n_q, :n_k]
 
 
-@oracle(Shifted)
-def _(mask: Shifted, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle(Shift)
+def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
     from tests.masks.brute import brute_dense
 
     batch, q, k = mask.batch or 1, mask.transform.q, mask.transform.k
@@ -122,8 +123,8 @@ def _(mask: Shifted, n_q: int, n_k: int, heads: int) -> np.ndarray:
     return dense
 
 
-@oracle(Snapped)
-def _(mask: Snapped, n_q: int, n_k: int, heads: int) -> np.ndarray:
+@oracle(Snap)
+def _(mask: Transformed, n_q: int, n_k: int, heads: int) -> np.ndarray:
     from tests.masks.brute import brute_dense
 
     dense = brute_dense(mask.part, n_q, n_k, mask.batch or 1, heads).copy()

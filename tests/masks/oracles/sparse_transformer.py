@@ -6,19 +6,18 @@ import numpy as np
 
 from masks import Mask
 from masks.patterns.sparse_transformer import Fixed, Strided, fixed, strided
-from tests.masks.oracles import leaf, oracle, positions, varied
+from tests.masks.oracles import any_align, distance, leaf, oracle, positions, varied
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     stride = rng.choice([1, 2, 7, 16, 24, 50, 64, 200])
-    return strided(stride, align=rng.choice(["top_left", "bottom_right"]))
+    return strided(stride, align=any_align(rng))
 
 
 @oracle(Strided)
 def _(mask: Strided, n_q: int, n_k: int, heads: int) -> np.ndarray:
-    q, k = positions(n_q, n_k)
-    d = q + (n_k - n_q if mask.align == "bottom_right" else 0) - k
+    d = distance(mask, n_q, n_k)
     multiples = np.isin(d, range(0, 1000, mask.stride))
     return multiples | ((d >= 0) & (d < mask.stride))
 
