@@ -121,18 +121,6 @@ def test_refuses(change: dict, message: str):
         BlockMask(**(fields | change))
 
 
-def test_load_refuses_other_files(tmp_path: Path):
-    np.savez(tmp_path / "other.npz", starts=np.zeros(3))
-    with pytest.raises(ValueError, match="no block mask"):
-        BlockMask.load(tmp_path / "other.npz")
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    with pytest.raises(ValueError, match="no block mask"):
-        BlockMask.load(tmp_path / "array.npy")
-    (tmp_path / "text").write_text("causal()")
-    with pytest.raises(ValueError):
-        BlockMask.load(tmp_path / "text")
-
-
 def rewritten(path: Path, **changes: object) -> Path:
     """The file with some of its entries changed."""
     with np.load(path) as file:
@@ -153,12 +141,25 @@ def test_a_changed_file_is_refused(tmp_path: Path, changes: dict):
         BlockMask.load(rewritten(path, **changes))
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"no zip at all"])
-def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes):
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"no zip at all", "array", "other"])
+def test_another_file_is_refused(tmp_path: Path, content: bytes | str):
     path = tmp_path / "mask.npz"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"mask\.npz is no block mask, or it is damaged: write"):
+    if content == "array":
+        np.save(path.with_suffix(".npy"), np.zeros(3))
+        path = path.with_suffix(".npy")
+    elif content == "other":
+        np.savez(path, starts=np.zeros(3))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"mask\.np[yz] is no block mask.*: write"):
         BlockMask.load(path)
+
+
+def test_another_format_is_refused(tmp_path: Path):
+    path = tmp_path / "mask.npz"
+    masks.local(3).build(100).save(path)
+    with pytest.raises(ValueError, match="has format 1, and this version reads 2: write it again"):
+        BlockMask.load(rewritten(path, format=1))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.97])

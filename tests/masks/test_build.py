@@ -10,8 +10,7 @@ import masks
 from masks import runs as rl
 from masks.leaves.leaf import Leaf
 from masks.leaves.token_blocks import TokenBlocks
-from masks.runs import Grid
-from tests.masks.brute import brute_dense, check
+from tests.masks.brute import any_grid, brute_dense, check, check_window
 from tests.masks.cases import BLOCKS, LENGTHS, composition
 from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED
 
@@ -47,27 +46,7 @@ def test_windows(maker, seed: int):
     rng = random.Random(seed)
     n_q, n_k = rng.choice(LENGTHS), rng.choice(LENGTHS)
     mask = maker(rng, n_q, n_k)
-    block_q, block_k = rng.choice([1, 7, 16, 32]), rng.choice([5, 16, 24])
-    origins = (rng.randrange(1 - block_q, n_q), rng.randrange(1 - block_k, n_k))
-    grid = Grid(n_q, n_k, block_q, block_k, 1, 1, *origins)
-    dense = brute_dense(mask, n_q, n_k)[0, 0]
-    placed = mask.place(grid)
-    x = np.arange(grid.size)
-    _, row, col = grid.split(x)
-    codes = placed.runs.at(x)
-    tiles: dict[tuple, bytes] = {}
-    signatures = zip(grid.cut(row, col), *placed.signature(x), strict=True)
-    for i, signature in zip(x.tolist(), signatures, strict=True):
-        q = np.arange(grid.q_first[row[i]], grid.q_last[row[i]] + 1)
-        k = np.arange(grid.k_first[col[i]], grid.k_last[col[i]] + 1)
-        tile = dense[np.ix_(q, k)]
-        assert codes[i] == rl.MIXED or (tile == (codes[i] == rl.FULL)).all(), (mask, grid, i)
-        if codes[i] == rl.MIXED:
-            zero = np.zeros((1, 1, 1), np.int64)
-            allowed = placed.allowed(zero, q[None, :, None], k[None, None, :])
-            assert np.array_equal(np.broadcast_to(allowed, (1, *tile.shape))[0], tile), mask
-            same = tiles.setdefault(signature, tile.tobytes())
-            assert same == tile.tobytes(), (mask, grid, i)
+    check_window(mask, any_grid(rng, n_q, n_k), brute_dense(mask, n_q, n_k)[0, 0])
 
 
 def test_ragged_tail_is_full_when_its_tokens_are():
@@ -86,7 +65,6 @@ def test_many_undecided_blocks_in_chunks(monkeypatch: pytest.MonkeyPatch):
     assert chunked == whole and np.array_equal(chunked.to_dense(), brute_dense(mask, 700, 650))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class Nowhere(TokenBlocks):
     """A pattern may have no pair at all."""
 
@@ -94,7 +72,7 @@ class Nowhere(TokenBlocks):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False, eq=False)  # which a leaf is without it, too
 class Checkers(Leaf):
     """A pattern that knows nothing about its blocks, and leaves everything to the tokens."""
 

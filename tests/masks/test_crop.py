@@ -75,15 +75,3 @@ def test_text():
     assert blocks.crop(100) is blocks and blocks.coarsen(32) is blocks
     assert blocks.crop(50, 60).text == "(local(3))[:50, :60]"
     assert blocks.coarsen((64, 32)).text == "local(3)"
-
-
-def test_errors():
-    blocks = masks.causal().build(100, 90, block_size=32)
-    with pytest.raises(ValueError, match="n_q is 101: give an integer <= 100"):
-        blocks.crop(101, 90)
-    with pytest.raises(ValueError, match="n_k is 100: give an integer <= 90"):
-        blocks.crop(100)
-    with pytest.raises(ValueError, match=r"block_size is \(48, 48\): give multiples of \(32, 32\)"):
-        blocks.coarsen(48)
-    with pytest.raises(ValueError, match="16 and 256"):
-        blocks.coarsen(512)

@@ -13,25 +13,18 @@ from masks.draw import shares, tokens
 patches = pytest.importorskip("matplotlib.patches")
 
 
-@pytest.mark.parametrize("pixels", [1, 3, 7, 16, 100])
-def test_shares_by_counting(pixels: int):
+@pytest.mark.parametrize(
+    ("pixels", "rows", "cols"),
+    [*((pixels, None, None) for pixels in (1, 3, 7, 16, 100)), (4, (5, 30), (3, 9))],
+)
+def test_shares_by_counting(pixels: int, rows, cols):
     mask = masks.local(40) | masks.random_blocks(0.1, block=24, per_head=True)
     blocks = mask.build(700, 500, (16, 32), heads=2)
     layout = blocks.layout()[0, 1]
-    partial, full, zoom_q, zoom_k = shares(blocks, pixels, batch=0, head=1)
+    if rows:
+        layout = layout[rows[0] : rows[1] + 1, cols[0] : cols[1] + 1]
+    partial, full, zoom_q, zoom_k = shares(blocks, pixels, batch=0, head=1, rows=rows, cols=cols)
     assert max(partial.shape) <= pixels
-    for i, j in np.ndindex(partial.shape):
-        part = layout[i * zoom_q : (i + 1) * zoom_q, j * zoom_k : (j + 1) * zoom_k]
-        assert partial[i, j] == pytest.approx((part == 1).mean())
-        assert full[i, j] == pytest.approx((part == 2).mean())
-
-
-@pytest.mark.parametrize("pixels", [4, 100])
-def test_shares_of_a_window(pixels: int):
-    blocks = (masks.local(40) | masks.random_blocks(0.1, block=24)).build(700, 500, (16, 32))
-    rows, cols = (5, 30), (3, 9)
-    layout = blocks.layout()[0, 0][rows[0] : rows[1] + 1, cols[0] : cols[1] + 1]
-    partial, full, zoom_q, zoom_k = shares(blocks, pixels, batch=0, head=0, rows=rows, cols=cols)
     for i, j in np.ndindex(partial.shape):
         part = layout[i * zoom_q : (i + 1) * zoom_q, j * zoom_k : (j + 1) * zoom_k]
         assert partial[i, j] == pytest.approx((part == 1).mean())
@@ -60,9 +53,6 @@ def test_zoom_shows_tokens():
     assert legend is not None and "allowed, full block" in legend.get_texts()[0].get_text()
     wide = mask.build(1 << 16).draw(rows=(1000, 60000))  # by blocks again
     assert wide.get_ylim() == (60001, 1000) and wide.get_xlim() == (0, 1 << 16)
-    for rows in ((0, 1 << 16), (5, 4), (-1, 4), 7):
-        with pytest.raises(ValueError, match="rows"):
-            mask.build(1 << 16).draw(rows=rows)  # type: ignore[arg-type]
 
 
 def test_panels(tmp_path: Path):
@@ -115,10 +105,6 @@ def test_slices():
     first, second = (mask.draw(2048, heads=2, head=h) for h in (0, 1))
     a, b = (np.asarray(ax.get_images()[0].get_array()) for ax in (first, second))
     assert not np.array_equal(a, b) and "head 1" in second.get_title()
-    with pytest.raises(ValueError, match="head is 2: this mask has 0 to 1"):
-        mask.draw(2048, heads=2, head=2)
-    with pytest.raises(ValueError, match="batch is -1"):
-        mask.draw(2048, heads=2, batch=-1)
 
 
 def test_needs_no_display():

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -13,35 +14,86 @@ import pytest
 import masks
 from masks import BlockMask
 from masks.build import Cache
-from tests.masks.build_time import LONG, assert_builds_within
+from tests.masks.helpers import LONG, assert_builds_within
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
 
 
-DOCUMENTS = masks.documents(
-    np.ceil(np.random.default_rng(0).exponential(2000, 4 * LONG // 2000)).astype(int)
-)
+def random_lengths(mean: int) -> list[int]:
+    lengths = 1 + np.random.default_rng(0).exponential(mean - 1, 2 * LONG // mean)
+    return lengths.astype(int).tolist()
+
+
+LENGTHS = random_lengths(2000)
+TIMES = {  # of a million tokens: milliseconds, and bit tiles at most
+    SPARSE: (300, 6),
+    SPARSE & masks.causal(): (300, 6),
+    masks.causal(): (10, 1),
+    masks.local(256): (10, 2),
+    masks.sinks(64) & masks.causal(): (300, 2),
+    masks.global_tokens(64): (300, 3),
+    masks.prefix_lm(1000): (300, 3),
+    masks.streaming(4, 4096): (300, 4),
+    masks.tri_shape(4, 4096, 64): (300, 7),
+    masks.dilated(4096, 4): (300, 3),
+    masks.power_of_two() & masks.causal(): (300, 3),
+    masks.power_of_two(128) & masks.causal(): (300, 1),
+    masks.diagonals((0, 3, 1000, 100_000)): (300, 6),
+    masks.fixed(65536, 128): (300, 9),
+    masks.fixed(262144, 20, vertices=2): (300, 9),
+    masks.log_sparse(1 << 20): (1000, 9),
+    masks.documents(LENGTHS) & masks.causal(): (100, 1000),
+    masks.shared_prefix(1000, LENGTHS) & masks.causal(): (100, 1000),
+    masks.causal() >> masks.packed(LENGTHS): (300, 1000),
+    masks.causal() >> masks.shift(1000): (30, 3),
+    masks.causal() >> masks.snap(128): (30, 0),
+    masks.block_diagonal(2048): (10, 0),
+    masks.block_diagonal(2000) & masks.causal(): (30, 32),
+    masks.block_causal(32): (30, 1),
+    masks.butterfly(size=8192): (300, 0),
+    masks.pixelfly(): (300, 0),
+    masks.bigbird(128, per_head=False): (300, 0),
+    masks.random_regular(8): (300, 0),
+    masks.expander(8): (300, 0),
+    masks.hubs(): (300, 0),
+    masks.longformer(512) & masks.causal(): (300, 9),
+    masks.etc_(256, 512): (300, 2),
+}
+
+
+@pytest.mark.parametrize("mask", TIMES, ids=lambda mask: str(mask)[:60])
+@pytest.mark.usefixtures("no_cache")
+def test_build_time(mask: masks.Mask):
+    milliseconds, tiles = TIMES[mask]
+    heads = None if mask.period == 1 else mask.period
+    assert_builds_within(mask, milliseconds, tiles, heads=heads)
 
 
 @pytest.mark.parametrize(
-    ("mask", "milliseconds"),
+    ("mask", "tiles"),
     [
-        (masks.causal(), 10),
-        (masks.local(256), 10),
-        (SPARSE, 300),
-        (SPARSE & masks.causal(), 300),
-        (DOCUMENTS & masks.causal(), 100),
+        (masks.neighborhood((1024, 1024), 33), 5),
+        (masks.neighborhood((64, 128, 128), (3, 5, 5)), 1),
+        (masks.local_2d((1024, 1024), 16), 5),
+        (masks.sliding_tiles((1024, 1024), 8, 5), 5),
     ],
-    ids=["causal", "local", "structured", "structured-causal", "documents-causal"],
+    ids=str,
 )
-@pytest.mark.usefixtures("no_cache")
-def test_build_time(mask: masks.Mask, milliseconds: float):
-    assert_builds_within(mask, milliseconds)
+def test_canvases_of_a_million_tokens(mask: masks.Mask, tiles: int):
+    """Up to three quarters of a million partial blocks, and few kinds; generous seconds."""
+    begin = time.perf_counter()
+    assert len(mask.build(LONG).bits) <= tiles
+    assert time.perf_counter() - begin < 20
 
 
 @pytest.mark.parametrize(
     ("mask", "mebibytes"),
-    [(masks.causal(), 10), (masks.local(256), 10), (SPARSE & masks.causal(), 80)],
+    [
+        (masks.causal(), 10),
+        (masks.local(256), 10),
+        (SPARSE & masks.causal(), 80),
+        (masks.power_of_two() & masks.causal(), 100),
+    ],
     ids=str,
 )
 @pytest.mark.usefixtures("no_cache")
@@ -76,6 +128,13 @@ def test_structured_masks_have_few_tiles(mask: masks.Mask):
     for n in (1 << 14, 50_048, LONG):
         whole = len(mask.build(n).bits)
         assert whole < 10 and len(mask.build(n - 100).bits) <= 2 * whole + 3
+
+
+@pytest.mark.parametrize(("w", "r", "tiles"), [(2048, 2, 1), (4096, 8, 1), (2000, 4, 48)])
+def test_as_many_tiles_at_any_length(w: int, r: int, tiles: int):
+    """One where blocks divide segments, and else as many as ways to lie across their ends."""
+    for n in (1 << 17, 1 << 19):
+        assert len(masks.longnet(w, r).build(n).bits) == tiles
 
 
 def test_import_is_light(tmp_path: Path):

@@ -3,10 +3,10 @@
 import pickle
 import re
 
-import numpy as np
 import pytest
 
 import masks
+from tests.masks.helpers import mask_of, rows
 
 CANONICAL = """
 causal(); causal(align='bottom_right'); local(5); local(5, 0); sliding(7); dense()
@@ -28,7 +28,16 @@ deepspeed_local_sliding_window(); lra_bigbird(16, 2, seed=None); causal() >> shi
 causal() >> shift(3, 4); causal() >> shift(-3); (causal() | dense()) >> packed((3, 4))
 causal() >> snap(16); dense() >> tiled((8, 8), 2); dense() >> tiled((8, 8), (2, 4), side='keys')
 dense() >> morton((8, 8)); dense() >> hilbert((8, 8), side='queries'); ~(causal() | dense())
-causal() & (local(3) | dense())
+causal() & (local(3) | dense()); ~(dense() & ~global_tokens(3))
+local(1, 2) | (causal() & sliding(4)); random_blocks(count=3, block=64, seed=7, per_head=True)
+documents(((3, 5), (8,))); shared_prefix(4, (3, 5)); block_diagonal(16) | (causal() & ~dense())
+neighborhood((128,), 3, causal=True); local_2d((2, 8, 8), 3, norm='euclidean')
+sliding_tiles((16, 8), (4, 2), 3); (local(3) | dense()) >> packed((3, 5), key_lengths=(4, 0))
+(causal() >> snap((64, 16), how='inward') >> packed((9, 9))) | dense(); lra_fixed(50, 10)
+(causal() | dense()) >> tiled((64,), 5) >> hilbert((4, 16)); lra_bigbird(64, 3)
+lra_local(50, interleaved=True)
+deepspeed_variable(num_random_blocks=1, local_window_blocks=(2, 4), global_block_indices=(0, 3))
+deepspeed_bigbird(num_random_blocks=2, seed=3, different_layout_per_head=True)
 """
 OTHERS = """
 local(5, 5)  =>  local(5)
@@ -133,11 +142,13 @@ dense() >> permuted([1, 0, 2])  =>  dense() >> permuted((1, 0, 2))
 dense() >> permuted([1, 0, 2], side='keys')  =>  dense() >> permuted((1, 0, 2), side='keys')
 dense() >> permuted(list(range(70)))  =>  dense() >> permuted('sha256:..')
 causal()-local(3)  =>  causal() & ~local(3)
+parse('natten:16x8:3')  =>  neighborhood((16, 8), 3)
+parse('axial:16x8')  =>  local_2d((16, 8), (15, 0)) | local_2d((16, 8), (0, 7))
+parse('etc:30:40')  =>  global_tokens(30) | local(40)
+parse('block_diagonal:50:7')  =>  block_diagonal(50, offset=7)
+parse('bigbird_compat(64, 3, seed=5)')  =>  bigbird_compat(64, 3, seed=5)
+parse('log_sparse')  =>  power_of_two() & causal()
 """
-
-
-def mask_of(expression: str) -> masks.Mask:
-    return eval(expression, {**vars(masks), "np": np})
 
 
 @pytest.mark.parametrize("text", re.split(r"; |\n", CANONICAL.strip()))
@@ -147,10 +158,7 @@ def test_a_canonical_text_is_read_back(text: str):
     assert pickle.loads(pickle.dumps(mask)) == mask
 
 
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [line.split("  =>  ") for line in OTHERS.strip().replace("\n    =>", "  =>").split("\n")],
-)
+@pytest.mark.parametrize(("expression", "text"), rows(OTHERS))
 def test_text(expression: str, text: str):
     mask = mask_of(expression)
     assert re.sub("sha256:[0-9a-f]{64}", "sha256:..", str(mask)) == text

@@ -27,19 +27,6 @@ def test_random_predicates_build_exactly(seed: int):
     assert np.array_equal(dense[0, 0], expected)
 
 
-def test_the_same_as_the_patterns():
-    for function, mask in [
-        (lambda q, k: q >= k, masks.causal()),
-        (lambda q, k: abs(q - k) <= 256, masks.local(256)),
-        (lambda q, k: (q < 64) | (k < 64), masks.global_tokens(64)),
-        (lambda q, k: True, masks.dense()),
-        (lambda q, k: np.bool_(False), ~masks.dense()),
-        (lambda q, k: q >= 0, masks.dense()),
-    ]:
-        assert where(function).build(3000, 2777, (64, 128)) == mask.build(3000, 2777, (64, 128))
-        assert where(function).build(1 << 18) == mask.build(1 << 18)
-
-
 def evaluated(function, n: int) -> tuple[masks.BlockMask, float]:
     """(the mask, tiles that were looked at)"""
     pairs = 0
@@ -68,16 +55,6 @@ def test_blocks_that_are_alike_are_evaluated_once():
         blocks, tiles = evaluated(function, n)
         assert 0 < tiles <= most
         assert len(blocks.bits) <= tiles
-
-
-def test_a_million_tokens():
-    blocks = where(lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0)).build(1 << 20)
-    assert blocks.nnz == 270064 and len(blocks.bits) == 3
-    w = 1024
-    blocks = where(lambda q, k: (abs(q // w - k // w) <= 16) & (abs(q % w - k % w) <= 16)).build(
-        1 << 20
-    )
-    assert blocks.nnz == 737440 and len(blocks.bits) == 3
 
 
 def test_per_head():

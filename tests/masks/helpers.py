@@ -1,0 +1,56 @@
+"""Masks from text, and in the forms that the tests look at."""
+
+import re
+import time
+
+import numpy as np
+
+import masks
+from masks import Mask
+
+B = 16  # tokens of a token block
+LONG = 1 << 20  # tokens
+
+
+def mask_of(expression: str) -> Mask:
+    """Python with the names of `masks`."""
+    return eval(expression, {**vars(masks), "np": np})
+
+
+def rows(table: str) -> list[list[str]]:
+    """Lines `a  =>  b` of a text; a line that begins with => goes on with the one before."""
+    lines = re.sub(r"\n +=>", "  =>", table.strip()).split("\n")
+    return [line.split("  =>  ") for line in lines]
+
+
+def dense(mask: Mask, n_q: int, n_k: int | None = None) -> np.ndarray:
+    """bool (n_q, n_k)"""
+    return mask.build(n_q, n_k, 32).to_dense()[0, 0]
+
+
+def graph(mask: Mask, n: int, heads: int | None = None, block: int = B) -> np.ndarray:
+    """bool (heads or 1, n, n), of token blocks"""
+    return mask.build(n * block, block_size=block, heads=heads).layout()[0] > 0
+
+
+def kinds(mask: Mask, n: int, block_size: int) -> tuple[int, int, int]:
+    """(full blocks, partial blocks, bit tiles)"""
+    blocks = mask.build(n, block_size=block_size)
+    lengths = np.diff(blocks.starts, append=blocks.grid.size)
+    full, partial = (lengths[kind].sum() for kind in (blocks.tiles == -1, blocks.tiles >= 0))
+    return int(full), int(partial), len(blocks.bits)
+
+
+def assert_builds_within(mask: Mask, milliseconds: float, tiles: int | None = None, **options):
+    """The best of three lengths, none built before, within five times the target.
+
+    In seconds of this process, for the machine may do other things. No length has more than `tiles`
+    bit tiles.
+    """
+    seconds = []
+    for n in range(LONG, LONG - 3 * 128, -128):
+        begin = time.process_time()
+        blocks = mask.build(n, **options)
+        seconds.append(time.process_time() - begin)
+        assert tiles is None or len(blocks.bits) <= tiles
+    assert min(seconds) * 1000 < 5 * milliseconds, mask

@@ -1,0 +1,235 @@
+"""Graphs of token blocks: golden draws, the blocks of published code, uniformity, spectral gaps."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import masks
+from masks import Mask
+from masks.leaves.graphs import Adjacency, union
+from masks.patterns.bigbird import bigbird
+from masks.patterns.bigbird_compat import bigbird_compat, paper_plan
+from masks.patterns.butterfly import butterfly
+from masks.patterns.expander import expander, random_regular, spectral_gap
+from masks.patterns.random_blocks import hubs, random_blocks
+from masks.registry import named
+from tests.masks.helpers import B, graph
+
+
+def drawn(mask: Mask, rows: int, cols: int, heads: int | None = None) -> np.ndarray:
+    """bool (heads or 1, rows, cols)"""
+    return mask.build(rows * B, cols * B, B, heads=heads).layout()[0] > 0
+
+
+def test_union():
+    rows, cols = union(
+        [(np.array([1, 0, 1]), np.array([2, -3, 3]), np.array([5, 2, 9])), (0, 1, 1)], 6
+    )
+    assert rows.tolist() == [0, 0, 1, 1, 1, 1] and cols.tolist() == [0, 1, 2, 3, 4, 5]
+    pair = Adjacency.of(3, np.array([0]), np.array([2]))
+    assert [x.tolist() for x in pair.rows(np.array([2, 1]))] == [[0, 0, 1], [0, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "rows"),
+    [
+        (random_blocks(count=3, block=B, seed=5), 10, [[0, 5, 8], [2, 3, 6], [1, 5, 9]]),
+        (random_blocks(count=3, block=B, seed=5, causal=True), 8, [[0], [0, 1], [0, 1, 2]]),
+        (
+            random_blocks(count=3, block=B, seed=5, per_layer=True).layer(2),
+            10,
+            [[0, 1, 5], [2, 3, 6]],
+        ),
+        (random_regular(4, B, seed=3), 20, [[0, 7, 12, 16, 17], [1, 2, 8, 14, 16]]),
+    ],
+    ids=str,
+)
+def test_golden_draws(mask: Mask, n: int, rows: list[list[int]]):
+    """The same on every platform and in every version."""
+    blocks = graph(mask, n)[0]
+    assert [np.flatnonzero(row).tolist() for row in blocks[: len(rows)]] == rows
+
+
+@pytest.mark.parametrize("mask", [random_blocks(0.3), bigbird_compat()], ids=str)
+def test_no_global_state(mask: Mask):
+    random.seed(3)
+    np.random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
+    first = mask.build(8192, heads=2)
+    assert before == (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
+    np.random.seed(4)
+    assert (mask & masks.dense()).build(8192, heads=2) == first
+
+
+def test_every_set_is_equally_likely():
+    """Chi-square over the 20 subsets of 3 of 6, from both sides of one half; 99.9 % limit."""
+    for count, limit in ((2, 36.1), (3, 43.8), (4, 36.1)):
+        sets = {frozenset(c): 0 for c in itertools.combinations(range(6), count)}
+        rows = drawn(random_blocks(count=count, block=B, seed=1), 20_000, 6)[0]
+        for row in rows:
+            sets[frozenset(np.flatnonzero(row).tolist())] += 1
+        expected = len(rows) / len(sets)
+        assert sum((n - expected) ** 2 / expected for n in sets.values()) < limit
+
+
+def test_rows_heads_layers_and_seeds_are_independent():
+    """Shared key blocks of two draws of 8 of 64: 1 in the mean, so about 500 in 500 rows."""
+    options = {"count": 8, "block": B}
+    a, b = (
+        drawn(random_blocks(**options, seed=seed, per_head=True), 500, 64, heads=4)
+        for seed in (0, 1)
+    )
+    layered = random_blocks(**options, per_layer=True)
+    c, d = (drawn(layered.layer(i), 500, 64)[0] for i in (0, 1))
+    pairs = [(a[0], a[1]), (a[2], a[3]), (a[0], b[0]), (a[0, 1:], a[0, :-1]), (a[1], b[0])]
+    for x, y in [*pairs, (a[0], c), (c, d)]:
+        assert 0.8 < (x & y).sum() / len(x) < 1.2
+
+
+def test_heads_share_unless_asked():
+    assert random_blocks(0.3).build(1000, heads=5).heads == 1
+    per_head = random_blocks(0.3, per_head=True)
+    blocks = per_head.build(1000, heads=5)
+    assert blocks.heads == 5 and len({head.tobytes() for head in blocks.layout()[0]}) == 5
+    assert np.array_equal(per_head.build(1000, heads=3).layout(), blocks.layout()[:, :3])
+
+
+@pytest.mark.parametrize("options", [{"count": 5}, {"density": 0.3}, {"density": 0.9}], ids=str)
+def test_a_longer_sequence_keeps_causal_draws(options: dict):
+    mask = random_blocks(**options, block=B, causal=True, seed=4)
+    long = drawn(mask, 90, 90)[0]
+    for rows, cols in ((60, 60), (90, 20), *((x + 1, x) for x in range(1, 20)), (33, 90)):
+        short = np.zeros((rows, cols), bool)
+        short[mask.pairs(0, np.arange(rows), cols)] = True  # `build` would crop the long one
+        assert np.array_equal(short, long[:rows, :cols])
+
+
+def test_causal_draws_are_uniform():
+    """Row 9 draws 4 of 10 columns in 500 layers."""
+    mask = random_blocks(count=4, block=B, causal=True, per_layer=True)
+    total = sum(drawn(mask.layer(i), 10, 10)[0, 9].astype(int) for i in range(500))
+    assert np.abs(total - 200).max() < 5 * np.sqrt(500 * 0.4 * 0.6) and total.sum() == 2000
+
+
+def test_layers():
+    mask = random_blocks(0.1, per_layer=True, per_head=True)
+    assert mask.per_layer and not mask.layer(3).per_layer
+    assert mask.layer(3).layer(5) == mask.layer(3) != mask.layer(4)
+    joined = masks.causal() & ~mask
+    assert joined.per_layer and joined.layer(2) == masks.causal() & ~mask.layer(2)
+    assert bigbird_compat(seed=None).layer(0).layer(9) == bigbird_compat()
+
+
+def test_hubs():
+    blocks = graph(hubs(block=B, seed=1), 200)[0]
+    load = np.sort(blocks.sum(0))[::-1]
+    assert load[0] == 200 and 100 < load[1] < 125 and load[-1] < 20
+    # The first hub is global; the second one draws 25, perhaps the first or itself among them.
+    few = graph(hubs(2, block=B, alpha=3.0), 200)[0]
+    assert few.sum() in {2 * 200 - 1 + 199 + 2 * new for new in (23, 24, 25)}
+
+
+def test_hubs_expected_count():
+    n, count, alpha = 60, 12, 0.8
+    c = np.array([max(1, round(n * rank**-alpha)) for rank in range(1, count + 1)])
+    pairs = sum(c[r] * c[s] for r in range(count) for s in range(r + 1, count))
+    expected = n + 2 * (n - 1) / n * c.sum() - 2 / n**2 * pairs
+    found = [graph(hubs(count, alpha=alpha, block=B, seed=seed), n).sum() for seed in range(300)]
+    assert abs(np.mean(found) - expected) < 4 * np.std(found) / math.sqrt(len(found))
+
+
+def test_random_blocks_of_bigbird_are_uniform_among_the_free_ones():
+    """Row 5 of 12 blocks may draw 1, 2, 3, 7, 8, 9 and 10."""
+    rows = graph(bigbird(B, 2), 12, heads=1400)[:, 5].sum(0)
+    free = [1, 2, 3, 7, 8, 9, 10]
+    assert np.abs(rows[free] - 400).max() < 5 * np.sqrt(400)
+    assert (np.delete(rows, free) == 1400).all()
+
+
+def test_random_blocks_of_google():
+    """Seed 0, 4096 tokens in blocks of 64, 3 random ones, head 0, rows 1 to 5."""
+    rows = [[9, 14, 7], [9, 6, 7], [10, 5, 14], [6, 8, 12], [2, 13, 1]]
+    assert paper_plan(np.random.RandomState(0), 64, 64, 3)[:5].tolist() == rows
+    for n in (64, 48, 32, 16):  # one plan, cut
+        found = graph(bigbird_compat(), n, 2, block=64)[0]
+        for row, cols in enumerate(rows, 1):
+            seen = {0, n - 1, row - 1, row, row + 1, *cols}
+            assert np.flatnonzero(found[row]).tolist() == sorted(seen)
+        far = found & (abs(np.arange(n)[:, None] - np.arange(n)) > 1)
+        assert not far[1:-1, 16:-1].any()  # only from the first 1024 tokens
+
+
+@pytest.mark.parametrize("n", [16, 32, 48, 64, 128, 256])
+def test_count_of_google(n: int):
+    for head in graph(bigbird_compat(), n, 3, block=64):
+        count = 2 * n + 2 * (4 + 3) + (n - 4) * (5 + 3)
+        assert head.sum() == count if n > 16 else 136 <= head.sum() <= 142
+
+
+@pytest.mark.parametrize(
+    ("size", "factors", "density"),
+    [(32, 3, 0.125), (16, 2, 0.1875), (16, 3, 0.25), (16, 4, 0.3125), (8, 2, 0.375), (8, 3, 0.5)],
+)
+def test_butterfly_of_a_size_is_the_published_one(size: int, factors: int, density: float):
+    """`butterfly_size`, `n_factors` and the densities of its tests, at any length."""
+    mask = butterfly(size=size, levels=factors)
+    for n in (1000, 1024, 4096):
+        assert mask.build(n) == butterfly(-(-n // size), factors).build(n)
+    assert mask.build(4096, block_size=B).density == density
+
+
+def laplacian_gap(adjacency: np.ndarray) -> float:
+    """By the definition, self loops aside."""
+    edges = adjacency.astype(float) - np.eye(len(adjacency))
+    return float(np.linalg.eigvalsh(np.diag(edges.sum(1)) - edges)[1])
+
+
+def test_regular_is_uniform():
+    """In 1000 draws every pair of 9 blocks is as likely as the next: within five deviations."""
+    total = sum(graph(random_regular(2, B, seed=seed), 9)[0].astype(int) for seed in range(1000))
+    pairs = total[np.triu_indices(9, 1)]
+    expected = 1000 * 2 / 8
+    assert np.abs(pairs - expected).max() < 5 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize(("degree", "n"), [(4, 11), (4, 100), (6, 30), (8, 200)])
+def test_expander(degree: int, n: int):
+    blocks = graph(expander(degree, B), n)[0]
+    assert laplacian_gap(blocks) >= degree - 2 * math.sqrt(degree - 1) - 0.1
+    assert (blocks.sum(0) == degree + 1).all()
+
+
+def test_expander_is_drawn_again():
+    """With a bound that a fifth of the draws meets; `random_regular` takes the first draw."""
+    rejected = 0
+    for seed in range(20):
+        regular = random_regular(4, B, seed=seed)
+        first = graph(regular, 40)[0]
+        again = named(replace(regular, gap=0.75), f"again {seed}", "expander", {}, spelled=True)
+        blocks = graph(again, 40)[0]
+        assert laplacian_gap(blocks) >= 0.75
+        assert np.array_equal(first, blocks) == (laplacian_gap(first) >= 0.75)
+        rejected += laplacian_gap(first) < 0.75
+    assert 2 < rejected < 20
+    hopeless = named(replace(regular, gap=2.0), "too much", "expander", {}, spelled=True)
+    with pytest.raises(ValueError, match=r"no graph of 40 .* in 100 draws: give another seed"):
+        hopeless.build(40 * B, block_size=B)
+
+
+def test_expander_connects_in_four_layers():
+    """256 blocks, degree 8; `butterfly` needs eight."""
+    blocks = graph(expander(8, B), 256)[0].astype(float)
+    three, four = (np.linalg.matrix_power(blocks, t) > 0 for t in (3, 4))
+    assert 0.7 < three.mean() < 0.95 and four.all()
+
+
+@pytest.mark.parametrize("degree", [4, 8, 16])
+def test_spectral_gap_by_lanczos(degree: int):
+    blocks = graph(random_regular(degree, B), 700)[0]
+    exact = laplacian_gap(blocks)
+    neighbours = np.nonzero(blocks & ~np.eye(700, dtype=bool))[1].reshape(700, degree)
+    assert exact - 1e-6 <= spectral_gap(neighbours) < exact + 0.05

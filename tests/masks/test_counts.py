@@ -1,0 +1,192 @@
+"""How much masks allow: closed forms and published counts; and masks that are the same."""
+
+import pytest
+
+from tests.masks.helpers import B, dense, kinds, mask_of, rows
+
+# Pairs of tokens, for so many queries and keys (or n of both).
+PAIRS = """
+dilated(64, 4)  =>  200  =>  200*(2*16 + 1) - 4*16*17
+dilated(65, 16)  =>  200  =>  200*(2*4 + 1) - 16*4*5
+dilated(15, 16)  =>  200  =>  200
+power_of_two() & causal()  =>  256  =>  256*8 + 1
+power_of_two()  =>  32  =>  32 + 2*(32*4 + 1)
+diagonals((0, 7, -3, 1000))  =>  50  =>  50 + 43 + 47
+diagonals(())  =>  50  =>  0
+log_sparse()  =>  64  =>  64*6 + 1
+log_sparse(64)  =>  64  =>  667
+strided(8)  =>  64  =>  708
+strided(32)  =>  1024  =>  48144
+strided(128)  =>  1024  =>  126528
+fixed(8, 1)  =>  64  =>  512
+fixed(32, 8)  =>  1024  =>  143872
+fixed(128, 8)  =>  1024  =>  94720
+prefix_lm(40)  =>  100  =>  100*101/2 + 40*39/2
+prefix_lm(500)  =>  100  =>  100*100
+global_at((3, 64, 65, 99, 1000))  =>  100  =>  4*(2*100 - 4)
+streaming(4, 32)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2
+tri_shape(4, 32, 10)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2 + 10*114 - 10*9/2
+documents((5, 0, 70, 1, 100))  =>  176  =>  5*5 + 70*70 + 1 + 100*100
+documents((5, 0, 70, 1, 100)) & causal()  =>  176  =>  5*6/2 + 70*71/2 + 1 + 100*101/2
+documents((4, 9, 0, 30), (50, 0, 7, 3))  =>  43, 60  =>  4*50 + 30*3
+shared_prefix(30, (5, 0, 70, 1, 100))  =>  206  =>  30*206 + 5*5 + 70*70 + 1 + 100*100
+block_diagonal(50)  =>  120  =>  50*50*2 + 20*20
+block_diagonal(50, 20)  =>  120  =>  30*30 + 50*50 + 40*40
+longnet(16, 4)  =>  64  =>  64
+longnet(64, 8, 7)  =>  256  =>  256*64/8**2
+local_2d((6, 9), 2)  =>  54  =>  (5*6 - 2*3)*(5*9 - 2*3)
+local_2d((3, 4, 5), 1)  =>  60  =>  (3*3 - 2)*(3*4 - 2)*(3*5 - 2)
+axial((6, 9))  =>  54  =>  54*(6 + 9 - 1)
+axial((3, 4, 5))  =>  60  =>  60*(3 + 4 + 5 - 2)
+neighborhood((16, 8), (4, 7))  =>  128  =>  128*4*7
+neighborhood((20, 4), (5, 2), dilation=(3, 1), causal=(True, False))
+    =>  80  =>  (20*5 - 3*5*4/2)*4*2
+longformer(32, global_tokens=(0, 100))  =>  300  =>  300*33 - 16*17 + 2*(2*300 - 2) - 33 - 65
+etc_(30, 40)  =>  500  =>  30*(2*500 - 30) + 470*(2*40 + 1) - 40*41
+global_tokens(2) >> packed((40, 3, 90))  =>  133  =>  40**2 - 38**2 + 3**2 - 1 + 90**2 - 88**2
+lra_fixed()  =>  1000  =>  .13*1000**2
+fixed(50, 10)  =>  1000  =>  120500
+"""
+
+# Non-empty token blocks of B = 16 tokens, of n x n.
+BLOCKS = """
+local(16)  =>  16  =>  46
+local(48)  =>  16  =>  100
+local(16) | global_tokens(16)  =>  64  =>  5*64 - 6
+butterfly(16)  =>  2  =>  4
+butterfly(16)  =>  64  =>  64*7
+butterfly(16)  =>  4096  =>  53248
+butterfly(16, 3)  =>  64  =>  64*4
+butterfly(16) & causal()  =>  8  =>  20
+butterfly(16) & causal()  =>  512  =>  2816
+pixelfly(16)  =>  16  =>  16*7 - 2*4 - 2
+pixelfly(16)  =>  512  =>  6124
+power_of_two(16)  =>  256  =>  3842
+power_of_two(16) & causal()  =>  256  =>  2049
+bigbird(16, per_head=False)  =>  16  =>  142
+bigbird(16, per_head=False, seed=1)  =>  256  =>  2542
+bigbird(16, 7, per_head=False)  =>  64  =>  2*64 + 2*(4 + 7) + 60*(5 + 7)
+random_regular(8, 16)  =>  64  =>  64*9
+expander(6, 16)  =>  30  =>  30*7
+sinks(48)  =>  16  =>  16*3
+global_rows(144)  =>  5  =>  5*5
+last_rows(48)  =>  16  =>  16*3
+global_tokens(48)  =>  16  =>  3*(2*16 - 3)
+block_diagonal(16)  =>  16  =>  16
+block_causal(16)  =>  16  =>  16*17/2
+documents((48, 80))  =>  8  =>  3*3 + 5*5
+documents((48, 80)) & causal()  =>  8  =>  6 + 15
+deepspeed_fixed(4)  =>  64  =>  1216
+deepspeed_fixed(8)  =>  64  =>  960
+deepspeed_fixed(8, 4)  =>  64  =>  64*(8 + 4*7)
+deepspeed_fixed(4, attention='unidirectional')  =>  64  =>  640
+deepspeed_fixed(8, attention='unidirectional')  =>  64  =>  512
+deepspeed_bslongformer()  =>  64  =>  314
+deepspeed_local_sliding_window(5)  =>  16  =>  16*3 - 3
+deepspeed_local_sliding_window(5, attention='bidirectional')  =>  16  =>  16*5 - 6
+"""
+
+# Full blocks, partial blocks and bit tiles of so many tokens in blocks of a size. Those of images
+# of 128 x 128 are published, in rows and in tiles.
+KINDS = """
+causal()  =>  1024, 16  =>  2016, 64, 1
+local(256)  =>  1 << 20, 128  =>  24574, 16380, 2
+butterfly(256)  =>  1 << 20, 256  =>  4096*13, 0, 0
+power_of_two() & causal()  =>  1 << 20, 128  =>  0, 106497, 3
+power_of_two(128)  =>  1 << 20, 128  =>  8192 + 2*(8192*12 + 1), 0, 0
+longnet(1 << 20, 1024)  =>  1 << 20, 128  =>  0, 1024**2, 1
+where(lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0))  =>  1 << 20, 128  =>  0, 270064, 3
+where(lambda q, k: (abs(q // 1024 - k // 1024) <= 16) & (abs(q % 1024 - k % 1024) <= 16))
+    =>  1 << 20, 128  =>  0, 737440, 3
+neighborhood((128, 128), 7)  =>  128**2, 64  =>  0, 3584, 4
+neighborhood((128, 128), 17)  =>  128**2, 128  =>  0, 2176, 1
+neighborhood((128, 128), 33)  =>  128**2, 128  =>  0, 4224, 1
+neighborhood((128, 128), 7) >> tiled((128, 128), (8, 8))  =>  128**2, 64  =>  0, 2116, 25
+neighborhood((128, 128), 33) >> tiled((128, 128), (8, 16))  =>  128**2, 128  =>  520, 1400, 24
+neighborhood((128, 128), 17) >> morton((128, 128))  =>  128**2, 64  =>  324, 1980, 24
+neighborhood((128, 128), 33) >> hilbert((128, 128))  =>  128**2, 64  =>  2704, 3696, 72
+neighborhood((128, 128), 33) >> hilbert((128, 128))  =>  128**2, 128  =>  464, 1600, 156
+neighborhood((1024, 1024), 33) >> tiled((1024, 1024), (8, 16))
+    =>  1 << 20, 128  =>  25608, 97272, 24
+neighborhood((1024, 1024), 33) >> hilbert((1024, 1024))  =>  1 << 20, 128  =>  22252, 112300, 156
+sliding_tiles((24, 24), 4, 3) >> tiled((24, 24), 4)  =>  24**2, 16  =>  36*9, 0, 0
+sliding_tiles((8, 12, 16), 4, (1, 3, 2)) >> tiled((8, 12, 16), 4)  =>  1536, 64  =>  24*6, 0, 0
+local_2d((6, 9), 10**6, norm='euclidean')  =>  54, 16  =>  16, 0, 0
+"""
+
+# The same at so many queries and keys (or n of both).
+SAME = """
+local(2**60)  =>  dense()  =>  300
+local(7)  =>  local(7, 7)  =>  300
+sliding(8)  =>  local(7, 0)  =>  300
+sliding(2**60)  =>  causal()  =>  300
+dilated(40, 1)  =>  local(40)  =>  300, 250
+dilated(2**60, 1)  =>  dense()  =>  300
+dilated(2**60, 2**60)  =>  local(0)  =>  300
+power_of_two(2**60)  =>  dense()  =>  300
+diagonals(tuple(range(300)))  =>  causal()  =>  300
+diagonals((2**60, -(2**60)))  =>  ~dense()  =>  300
+strided(2**60)  =>  causal()  =>  300
+fixed(7, 7)  =>  causal()  =>  300
+fixed(2**60, 0)  =>  causal()  =>  300
+fixed(1, 0)  =>  local(0)  =>  300
+sinks(2**60)  =>  dense()  =>  300
+global_rows(2**60)  =>  dense()  =>  300
+last_rows(2**60)  =>  dense()  =>  300
+global_tokens(2**60)  =>  dense()  =>  300
+keys_at((300, 2**60))  =>  ~dense()  =>  300
+global_rows(37) | sinks(37)  =>  global_tokens(37)  =>  200, 150
+global_at(range(37))  =>  global_tokens(37)  =>  200, 150
+keys_at(range(37))  =>  sinks(37)  =>  200, 150
+longnet(50, 1)  =>  block_diagonal(50)  =>  333
+butterfly(2**60)  =>  dense()  =>  300
+butterfly(16, 10**6)  =>  butterfly(16)  =>  300
+bigbird(16, per_head=False)  =>  dense()  =>  7*16
+random_regular(8, 16)  =>  dense()  =>  16*16
+expander(4, 16)  =>  dense()  =>  10*16
+local_2d((6, 9), 10**6)  =>  dense()  =>  54
+heads(local(5))  =>  local(5)  =>  64
+deepspeed_bslongformer()  =>  local(16) >> snap(16) | global_tokens(16)  =>  1024
+lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1024
+lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1000
+local(30) >> packed((100, 17, 0, 250))  =>  local(30) & documents((100, 17, 0, 250))  =>  367
+causal() >> packed((100, 17, 0, 250))  =>  causal() & documents((100, 17, 0, 250))  =>  367
+local(3, align='bottom_right') >> packed(300)  =>  local(3, align='bottom_right')  =>  300
+butterfly(16) >> shift(0)  =>  butterfly(16)  =>  300
+dense() >> shift(200)  =>  ~dense()  =>  100
+dense() >> shift(0, 100)  =>  ~dense()  =>  100
+~(dense() >> shift(100))  =>  dense()  =>  100
+local(300) >> tiled((256, 64), (1, 64))  =>  local(300)  =>  1 << 14
+local_2d((256, 64), 2) >> permuted(np.arange(1 << 14))  =>  local_2d((256, 64), 2)  =>  1 << 14
+where(lambda q, k: q >= k)  =>  causal()  =>  3000, 2777
+where(lambda q, k: q >= k)  =>  causal()  =>  1 << 18
+where(lambda q, k: abs(q - k) <= 256)  =>  local(256)  =>  3000, 2777
+where(lambda q, k: (q < 64) | (k < 64))  =>  global_tokens(64)  =>  1 << 18
+where(lambda q, k: True)  =>  dense()  =>  3000, 2777
+where(lambda q, k: np.bool_(False))  =>  ~dense()  =>  3000, 2777
+where(lambda q, k: q >= 0)  =>  dense()  =>  3000, 2777
+"""
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    return eval(f"({text},)")
+
+
+@pytest.mark.parametrize(("mask", "n", "count"), rows(PAIRS))
+def test_pairs(mask: str, n: str, count: str):
+    assert dense(mask_of(mask), *lengths(n)).sum() == eval(count)
+
+
+@pytest.mark.parametrize(("mask", "n", "count"), rows(BLOCKS))
+def test_blocks(mask: str, n: str, count: str):
+    assert mask_of(mask).build(int(n) * B, block_size=B).nnz == eval(count)
+
+
+@pytest.mark.parametrize(("mask", "size", "found"), rows(KINDS))
+def test_kinds(mask: str, size: str, found: str):
+    assert kinds(mask_of(mask), *lengths(size)) == lengths(found)
+
+
+@pytest.mark.parametrize(("mask", "other", "n"), rows(SAME))
+def test_the_same(mask: str, other: str, n: str):
+    assert mask_of(mask).build(*lengths(n)) == mask_of(other).build(*lengths(n))

@@ -1,0 +1,213 @@
+"""What masks refuse: the error names the argument, the value and the remedy."""
+
+import re
+
+import pytest
+
+from tests.masks.helpers import mask_of, rows
+
+REFUSED = r"""
+local(-1)  =>  left is -1: give an integer >= 0
+local(2**70)  =>  left is 1180591620717411303424: give an integer <= 
+local(2.5)  =>  left is 2.5
+local(True)  =>  left is True
+local(1, -2)  =>  right is -2
+sliding(0)  =>  window is 0: give an integer >= 1
+causal(align='left')  =>  align is 'left': choose one of 'top_left'
+butterfly(0)  =>  block is 0
+butterfly(64, -1)  =>  levels is -1
+global_tokens('4')  =>  n is '4'
+random_blocks()  =>  give one of them
+random_blocks(0.5, count=2)  =>  give one of them
+random_blocks(0.0)  =>  density is 0.0: give a number in \(0, 1\]
+random_blocks(float('nan'))  =>  density is nan
+random_blocks('much')  =>  density is 'much'
+random_blocks(count=0)  =>  count is 0
+random_blocks(0.5, seed=2**64)  =>  seed is
+random_blocks(0.5, per_head=1)  =>  per_head is 1: give True or False
+random_blocks(count=5).build(512)  =>  draws 5 key blocks.* but there are 4
+random_blocks(0.5, per_head=True).build(512)  =>  give heads= to build
+mask_from(np.ones((4, 4)))  =>  float64: give booleans
+mask_from(np.ones(4, bool))  =>  shape \(4,\)
+mask_from(np.ones((4, 0), bool))  =>  shape \(4, 0\)
+mask_from(np.eye(4) > 0).build(5)  =>  build it for n_q=4, n_k=4
+mask_from(np.ones((3, 4, 4), bool)).build(4, heads=2)  =>  heads is 2, but
+causal().build(0)  =>  n_q is 0: give an integer >= 1
+causal().build(5, 2.0)  =>  n_k is 2.0
+causal().build(5, True)  =>  n_k is True
+causal().build(64, block_size=24)  =>  block_size is 24: give multiples of 16
+causal().build(64, block_size=(64, 512))  =>  block_size is 512
+causal().build(64, block_size=(64, 64, 64))  =>  block_size is
+causal().build(64, block_size=64.0)  =>  block_size is 64.0
+causal().build(64, heads=0)  =>  heads is 0
+sinks(-1)  =>  n is -1: give an integer >= 0
+global_rows(1.5)  =>  n is 1.5
+last_rows(True)  =>  n is True
+global_at(4)  =>  tokens is 4: give a tuple
+global_at((4, -1))  =>  a number in tokens is -1
+keys_at((4, 4))  =>  tokens has 4 twice
+prefix_lm(-1)  =>  prefix is -1
+prefix_lm(1, align='right')  =>  align is 'right'
+streaming(-4, 5)  =>  sinks is -4
+streaming(4, 0)  =>  window is 0
+tri_shape(4, 5, -1)  =>  last is -1
+vertical_slash((1,), (-1,))  =>  a number in distances is -1
+vertical_slash((-1,), (1,))  =>  a number in columns is -1
+dilated(-1, 2)  =>  extent is -1: give an integer >= 0
+dilated(5, 0)  =>  step is 0: give an integer >= 1
+dilated(5, 1, align='left')  =>  align is 'left'
+power_of_two(0)  =>  block is 0
+power_of_two(16, align='bottom_right')  =>  leave one of them out
+diagonals(5)  =>  distances is 5: give a tuple
+diagonals((1, 2.5))  =>  a number in distances is 2.5
+diagonals('12')  =>  a number in distances is '1'
+diagonals((1, 3, 1))  =>  distances has 1 twice
+strided(0)  =>  stride is 0
+documents([3, -1])  =>  lengths is -1: give an integer >= 0
+documents([2.5])  =>  lengths is 2.5: give an integer
+documents([])  =>  lengths has 0 tokens in a row
+documents([[3], []])  =>  lengths has 0 tokens in a row
+documents([3, [4]])  =>  lengths mixes numbers and lists
+documents('3')  =>  lengths is '3'
+documents([3, 4], [7])  =>  lengths has \[2\] documents and key_lengths \[1\]
+documents([3, 4]).build(8)  =>  have 7 tokens together, but n_q is 8
+documents([9], [4]).build(9, 5)  =>  have 4 tokens together, but n_k is 5
+documents([[9], [4]]).build(9)  =>  have 4 tokens together, but n_q is 9
+documents([[9], [4]]).build(3, batch=3)  =>  batch is 3
+documents_from_offsets([0, 5, 3])  =>  offsets must ascend from 0
+documents_from_offsets([1, 5])  =>  offsets must ascend from 0
+documents_from_ids([0.5])  =>  ids are float64
+documents_from_ids([[[1]]])  =>  shape \(1, 1, 1\)
+documents_from_ids([[1], [2]], [1])  =>  ids has 2 rows and key_ids 1
+documents_from_ids(np.arange(40000) % 4).build(9)  =>  sort the tokens by id
+shared_prefix(-1, [3])  =>  prefix is -1
+block_diagonal(0)  =>  size is 0: give an integer >= 1
+block_diagonal(5, 5)  =>  offset is 5: give an integer <= 4
+butterfly(64, size=8)  =>  block is 64 and size is 8: give one of them
+butterfly(size=24)  =>  size is 24: give a power of two
+butterfly(size=16, levels=5)  =>  levels is 5: 16 blocks have 4
+pixelfly(global_blocks=-1)  =>  global_blocks is -1
+random_regular(3)  =>  degree is 3: give an even number
+random_regular(0)  =>  degree is 0
+expander(2)  =>  degree is 2: give an integer >= 4
+expander(seed=-1)  =>  seed is -1
+expander(layer=3)  =>  layer is 3: a layer needs per_layer=True
+expander(per_layer=True).build(512)  =>  layer to layer
+expander(per_head=True).build(512)  =>  give heads= to build
+hubs(0)  =>  count is 0
+hubs(alpha=0)  =>  alpha is 0: give a number > 0
+hubs(alpha='1')  =>  alpha is '1'
+bigbird(window=2)  =>  window is 2: give an odd number
+bigbird(random=-1)  =>  random is -1
+longformer(0)  =>  window is 0
+longformer(8, 0)  =>  dilation is 0
+longformer(8, 1, (-1,))  =>  -1
+etc_(4, -1)  =>  radius is -1
+log_sparse(0)  =>  window is 0
+log_sparse(1)  =>  restart is 1: give an integer >= 2
+log_sparse(2**40)  =>  window is 1099511627776: give an integer <= 
+log_sparse(restart=4)  =>  restart is 4 and window None: give the window too
+neighborhood((8, 8), 3).build(63)  =>  n_q is 63 and n_k 63, but .* has 64 tokens
+neighborhood((8, 8), 3).build(64, 65)  =>  n_q is 64 and n_k 65
+(local_2d((8, 8), 3) >> tiled((4, 4), 2)).build(16)  =>  has 64 tokens
+neighborhood((8, 4), 3, dilation=2)  =>  needs an extent of 6, but .* has 4
+neighborhood((8, 8), 9)  =>  needs an extent of 9
+neighborhood((8, 8), 3, stride=4)  =>  stride is 4: give an integer <= the kernel
+neighborhood((8, 8), (3, 3, 3))  =>  kernel is \(3, 3, 3\): give one integer, or 2
+neighborhood((8, 8), 0)  =>  kernel is 0
+neighborhood((8, 8), 3, dilation=0)  =>  dilation is 0
+neighborhood((8, 8), 3, causal=1)  =>  causal is 1: give True or False
+neighborhood((8, 8), 3, causal=(True,))  =>  give one flag, or 2
+neighborhood(64, 3)  =>  canvas is 64: give one to three extents
+neighborhood((2, 2, 2, 2), 1)  =>  one to three extents
+local_2d((8, 0), 3)  =>  canvas extent is 0
+local_2d((8, 8), -1)  =>  radius is -1
+local_2d((8, 8), 1, norm='l1')  =>  norm is 'l1'
+local_2d((8, 8), (1, 2), norm='manhattan')  =>  give one integer for the norm
+sliding_tiles((8, 8), 4, 3)  =>  window is 3, but an extent of 8 has 2 tiles of 4
+sliding_tiles((8, 8), 0, 1)  =>  tile is 0
+longnet(0, 1)  =>  segment is 0
+longnet(8, 0)  =>  ratio is 0
+longnet(8, 2, 2)  =>  offset is 2: give an integer <= 1
+longnet(8, 2, per_head=1)  =>  per_head is 1: give True or False
+fixed(0, 0)  =>  stride is 0
+fixed(8, 9)  =>  summary is 9: give an integer <= 8
+fixed(8, -1)  =>  summary is -1
+fixed(8, 1, 0)  =>  vertices is 0
+fixed(8, 3, 3)  =>  vertices is 3: give at most 2
+fixed(8, 1, 2).build(64, heads=3)  =>  repeats after 2
+deepspeed_fixed(4, 3)  =>  num_global_blocks is 3: give a divisor of 4
+deepspeed_fixed(4, 8)  =>  num_global_blocks is 8
+deepspeed_fixed(attention='causal')  =>  attention is 'causal': choose one of
+deepspeed_fixed(attention='unidirectional', horizontal_global_attention=True)
+    =>  needs attention='bidirectional'
+deepspeed_fixed(4, 2, num_different_global_patterns=3)  =>  give at most 2
+deepspeed_variable(local_window_blocks=())  =>  give one size at least
+deepspeed_variable(local_window_blocks=4)  =>  give a tuple of integers
+deepspeed_variable(local_window_blocks=(0,))  =>  one of local_window_blocks is 0
+deepspeed_variable(0, (4,), (3,), (3,))  =>  give one number for each
+deepspeed_variable(0, (4,), (3,), ())  =>  give one number for each
+deepspeed_variable(9).build(128)  =>  draws 9 of 8 blocks: give fewer
+deepspeed_bigbird(2, attention='unidirectional')  =>  give at most 1 for unidirectional
+deepspeed_bigbird().build(32)  =>  needs 3 blocks of 16 tokens, but there are 2
+deepspeed_bslongformer(5).build(64)  =>  needs 5 blocks
+deepspeed_local_sliding_window(0)  =>  num_sliding_window_blocks is 0
+lra_local(0)  =>  block is 0
+lra_local(interleaved=1)  =>  interleaved is 1: give True or False
+lra_fixed(50, 51)  =>  summary is 51
+lra_longformer(0)  =>  window is 0
+lra_bigbird(seed=-1)  =>  seed is -1
+lra_bigbird().build(512)  =>  give heads=
+packed([-1])  =>  lengths is -1
+packed([3, 4], [7])  =>  documents and key_lengths
+(causal() >> packed([5])).build(6)  =>  5 tokens together, but n_q is 6
+shift(1.5)  =>  q is 1.5
+shift(1, 'a')  =>  k is 'a'
+snap(0)  =>  block is 0: give an integer >= 1
+snap((1, 2, 3))  =>  block is \(1, 2, 3\)
+snap(16, 'up')  =>  how is 'up': choose one of 'outward', 'inward'
+(causal() >> hilbert((8, 8))).build(63)  =>  reorders 64 tokens, not 63
+(causal() >> hilbert((8, 8))).build(64, 65)  =>  reorders 64 tokens, not 65
+hilbert((4, 4, 4))  =>  canvas is \(4, 4, 4\): give \(height, width\)
+tiled((8, 8), 0)  =>  tile is 0
+tiled((8, 8), (2, 2, 2))  =>  tile is .*: give one integer, or 2
+morton((8, 8), side='q')  =>  side is 'q'
+permuted([0, 2])  =>  order must hold each of 0\.\.1 once
+permuted([0, 0, 1])  =>  each of 0\.\.2 once
+permuted([])  =>  give integers
+permuted([0.0, 1.0])  =>  float64: give integers
+permuted([[0, 1]])  =>  shape \(1, 2\)
+permuted(100, side='both')  =>  shape \(\)
+bigbird_compat(0)  =>  block is 0
+bigbird_compat(64, 0)  =>  random is 0
+bigbird_compat(seed=2**32)  =>  seed is 4294967296: give an integer <= 
+bigbird_compat().build(4096)  =>  give heads= to build
+bigbird_compat(128, 6).build(4096, heads=1)  =>  a row has fewer left: give a small
+bigbird_compat(seed=None).build(4096, heads=2)  =>  layer to layer
+heads()  =>  give at least one mask
+layers(local(5), 3)  =>  layers has 3 among its parts: give masks
+layers(local(5), dense()).build(64)  =>  build mask.layer\(i\) instead
+layers(local(5)).layer(-1)  =>  index is -1
+local(5).layer(-1)  =>  index is -1
+heads(local(5), causal(), dense()).build(50, heads=4)  =>  heads is 4, but .* repeats after 3
+heads(local(5), random_blocks(count=1, per_head=True)).build(64)  =>  give heads= to build
+longnet(32, 4, per_head=True).build(100, heads=6)  =>  repeats after 4
+documents([[3], [3]]) | documents([[1], [2], [3]])  =>  batch extents 2 and 3 do not combine
+causal().build(100, 90, 32).crop(101, 90)  =>  n_q is 101: give an integer <= 100
+causal().build(100, 90, 32).crop(100)  =>  n_k is 100: give an integer <= 90
+causal().build(100, 90, 32).coarsen(48)
+    =>  block_size is \(48, 48\): give multiples of \(32, 32\)
+causal().build(100, 90, 32).coarsen(512)  =>  16 and 256
+causal().draw(2048, head=2)  =>  head is 2: this mask has 0 to 0
+causal().draw(2048, batch=-1)  =>  batch is -1
+causal().draw(2048, rows=(0, 2048))  =>  rows
+causal().draw(2048, rows=(5, 4))  =>  rows
+causal().draw(2048, rows=7)  =>  rows
+"""
+
+
+@pytest.mark.parametrize(("expression", "message"), rows(REFUSED))
+def test_errors_name_value_and_remedy(expression: str, message: str):
+    with pytest.raises(ValueError) as error:
+        mask_of(expression)
+    assert re.search(message, str(error.value))
