@@ -1,4 +1,4 @@
-"""What the tests of the whole on a GPU share: inputs, a call with gradients, equality."""
+"""What the tests on a GPU share: where they run, inputs, calls with gradients, equality."""
 
 import pytest
 import torch
@@ -6,6 +6,13 @@ import torch
 import masks
 from sparseflash.testing import make_qkv, relative_error
 
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+HOPPER = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
+RESULTS = ("out", "lse", "dq", "dk", "dv")
 MASK = (masks.local(100) | masks.butterfly(64)) & masks.causal()
 MIB = 2**20
 LOW = [torch.bfloat16, torch.float16]
@@ -29,6 +36,20 @@ def run(function, qkv, *rest, **options):
     out = function(*qkv, *rest, **options)
     weight = torch.linspace(-1, 2, out.numel(), device=out.device).view(out.shape).to(out.dtype)
     return out.detach(), *torch.autograd.grad(out, qkv, weight)
+
+
+def captured(step):
+    """A graph of `step`, and what its replays leave in the results of `step`."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compile the kernels and copy the schedule before the capture
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
 
 
 def assert_equal(actual, expected):

@@ -1,17 +1,30 @@
 """Fixtures of the tests that need a GPU."""
 
+import gc
+
 import pytest
 import torch
 
 from sparseflash.cache import cache
+from tests.gpu_calls import IS_HOPPER
 
 
 @pytest.fixture(params=["triton", "hopper"])
 def backend(request) -> str:
     """The backends with kernels; a GPU that is no Hopper has one of them."""
-    if request.param == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+    if request.param == "hopper" and not IS_HOPPER:
         pytest.skip("needs compute capability 9.0")
     return request.param
+
+
+@pytest.fixture
+def empty_gpu():
+    """Starts and ends with the memory of earlier tests given back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -32,9 +32,9 @@ import sparseflash
 from sparseflash.dropout import keep_mask
 from sparseflash.testing import oracle, relative_error
 from tests.attention_cases import Case, build, draw, gradients, plain, random_array
+from tests.gpu_calls import RESULTS
 from tests.poison import poisoned_empty
 
-NAMES = ("out", "lse", "dq", "dk", "dv")
 BURST = 8
 
 WATCH = """
@@ -182,7 +182,7 @@ class Runner:
 
         expected = run(oracle, [t.double() for t in self.qkv])
         same = run(plain, self.qkv)
-        for name, got, want, near in zip(NAMES, results, expected, same, strict=True):
+        for name, got, want, near in zip(RESULTS, results, expected, same, strict=True):
             error = relative_error(got, want)
             # twice, and a rounding: of a few numbers one error can be the larger by chance
             limit = 2 * relative_error(near, want) + torch.finfo(got.dtype).eps
@@ -193,8 +193,8 @@ class Runner:
 
 
 def compare(results: list[Tensor], first: list[Tensor], *, deterministic: bool) -> None:
-    exact = len(NAMES) if deterministic else 2  # out and LSE always have the same bits
-    for i, (name, got, want) in enumerate(zip(NAMES, results, first, strict=True)):
+    exact = len(RESULTS) if deterministic else 2  # out and LSE always have the same bits
+    for i, (name, got, want) in enumerate(zip(RESULTS, results, first, strict=True)):
         if i < exact:
             assert torch.equal(got, want), f"{name} differs by {relative_error(got, want):.3g}"
         else:

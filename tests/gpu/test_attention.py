@@ -18,16 +18,18 @@ from tests.attention_cases import (
     check,
     random_case,
 )
+from tests.gpu_calls import GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = GPU
 
 WIDE = (*HEAD_DIMS, 96, 192, 256)
 STRUCTURED = masks.local(150) | masks.butterfly(128) | masks.global_tokens(40)
 GLOBAL = masks.local(100) | masks.global_tokens(64)
 HALF = masks.mask_from(np.random.default_rng(0).random((100, 65500)) < 0.5)
+
+
+def check_case(backend, *shape, slack=1.0, **options):
+    check(Case(*shape, **options), backend, "cuda", slack)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -44,23 +46,21 @@ def test_random_problem(seed, backend):
 @pytest.mark.parametrize("head_dim", [4, 32, 64, 80, 128, 256])
 @pytest.mark.parametrize("length", [1, 100, 128, 1000, 4097])
 def test_dense(length, head_dim, dtype, backend):
-    check(Case(length, length, head_dim, dtype), backend, "cuda")
+    check_case(backend, length, length, head_dim, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_structured_masks_at_ragged_length(head_dim, dtype, backend):
     for block in ((128, 128), (64, 64), (64, 128), (32, 16)):
-        case = Case(4097, 4097, head_dim, dtype, mask=STRUCTURED, block_size=block)
-        check(case, backend, "cuda")
+        check_case(backend, 4097, 4097, head_dim, dtype, mask=STRUCTURED, block_size=block)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grouped_heads_and_dropout(dtype, backend):
     mask = masks.random_blocks(0.3, block=64, per_head=True)
-    shape = {"n_q": 1000, "n_k": 700, "head_dim": 64, "batch": 2, "heads": 6, "kv_heads": 2}
-    case = Case(**shape, dtype=dtype, mask=mask, dropout_p=0.2, token_major=True)
-    check(case, backend, "cuda")
+    options = {"mask": mask, "dropout_p": 0.2, "token_major": True}
+    check_case(backend, 1000, 700, 64, dtype, batch=2, heads=6, kv_heads=2, **options)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -72,8 +72,8 @@ def test_every_kind_of_length(length, deterministic, backend):
     mask = masks.local(70) | masks.strided(64) | masks.global_tokens(3)
     slack = 3 if length < 100 else 1
     for n_q, n_k in ((length, length), (length, 130), (130, length)):
-        case = Case(n_q, n_k, 64, torch.bfloat16, mask=mask, deterministic=deterministic)
-        check(case, backend, "cuda", slack)
+        options = {"mask": mask, "deterministic": deterministic, "slack": slack}
+        check_case(backend, n_q, n_k, 64, torch.bfloat16, **options)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -83,11 +83,8 @@ def test_every_pair_of_block_sizes(block_q, block_k, deterministic, backend):
     """Random blocks of the size itself: full, partial and empty ones, and rows without any."""
     mask = masks.random_blocks(0.3, block=16, seed=block_q + block_k) | masks.local(20)
     mask = mask & ~masks.documents([500, 90, 300]) | masks.butterfly(32)
-    case = Case(
-        890, 890, 64, torch.float16, mask=mask, block_size=(block_q, block_k),
-        deterministic=deterministic, seed=block_q * block_k,
-    )  # fmt: skip
-    check(case, backend, "cuda")
+    options = {"block_size": (block_q, block_k), "seed": block_q * block_k, "mask": mask}
+    check_case(backend, 890, 890, 64, torch.float16, deterministic=deterministic, **options)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -97,11 +94,8 @@ def test_every_pair_of_block_sizes(block_q, block_k, deterministic, backend):
 )
 def test_values_of_another_head_dim(head_dim, v_head_dim, dtype, backend):
     for mask, block in ((STRUCTURED, (128, 128)), (STRUCTURED, (64, 32)), (None, (128, 128))):
-        case = Case(
-            700, 1000, head_dim, dtype, heads=4, mask=mask, block_size=block,
-            v_head_dim=v_head_dim, token_major=mask is None,
-        )  # fmt: skip
-        check(case, backend, "cuda")
+        options = {"mask": mask, "block_size": block, "token_major": mask is None}
+        check_case(backend, 700, 1000, head_dim, dtype, heads=4, v_head_dim=v_head_dim, **options)
 
 
 LONG_ROWS = {
@@ -138,8 +132,8 @@ def test_long_rows_in_some_heads_only(backend):
     wide = masks.global_tokens(100) | masks.local(50)
     mask = masks.heads(masks.local(50), wide, masks.butterfly(64), wide)
     for kv_heads in (1, 2, 4):
-        shape = {"batch": 2, "heads": 4, "kv_heads": kv_heads, "mask": mask}
-        check(Case(4000, 4000, 64, torch.bfloat16, **shape), backend, "cuda")
+        heads = {"batch": 2, "heads": 4, "kv_heads": kv_heads}
+        check_case(backend, 4000, 4000, 64, torch.bfloat16, mask=mask, **heads)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -148,11 +142,9 @@ def test_long_rows_in_some_heads_only(backend):
 def test_masks_of_their_own_in_grouped_heads(block, kv_heads, deterministic, backend):
     mask = masks.random_blocks(0.3, block=32, per_head=True)
     for n_k in (1000, 333):
-        case = Case(
-            1000, n_k, 64, torch.bfloat16, batch=2, heads=8, kv_heads=kv_heads, mask=mask,
-            block_size=block, deterministic=deterministic,
-        )  # fmt: skip
-        check(case, backend, "cuda")
+        options = {"mask": mask, "block_size": block, "deterministic": deterministic}
+        heads = {"batch": 2, "heads": 8, "kv_heads": kv_heads}
+        check_case(backend, 1000, n_k, 64, torch.bfloat16, **heads, **options)
 
 
 @pytest.mark.parametrize("token_major", [False, True])
@@ -166,8 +158,5 @@ def test_rows_and_columns_with_nothing(head_dim, token_major, backend):
     hole = third & ~masks.global_tokens(300)
     for mask in (hole, none, masks.heads(hole, none)):
         for block in ((128, 128), (64, 64), (16, 32)):
-            case = Case(
-                1000, 1000, head_dim, torch.float16, mask=mask, block_size=block,
-                token_major=token_major,
-            )  # fmt: skip
-            check(case, backend, "cuda")
+            options = {"mask": mask, "block_size": block, "token_major": token_major}
+            check_case(backend, 1000, 1000, head_dim, torch.float16, **options)

@@ -14,15 +14,9 @@ from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.cache import cache
 from sparseflash.lengths import blocks_of, skip_padding
 from sparseflash.testing import relative_error
+from tests.gpu_calls import HOPPER, RESULTS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
-NAMES = ("out", "lse", "dq", "dk", "dv")
+pytestmark = HOPPER
 N = 1024
 PATTERNS = {
     "dense": None,
@@ -78,7 +72,7 @@ class Problem:
 
 
 def assert_same(found, expected, deterministic: bool, what: str) -> None:
-    for name, a, e in zip(NAMES, found, expected, strict=True):
+    for name, a, e in zip(RESULTS, found, expected, strict=True):
         if deterministic or name != "dq":  # dq is summed by atomics
             assert torch.equal(a, e), f"{what}: {name} differs by {relative_error(a, e):.3g}"
         else:

@@ -7,14 +7,9 @@ import masks
 from sparseflash import fp8
 from sparseflash.select import top_k
 from sparseflash.testing import make_qkv, oracle, relative_error
+from tests.gpu_calls import HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER
 
 P_ERROR = 0.03  # of the rounding of P to e4m3
 ERROR = 0.06  # of that of q, k and v, on normal inputs

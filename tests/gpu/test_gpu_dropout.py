@@ -7,12 +7,9 @@ import masks
 import sparseflash
 from sparseflash.dropout import keep_mask
 from sparseflash.testing import relative_error
-from tests.gpu_calls import MASK, inputs, run
+from tests.gpu_calls import GPU, MASK, inputs, run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = GPU
 
 
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (128, 32), (16, 48)])

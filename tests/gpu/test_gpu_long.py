@@ -2,8 +2,6 @@
 oracle on blocks of queries and of keys: the first, the last, and some between.
 """
 
-import gc
-
 import pytest
 import torch
 
@@ -11,28 +9,15 @@ import masks
 import sparseflash
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
-from tests.gpu_calls import need_memory
+from tests.gpu_calls import GPU, need_memory
 from tests.sampled_oracle import SampledOracle
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = [*GPU, pytest.mark.slow, pytest.mark.usefixtures("empty_gpu")]
 
 BLOCK = 128
 # rounding of the probabilities and of the result leaves about 4e-3 of bfloat16; a key that is left
 # out of the 4,000 of a row leaves 1.6e-2
 LIMIT = 1e-2
-
-
-@pytest.fixture(autouse=True)
-def empty_gpu():
-    gc.collect()
-    torch.cuda.empty_cache()
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def check(n, heads, head_dim, mask, blocks, key_blocks, check_heads, **options):

@@ -2,30 +2,23 @@
 
 import gc
 import time
+from functools import partial
 
 import pytest
 import torch
 
 import masks
 import sparseflash
+from experiments.bench.timing import peak_extra_mib
 from sparseflash.schedule import as_tensors, schedule_for
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import MASK, MIB, SAME_BITS, inputs, need_memory, run
+from tests.gpu_calls import GPU, MASK, MIB, SAME_BITS, inputs, need_memory, run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = [*GPU, pytest.mark.usefixtures("empty_gpu")]
 
 
-@pytest.fixture(autouse=True)
-def empty_gpu():
-    """Start and end with the memory of earlier tests given back."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
+def schedule_bytes(schedule):
+    return sum(t.nbytes for t in as_tensors(schedule)[0])
 
 
 # ---- memory
@@ -52,27 +45,18 @@ def test_peak_memory_is_that_of_results_and_vectors_of_the_rows(mask, determinis
     def call():
         out, lse = sparseflash.attention(q, k, v, mask, return_lse=True, **options)
         torch.autograd.backward((out, lse), (dout, torch.ones_like(lse)))
-        return out, lse
 
     # load the kernels, and fill the caches, which may drop what earlier tests left there
     call()
     q.grad = k.grad = v.grad = None
-    schedule_bytes = 0
+    peak = MIB * peak_extra_mib(call, q.device)
+    results = 4 * q.nbytes  # out, dq, dk, dv
+    work_space = 2 * q.nbytes if backend == "hopper" and not deterministic else 0
+    assert peak <= results + work_space + 5 * 4 * heads * length + 4 * MIB
+    assert peak >= results  # the measurement sees what it should
     if mask is not None:
         schedule = schedule_for(mask, length, length, 1, heads, q.device)
-        schedule_bytes = sum(t.nbytes for t in as_tensors(schedule)[0])
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    out, lse = call()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-
-    results = sum(t.nbytes for t in (out, q.grad, k.grad, v.grad))
-    work_space = 2 * q.nbytes if backend == "hopper" and not deterministic else 0
-    assert peak <= results + work_space + 5 * lse.nbytes + 4 * MIB
-    assert peak >= results  # the measurement sees what it should
-    assert schedule_bytes < 16 * MIB  # small beside the results
+        assert schedule_bytes(schedule) < 16 * MIB  # small beside the results
 
 
 @pytest.mark.parametrize("mask", [masks.local(256) | masks.global_tokens(64), None])
@@ -93,17 +77,14 @@ def test_what_a_backend_keeps_of_a_mask_is_small(mask, backend):
 def test_peak_memory_of_building_the_schedule_follows_its_blocks():
     length = 2**16
     mask = masks.local(257) | masks.butterfly(128)  # no other test has this schedule in the cache
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    schedule = schedule_for(mask, length, length, 1, 1, "cuda:0")
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    made = []
+    build = partial(schedule_for, mask, length, length, 1, 1, "cuda:0")
+    peak = MIB * peak_extra_mib(lambda: made.append(build()), torch.device("cuda"))
+    (schedule,) = made
     n_blocks = schedule.rows.idx.numel()
     assert n_blocks < 0.1 * (length / schedule.block_q) * (length / schedule.block_k)
-    kept = sum(t.nbytes for t in as_tensors(schedule)[0])
     # sorting holds a few int64 of every block (and its work space) for a moment
-    assert peak <= kept + 256 * n_blocks + 4 * MIB
+    assert peak <= schedule_bytes(schedule) + 256 * n_blocks + 4 * MIB
 
 
 @pytest.mark.parametrize("options", [{}, SAME_BITS], ids=["default", "deterministic"])
@@ -126,22 +107,28 @@ def test_memory_does_not_grow_from_call_to_call(options, backend):
 # ---- offsets beyond 32 bits
 
 
-@pytest.mark.parametrize("which", ["q", "k", "v", "all"])
-@pytest.mark.parametrize("mask", [masks.local(100), None], ids=["sparse", "dense"])
-def test_offsets_past_32_bits_give_the_result_of_contiguous_tensors(mask, which, backend):
+def contiguous_and_strided(which="qkv"):
+    """q, k and v, and the same where those of `which` have their last token past 2**32 elements.
+
+    The three views share a buffer.
+    """
     length, stride, dim = 70_000, 65_536, 64
+    # the buffer, and dense results; out and gradients of a view of it are not as wide as it
     need_memory(2 * length * stride + 4 * 2**30)
     qkv = make_qkv(1, 1, length, length, dim, dtype=torch.bfloat16, device="cuda")
-    # element strides: the last token starts at 4.6e9, past 2**32; the three views share a buffer
     buffer = torch.zeros(length, stride, dtype=torch.bfloat16, device="cuda")
-    strided = []
-    for i, t in enumerate(qkv):
-        if which in ("all", "qkv"[i]):
-            view = buffer[:, i * dim : (i + 1) * dim].view(1, 1, length, dim)
-            view.copy_(t)
-            assert view.stride(2) == stride and (length - 1) * stride > 2**32
-            t = view
-        strided.append(t)
+    strided = list(qkv)
+    for i in range(3):
+        if "qkv"[i] in which:
+            strided[i] = buffer[:, i * dim : (i + 1) * dim].view(1, 1, length, dim).copy_(qkv[i])
+            assert strided[i].stride(2) == stride and (length - 1) * stride > 2**32
+    return qkv, strided
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "qkv"])
+@pytest.mark.parametrize("mask", [masks.local(100), None], ids=["sparse", "dense"])
+def test_offsets_past_32_bits_give_the_result_of_contiguous_tensors(mask, which, backend):
+    qkv, strided = contiguous_and_strided(which)
     with torch.no_grad():
         actual = sparseflash.attention(*strided, mask, backend=backend, return_lse=True)
         expected = sparseflash.attention(*qkv, mask, backend=backend, return_lse=True)
@@ -156,18 +143,11 @@ def test_offsets_past_32_bits_give_the_result_of_contiguous_tensors(mask, which,
 
 @pytest.mark.parametrize("options", [{}, SAME_BITS], ids=["default", "deterministic"])
 def test_gradients_past_32_bits_give_the_result_of_contiguous_tensors(options, backend):
-    length, stride, dim, mask = 70_000, 65_536, 64, masks.local(100)
-    # the buffer, and dense results; out and gradients of a view of it are not as wide as it
-    need_memory(2 * length * stride + 4 * 2**30)
-    qkv = make_qkv(1, 1, length, length, dim, dtype=torch.bfloat16, device="cuda")
-    buffer = torch.zeros(length, stride, dtype=torch.bfloat16, device="cuda")
-    strided = []
-    for i, t in enumerate(qkv):
-        view = buffer[:, i * dim : (i + 1) * dim].view(1, 1, length, dim)
-        view.copy_(t)
-        strided.append(view)
-    actual = run(sparseflash.attention, strided, mask, backend=backend, **options)
-    expected = run(sparseflash.attention, qkv, mask, backend=backend, **options)
+    qkv, strided = contiguous_and_strided()
+    actual, expected = (
+        run(sparseflash.attention, given, masks.local(100), backend=backend, **options)
+        for given in (strided, qkv)
+    )
     for name, a, e in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
         assert relative_error(a[:, :, -5000:], e[:, :, -5000:]) < 1e-2, name
         assert relative_error(a, e) < 1e-2, name

@@ -7,12 +7,9 @@ import masks
 import sparseflash
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
-from tests.gpu_calls import LOW, MASK, SAME_BITS, assert_equal, inputs, run
+from tests.gpu_calls import GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = GPU
 
 # ---- determinism
 
@@ -82,18 +79,13 @@ def test_calls_on_several_streams_at_once_do_not_disturb_each_other(backend):
 
 
 @pytest.mark.parametrize(
-    "mask",
-    [
-        pytest.param(None, id="None"),
-        pytest.param(MASK, id="Mask"),
-        pytest.param(MASK.build(500, block_size=64), id="BlockMask"),
-    ],
+    "mask", [None, MASK, MASK.build(500, block_size=64)], ids=["None", "Mask", "BlockMask"]
 )
 def test_compiled_attention_equals_eager(mask, fresh_dynamo):
     def function(q, k, v, mask):
         return sparseflash.attention(q, k, v, mask, deterministic=True)
 
-    compiled = torch.compile(function, fullgraph=True, backend="inductor")
+    compiled = torch.compile(function, fullgraph=True)
     qkv = inputs(500)
     assert_equal(run(compiled, qkv, mask), run(function, qkv, mask))
 
@@ -102,7 +94,7 @@ def test_compiled_mask_built_inside_equals_eager(fresh_dynamo):
     def function(q, k, v):
         return sparseflash.attention(q, k, v, masks.local(64) & masks.causal(), deterministic=True)
 
-    compiled = torch.compile(function, fullgraph=True, backend="inductor")
+    compiled = torch.compile(function, fullgraph=True)
     for length in (300, 500):
         qkv = inputs(length)
         assert_equal(run(compiled, qkv), run(function, qkv))
@@ -113,7 +105,7 @@ def test_compiled_attention_amid_other_operations_is_as_exact_as_eager(fresh_dyn
         return sparseflash.attention(q * 2, k.sin(), v + 1, MASK).relu()
 
     qkv = inputs(500, torch.float32)
-    compiled = run(torch.compile(function, fullgraph=True, backend="inductor"), qkv)
+    compiled = run(torch.compile(function, fullgraph=True), qkv)
     for name, a, e in zip(("out", "dq", "dk", "dv"), compiled, run(function, qkv), strict=True):
         assert relative_error(a, e) < 1e-5, name
 
@@ -128,12 +120,10 @@ def test_compiled_to_cuda_graphs_equals_eager(fresh_dynamo):
             assert torch.equal(actual, sparseflash.attention(*qkv, MASK))
 
 
-@pytest.mark.parametrize("backend", ["triton", "hopper", "reference"])
+@pytest.mark.parametrize("backend", ["triton", "hopper", "reference"], indirect=True)
 @pytest.mark.parametrize("token_major", [False, True])
 @pytest.mark.parametrize("mask, dropout_p", [(None, 0.0), (MASK, 0.0), (MASK, 0.3)])
 def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, backend):
-    if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
     qkv = inputs(200, dtype, head_dim=16, requires_grad=False)
     if token_major:
@@ -171,20 +161,6 @@ def test_autocast_computes_in_the_low_precision(dtype, backend):
 
 
 # ---- CUDA graphs
-
-
-def captured(step):
-    """A graph of `step`, and what its replays leave in the results of `step`."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # compile the kernels and copy the schedule before the capture
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
-    return graph, results
 
 
 LONG_ROWS = masks.local(100) | masks.global_tokens(64)  # some are computed in parts

@@ -12,11 +12,9 @@ from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import settings, train
 from tests.experiments.lra.training.commands import assert_processes_train_as_one
+from tests.gpu_calls import GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = GPU
 
 SIZES = {
     "task__max_length": 240,
@@ -33,39 +31,32 @@ SIZES = {
 EAGER = {"compile": "false", "graph": "false"}
 GRAPH = {"compile": "false", "graph": "true"}
 COMPILED = {"compile": "true", "graph": "true"}
-
-
-def journal(place, attention, **changes):
-    path = settings(place, "listops", attention, **SIZES | changes).folder / "journal.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
 
 
 def losses(place, attention, **changes):
+    """The losses of a run, and the first line of its journal."""
     train(place, "listops", attention, **SIZES | changes)
-    lines = journal(place, attention, **changes)
+    path = settings(place, "listops", attention, **SIZES | changes).folder / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [x["loss"] for x in lines if x["kind"] == "train"], lines[0]
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_captured_step_does_what_an_eager_one_does(attention, tmp_path):
     """Without dropout, and with the hashes and features of the same random stream."""
-    plain = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
-    eager, _ = losses(tmp_path, attention, name="eager", **plain, **EAGER)
-    captured, start = losses(tmp_path, attention, name="graph", **plain, **GRAPH)
+    eager, _ = losses(tmp_path, attention, name="eager", **NO_DROPOUT, **EAGER)
+    captured, start = losses(tmp_path, attention, name="graph", **NO_DROPOUT, **GRAPH)
     assert start["captured"] and not start["compiled"]
-    if attention in ("performer", "reformer", "smyrf"):  # draw from another offset of the stream
-        assert captured == pytest.approx(eager, rel=0.2)
-    else:
-        assert captured == pytest.approx(eager, rel=2e-2)
+    elsewhere = attention in ("performer", "reformer", "smyrf")  # draw from another offset
+    assert captured == pytest.approx(eager, rel=0.2 if elsewhere else 2e-2)
 
 
 @pytest.mark.parametrize("attention", ["flash", "sparse"])
 def test_skipped_padding_trains_compiled_and_captured(attention, tmp_path):
-    plain = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "model__layers": 2}
-    skip = plain | {"attention__padding": "skip"}
-    hidden, _ = losses(
-        tmp_path, attention, name="hide", **plain, attention__padding="hide", **EAGER
-    )
+    hide = NO_DROPOUT | {"model__layers": 2, "attention__padding": "hide"}
+    skip = hide | {"attention__padding": "skip"}
+    hidden, _ = losses(tmp_path, attention, name="hide", **hide, **EAGER)
     eager, _ = losses(tmp_path, attention, name="eager", **skip, **EAGER)
     assert eager == pytest.approx(hidden, rel=2e-2)
     for name, how in (("graph", GRAPH), ("both", COMPILED)):
@@ -155,8 +146,7 @@ def test_a_compiled_step_trains(attention, tmp_path):
 )
 def test_every_step_draws_anew(how, attention, random, tmp_path):
     """One example, at a learning rate of almost nothing: only what is drawn tells steps apart."""
-    still = {"model__dropout": 0.0, "model__attention_dropout": 0.0, "lr": 1e-30}
-    still |= {"task__examples": "[1,8,8]", "batch": 1, "steps": 8}
+    still = NO_DROPOUT | {"lr": 1e-30, "task__examples": "[1,8,8]", "batch": 1, "steps": 8}
     found, _ = losses(tmp_path, attention, **still | random | how)
     if random or attention in ("reformer", "smyrf"):
         assert len({round(loss, 5) for loss in found}) > 5

@@ -8,11 +8,9 @@ import torch
 import masks
 import sparseflash
 from sparseflash.testing import make_qkv, relative_error
+from tests.gpu_calls import GPU, RESULTS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = GPU
 
 BLOCKS = [(128, 128), (64, 64), (32, 16), (96, 48)]
 POISON = [float("nan"), float("inf"), float("-inf")]
@@ -28,7 +26,7 @@ def run(qkv, mask, **options):
 
 
 def assert_same(actual, expected):
-    for name, a, e in zip(("out", "lse", "dq", "dk", "dv"), actual, expected, strict=True):
+    for name, a, e in zip(RESULTS, actual, expected, strict=True):
         assert torch.equal(a, e), f"{name} differs by {relative_error(a, e):.3g}"
 
 

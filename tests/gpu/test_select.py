@@ -10,9 +10,10 @@ from sparseflash.schedule import as_tensors
 from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
+from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs
 from tests.problems import problem_of, refusal
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = GPU
 
 CAUSAL = masks.causal()
 
@@ -54,9 +55,8 @@ def skip_where_refused(backend: str, q, k, v, picked: select.Selection) -> None:
     schedule = schedule_from_selection(picked, q.shape[2], k.shape[2], *q.shape[:2], q.device)
     refused = refusal(backend, problem_of(q, k, v, schedule))
     if refused is not None:
-        other_gpu = torch.cuda.get_device_capability() != (9, 0)
-        assert backend == "hopper" and (other_gpu or "selection" in refused), refused
-        assert other_gpu or picked.block_size != (128, 128), refused
+        assert backend == "hopper" and (not IS_HOPPER or "selection" in refused), refused
+        assert not IS_HOPPER or picked.block_size != (128, 128), refused
         pytest.skip(refused)
 
 
@@ -75,10 +75,7 @@ def test_same_as_on_the_cpu(name, n):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [1024, 1000])
 def test_attention_without_waiting(name, n, backend):
-    q, k, v = (
-        t.requires_grad_() for t in make_qkv(2, 4, n, n, 64, kv_heads=2, dtype=torch.bfloat16,
-                                             device="cuda")
-    )  # fmt: skip
+    q, k, v = inputs(n)
     selector, mask = on_gpu(name, selectors(4, 64, 2)[name]), masks.sliding(100) | masks.local(9)
     skip_where_refused(backend, q, k, v, (selector(q, k) | mask) & CAUSAL)
 
@@ -95,10 +92,10 @@ def test_attention_without_waiting(name, n, backend):
         picked, out, grads = step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
-    expected = sparseflash.attention(*inputs, picked.to_block_mask(), backend="reference")
+    exact = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    expected = sparseflash.attention(*exact, picked.to_block_mask(), backend="reference")
     assert isinstance(expected, torch.Tensor)
-    wanted = torch.autograd.grad(expected, inputs, torch.ones_like(expected))
+    wanted = torch.autograd.grad(expected, exact, torch.ones_like(expected))
     for a, b in zip((out, *grads), (expected, *wanted), strict=True):
         assert relative_error(a, b) < 2e-2
 
@@ -114,23 +111,15 @@ def test_in_a_graph(name):
         schedule = schedule_from_selection(picked, 1000, 1000, 1, 4, "cuda")
         return picked.codes, as_tensors(schedule)[0][0], sparseflash.attention(q, k, v, picked)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
-        captured = step()
+    with torch.no_grad():
+        graph, results = captured(step)
     for seed in (1, 2):
-        for t, new in zip(
-            (q, k, v), make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, seed=seed), strict=True
-        ):
-            t.copy_(new)
+        fresh = make_qkv(1, 4, 1000, 1000, 64, kv_heads=2, seed=seed)
+        for old, new in zip((q, k, v), fresh, strict=True):
+            old.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        for a, b in zip(captured, step(), strict=True):
+        for a, b in zip(results, step(), strict=True):
             assert torch.equal(a, b)
 
 

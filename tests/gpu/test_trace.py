@@ -26,19 +26,13 @@ main(sys.argv[2:])
 
 
 def run(place: Path, faulty_call: int) -> str:
-    overrides = [
-        *("task=listops", "task.generate=true", "task.max_length=64", "task.examples=[64,8,8]"),
-        *("attention=sparse", "+attention.backend=cpu", "scale=full", "device=cpu", "batch=4"),
-        *(
-            "model.layers=1",
-            "model.dim=16",
-            "model.heads=2",
-            "model.head_dim=8",
-            "model.mlp_dim=16",
-        ),
-        *("steps=30", "warmup=1", "log_every=30", "eval_every=30", f"runs={place / 'runs'}"),
-        *(f"cache_dir={place / 'cache'}", f"data_dir={place}"),
-    ]
+    overrides = f"""
+        task=listops task.generate=true task.max_length=64 task.examples=[64,8,8]
+        attention=sparse +attention.backend=cpu scale=full device=cpu batch=4
+        model.layers=1 model.dim=16 model.heads=2 model.head_dim=8 model.mlp_dim=16
+        steps=30 warmup=1 log_every=30 eval_every=30
+        runs={place}/runs cache_dir={place}/cache data_dir={place}
+    """.split()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(faulty_call), *overrides],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
