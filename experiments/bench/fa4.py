@@ -61,18 +61,15 @@ def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:
     assert case.blocks is not None
     tensors = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
     found = to_fa4(case.blocks, device)
-    arguments: dict[str, Any] = {
-        "block_sparse_tensors": tensors(*found.forward),
-        "block_sparse_tensors_bwd": tensors(*found.backward),
-    }
+    arguments: dict[str, Any] = {"block_sparse_tensors": tensors(*found.forward)}
+    arguments["block_sparse_tensors_bwd"] = tensors(*found.backward)
     if found.aux_tensors is not None:
         codes, bits = found.aux_tensors
         # An empty tile and a full one in front: then every code is an index.
         ends = torch.stack([torch.zeros_like(bits[0]), torch.full_like(bits[0], -1)])
         arguments["aux_tensors"] = [codes + 2, torch.cat([ends, bits])]
-        arguments["mask_mod"] = bit_lookup(
-            *case.blocks.block_size, case.blocks.batch > 1, case.blocks.heads > 1
-        )
+        per_batch, per_head = case.blocks.batch > 1, case.blocks.heads > 1
+        arguments["mask_mod"] = bit_lookup(*case.blocks.block_size, per_batch, per_head)
     return arguments
 
 

@@ -29,50 +29,49 @@ class Gate:
     v: Tensor
 
     @cached_property
-    def rows(self) -> np.ndarray:
+    def rows(self) -> Tensor:
         """Sampled queries: the first, the last, and one out of each stretch between them."""
         n, group = self.case.n_q, self.case.heads // self.case.kv_heads
         count = min(n, max(8, min(ROWS, 2**24 // (self.case.n_k * group))))
         edges = np.linspace(0, n, count + 1).astype(int)
         rows = np.random.default_rng(0).integers(edges[:-1], np.maximum(edges[1:], edges[:-1] + 1))
-        return np.unique([0, *rows, n - 1])
+        return torch.from_numpy(np.unique([0, *rows, n - 1])).to(self.q.device)
 
     @cached_property
-    def slices(self) -> list[tuple[int, int]]:
-        """Sampled (batch, kv head): the first and the last."""
-        return list(dict.fromkeys([(0, 0), (self.case.batch - 1, self.case.kv_heads - 1)]))
+    def samples(self) -> list[tuple[int, slice, int]]:
+        """The first and the last slice: batch, the heads that share a kv head, the kv head."""
+        group = self.case.heads // self.case.kv_heads
+        slices = dict.fromkeys([(0, 0), (self.case.batch - 1, self.case.kv_heads - 1)])
+        return [(b, slice(g * group, (g + 1) * group), g) for b, g in slices]
 
     @cached_property
     def dout(self) -> Tensor:
         """Gradient like out, zero outside the sample."""
         dout = self.q.new_zeros(*self.q.shape[:3], self.case.value_dim)
         generator = torch.Generator().manual_seed(1)
-        for b, heads, _ in self._samples():
+        for b, heads, _ in self.samples:
             shape = (heads.stop - heads.start, len(self.rows), self.case.value_dim)
-            values = torch.randn(shape, generator=generator).to(dout)
-            dout[b, heads, torch.from_numpy(self.rows).to(dout.device)] = values
+            dout[b, heads, self.rows] = torch.randn(shape, generator=generator).to(dout)
         return dout
 
     @cached_property
     def expected(self) -> list[tuple[Tensor, ...]]:
         """Per sampled slice: out, dq (group, rows, D) and dk, dv (n_k, D) in float64."""
-        return [self._slice(b, heads, g) for b, heads, g in self._samples()]
+        return [self._slice(*sample) for sample in self.samples]
 
     def forward_error(self, out: Tensor) -> float:
         """The largest relative error of `out` (B, H, n_q, D) over the sampled slices."""
-        rows = torch.from_numpy(self.rows).to(out.device)
         return max(
-            relative_error(out[b, heads, rows], expected[0])
-            for (b, heads, _), expected in zip(self._samples(), self.expected, strict=True)
+            relative_error(out[b, heads, self.rows], expected[0])
+            for (b, heads, _), expected in zip(self.samples, self.expected, strict=True)
         )
 
     def backward_error(self, dq: Tensor, dk: Tensor, dv: Tensor) -> float:
         """The largest relative error of the gradients that belong to `self.dout`."""
-        rows = torch.from_numpy(self.rows).to(dq.device)
         errors = []
-        for (b, heads, g), expected in zip(self._samples(), self.expected, strict=True):
+        for (b, heads, g), expected in zip(self.samples, self.expected, strict=True):
             all_dq = torch.zeros_like(dq[b, heads], dtype=torch.float64)
-            all_dq[:, rows] = expected[1]
+            all_dq[:, self.rows] = expected[1]
             pairs = ((dq[b, heads], all_dq), (dk[b, g], expected[2]), (dv[b, g], expected[3]))
             errors += [relative_error(actual, wanted) for actual, wanted in pairs]
         return max(errors)
@@ -82,18 +81,13 @@ class Gate:
         limit = LIMIT[self.q.dtype]
         return None if error < limit else f"wrong result: error {error:.3g}, limit {limit:g}"
 
-    def _samples(self) -> list[tuple[int, slice, int]]:
-        """Batch, the heads that share the kv head, and the kv head."""
-        group = self.case.heads // self.case.kv_heads
-        return [(b, slice(g * group, (g + 1) * group), g) for b, g in self.slices]
-
     @torch.enable_grad()
     def _slice(self, b: int, heads: slice, g: int) -> tuple[Tensor, ...]:
-        rows = torch.from_numpy(self.rows).to(self.q.device)
-        q = self.q.detach()[b, heads, rows].double().requires_grad_()
+        q = self.q.detach()[b, heads, self.rows].double().requires_grad_()
         k, v = (t.detach()[b, g].double().requires_grad_() for t in (self.k, self.v))
-        masks = [self.case.allowed(b, h, self.rows) for h in range(heads.start, heads.stop)]
+        rows = self.rows.cpu().numpy()
+        masks = [self.case.allowed(b, h, rows) for h in range(heads.start, heads.stop)]
         allowed = torch.from_numpy(np.stack(masks)).to(q.device)
         out, _ = oracle(q[None], k[None, None], v[None, None], allowed[None])
-        dout = self.dout[b, heads, rows].double()[None]
+        dout = self.dout[b, heads, self.rows].double()[None]
         return (out[0].detach(), *torch.autograd.grad(out, (q, k, v), dout))

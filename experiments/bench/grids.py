@@ -128,7 +128,14 @@ def limits(device: torch.device) -> list[Part]:
         for block in (64, 32, 16)
     ]
     parts.append(Part(_cases(thin, [DENSE, *_random_masks(128, 0.0625)]), everyone))
-    return [*parts, *_long(wide, own, block_sparse, big)]
+    # Sequences that only a sparse mask makes possible, below one percent of the blocks.
+    structured = "local(512) | butterfly(128) | global_tokens(64)"
+    lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
+    for n, (heads, density) in lengths.items():
+        long = replace(wide, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
+        parts.append(Part(_cases(long, _random_masks(128, density)), block_sparse))
+        parts.append(Part(_cases(long, [structured]), own))
+    return parts
 
 
 GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits}
@@ -146,20 +153,6 @@ def _uneven(shape: Case) -> tuple[Case, ...]:
         even = _random_masks(shape.block_q, round(case.density, 4))
         cases += [case, *_cases(shape, even)]
     return tuple(cases)
-
-
-def _long(
-    shape: Case, own: tuple[str, ...], block_sparse: tuple[str, ...], big: bool
-) -> list[Part]:
-    """Sequences that only a sparse mask makes possible, below one percent of the blocks."""
-    structured = "local(512) | butterfly(128) | global_tokens(64)"
-    lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
-    parts = []
-    for n, (heads, density) in lengths.items():
-        base = replace(shape, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-        parts.append(Part(_cases(base, _random_masks(128, density)), block_sparse))
-        parts.append(Part(_cases(base, [structured]), own))
-    return parts
 
 
 def _cases(shape: Case, texts: Iterable[str], block: int | None = None) -> tuple[Case, ...]:

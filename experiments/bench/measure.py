@@ -45,10 +45,10 @@ class Bench:
 
     def __init__(self, device: torch.device, seconds: float):
         self.device, self.seconds = device, seconds
-        self.gate = lru_cache(maxsize=1)(self._gate)
-        self.attention = lru_cache(maxsize=1)(self._attention)
-        self.inputs = lru_cache(maxsize=1)(self._inputs)
-        self.ideal_ms = lru_cache(maxsize=2)(self._ideal_ms)
+        self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(*_inputs_of(case))))
+        self.attention = lru_cache(1)(lambda case, provider: find(provider).prepare(case, device))
+        self.inputs = lru_cache(1)(self._inputs)
+        self.ideal_ms = lru_cache(2)(self._ideal_ms)
 
     def run(self, what: Measurement, row: SpeedRow) -> SpeedRow:
         """`row` filled in: with times, or with the status that says why there are none."""
@@ -67,44 +67,35 @@ class Bench:
         case, backward = what.case, what.direction == "backward"
         attention, inputs = self.attention(case, what.provider), self.inputs(*_inputs_of(case))
         with torch.set_grad_enabled(backward):
-            q, k, v = (t.detach().requires_grad_(backward) for t in inputs)
-            return _timed(attention, (q, k, v), self._dout(case) if backward else None)
+            qkv = tuple(t.detach().requires_grad_(backward) for t in inputs)
+            return _timed(attention, qkv, self._dout(case) if backward else None)
 
     def _measure(self, what: Measurement, row: SpeedRow) -> SpeedRow:
         case, backward = what.case, what.direction == "backward"
         gate, attention = self.gate(case), self.attention(case, what.provider)
-        q, k, v = (t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
+        qkv = tuple(t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
         with torch.set_grad_enabled(backward):
-            if backward:
-                grads = torch.autograd.grad(attention(q, k, v), (q, k, v), gate.dout)
-                error = gate.backward_error(*grads)
-                del grads
-            else:
-                error = gate.forward_error(attention(q, k, v))
-            wrong = gate.verdict(error)
-            if wrong:
+            found = _step(attention, qkv, gate.dout if backward else None)
+            error = gate.backward_error(*found) if backward else gate.forward_error(*found)
+            del found
+            if wrong := gate.verdict(error):
                 return replace(row, status=wrong, error=error)
             # Not gate.dout: its zeros would make the arithmetic cheaper than it is.
             dout = self._dout(case) if backward else None
-            extra = peak_extra_mib(_step(attention, (q, k, v), dout), self.device)
-            times = measure(_timed(attention, (q, k, v), dout), self.device, self.seconds)
+            extra = peak_extra_mib(lambda: _step(attention, qkv, dout), self.device)
+            times = measure(_timed(attention, qkv, dout), self.device, self.seconds)
         ideal_ms = self.ideal_ms(case, what.direction)
         return replace(
             row,
             status=OK,
             error=error,
-            ms_median=times.median,
-            ms_p20=times.p20,
-            ms_p80=times.p80,
-            tflops=case.flops(what.direction) / times.median / 1e9,
+            **times._asdict(),
+            tflops=case.flops(what.direction) / times.ms_median / 1e9,
             extra_mib=extra,
             extra_expected_mib=expected_mib(case, what.direction),
             ideal_ms=ideal_ms,
-            warning=TOO_FAST if times.median < ideal_ms else "",
+            warning=TOO_FAST if times.ms_median < ideal_ms else "",
         )
-
-    def _gate(self, case: Case) -> Gate:
-        return Gate(case, *self.inputs(*_inputs_of(case)))
 
     def _inputs(self, shape: Shape, dtype: str, layout: str) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, drawn on the device: on a CPU those of a million tokens take minutes."""
@@ -135,21 +126,15 @@ class Bench:
             rates = measure_ceilings(str(self.device), (case.dtype,))
         return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms
 
-    def _attention(self, case: Case, provider: str) -> Attention:
-        return find(provider).prepare(case, self.device)
-
 
 def _inputs_of(case: Case) -> tuple[Shape, str, str]:
     return case.shape, case.dtype, case.layout
 
 
-def _step(
-    attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None
-) -> Callable[[], object]:
-    """Forward, and where there is a dout backward too: what a layer of a model does."""
-    if dout is None:
-        return lambda: attention(*qkv)
-    return lambda: torch.autograd.grad(attention(*qkv), qkv, dout)
+def _step(attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None) -> tuple[Tensor, ...]:
+    """Forward, or where there is a dout both directions: what a layer of a model does."""
+    out = attention(*qkv)
+    return (out,) if dout is None else torch.autograd.grad(out, qkv, dout)
 
 
 def _timed(

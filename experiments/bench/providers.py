@@ -91,13 +91,11 @@ class Sdpa:
         return None
 
     def prepare(self, case: Case, device: torch.device) -> Attention:
-        gqa = case.heads != case.kv_heads
+        attend, gqa = F.scaled_dot_product_attention, case.heads != case.kv_heads
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-                return F.scaled_dot_product_attention(
-                    q, k, v, is_causal=case.causal, enable_gqa=gqa
-                )
+                return attend(q, k, v, is_causal=case.causal, enable_gqa=gqa)
 
         return run
 
@@ -115,9 +113,8 @@ class Flex:
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
         if device.type == "cpu" and not any(map(shutil.which, _compilers())):
-            return (
-                f"needs a C++ compiler to compile itself: install one of {_compilers()}, or set CXX"
-            )
+            choices = _compilers()
+            return f"needs a C++ compiler to compile itself: install one of {choices}, or set CXX"
         return None
 
     def prepare(self, case: Case, device: torch.device) -> Attention:

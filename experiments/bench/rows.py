@@ -34,9 +34,9 @@ class SpeedRow(TimedRow):
     warning: str = ""  # why the row may be wrong
 
     WHAT = (
-        *("provider", "direction", "batch", "heads", "kv_heads", "n_q", "n_k", "head_dim"),
-        *("v_dim", "dtype", "layout", "block_q", "block_k"),
-    )
+        "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
+        "block_q block_k"
+    ).split()
 
     @property
     def own(self) -> bool:
@@ -102,10 +102,7 @@ class SelectRow(TimedRow):
     ms_graph: float | None = None  # median of a CUDA graph's replays; None where not captured
     graph_share: float | None = None  # as `share`
 
-    WHAT = (
-        *("step", "batch", "heads", "kv_heads", "n_q", "n_k", "head_dim", "dtype"),
-        *("block_q", "block_k"),
-    )
+    WHAT = "step batch heads kv_heads n_q n_k head_dim dtype block_q block_k".split()
     COMMAND = "python -m experiments.select"
 
 
@@ -122,7 +119,7 @@ class TileRow(TimedRow):
     max_registers: int | None
     tflops: float
 
-    WHAT = tuple("kernel head_dim block_m block_n num_warps num_stages max_registers".split())
+    WHAT = "kernel head_dim block_m block_n num_warps num_stages max_registers".split()
     COMMAND = "python -m experiments.tune"
 
 

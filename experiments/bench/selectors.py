@@ -21,18 +21,22 @@ def default_selectors(density: float, seq_len: int, heads: int, kv_heads: int, h
     """One of each kind, with about this share of the key blocks where the kind has such a knob."""
     causal, share = masks.causal(), float(density)
     chunk = max(128, seq_len // 64 // 128 * 128)
+
+    def blocks(size: int) -> int:
+        return max(1, round(density * seq_len / size))
+
     gate = select.Gate(heads, head_dim, kv_heads, block_size=128)
     return [
         select.top_k(share),
         select.top_k(share, "max"),
         select.top_k(share, "bound"),
         select.top_k(share, within=causal, always=masks.local(0)),
-        select.mass(0.9, max_blocks=max(1, round(density * seq_len / 128))),
-        select.antidiagonal(16, 0.9, max_blocks=max(1, round(density * seq_len / 128))),
-        select.antidiagonal(64, 0.9, max_blocks=max(1, round(density * seq_len / 128))),
+        select.mass(0.9, max_blocks=blocks(128)),
+        select.antidiagonal(16, 0.9, max_blocks=blocks(128)),
+        select.antidiagonal(64, 0.9, max_blocks=blocks(128)),
         select.gate(gate, share),
-        select.moba(chunk, max(1, round(density * seq_len / chunk)), union=True),
-        select.nsa(max(1, round(density * seq_len / 64)), union=True),
+        select.moba(chunk, blocks(chunk), union=True),
+        select.nsa(blocks(64), union=True),
     ]
 
 
@@ -72,12 +76,11 @@ def steps(
 
     made = schedule()
     out, dout = attend(made), torch.randn_like(q)
-    backward = lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)  # noqa: E731
     calls = {
         "selection": lambda: selector(q, k),
         "schedule": schedule,
         "forward": torch.no_grad()(lambda: attend(made)),
-        "backward": backward,
+        "backward": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
         "chain": torch.no_grad()(lambda: attend(selector(q, k))),
     }
     return selection, calls
@@ -90,7 +93,7 @@ def run(
     q, k, v = qkv
     selection, calls = steps(selector, q, k, v)
     times = {step: measure(calls[step], q.device, seconds) for step in STEPS}
-    medians = {step: times[step].median for step in STEPS}
+    medians = {step: times[step].ms_median for step in STEPS}
     in_graph = {
         step: graph_ms(calls[step], q.device, seconds) for step in STEPS if step != "backward"
     }
@@ -110,9 +113,7 @@ def run(
             block_k=selection.block_size[1],
             density=selection.density().item(),
             partial=(selection.codes >= 0).float().mean().item(),
-            ms_median=times[step].median,
-            ms_p20=times[step].p20,
-            ms_p80=times[step].p80,
+            **times[step]._asdict(),
             share=share(medians) if step == "chain" else None,
             ms_graph=in_graph.get(step),
             graph_share=share(in_graph) if step == "chain" else None,
@@ -149,7 +150,7 @@ def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return measure(graph.replay, device, seconds).median
+    return measure(graph.replay, device, seconds).ms_median
 
 
 def describe(rows: list[SelectRow]) -> str:

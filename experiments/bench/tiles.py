@@ -94,14 +94,10 @@ def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
     return MASKS[kernel.partition(" ")[2]]
 
 
-def set_tiles(kernel: str, head_dim: int, tiles: Tiles) -> None:
-    configs.HOPPER[kernel, head_dim] = tiles
-
-
 def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
     """Fill the compile cache with a candidate, and report why it cannot run."""
     try:
-        set_tiles(kernel, head_dim, tiles)
+        configs.HOPPER[kernel, head_dim] = tiles
         for mask in cases(kernel)[:2]:
             runner(kernel, inputs(head_dim, 1024), mask)()
         torch.cuda.synchronize()
@@ -111,17 +107,12 @@ def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
 
 
 def measure(
-    kernel: str,
-    head_dim: int,
-    tiles: Tiles,
-    mask: masks.Mask | None,
-    tensors: list[torch.Tensor],
-    command: str,
+    kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[torch.Tensor], command: str
 ) -> TileRow:
     """The time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
-    set_tiles(kernel, head_dim, tiles)
+    batch, heads, n, head_dim = tensors[0].shape
+    configs.HOPPER[kernel, head_dim] = tiles
     times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
-    batch, heads, n, _ = tensors[0].shape
     density = 1.0 if mask is None else mask.build(n).density
     flops = 2.0 * PRODUCTS[kernel.split()[0]] * batch * heads * n * n * head_dim * density
     return TileRow(
@@ -131,17 +122,15 @@ def measure(
         mask="dense" if mask is None else str(mask),
         density=density,
         status=OK,
-        ms_median=times.median,
-        ms_p20=times.p20,
-        ms_p80=times.p80,
-        tflops=flops / times.median / 1e9,
+        **times._asdict(),
+        tflops=flops / times.ms_median / 1e9,
         **TileRow.origin("cuda", command),
     )
 
 
 def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
     """Largest relative error of a candidate against what the table held before."""
-    set_tiles(kernel, head_dim, tiles)
+    configs.HOPPER[kernel, head_dim] = tiles
     got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
     got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
     return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
@@ -154,9 +143,9 @@ def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | N
         return dict(zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True))
 
 
-def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None], command: str) -> Iterator[
-    list[TileRow]
-]:  # fmt: skip
+def tune(
+    kernel: str, head_dim: int, reasons: dict[Any, str | None], command: str
+) -> Iterator[list[TileRow]]:
     """The rows of each candidate that runs and agrees with the table's tiles; prints the others."""
     tensors = inputs(head_dim)
     expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
@@ -167,7 +156,7 @@ def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None], command: st
             reason = reason or f"wrong, error {error}"
             print(f"{kernel} {head_dim} {tuple(tiles)}: {reason}", flush=True)
             continue
-        rows = [measure(kernel, head_dim, tiles, mask, tensors, command) for mask in cases(kernel)]
+        rows = [measure(kernel, tiles, mask, tensors, command) for mask in cases(kernel)]
         rates = " ".join(f"{row.tflops:6.0f}" for row in rows)
         print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {rates}", flush=True)
         yield rows

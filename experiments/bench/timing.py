@@ -14,11 +14,11 @@ MIB = 2**20
 
 
 class Times(NamedTuple):
-    """Milliseconds of one call: the median, and the 20th and 80th percentile."""
+    """Milliseconds of one call, by the columns of a `TimedRow`."""
 
-    median: float
-    p20: float
-    p80: float
+    ms_median: float
+    ms_p20: float
+    ms_p80: float
 
 
 def measure(call: Callable[[], object], device: torch.device, seconds: float) -> Times:

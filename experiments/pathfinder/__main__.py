@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
-
+from experiments.common.checks import as_list, whole_number
 from experiments.common.program import program
 from experiments.pathfinder import shortcuts
 from experiments.pathfinder.generate import check_seed, make
@@ -19,35 +18,37 @@ from experiments.pathfinder.parameters import Spec, spec
 from experiments.pathfinder.statistics import Statistics, measure, table
 
 
-def main(config: DictConfig) -> None:
-    check_seed(config.seed)
-    if config.examples < 1:
-        raise ValueError(f"examples={config.examples}: give at least 1")
-    if not (config.out or config.pictures or config.statistics or config.shortcuts):
+@program("pathfinder", module="experiments.pathfinder")
+def main(options: dict[str, Any], command: str) -> None:
+    """Writes, measures or draws the images of every size and contour."""
+    seed, examples = options["seed"], options["examples"]
+    check_seed(seed)
+    whole_number("examples", examples)
+    if not any(options[name] for name in ("out", "pictures", "statistics", "shortcuts")):
         raise ValueError(
             "nothing to do: give out=FOLDER, statistics=true, shortcuts=true or pictures=FOLDER"
         )
-    if config.shortcuts and config.examples < 100:
-        raise ValueError(f"examples={config.examples}: shortcuts are fitted, give 100 or more")
-    sizes, contours = _list(config.size), _list(config.contour)
-    options = {"documented": config.documented, "strokes": config.strokes}
-    specs = [spec(s, c, **options) for s in sizes for c in contours]
+    if options["shortcuts"] and examples < 100:
+        raise ValueError(f"examples={examples}: shortcuts are fitted, give 100 or more")
+    sizes, contours = as_list(options["size"]), as_list(options["contour"])
+    look = {name: options[name] for name in ("documented", "strokes")}
+    specs = [spec(size, contour, **look) for size in sizes for contour in contours]
     measured: dict[tuple[int, int], Statistics] = {}
     short: dict[tuple[int, int], list[float]] = {}
     for each in specs:
-        if config.out is not None:
-            print(write(Path(config.out), each, config.seed, config.examples, config.workers))
-        if config.pictures is not None:
+        if options["out"] is not None:
+            print(write(Path(options["out"]), each, seed, examples, options["workers"]))
+        if options["pictures"] is not None:
             from experiments.pathfinder.draw import sheet
 
             level = "" if len(contours) == 1 else f"-{each.contour}"
-            path = Path(config.pictures) / f"pathfinder-{each.size}{level}.png"
-            sheet(path, each, config.seed)
+            path = Path(options["pictures"]) / f"pathfinder-{each.size}{level}.png"
+            sheet(path, each, seed)
             print(path)
-        if config.statistics:
-            measured[each.size, each.contour] = _timed(each, config.seed, config.examples)
-        if config.shortcuts:
-            short[each.size, each.contour] = shortcuts.shortcuts(each, config.seed, config.examples)
+        if options["statistics"]:
+            measured[each.size, each.contour] = _timed(each, seed, examples)
+        if options["shortcuts"]:
+            short[each.size, each.contour] = shortcuts.shortcuts(each, seed, examples)
     if measured:
         print(table(measured))
     if short:
@@ -63,14 +64,5 @@ def _timed(each: Spec, seed: int, n: int) -> Statistics:
     return measure(images)
 
 
-def _list(value: int | ListConfig) -> list[int]:
-    return list(value) if isinstance(value, ListConfig) else [value]
-
-
-@program("pathfinder", module="experiments.pathfinder")
-def entry(options: dict[str, Any], command: str) -> None:
-    main(DictConfig(options))
-
-
 if __name__ == "__main__":
-    entry()
+    main()

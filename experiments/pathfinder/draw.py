@@ -25,9 +25,8 @@ def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
         for column, image in enumerate(chosen):
             for row in (2 * label, 2 * label + 1):
                 axis = axes[row, column]
-                axis.imshow(
-                    images.pixels[image], cmap="gray", vmin=0, vmax=255, interpolation="nearest"
-                )
+                grey = {"cmap": "gray", "vmin": 0, "vmax": 255, "interpolation": "nearest"}
+                axis.imshow(images.pixels[image], **grey)
                 axis.set(xticks=[], yticks=[])
                 if column == 0:
                     axis.set_ylabel(f"label {label}" + (", traced" if row % 2 else ""))

@@ -47,7 +47,7 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
     for which, margin in enumerate(spec.margins):
         make_images(
             tables(spec, margin), which, len(spec.margins), seed, first, 2 * spec.seed_distance,
-            spec.contour, spec.distractor_length, spec.distractors, _intensity(spec),
+            spec.contour, spec.distractor_length, spec.distractors, spec.intensity,
             images.pixels, images.info, images.placed, images.counts,
         )  # fmt: skip
     return images
@@ -58,14 +58,10 @@ def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
     pixels = np.empty_like(images.pixels)
     for which, margin in enumerate(spec.margins):
         draw_images(
-            tables(spec, margin), which, _intensity(spec),
+            tables(spec, margin), which, spec.intensity,
             images.info, images.placed, images.counts, kept, pixels,
         )  # fmt: skip
     return pixels
-
-
-def _intensity(spec: Spec) -> np.ndarray:
-    return np.array([spec.target_intensity, spec.distractor_intensity], np.float32)
 
 
 def headings(images: Images, spec: Spec) -> np.ndarray:
@@ -115,10 +111,9 @@ def on_disk(
     def run(start: int, pixels: np.ndarray) -> np.ndarray:
         if count == 1:
             return make(one, seed, first + start, len(pixels), pixels).labels
-        numbers = range(first + start, first + start + len(pixels))
         labels = [
             make(specs[number % count], seed, number, 1, pixels[i : i + 1]).labels
-            for i, number in enumerate(numbers)
+            for i, number in enumerate(range(first + start, first + start + len(pixels)))
         ]
         return np.concatenate(labels)
 

@@ -68,7 +68,7 @@ def grow_image(
 
 @njit(cache=True, nogil=True)
 def _pair(t, board, paddles, snakes, state, size, frame, contour):
-    if not _first_seed(t, paddles, snakes[0], state, size, frame):
+    if not _free_seed(t, board, paddles, snakes[0], state, size, 0, frame):
         return False
     tail = snakes[0, 3], snakes[0, 4]
     if not _second_seed(t, paddles, snakes[1], state, size, tail):
@@ -82,28 +82,13 @@ def _pair(t, board, paddles, snakes, state, size, frame, contour):
 
 @njit(cache=True, nogil=True)
 def _distractor(t, board, paddles, snake, state, size, length, number):
-    if not _free_seed(t, board, paddles, snake, state, size, number):
+    if not _free_seed(t, board, paddles, snake, state, size, number, 0):
         return False
     for _ in range(length - 1):
         if not _extend(t, board, paddles, snake, state, size, number):
             return False
     _paste(t, board, snake[2], snake[3], snake[4], size + 2 * t.half)
     return True
-
-
-@njit(cache=True, nogil=True)
-def _first_seed(t, paddles, snake, state, size, frame):
-    """Its footprint keeps clear of a frame around the image."""
-    for _ in range(DRAWS):
-        degree = below(state, 360)
-        if not t.usable[degree]:
-            return False
-        y, x = _tail_within(t, state, size, degree, frame)
-        if y < 0:
-            return False
-        if _seed(t, paddles, snake, size, 0, degree, y, x):
-            return True
-    return False
 
 
 @njit(cache=True, nogil=True)
@@ -128,12 +113,16 @@ def _second_seed(t, paddles, snake, state, size, tail):
 
 
 @njit(cache=True, nogil=True)
-def _free_seed(t, board, paddles, snake, state, size, number):
+def _free_seed(t, board, paddles, snake, state, size, number, frame):
+    """The first seed keeps clear of a frame around the image, those of distractors of the mask."""
     for _ in range(DRAWS):
         degree = below(state, 360)
         if not t.usable[degree]:
             return False
-        y, x = _free_tail(t, board, state, size, degree)
+        if number == 0:
+            y, x = _tail_within(t, state, size, degree, frame)
+        else:
+            y, x = _free_tail(t, board, state, size, degree)
         if y < 0:
             return False
         if _seed(t, paddles, snake, size, number, degree, y, x):

@@ -5,7 +5,6 @@ pathfinder128/curv_contour_length_14/metadata/0.npy, ...    (text, despite the n
 """
 
 import json
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from experiments.common.files import write_whole
 from experiments.common.progress import progress
 from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
-from experiments.pathfinder.render import MARGIN
+from experiments.pathfinder.render import LABEL, MARGIN
 from experiments.pathfinder.store import cores
 
 FOLDER = 1000  # images
@@ -65,21 +64,11 @@ def _write_folder(
         for i, (pixels, info) in enumerate(zip(images.pixels, images.info, strict=True), begin):
             Image.fromarray(pixels).save(folder / f"sample_{i}.png")
             margin = spec.margins[info[MARGIN]]
-            values = [f"imgs/{k}", f"sample_{i}.png", i, info[0], *_geometry(spec, margin), 1]
-            lines.append(" ".join(map(str, values)) + "\n")
+            line = [f"imgs/{k}", f"sample_{i}.png", i, info[LABEL], spec.continuity, spec.contour]
+            line += [spec.distractor_length, spec.length, spec.thickness, margin, 1]
+            lines.append(" ".join(map(str, line)) + "\n")
         return lines
 
     runs = pool.map(run, range(0, n, 50))
     text = "".join(line for lines in runs for line in lines)
     write_whole(metadata, lambda file: file.write(text.encode()), "out")
-
-
-def _geometry(spec: Spec, margin: int) -> Iterable[object]:
-    return (
-        spec.continuity,
-        spec.contour,
-        spec.distractor_length,
-        spec.length,
-        spec.thickness,
-        margin,
-    )

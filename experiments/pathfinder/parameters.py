@@ -7,6 +7,8 @@ The released images differ from them in the number of distractors and the grey l
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 LEVELS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
 ANTIALIAS = 2  # lines and disks are drawn this much larger and scaled down by Lanczos
 DRAWS = 3  # attempts to place a seed or a paddle before the snake is dropped
@@ -36,6 +38,11 @@ class Spec:
     @property
     def distractor_length(self) -> int:
         return self.contour // 3
+
+    @property
+    def intensity(self) -> np.ndarray:
+        """Of the two long snakes and of distractors."""
+        return np.array([self.target_intensity, self.distractor_intensity], np.float32)
 
     @property
     def level(self) -> str:

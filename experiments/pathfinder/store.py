@@ -3,9 +3,8 @@
 import fcntl
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,35 +86,19 @@ def _fill(
         marks.flush()
         done.clear()
 
-    runs = _in_threads(one, starts, workers)
-    try:
-        for run in progress(runs, len(starts), f"{what}, {RUN} at a time"):
-            done.append(run)
-            if len(done) >= FLUSH:
-                keep()
-    finally:
-        runs.close()
-        keep()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            runs = pool.map(one, starts)
+            for run in progress(runs, len(starts), f"{what}, {RUN} at a time"):
+                done.append(run)
+                if len(done) >= FLUSH:
+                    keep()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            keep()
     write_whole(labels_path, lambda file: np.save(file, marks - np.uint8(1)), "cache_dir")
     os.replace(part, path)  # last: it says that all is there
     labels_part.unlink()
-
-
-def _in_threads(
-    make: Callable[[int], tuple[int, np.ndarray]], starts: list[int], workers: int
-) -> Generator[tuple[int, np.ndarray], None, None]:
-    """Yields make(start) of all starts in order, and makes a few ahead of the reader."""
-    with ThreadPoolExecutor(workers) as pool:
-        ahead: deque[Future[tuple[int, np.ndarray]]] = deque()
-        try:
-            for start in starts:
-                ahead.append(pool.submit(make, start))
-                if len(ahead) > 2 * workers:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _created(path: Path, shape: tuple[int, ...]) -> np.memmap:

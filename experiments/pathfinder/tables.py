@@ -84,6 +84,7 @@ def tables(spec: Spec, margin: int) -> Tables:
     mask_start = _starts(cells)
     turns = [_turns(angle, angles[: len(ring)], spec.continuity) for angle in angles]
     head = _ceil(length, DEGREES)
+    second = np.round(_vector(spec.seed_distance, np.arange(360) * (np.pi / 180)))
     feet = [_footprint(patch, half, full) for patch in mask[len(ring) :]]
     border = np.zeros((width, width), np.float32)
     image = border[half:-half, half:-half]
@@ -109,12 +110,8 @@ def tables(spec: Spec, margin: int) -> Tables:
         pivot=head + _ceil(full, _flip(DEGREES)),
         foot_start=_starts(feet),
         foot=_join([(foot + half) @ (width, 1) for foot in feet], np.uint32),
-        foot_box=np.array(
-            [np.stack([foot.min(0), foot.max(0)], 1).ravel() for foot in feet], np.int64
-        ),
-        second=np.round(_vector(spec.seed_distance, np.arange(360) * (np.pi / 180))).astype(
-            np.int64
-        ),
+        foot_box=np.array([np.stack([foot.min(0), foot.max(0)], 1).ravel() for foot in feet]),
+        second=second.astype(np.int64),
         border=border.ravel(),
         reach=reach,
         marker=marker,

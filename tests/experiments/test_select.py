@@ -1,7 +1,6 @@
 """The measurement of selectors: every step of every kind runs and is recorded."""
 
 import pytest
-import torch
 
 from experiments import select
 from experiments.bench.rows import SelectRow
@@ -15,16 +14,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The calls are tiny: threads would only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_rows_of_every_kind(tmp_path, capsys):
+def test_rows_of_every_kind(tmp_path, capsys, one_thread):
     path = tmp_path / "select.csv"
     rows = select.measure_all(CONFIG | {"csv": str(path)}, "command")
     kinds = {row.mask.split("(")[0] for row in rows}

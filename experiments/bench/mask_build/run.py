@@ -30,18 +30,12 @@ def measure(row: BuildRow, device: torch.device, options: dict[str, Any]) -> Bui
     case = {name: asdict(row)[name] for name in ("mask", "builder", "seq_len", "block")}
     case |= {"device": str(device), "seconds": options["seconds"]}
     command = [sys.executable, "-m", "experiments.bench.mask_build.child", json.dumps(case)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    where = {"cwd": ROOT, "env": os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}}
+    limit_s = options["limit_s"]
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=options["limit_s"],
-        )
+        done = subprocess.run(command, **where, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return replace(row, status=f"{TOO_SLOW} {options['limit_s']} s")
+        return replace(row, status=f"{TOO_SLOW} {limit_s} s")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return replace(row, status=f"failed: {last[:200]}")
@@ -67,15 +61,12 @@ def table(rows: Sequence[BuildRow]) -> str:
     for mask, seq_len, block in dict.fromkeys(key[:3] for key in cells):
         found = [cells.get((mask, seq_len, block, builder)) for builder in builders]
         counts = next((row for row in found if row is not None and row.nnz is not None), None)
-        line = [mask, str(seq_len), str(block)]
-        for name in ("runs", "tiles", "nnz"):
-            value = None if counts is None else getattr(counts, name)
-            line.append("" if value is None else str(value))
-        lines.append(line + [_cell(row) for row in found])
+        values = (getattr(counts, name, None) for name in ("runs", "tiles", "nnz"))
+        numbers = ["" if value is None else str(value) for value in values]
+        lines.append([mask, str(seq_len), str(block), *numbers, *map(_cell, found)])
     reasons = {f"{row.builder}: {row.status}": None for row in rows if row.status != OK}
-    return "\n".join(
-        ["Median, one core; MiB are of the process beyond its imports.", aligned(lines), *reasons]
-    )
+    title = "Median, one core; MiB are of the process beyond its imports."
+    return "\n".join([title, aligned(lines), *reasons])
 
 
 def run(
@@ -107,9 +98,8 @@ def run(
                 if known is not None and known.status == OK:
                     row = known
                 else:
-                    skipped = replace(row, status=slow.get(builder, ""))
-                    row = skipped if skipped.status else measure(row, device, options)
-                    row = verdict(row, ours)
+                    row = replace(row, status=slow.get(builder, ""))
+                    row = verdict(row if row.status else measure(row, device, options), ours)
                     records.append(row)
                 if row.status.startswith(TOO_SLOW):
                     slow[builder] = row.status

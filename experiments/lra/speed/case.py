@@ -139,8 +139,7 @@ def _measure(case: StepCase, seconds: float, wait: Callable[[], None]) -> dict:
         layer = attention_step(settings, model, split, compiled=compiled)
     alone = step_times(layer, device, seconds / 2)
     columns = {"mask": mask or "", "density": density, "ran": ran, "peak_mib": peak}
-    columns |= dict(zip(("ms_median", "ms_p20", "ms_p80"), times, strict=True))
-    return columns | {"attention_ms": alone.median}
+    return columns | times._asdict() | {"attention_ms": alone.ms_median}
 
 
 def _tell(text: str) -> None:

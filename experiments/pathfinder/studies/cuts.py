@@ -13,7 +13,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, ListConfig
 
 from experiments.common.checks import whole_number
 from experiments.common.program import program
@@ -22,7 +21,7 @@ from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies.trained import trained
 
 
-def answers(config: DictConfig) -> tuple[float, list[tuple[int, float, float]]]:
+def answers(options: dict[str, Any]) -> tuple[float, list[tuple[int, float, float]]]:
     """Returns how often the model answers that a curve joins the marks, as shares of 1.
 
     Returns:
@@ -32,24 +31,22 @@ def answers(config: DictConfig) -> tuple[float, list[tuple[int, float, float]]]:
     Raises:
         ValueError: an option out of range, or a folder without a run on Pathfinder.
     """
-    whole_number("batch", config.batch)
-    run = trained(config.run, config.device)
+    folder, erased, batch = options["run"], options["erased"], options["batch"]
+    whole_number("batch", batch)
+    run = trained(folder, options["device"])
     strokes = run.settings.task.get("strokes")
     if isinstance(strokes, list):
-        raise ValueError(
-            f"run={config.run} has images of several strokes, {strokes}; one is needed"
-        )
+        raise ValueError(f"run={folder} has images of several strokes, {strokes}; one is needed")
     each = run.spec(strokes)
-    erased = config.erased
-    if not isinstance(erased, ListConfig) or not erased:
+    if not isinstance(erased, list) or not erased:
         raise ValueError(f"erased={erased!r}: give a list of numbers of paddles, such as [0,4]")
     if wrong := [n for n in erased if n not in range(each.contour + 1)]:
         raise ValueError(f"erased={wrong}: give 0 to {each.contour}, the paddles of the curve")
-    images = run.fresh(each, config.seed, config.examples)
+    images = run.fresh(each, options["seed"], options["examples"])
 
     def yes(label: int, without: np.ndarray) -> float:
         pixels = redraw(images, each, ~without)[images.labels == label]
-        return run.answers(pixels, config.batch).argmax(1).float().mean().item()
+        return run.answers(pixels, batch).argmax(1).float().mean().item()
 
     none = np.zeros(images.placed.shape[:2], bool)
     rows = []
@@ -81,8 +78,7 @@ def on_curve(images: Images, contour: int, n: int, *, middle: bool) -> np.ndarra
 
 @program("cuts", module="experiments.pathfinder.studies.cuts")
 def main(options: dict[str, Any], command: str) -> None:
-    config = DictConfig(options)
-    none, rows = answers(config)
+    none, rows = answers(options)
     print("| paddles left out | in the middle | at the marks |", "|---:|---:|---:|", sep="\n")
     for n, *shares in rows:
         print("|".join(["", f" {n} ", *(f" {100 * share:.1f} " for share in shares), ""]))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.common.checks import whole_number
@@ -50,38 +49,35 @@ def crops(each: Spec, seed: int, n: int, side: int, shift: int) -> tuple[Tensor,
     return torch.from_numpy(pixels), torch.from_numpy(classes)
 
 
-def learn(config: DictConfig) -> tuple[float, float, float]:
+def learn(options: dict[str, Any]) -> tuple[float, float, float]:
     """Trains a model, and returns the mean loss of the last steps and two test accuracies: on crops
     of images of `size` and of `other`.
 
     Raises ValueError for an option out of range.
     """
-    check_seed(config.seed)
+    seed, side, shift, steps = (options[name] for name in ("seed", "side", "shift", "steps"))
+    check_seed(seed)
     for name in ("examples", "side", "steps", "batch", "warmup"):
-        whole_number(name, config[name])
-    if config.side > config.size or config.side > config.other:
-        most = min(config.size, config.other)
-        raise ValueError(f"side={config.side}: give at most {most}, the side of the images")
-    if config.shift not in range(config.side // 2 + 1):
-        raise ValueError(f"shift={config.shift!r}: give 0 to {config.side // 2}, half of side")
-    own = spec(config.size, config.contour, strokes=config.strokes)
-    cut = config.side, config.shift
-    x, y = crops(own, config.seed, config.examples, *cut)
+        whole_number(name, options[name])
+    if side > (most := min(options["size"], options["other"])):
+        raise ValueError(f"side={side}: give at most {most}, the side of the images")
+    if shift not in range(side // 2 + 1):
+        raise ValueError(f"shift={shift!r}: give 0 to {side // 2}, half of side")
+    own = spec(options["size"], options["contour"], strokes=options["strokes"])
+    other = spec(options["other"], own.contour)
+    x, y = crops(own, seed, options["examples"], side, shift)
     # other images than those for training, at both sizes
-    tests = [
-        crops(each, config.seed + 1, TESTED, *cut)
-        for each in (own, spec(config.other, own.contour))
-    ]
-    torch.manual_seed(config.seed)
-    sizes = model_config(**OmegaConf.to_container(config.model, resolve=True))  # type: ignore
-    grid = config.side, config.side
-    model = Classifier(256, config.side**2, CLASSES, grid=grid, model=sizes)
-    optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0)
+    tests = [crops(each, seed + 1, TESTED, side, shift) for each in (own, other)]
+    torch.manual_seed(seed)
+    sizes = model_config(**options["model"])
+    model = Classifier(256, side**2, CLASSES, grid=(side, side), model=sizes)
+    lr = options["lr"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr, (0.9, 0.98), weight_decay=0.0)
     losses: list[float] = []
-    for step in range(1, config.steps + 1):
+    for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, step / config.warmup)
-        rows = torch.randint(len(x), (config.batch,))
+            group["lr"] = lr * min(1.0, step / options["warmup"])
+        rows = torch.randint(len(x), (options["batch"],))
         loss = F.cross_entropy(model(x[rows]), y[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -90,7 +86,7 @@ def learn(config: DictConfig) -> tuple[float, float, float]:
         losses.append(loss.item())
         if step % EVERY == 0:
             recent = sum(losses[-EVERY:]) / EVERY
-            print(f"step {step} of {config.steps}  loss {recent:.3f}", file=sys.stderr, flush=True)
+            print(f"step {step} of {steps}  loss {recent:.3f}", file=sys.stderr, flush=True)
     last = losses[-EVERY:]
     found = [accuracy(model, *test) for test in tests]
     return sum(last) / len(last), found[0], found[1]
@@ -106,15 +102,13 @@ def accuracy(model: Classifier, x: Tensor, y: Tensor) -> float:
 
 @program("directions", module="experiments.pathfinder.studies.directions")
 def main(options: dict[str, Any], command: str) -> None:
-    config = DictConfig(options)
-    loss, own, other = learn(config)
-    model = ", ".join(
-        f"{name} {config.model[name]}" for name in ("embedding", "positions", "rotary")
-    )
-    strokes = f" with the strokes of {config.strokes}" if config.strokes else ""
+    loss, own, other = learn(options)
+    names = ("embedding", "positions", "rotary")
+    model = ", ".join(f"{name} {options['model'][name]}" for name in names)
+    strokes = f" with the strokes of {options['strokes']}" if options["strokes"] else ""
     print(
-        f"{model}: loss {loss:.2f}, test {100 * own:.1f} % on {config.size}{strokes}, "
-        f"{100 * other:.1f} % on {config.other}",
+        f"{model}: loss {loss:.2f}, test {100 * own:.1f} % on {options['size']}{strokes}, "
+        f"{100 * other:.1f} % on {options['other']}",
         flush=True,
     )
 

@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
 from torch import from_numpy
 from torch.nn.functional import cross_entropy
 
@@ -21,29 +20,29 @@ from experiments.pathfinder.parameters import STROKES
 from experiments.pathfinder.studies.trained import trained
 
 
-def answers(config: DictConfig) -> list[tuple[float, float, float]]:
+def answers(options: dict[str, Any]) -> list[tuple[float, float, float]]:
     """Returns (strokes, accuracy, loss) for each of `strokes`.
 
     Raises ValueError for an option out of range, and a folder without a run on Pathfinder.
     """
-    whole_number("batch", config.batch)
-    parts = list(STROKES) if config.parts is None else config.parts
+    whole_number("batch", options["batch"])
+    parts = list(STROKES) if options["parts"] is None else options["parts"]
     for name, values, what in (
         ("parts", parts, f"from {', '.join(STROKES)}"),
-        ("strokes", config.strokes, "of sizes, or numbers between them, such as [128,192]"),
+        ("strokes", options["strokes"], "of sizes, or numbers between them, such as [128,192]"),
     ):
-        if not isinstance(values, list | ListConfig) or not values:
+        if not isinstance(values, list) or not values:
             raise ValueError(f"{name}={values!r}: give a list {what}")
     if wrong := [part for part in parts if part not in STROKES]:
         raise ValueError(f"parts={wrong}: choose from {', '.join(STROKES)}")
-    run = trained(config.run, config.device)
+    run = trained(options["run"], options["device"])
     fields = [field for part in parts for field in STROKES[part]]
-    drawn = [run.spec(strokes) for strokes in config.strokes]
+    drawn = [run.spec(strokes) for strokes in options["strokes"]]
     rows = []
-    for strokes, other in zip(config.strokes, drawn, strict=True):
+    for strokes, other in zip(options["strokes"], drawn, strict=True):
         spec = replace(run.spec(), **{field: getattr(other, field) for field in fields})
-        images = run.fresh(spec, config.seed, config.examples)
-        logits = run.answers(images.pixels, config.batch)
+        images = run.fresh(spec, options["seed"], options["examples"])
+        logits = run.answers(images.pixels, options["batch"])
         labels = from_numpy(images.labels).long()
         accuracy = (logits.argmax(1) == labels).float().mean().item()
         rows.append((strokes, accuracy, cross_entropy(logits, labels).item()))
@@ -53,9 +52,8 @@ def answers(config: DictConfig) -> list[tuple[float, float, float]]:
 
 @program("strokes", module="experiments.pathfinder.studies.strokes")
 def main(options: dict[str, Any], command: str) -> None:
-    config = DictConfig(options)
-    rows = answers(config)
-    parts = "strokes" if config.parts is None else " and ".join(config.parts)
+    rows = answers(options)
+    parts = "strokes" if options["parts"] is None else " and ".join(options["parts"])
     print(f"| {parts} of | accuracy (%) | loss |", "|---:|---:|---:|", sep="\n")
     for strokes, accuracy, loss in rows:
         print(f"| {strokes} | {100 * accuracy:.1f} | {loss:.2f} |")

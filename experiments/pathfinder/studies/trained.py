@@ -77,9 +77,12 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
         ValueError: no such run or device, or a run of another task.
     """
     folder = Path(run)
-    settings = _settings(folder)
-    place = find_device(device)
-    size = PATHFINDER[settings.task["name"]]
+    settings = run_settings(folder)
+    name = settings.task.get("name")
+    if name not in PATHFINDER or settings.pretrain:
+        what = f"{name}, {settings.pretrain}" if settings.pretrain else name
+        raise ValueError(f"run={folder}: give a classifier of Pathfinder; this run is of {what}")
+    place, size = find_device(device), PATHFINDER[name]
     return Trained(
         settings=settings,
         model=_model(folder, settings, size).to(place).eval(),
@@ -87,16 +90,6 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
         device=place,
         dtype=PRECISIONS[settings.precision] if place.type == "cuda" else torch.float32,
     )
-
-
-def _settings(folder: Path) -> Settings:
-    """Returns the settings of a run. Raises ValueError for a folder without one on Pathfinder."""
-    settings = run_settings(folder)
-    name = settings.task.get("name")
-    if name not in PATHFINDER or settings.pretrain:
-        what = f"{name}, {settings.pretrain}" if settings.pretrain else name
-        raise ValueError(f"run={folder}: give a classifier of Pathfinder; this run is of {what}")
-    return settings
 
 
 def _model(folder: Path, settings: Settings, size: int) -> nn.Module:

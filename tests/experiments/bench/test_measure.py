@@ -1,6 +1,6 @@
 """One measurement: only a right provider is timed, in any layout, and beside the ideal time."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 from experiments.bench import measure as module
 from experiments.bench import providers
 from experiments.bench.cases import DENSE
-from experiments.bench.measure import TOO_FAST, Bench, Measurement
+from experiments.bench.measure import TOO_FAST, Bench
 from experiments.bench.providers import DIRECTIONS
 from experiments.common.records import OK
 from tests.experiments.bench.bench_cases import (
@@ -18,6 +18,7 @@ from tests.experiments.bench.bench_cases import (
     exact,
     forgets_a_block,
     halves_dk,
+    measured,
 )
 
 
@@ -25,8 +26,7 @@ from tests.experiments.bench.bench_cases import (
 def measure(monkeypatch):
     def run(make, direction, case=CASE):
         monkeypatch.setitem(providers.PROVIDERS, "injected", Injected(make))
-        task = Measurement(case, "injected", direction)
-        return Bench(CPU, seconds=0.01).run(task, task.row(CPU, ""))
+        return measured(case, "injected", direction)
 
     return run
 
@@ -68,30 +68,26 @@ def test_a_provider_that_raises_gets_a_status_and_the_run_goes_on(measure, error
     assert measure(make, "forward").status == status
 
 
-@pytest.mark.parametrize("mask", ["dense", CASE.mask, "random_blocks(0.3, block=32)"])
-def test_our_cpu_backend_passes_the_gate(mask):
-    for direction in DIRECTIONS:
-        task = Measurement(replace(CASE, mask=mask), "cpu", direction)
-        row = Bench(CPU, seconds=0.01).run(task, task.row(CPU, ""))
-        assert row.status == OK
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_token_major_layout_gives_the_same_result(direction):
-    task = Measurement(replace(CASE, layout="token_major"), "cpu", direction)
-    measured = Bench(CPU, 0.01)
-    q = measured.inputs(*module._inputs_of(task.case))[0]
+@pytest.mark.parametrize(
+    ("provider", "changes"),
+    [
+        ("cpu", {"mask": DENSE}),
+        ("cpu", {}),
+        ("cpu", {"mask": "random_blocks(0.3, block=32)"}),
+        ("cpu", {"layout": "token_major"}),
+        ("sdpa", {"mask": DENSE, "block_q": 0, "block_k": 0, "v_dim": 8}),
+    ],
+)
+def test_ours_and_peers_pass_the_gate(provider, changes, direction):
+    row = measured(replace(CASE, **changes), provider, direction)
+    assert row.status == OK and row.tflops and row.ideal_ms and row.fraction
+    assert changes.items() <= asdict(row).items()
+
+
+def test_the_layout_is_that_of_memory():
+    q = Bench(CPU, 0.01).inputs(*module._inputs_of(replace(CASE, layout="token_major")))[0]
     assert q.shape == (2, 4, 200, 16) and q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
-    row = measured.run(task, task.row(CPU, ""))
-    assert row.status == OK and row.layout == "token_major" and row.ideal_ms and row.fraction
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_values_may_have_a_head_dim_of_their_own(direction):
-    case = replace(CASE, mask=DENSE, block_q=0, block_k=0, v_dim=8)
-    task = Measurement(case, "sdpa", direction)
-    row = Bench(CPU, 0.01).run(task, task.row(CPU, ""))
-    assert row.status == OK and row.v_dim == 8 and row.tflops
 
 
 def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):

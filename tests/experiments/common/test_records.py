@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from experiments.bench.rows import SpeedRow
-from experiments.common.records import OK, Records, Row, as_csv, columns, read
-from tests.experiments.bench.speed_rows import ROW
+from experiments.common.records import Records, Row, as_csv, columns, read
+from tests.experiments.bench.bench_cases import ORIGIN, ROW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,6 @@ class Small(Row):
     WHAT = ("name", "count")
 
 
-ORIGIN = dict.fromkeys("device torch triton source commit date command".split(), "x")
 SMALL = Small(name="a", count=3, done=False, mask="", density=None, **ORIGIN)
 
 
@@ -124,36 +123,15 @@ def test_fresh_takes_the_next_free_name(tmp_path):
     assert read(tmp_path / "speed.csv", SpeedRow) == [ROW]
 
 
-def test_the_same_measurement_is_found_whatever_came_out_of_it(tmp_path):
+def test_the_newest_row_of_the_same_measurement_is_found(tmp_path):
+    """Whatever came out of it; our own providers are measured again when the source changes."""
     records = speed(tmp_path / "speed.csv")
-    records.append(ROW)
     newer = replace(ROW, ms_median=9.0, date="2027-01-01", command="other")
-    records.append(newer)
-    assert records.find(replace(ROW, ms_median=None, commit="123")) == newer
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"device": "another"},
-        {"torch": "3.0"},
-        {"n_k": 512},
-        {"block_q": 64},
-        {"v_dim": 8},
-        {"mask": "causal()"},
-    ],
-)
-def test_another_device_version_or_shape_is_another_measurement(tmp_path, change):
-    records = speed(tmp_path / "speed.csv")
-    records.append(ROW)
-    assert records.find(replace(ROW, **change)) is None
-
-
-def test_our_own_providers_are_measured_again_when_the_source_changes(tmp_path):
-    records = speed(tmp_path / "speed.csv")
     peer = replace(ROW, provider="sdpa")
-    for row in (ROW, peer):
+    for row in (ROW, newer, peer):
         records.append(row)
-    assert records.find(replace(ROW, source="def")) is None
+    assert records.find(replace(ROW, ms_median=None, commit="123")) == newer
     assert records.find(replace(peer, source="def")) == peer
-    assert OK == peer.status
+    other = {"device": "another", "torch": "3.0", "source": "def", "n_k": 512, "block_q": 64}
+    for name, value in (other | {"v_dim": 8, "mask": "causal()"}).items():
+        assert records.find(replace(ROW, **{name: value})) is None, name

@@ -3,16 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 import masks
 from experiments.bench.mask_build import run as mask_build
 from experiments.bench.mask_build.run import measure, table, verdict
 from experiments.bench.rows import BuildRow
 from experiments.common.records import OK, Records, read
+from tests.experiments.bench.bench_cases import CPU, ORIGIN
 
-CPU = torch.device("cpu")
-ORIGIN = dict.fromkeys("device torch triton source commit date command".split(), "x")
 ROW = BuildRow(mask="local:256", builder="masks", seq_len=4096, block=128, density=None, **ORIGIN)
 OPTIONS = {"seconds": 0.01, "limit_s": 60, "limit_gib": None, "block_size": 128}
 
@@ -67,6 +65,4 @@ def test_what_was_too_slow_is_not_tried_longer(tmp_path, monkeypatch):
     records = Records(tmp_path / "m.csv", BuildRow)
     mask_build.run(["causal"], [2048, 1024], ["masks", "flex"], CPU, OPTIONS, records, "")
     assert tried == [("masks", 1024), ("flex", 1024), ("masks", 2048)]
-    assert [row.status for row in read(tmp_path / "m.csv", BuildRow)][
-        3
-    ] == "unsupported: more than 5 s"
+    assert read(tmp_path / "m.csv", BuildRow)[3].status == "unsupported: more than 5 s"

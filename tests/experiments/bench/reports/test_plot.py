@@ -11,7 +11,7 @@ from experiments.bench.rows import SpeedRow
 from experiments.common.figures import COLUMN, MAX_ENTRIES, style
 from experiments.common.records import Records
 from experiments.plot import draw_all, patterns
-from tests.experiments.bench.speed_rows import ROW
+from tests.experiments.bench.bench_cases import ROW
 
 MASKS = ["dense", "random:0.5:block=32", "random:0.25:block=32", "local:32+global:16"]
 

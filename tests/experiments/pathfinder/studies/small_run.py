@@ -1,9 +1,20 @@
-"""Tiny runs on Pathfinder for the studies of trained models."""
+"""Options of the programs of Pathfinder, and tiny runs for the studies of trained models."""
 
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
+
+from experiments.common.program import CONF
 from experiments.lra.training.config import compose_settings
 from experiments.lra.training.loop import train
+
+
+def options(program: str, **changes: object) -> dict[str, Any]:
+    """The options of a program, as its configuration has them but for the changes."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{program}.yaml"))
+    changes |= {k: config[k] | v for k, v in changes.items() if isinstance(v, dict)}
+    return config | changes
 
 
 def small_run(place: Path, *words: str) -> Path:

@@ -1,7 +1,5 @@
 """Curves with gaps, and what a run says to them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,7 @@ from experiments.pathfinder.generate import make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import cuts
-from tests.experiments.pathfinder.studies.small_run import small_run
-
-CONFIG = Path(cuts.__file__).parents[2] / "conf/cuts.yaml"
+from tests.experiments.pathfinder.studies.small_run import options, small_run
 
 
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (64, 9), (128, 14)])
@@ -64,15 +60,15 @@ def run(tmp_path_factory):
     )
 
 
-def config(folder, **changes):
-    return OmegaConf.merge(OmegaConf.load(CONFIG), {"run": str(folder), "examples": 12}, changes)
+def answers(folder, **changes):
+    return cuts.answers(options("cuts", **{"run": folder, "examples": 12} | changes))
 
 
 def test_a_run_is_asked(run, monkeypatch):
-    none, rows = cuts.answers(config(run[0], erased=[0, 4]))
+    none, rows = answers(run[0], erased=[0, 4])
     assert [row[0] for row in rows] == [0, 4] and rows[0][1] == rows[0][2]
     assert all(0 <= share <= 1 for row in rows for share in (none, *row[1:]))
-    assert cuts.answers(config(run[0], erased=[0, 4], batch=5)) == (none, rows)
+    assert answers(run[0], erased=[0, 4], batch=5) == (none, rows)
 
     class Bright(nn.Module):  # says yes to images with many pixels
         def forward(self, tokens):
@@ -82,7 +78,7 @@ def test_a_run_is_asked(run, monkeypatch):
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: Bright())
     images = make(spec(32), 1000, 0, 12)
     limit = int(np.median((images.pixels[images.labels == 1] > 0).sum((1, 2)))) - 1
-    none, rows = cuts.answers(config(run[0], erased=[0, 6, 14]))
+    none, rows = answers(run[0], erased=[0, 6, 14])
     assert rows[0][1] >= 0.5 > rows[1][1] >= rows[2][1] == rows[2][2]
 
 
@@ -104,15 +100,15 @@ def test_a_run_is_asked(run, monkeypatch):
 )
 def test_bad_values(changes, words, run):
     with pytest.raises(ValueError, match=words):
-        cuts.answers(config(run[0], **changes))
+        answers(run[0], **changes)
 
 
 def test_other_runs_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match="give a classifier of Pathfinder; this run is of path"):
-        cuts.answers(config(run[1]))
+        answers(run[1])
     (tmp_path / "config.yaml").write_text("task: {name: pathfinder32}\n")
     with pytest.raises(ValueError, match=r"config\.yaml does not hold the settings of a run"):
-        cuts.answers(config(tmp_path))
+        answers(tmp_path)
 
 
 def test_several_strokes_are_refused(run, tmp_path):
@@ -121,4 +117,4 @@ def test_several_strokes_are_refused(run, tmp_path):
     OmegaConf.save(settings, tmp_path / "config.yaml")
     (tmp_path / "weights.pt").symlink_to((run[0] / "weights.pt").absolute())
     with pytest.raises(ValueError, match=r"has images of several strokes, \[32, 32\]"):
-        cuts.answers(config(tmp_path))
+        answers(tmp_path)

@@ -1,19 +1,11 @@
 """Crops around marks, classed by the direction of the paddle there."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.studies import directions
-
-CONFIG = Path(directions.__file__).parents[2] / "conf/directions.yaml"
-
-
-def config(**changes):
-    return OmegaConf.merge(OmegaConf.load(CONFIG), changes)
+from tests.experiments.pathfinder.studies.small_run import options
 
 
 def test_crops_are_around_a_mark_and_point_where_they_say():
@@ -39,8 +31,8 @@ def test_crops_are_around_a_mark_and_point_where_they_say():
 
 
 def test_it_learns():
-    small = config(examples=300, steps=60, side=8, lr=3e-3, warmup=10)
-    first = directions.learn(OmegaConf.merge(small, {"steps": 2}))[0]
+    small = options("directions", examples=300, steps=60, side=8, lr=3e-3, warmup=10)
+    first = directions.learn(small | {"steps": 2})[0]
     loss, own, other = directions.learn(small)
     assert loss < first and 0 <= other <= 1 and 0.125 < own <= 1
     assert directions.learn(small) == (loss, own, other)
@@ -61,4 +53,4 @@ def test_it_learns():
 )
 def test_bad_values(changes, words):
     with pytest.raises(ValueError, match=words):
-        directions.learn(config(examples=10, steps=1, **changes))
+        directions.learn(options("directions", examples=10, steps=1, **changes))

@@ -1,19 +1,15 @@
 """Images with other strokes, and what a run says to them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.studies import strokes
-from tests.experiments.pathfinder.studies.small_run import small_run
-
-CONFIG = Path(strokes.__file__).parents[2] / "conf/strokes.yaml"
+from tests.experiments.pathfinder.studies.small_run import options, small_run
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +18,8 @@ def run(tmp_path_factory):
     return small_run(place, "task=pathfinder64", "task.difficulty=6", "task.order=tiles:8")
 
 
-def config(folder, **changes):
-    return OmegaConf.merge(OmegaConf.load(CONFIG), {"run": str(folder), "examples": 12}, changes)
+def answers(folder, **changes):
+    return strokes.answers(options("strokes", **{"run": folder, "examples": 12} | changes))
 
 
 def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
@@ -39,7 +35,7 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
     marks = replace(plain, marker_radius=coarse.marker_radius)
     for asked, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
         seen.clear()
-        rows = strokes.answers(config(run, strokes=[asked], parts=parts, batch=5))
+        rows = answers(run, strokes=[asked], parts=parts, batch=5)
         images = make(drawn, 1000, 0, 12)
         assert (torch.cat(seen).sum(1).numpy() == images.pixels.sum((1, 2))).all()
         assert [len(batch) for batch in seen] == [5, 5, 2]
@@ -63,4 +59,4 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
 )
 def test_bad_values(changes, words, run):
     with pytest.raises(ValueError, match=words):
-        strokes.answers(config(run, **changes))
+        answers(run, **changes)

@@ -1,0 +1,32 @@
+"""Programs of experiments, as a user starts them."""
+
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def run_program(monkeypatch, capsys):
+    """Runs a program in this process: its exit status, and what it wrote to stdout and stderr."""
+
+    def run(module, *words):
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        status = 0
+        try:
+            import_module(f"experiments.{module}").main()
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def one_thread():
+    """For tiny calls, whose threads would only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
