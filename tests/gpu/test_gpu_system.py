@@ -7,11 +7,17 @@ import masks
 import sparseflash
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
-from tests.gpu_calls import GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
+from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
 
 pytestmark = GPU
 
 # ---- determinism
+
+
+def assert_repeats(qkv, mask, **options):
+    first = run(sparseflash.attention, qkv, mask, **SAME_BITS, **options)
+    for _ in range(6):
+        assert_equal(run(sparseflash.attention, qkv, mask, **SAME_BITS, **options), first)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
@@ -21,10 +27,7 @@ def test_gradients_have_the_same_bits_in_every_run(dtype, mask, dropout_p, backe
     if backend == "hopper" and dtype == torch.float32:
         pytest.skip("float32 has no kernels there")
     qkv = inputs(1000, dtype)
-    options = {"dropout_p": dropout_p, "seed": 5, "deterministic": True, "backend": backend}
-    first = run(sparseflash.attention, qkv, mask, **options)
-    for _ in range(4):
-        assert_equal(run(sparseflash.attention, qkv, mask, **options), first)
+    assert_repeats(qkv, mask, dropout_p=dropout_p, seed=5, backend=backend)
 
 
 @pytest.mark.parametrize("length", [100, 128 * 40])
@@ -32,10 +35,7 @@ def test_gradients_have_the_same_bits_in_every_run(dtype, mask, dropout_p, backe
 def test_parts_of_long_rows_are_summed_in_one_order(head_dim, length, backend):
     mask = masks.local(100) | masks.global_tokens(64)
     qkv = make_qkv(1, 2, length, 128 * 60, head_dim, dtype=torch.bfloat16, device="cuda")
-    options = {"deterministic": True, "backend": backend}
-    first = run(sparseflash.attention, qkv, mask, **options)
-    for _ in range(6):
-        assert_equal(run(sparseflash.attention, qkv, mask, **options), first)
+    assert_repeats(qkv, mask, backend=backend)
 
 
 def test_outputs_have_the_same_bits_in_every_run_and_gradients_almost(backend):
@@ -44,8 +44,7 @@ def test_outputs_have_the_same_bits_in_every_run_and_gradients_almost(backend):
     for _ in range(4):
         again = run(sparseflash.attention, qkv, MASK, backend=backend)
         assert torch.equal(again[0], first[0])
-        for name, a, e in zip(("dq", "dk", "dv"), again[1:], first[1:], strict=True):
-            assert relative_error(a, e) < torch.finfo(a.dtype).eps, name
+        assert_equal(again, first, EPS)
 
 
 def test_results_do_not_depend_on_the_stream(backend):
@@ -106,8 +105,7 @@ def test_compiled_attention_amid_other_operations_is_as_exact_as_eager(fresh_dyn
 
     qkv = inputs(500, torch.float32)
     compiled = run(torch.compile(function, fullgraph=True), qkv)
-    for name, a, e in zip(("out", "dq", "dk", "dv"), compiled, run(function, qkv), strict=True):
-        assert relative_error(a, e) < 1e-5, name
+    assert_equal(compiled, run(function, qkv), 1e-5)
 
 
 def test_compiled_to_cuda_graphs_equals_eager(fresh_dynamo):
@@ -212,8 +210,7 @@ def test_captured_default_gradients_are_those_of_eager_calls(backend):
     expected = run(sparseflash.attention, static, MASK, backend=backend)
     for _ in range(5):
         graph.replay()
-        for name, a, e in zip(("out", "dq", "dk", "dv"), results, expected, strict=True):
-            assert relative_error(a, e) < torch.finfo(a.dtype).eps, name
+        assert_equal(results, expected, EPS)
 
 
 def test_captured_dropout_follows_its_seed_tensor(backend):
@@ -275,10 +272,8 @@ def test_explain_chooses_the_fastest_for_cuda_tensors():
 def test_mask_tensor_on_the_gpu_gives_the_same():
     qkv = inputs(300)
     array = torch.from_numpy(MASK.build(300).to_dense()[0, 0]).cuda()
-    assert_equal(
-        run(sparseflash.attention, qkv, array, **SAME_BITS),
-        run(sparseflash.attention, qkv, MASK, **SAME_BITS),
-    )
+    found, expected = (run(sparseflash.attention, qkv, m, **SAME_BITS) for m in (array, MASK))
+    assert_equal(found, expected)
 
 
 def test_expanded_and_strided_cotangents_give_the_same(backend):

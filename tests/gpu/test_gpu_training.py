@@ -1,7 +1,5 @@
 """Training on a GPU: the step as a CUDA graph, compiled or not, and runs that go on."""
 
-import json
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from experiments.lra.training import checkpoint
 from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import settings, train
-from tests.experiments.lra.training.commands import assert_processes_train_as_one
+from tests.experiments.lra.training.commands import assert_processes_train_as_one, journal
 from tests.gpu_calls import GPU
 
 pytestmark = GPU
@@ -37,8 +35,7 @@ NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0}
 def losses(place, attention, **changes):
     """The losses of a run, and the first line of its journal."""
     train(place, "listops", attention, **SIZES | changes)
-    path = settings(place, "listops", attention, **SIZES | changes).folder / "journal.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = journal(settings(place, "listops", attention, **SIZES | changes).folder)
     return [x["loss"] for x in lines if x["kind"] == "train"], lines[0]
 
 
