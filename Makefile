@@ -1,4 +1,5 @@
 # make test | speed | lint       set up once (in .venv, or in the environment VENV names), then do it
+# make compile-matrix            all kernels with every supported Triton, without a GPU
 # make wheel                     the wheel and the source distribution in dist, always the same bytes
 #   PYTHON=python3.12            the interpreter that .venv is made with
 #   VENV=/path/to/venv           use (or make) this environment
@@ -16,7 +17,7 @@ RUN   := $(VENV)/bin/python
 READY := $(VENV)/.sparseflash-ready
 PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 
-.PHONY: speed test lint wheel install clean
+.PHONY: speed test lint compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -31,6 +32,9 @@ lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
+
+compile-matrix: $(READY)
+	$(RUN) -m experiments.compile_matrix $(ARGS)
 
 wheel: $(READY)
 	$(RUN) -m hatchling build

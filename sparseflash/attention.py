@@ -8,7 +8,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
 from sparseflash.backends.protocol import DIRECTIONS
-from sparseflash.backends.registry import BACKENDS, NAMES, reasons
+from sparseflash.backends.registry import BACKENDS, NAMES, note, reasons
 from sparseflash.cache import cache
 from sparseflash.checks import (
     check_extents,
@@ -137,7 +137,10 @@ def explain(
         chosen = next((name for name in wanted if why_not[name] is None), None)
         lines.append(f"{direction}: {chosen or 'none can run it'}")
         for name, reason in why_not.items():
-            lines.append(f"  {name}: {'chosen' if name == chosen else reason or 'could run this'}")
+            answer = "chosen" if name == chosen else reason or "could run this"
+            if reason is None and (remark := note(name, problem)):
+                answer += f"; {remark}"
+            lines.append(f"  {name}: {answer}")
     return "\n".join(lines)
 
 

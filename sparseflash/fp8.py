@@ -22,6 +22,7 @@ from sparseflash.backends.hopper import missing
 from sparseflash.backends.hopper.forward import merge_arguments
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.checks import check_scale, check_shapes
+from sparseflash.kernels.launch import FUSED
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
@@ -263,9 +264,9 @@ def _forward(inputs: Quantized, schedule: Schedule | None, scale: float) -> tupl
             lists.n_items, lists.n_long, lists.batch, lists.heads, lists.n_parts,
             n_q, heads, heads // kv_heads, batch * heads, dim_v, scale_log2(scale),
             STAGES=stages, PARTIAL=lists.partial, SPLIT=split,
-            num_warps=4, maxnreg=168,
+            num_warps=4, maxnreg=168, **FUSED,
         )  # fmt: skip
         if split:
             grid, args, options = merge_arguments(lists, part_out, part_lse, out, lse)
-            merge_parts[grid](*args, **options)
+            merge_parts[grid](*args, **options, **FUSED)
     return out[..., : inputs.head_dim_v], lse

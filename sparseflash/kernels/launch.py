@@ -7,8 +7,8 @@ takes them, and fills in the addresses: of tensors as ints, of descriptors as te
 are kept by address; a map holds no more than the address, shape and strides of its argument, so
 nothing is kept alive, and CUDA graphs capture it by value.
 
-The C launcher is internal to Triton. `_repeat` knows that of the versions in _KNOWN; with any
-other, and under a profiler's launch hooks, every launch is an ordinary one.
+The C launcher is internal to Triton. `_repeat` knows those of the tested versions; with any other,
+and under a profiler's launch hooks, every launch is an ordinary one.
 """
 
 import inspect
@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from sparseflash.cache import cache
+from sparseflash.kernels.versions import is_tested
 from sparseflash.persistent import persistent
 
-_KNOWN = ("3.6.",)
+# an option of every launch of floating-point kernels: Triton 3.10 will no longer fuse by default
+FUSED = {"enable_fp_fusion": True}
 _MAX_REPEATS = 64  # of a launch: layouts of gradients
 _MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
 
@@ -71,7 +73,7 @@ class Launch:
             grid, args, options = arguments()
             everything = (*tensors, *lists) if self._static else tensors
             places = _places(args, everything)
-            compiled = self._kernel[grid](*args, **options)
+            compiled = self._kernel[grid](*args, **options, **FUSED)
             if device < 0 or (layout, misaligned) in self._repeats:
                 return
             repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
@@ -106,8 +108,11 @@ class _Repeat(NamedTuple):
     """A compiled kernel with its arguments."""
 
     device: int
-    launcher: Any  # Triton's C function
-    arguments: list[Any]  # of it, without the stream and the addresses
+    launcher: Any  # Triton's C function: (*grid, stream, *head, *arguments), or [*arguments] last
+    grid: tuple[int, ...]
+    head: tuple[Any, ...]
+    listed: bool  # whether it takes the kernel's arguments as a list
+    arguments: list[Any]  # of the kernel, without the addresses
     pointers: list[tuple[int, int]]  # (place among the arguments, number of the tensor)
     maps: list["_Map"]
     encode: Any
@@ -118,7 +123,6 @@ class _Repeat(NamedTuple):
 
     def run(self, addresses: Sequence[int]) -> None:
         values = self.arguments.copy()
-        values[_STREAM] = torch._C._cuda_getCurrentRawStream(self.device)
         for place, number in self.pointers:
             values[place] = addresses[number]
         for place, number, layout, encoded in self.maps:
@@ -129,7 +133,11 @@ class _Repeat(NamedTuple):
                     encoded.clear()
                 tensor_map = encoded[address] = self.encode(address, *layout)
             values[place] = tensor_map
-        self.launcher(*values)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        if self.listed:
+            self.launcher(*self.grid, stream, *self.head, values)
+        else:
+            self.launcher(*self.grid, stream, *self.head, *values)
 
     def bind(self, n: int, fixed: Sequence[int]) -> "_Repeat":
         """The same for the first `n` tensors, with the addresses of the `fixed` ones filled in."""
@@ -152,9 +160,6 @@ class _Map(NamedTuple):
     encoded: dict[int, Any]  # by address
 
 
-_STREAM = 3  # after the three extents of the grid
-
-
 def _places(args: Sequence[Any], tensors: Sequence[Tensor | None]) -> dict[int, int]:
     """Argument -> number of its tensor. An argument that is missing there would go stale."""
     numbers = {id(t): i for i, t in enumerate(tensors) if t is not None}
@@ -175,7 +180,7 @@ def _repeat(
     """What repeats this launch, or None where this version of Triton, or this kernel, cannot."""
     import triton
 
-    if not triton.__version__.startswith(_KNOWN) or kernel.pre_run_hooks:
+    if not is_tested(triton.__version__) or kernel.pre_run_hooks:
         return None
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
@@ -187,11 +192,18 @@ def _repeat(
     if not isinstance(launcher, BuiltinFunctionType):  # wrapped by what encodes descriptors
         launcher = inspect.getclosurevars(launcher).nonlocals["launcher"]
     named = dict(zip(kernel.arg_names, args, strict=False)) | options
-    values: list[Any] = [
-        *grid, *(1,) * (3 - len(grid)), None, compiled.function,
-        run.launch_cooperative_grid, run.launch_pdl, None, None,  # no scratch memory
-        compiled.packed_metadata, None, None, None,  # no hooks
-    ]  # fmt: skip
+    head = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+    scratch, hooks = (None, None), (None, None, None)  # no scratch memory, no hooks
+    utils = triton.runtime.driver.active.utils
+    listed = hasattr(run, "kernel_signature")
+    if listed:  # since 3.7 one C function launches every kernel, and is told the types
+        signature = run.arg_annotations, run.kernel_signature
+        head = *head, compiled.packed_metadata, *hooks, *scratch, *signature
+        encode = utils.fill_tma_descriptor_tiled
+    else:  # a C function for each signature
+        head = *head, *scratch, compiled.packed_metadata, *hooks
+        encode = utils.fill_tma_descriptor
+    values: list[Any] = []
     pointers, maps, descriptors = [], [], 0
     for i, parameter in enumerate(kernel.params):
         arg = named.get(parameter.name, parameter.default)
@@ -213,5 +225,6 @@ def _repeat(
             values += [None, *arg.shape, *arg.strides]
         else:
             values.append(arg)
-    encode = triton.runtime.driver.active.utils.fill_tma_descriptor
-    return _Repeat(device, launcher, values, pointers, maps, encode, triton.knobs.runtime)
+    grid = *grid, *(1,) * (3 - len(grid))
+    runtime = triton.knobs.runtime
+    return _Repeat(device, launcher, grid, head, listed, values, pointers, maps, encode, runtime)

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from sparseflash.backends.hopper import versions
 from sparseflash.backends.hopper.backward import Backward, backward_form
 from sparseflash.backends.hopper.forward import Forward, forward_spec
 from sparseflash.backends.hopper.tma import ALIGNED, not_copied
@@ -59,18 +60,29 @@ def missing(device: torch.device) -> str | None:
     capability = nvidia_capability(device)
     if capability != (9, 0):
         return f"it needs a Hopper GPU, compute capability 9.0; {told(capability)}"
-    return gluon_missing()
+    return gluon_missing() or versions.refused(_triton(), device)
+
+
+def note(device: torch.device) -> str | None:
+    """What a user should know where the kernels do run on a CUDA device, or None."""
+    return versions.note(_triton(), device)
 
 
 @cache
 def gluon_missing() -> str | None:
     """Why the kernels cannot be compiled here, or None."""
     try:
-        import triton
+        if reason := versions.too_old(_triton()):
+            return reason
         from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma  # noqa: F401
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401
     except ImportError as error:
-        return f"Triton's Gluon cannot be imported ({error}); install triton 3.6"
-    if triton.__version__.startswith("3.6."):
-        return None
-    return f"its kernels are written in the Gluon of Triton 3.6, this is {triton.__version__}"
+        return f"Triton's Gluon cannot be imported ({error}); install a Triton from 3.6 to 3.9"
+    return None
+
+
+def _triton() -> str:
+    """The version of Triton."""
+    import triton
+
+    return triton.__version__

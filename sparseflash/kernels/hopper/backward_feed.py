@@ -9,6 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descript
 
 from sparseflash.kernels.hopper.backward_common import Inputs
 from sparseflash.kernels.hopper.common import WARP, fields
+from sparseflash.kernels.hopper.compat import async_load, async_store
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -151,8 +152,8 @@ def producer(f):
         mbarrier.wait(bars.kv_empty.index(kv), ((t // f.KV_STAGES) & 1) ^ 1)
         mbarrier.expect(full, descs.k.block_type.nbytes + descs.v.block_type.nbytes)
         at_tile = [b, h, tile * f.BLOCK_N, 0]
-        tma.async_copy_global_to_shared(descs.k, at_tile, full, bufs.k.index(kv))
-        tma.async_copy_global_to_shared(descs.v, at_tile, full, bufs.v.index(kv))
+        async_load(descs.k, at_tile, full, bufs.k.index(kv))
+        async_load(descs.v, at_tile, full, bufs.v.index(kv))
         # the next tile is claimed late, so that a long one holds no other back
         mbarrier.arrive(bars.record_go, count=1, pred=n == 0)
         late = gl.maximum(n - f.LATE, 0)
@@ -207,14 +208,10 @@ def _copy_block(f, desc, place, vector_desc, vector_place, full, b, h, idx, i: g
     hg, block = split_index(f, idx)
     head = h * f.group + hg
     row = block * BLOCK_Q
-    tma.async_copy_global_to_shared(
-        desc, [b, head, row, 0], full, place.slice(i * BLOCK_Q, BLOCK_Q, 2)
-    )
+    async_load(desc, [b, head, row, 0], full, place.slice(i * BLOCK_Q, BLOCK_Q, 2))
     if BLOCK_Q >= 32:
         at = (b * f.kv_heads * f.group + head) * f.n_pad + row
-        tma.async_copy_global_to_shared(
-            vector_desc, [at], full, vector_place.slice(i * BLOCK_Q, BLOCK_Q, 0)
-        )
+        async_load(vector_desc, [at], full, vector_place.slice(i * BLOCK_Q, BLOCK_Q, 0))
 
 
 @gluon.jit
@@ -232,8 +229,8 @@ def storer(f):
         mbarrier.wait(bars.out_full.index(kv), (t // f.KV_STAGES) & 1)
         if (part < 0) | (not f.SPLIT):
             at = [bh // f.kv_heads, bh % f.kv_heads, tile * f.BLOCK_N, 0]
-            tma.async_copy_shared_to_global(f.dv_desc, at, bufs.v.index(kv))
-            tma.async_copy_shared_to_global(f.dk_desc, at, bufs.k.index(kv))
+            async_store(f.dv_desc, at, bufs.v.index(kv))
+            async_store(f.dk_desc, at, bufs.k.index(kv))
             tma.store_wait(0)
         mbarrier.arrive(bars.kv_empty.index(kv), count=1)
         t += 1

@@ -27,6 +27,7 @@ from sparseflash.kernels.hopper.common import (
     new_barriers,
     wait_full,
 )  # fmt: skip
+from sparseflash.kernels.hopper.compat import async_load, async_store
 from sparseflash.kernels.hopper.masking import kept_keys, where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
@@ -140,11 +141,11 @@ def _producer(f):
         mbarrier.wait(bars.q_empty.index(r), ((t // f.Q_STAGES) & 1) ^ 1)
         mbarrier.expect(full, Q_BYTES)
         at = [b, h, tile * BLOCK_M, 0]
-        tma.async_copy_global_to_shared(descs.q, at, full, bufs.q.index(r))
-        tma.async_copy_global_to_shared(descs.dout, at, full, bufs.dout.index(r))
+        async_load(descs.q, at, full, bufs.q.index(r))
+        async_load(descs.dout, at, full, bufs.dout.index(r))
         row = bh * f.n_pad + tile * BLOCK_M
-        tma.async_copy_global_to_shared(descs.score_start, [row], full, bufs.score_start.index(r))
-        tma.async_copy_global_to_shared(descs.neg_delta, [row], full, bufs.neg_delta.index(r))
+        async_load(descs.score_start, [row], full, bufs.score_start.index(r))
+        async_load(descs.neg_delta, [row], full, bufs.neg_delta.index(r))
         h = h // f.group
         # the next tile is claimed late, so that a long one holds no other back
         mbarrier.arrive(bars.record_go, count=1, pred=n == 0)
@@ -180,7 +181,7 @@ def _copy_entry(f, desc, place, full, entry, idx, b, h):
         if i > 0:
             idx = gl.load(entry + i)
         at = [b, h, idx * BLOCK_K, 0]
-        tma.async_copy_global_to_shared(desc, at, full, place.slice(i * BLOCK_K, BLOCK_K, 2))
+        async_load(desc, at, full, place.slice(i * BLOCK_K, BLOCK_K, 2))
 
 
 @gluon.jit
@@ -269,7 +270,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
             bufs.dq.index(CONSUMER).reshape([64, BLOCK_D]).store(dq.to(DTYPE))
             fence_async_shared()
             at = [bh // f.heads, bh % f.heads, tile * BLOCK_M + CONSUMER * 64, 0]
-            tma.async_copy_shared_to_global(f.dq_desc, at, bufs.dq.index(CONSUMER))
+            async_store(f.dq_desc, at, bufs.dq.index(CONSUMER))
         t += 1
         wait_record(bars.record_full, t)
         tile = read(record, t & 1, TILE, WARPGROUP)

@@ -5,8 +5,9 @@ from typing import dataclass_transform
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 from triton.language.core import base_value
+
+from sparseflash.kernels.hopper.compat import aggregate
 
 
 # ------------------------------------------------------------------ named fields

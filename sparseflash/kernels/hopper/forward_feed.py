@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from sparseflash.kernels.hopper.common import WARP, shared_layout
+from sparseflash.kernels.hopper.compat import async_load, async_store, reinterpret
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,
@@ -28,8 +29,10 @@ LATE = gl.constexpr(4)  # blocks before its end at which a tile lets the next on
 @gluon.jit
 def shared_rows(ring, i, WIDTH: gl.constexpr):
     """Place i of the ring that Q and O share, as [64, WIDTH]."""
+    PARTS: gl.constexpr = ring.shape[2] // WIDTH  # of a place: two views must have equal sizes
     LAYOUT: gl.constexpr = shared_layout(64, WIDTH, ring.dtype)
-    return ring.index(i)._reinterpret(ring.dtype, [64, WIDTH], LAYOUT)
+    parts = reinterpret(ring, ring.dtype, [ring.shape[0] * PARTS, 64, WIDTH], LAYOUT)
+    return parts.index(i * PARTS)
 
 
 # ------------------------------------------------------------------ scheduler warp
@@ -150,17 +153,17 @@ def _copy(desc, ring, full, i, b, h, blocks):
     GATHER: gl.constexpr = ROWS // BLOCK
     if GATHER == 1:
         place = ring.index(i).reshape([1, 1, ROWS, WIDTH])
-        tma.async_copy_global_to_shared(desc, [b, h, blocks[0] * ROWS, 0], full, place)
+        async_load(desc, [b, h, blocks[0] * ROWS, 0], full, place)
     else:
         # shared memory holds the columns in panels of at most 128 bytes, each with all rows
         PANEL: gl.constexpr = desc.block_shape[3]
         PANELS: gl.constexpr = WIDTH // PANEL
-        view = ring._reinterpret(
-            desc.dtype, [STAGES * PANELS * GATHER, 1, 1, BLOCK, PANEL], desc.layout
+        view = reinterpret(
+            ring, desc.dtype, [STAGES * PANELS * GATHER, 1, 1, BLOCK, PANEL], desc.layout
         )
         for panel in gl.static_range(PANELS):
             for p in gl.static_range(GATHER):
-                tma.async_copy_global_to_shared(
+                async_load(
                     desc, [b, h, blocks[p] * BLOCK, panel * PANEL], full,
                     view.index((i * PANELS + panel) * GATHER + p),
                 )  # fmt: skip
@@ -239,7 +242,7 @@ def producer(f):
                     mbarrier.expect(full, f.descs.q.block_type.nbytes)
                     row = (tile * CONSUMERS + c) * 64
                     place = shared_rows(bufs.q, i, f.BLOCK_D).reshape(f.descs.q.block_shape)
-                    tma.async_copy_global_to_shared(f.descs.q, [b, h, row, 0], full, place)
+                    async_load(f.descs.q, [b, h, row, 0], full, place)
             # the next tile is claimed late, so that a long one holds no other back
             mbarrier.arrive(bars.record_go, count=1, pred=j == late)
             v_b = b + 0
@@ -281,7 +284,7 @@ def storer(f):
             if part < 0:
                 place = shared_rows(f.bufs.q, i, f.BLOCK_DV).reshape(f.descs.out.block_shape)
                 row = (tile * CONSUMERS + c) * 64
-                tma.async_copy_shared_to_global(f.descs.out, [b, h, row, 0], place)
+                async_store(f.descs.out, [b, h, row, 0], place)
         tma.store_wait(0)  # it has read the place
         mbarrier.arrive(bars.q_empty.index(t % f.Q_STAGES), count=1)
         t += 1

@@ -33,6 +33,7 @@ from sparseflash.kernels.hopper.common import (
     take_turn,
     wait_full,
 )  # fmt: skip
+from sparseflash.kernels.hopper.compat import async_store, barrier
 from sparseflash.kernels.hopper.fp8_feed import (
     Barriers,
     Buffers,
@@ -152,7 +153,7 @@ def _store(f, acc, m, l, m_sum, n, bh, tile, part, CONSUMER: gl.constexpr):
         tma.store_wait(0)  # the store of the previous tile has read the buffer
         out_s.reshape([64, f.BLOCK_DV]).store(out.to(gl.bfloat16))
         fence_async_shared()
-        tma.async_copy_shared_to_global(f.descs.out, [bh // heads, bh % heads, row, 0], out_s)
+        async_store(f.descs.out, [bh // heads, bh % heads, row, 0], out_s)
         q = row + gl.arange(0, 64, ROWS)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
 
@@ -245,7 +246,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 add = j % FLUSH != 0
                 if j % FLUSH == 0:
                     sum_s.store(_flushed(acc, sum_s, m, m_sum, j == FLUSH))
-                    gl.thread_barrier()  # here, or the compiler puts one into every step
+                    barrier()  # here, or the compiler puts one into every step
                     m_sum = m + 0.0
                 score_scale, shift = _key_scale(f, block, kv_row)
                 g += 1

@@ -2,10 +2,11 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
 from sparseflash.kernels.hopper.common import WARP, fields, wait_empty
+from sparseflash.kernels.hopper.compat import async_load
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -182,9 +183,7 @@ def producer(f):
         for c in gl.static_range(2):
             full = bars.q_full.index(slot * 2 + c)
             mbarrier.expect(full, descs.q.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                descs.q, [b, h, tile * 128 + c * 64, 0], full, bufs.q.index(slot * 2 + c)
-            )
+            async_load(descs.q, [b, h, tile * 128 + c * 64, 0], full, bufs.q.index(slot * 2 + c))
         h = h // f.group
         late = gl.maximum(n - 4, 0)
         for j in range(n):
@@ -194,9 +193,7 @@ def producer(f):
             i = g % f.STAGES
             wait_empty(bars.empty, g)  # also of V of block g - 1
             mbarrier.expect(bars.k_full.index(i), descs.k.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                descs.k, [b, h, block * 128, 0], bars.k_full.index(i), bufs.k.index(i)
-            )
+            async_load(descs.k, [b, h, block * 128, 0], bars.k_full.index(i), bufs.k.index(i))
             _copy_v(f, g - 1, v_b, v_h, v_col)
             v_b = b
             v_h = h
@@ -216,4 +213,4 @@ def _copy_v(f, g, b, h, col):
         i = g % f.STAGES
         full = f.bars.v_full.index(i)
         mbarrier.expect(full, f.descs.v.block_type.nbytes)
-        tma.async_copy_global_to_shared(f.descs.v, [b, h, 0, col], full, f.bufs.v.index(i))
+        async_load(f.descs.v, [b, h, 0, col], full, f.bufs.v.index(i))

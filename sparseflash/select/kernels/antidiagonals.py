@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import INF, on, shared_strides
 
 ROWS, COLS = 128, 256  # squares of a tile
@@ -49,11 +50,12 @@ def antidiagonal_sums(
                 STRIDE=stride, PER_COL=per_col, HELD=held, HEAD_DIM=dim,
                 STEP=max(16, min(128 // q.element_size(), triton.next_power_of_2(dim))),
                 MASKED=allowed is not None, ROWS=ROWS, COLS=width, num_warps=8, num_stages=3,
+                **FUSED,
             )  # fmt: skip
             count = min(each, rows - first)
             _probabilities[(count * batch * heads,)](
                 logs, out, first, count, each * per_row, rows, cols, PER_ROW=per_row,
-                WIDTH=triton.next_power_of_2(cols), num_warps=1 if cols <= 512 else 8,
+                WIDTH=triton.next_power_of_2(cols), num_warps=1 if cols <= 512 else 8, **FUSED,
             )  # fmt: skip
     return out
 

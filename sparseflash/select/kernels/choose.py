@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,
@@ -33,7 +34,7 @@ def choose_blocks(
             *((0, 0) if forced is None else shared_strides(forced)), *shared_strides(low),
             heads, rows, cols, float(rule.value),
             WIDTH=width, KIND="count" if rule.fixed else rule.kind, SOFTMAX=not probabilities,
-            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)),
+            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)), **FUSED,
         )  # fmt: skip
     return out
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import on
 
 _PLACES = ("mean", "max", "min", "positive", "negative", "high", "middle", "low")
@@ -40,7 +41,7 @@ def pool_blocks(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...
         _pool[(sum(programs),)](
             *arguments, programs[0], *codes, HEAD_DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
             BOTH=len(inputs) == 2, MOST=step,
-            UNROLL=unroll, num_warps=2,
+            UNROLL=unroll, num_warps=2, **FUSED,
         )  # fmt: skip
     return tuple(out)
 

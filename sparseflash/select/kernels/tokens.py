@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,
@@ -50,7 +51,7 @@ def pick_chunks(
                 q, mean, words, *q.stride()[:3], *sizes, begin * chunk // rows, tiles, heads,
                 count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
                 HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
-                NSA=nsa, num_warps=warps, num_stages=2,
+                NSA=nsa, num_warps=warps, num_stages=2, **FUSED,
             )  # fmt: skip
             begin = width
     return words

@@ -1,6 +1,5 @@
 """The hopper backend as far as it goes without a GPU: what it refuses, how it compiles."""
 
-import json
 import re
 from unittest import mock
 
@@ -16,9 +15,7 @@ from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
-from tests import aot
 from tests.problems import problem_of
-from tests.processes import in_a_new_process
 
 
 class OnHopper(torch.Tensor):
@@ -118,13 +115,6 @@ def ask_again():
         question.cache_clear()
 
 
-@pytest.mark.parametrize("version, fits", [("3.5.1", False), ("3.6.0", True), ("3.9.0", False)])
-def test_needs_the_gluon_that_it_is_written_in(version, fits, monkeypatch, ask_again):
-    monkeypatch.setattr("triton.__version__", version)
-    found = hopper.gluon_missing()
-    assert (found is None) == fits and (fits or version in str(found))
-
-
 def test_amd_gpus_are_refused_without_a_question_about_their_capability(monkeypatch, ask_again):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: 1 / 0)
@@ -189,33 +179,3 @@ def test_is_first_and_the_others_follow():
     explained = explain(*make_qkv(1, 1, 16, 16, 16)).splitlines()
     assert [line.split(":")[0].strip() for line in explained[1:5]] == list(NAMES)
     assert explained[1].startswith("  hopper: its kernels run on CUDA tensors")
-
-
-# ---- compilation for sm_90a
-
-PROBLEMS = {
-    # name: keywords of aot.Problem, most bytes that the pass over columns may spill; others none
-    "causal, head dim 128": ({"head_dim": 128}, 512),
-    "dense, head dim 64": ({"head_dim": 64, "mask": None}, 256),
-    "blocks of 64": ({"head_dim": 64, "block_size": [64, 64], "deterministic": True}, 0),
-    "grouped, with dropout": ({"head_dim": 64, "kv_heads": 1, "dropout_p": 0.1}, 4096),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("problem, spills", PROBLEMS.values(), ids=PROBLEMS)
-def test_kernels_compile_for_hopper_without_spills_and_with_wgmma_in_flight(problem, spills):
-    if missing := hopper.gluon_missing():
-        pytest.skip(missing)
-    if aot.ptxas() is None:
-        pytest.skip("Triton came without ptxas")
-    done = in_a_new_process("tests/aot.py", json.dumps(problem))
-    reports = [json.loads(line) for line in done.splitlines()]
-    assert "attention_forward" in {r["name"] for r in reports}
-    assert sum(r["wgmma"] > 0 for r in reports) >= 2  # forward, and a pass of the backward
-    for r in reports:
-        assert not r["serialized"], r
-        assert not r["idle_barriers"], r
-        assert r["shared_bytes"] <= aot.SHARED, r
-        limit = spills if r["name"] == "backward_cols" else 0
-        assert r["spilled_bytes"] <= limit, r

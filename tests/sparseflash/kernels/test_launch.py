@@ -31,7 +31,8 @@ def test_every_call_launches_with_its_own_tensors(static):
         a, b = torch.full((3,), n), None
         arguments = (4, 2), (a, lists[0], b, n), {"BLOCK": 32}
         launch((a, b), lambda arguments=arguments: arguments, lists)
-        assert kernel.launches[-1] == arguments
+        grid, args, options = arguments
+        assert kernel.launches[-1] == (grid, args, options | {"enable_fp_fusion": True})
 
 
 @both

@@ -1,0 +1,101 @@
+"""The calls whose kernels are compiled: what models, benchmarks and tests launch."""
+
+from dataclasses import dataclass, replace
+
+GLOBAL = "local:256+global:128"  # its global rows are so long that they are split
+
+
+@dataclass(frozen=True)
+class Call:
+    """A forward and, unless the backend has none, a backward."""
+
+    name: str
+    backend: str  # hopper | triton | fp8
+    head_dim: int
+    v_head_dim: int | None = None  # None: head_dim
+    dtype: str = "bfloat16"
+    mask: str | None = "causal"  # None: dense attention
+    block_size: tuple[int, int] = (128, 128)
+    n: int = 1024
+    kv_heads: int = 2  # of 4 heads
+    dropout_p: float = 0.0
+    deterministic: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, head dim {self.head_dim}"
+
+
+def hopper_calls() -> list[Call]:
+    """Every variant of the kernels for Hopper that is in use."""
+    base = Call("causal", "hopper", 64)
+    calls = []
+    for head_dim in (32, 64, 128):
+        dense = replace(base, name="dense", head_dim=head_dim, mask=None)
+        causal = replace(base, head_dim=head_dim)
+        split = replace(causal, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
+        small = replace(causal, name="blocks of 64", block_size=(64, 64))
+        calls += [
+            dense, causal, split, small,
+            *(replace(c, name=f"{c.name}, deterministic", deterministic=True)
+              for c in (dense, causal, split, small)),
+            *(replace(c, name=f"{c.name}, dropout", dropout_p=0.1) for c in (dense, causal)),
+            replace(causal, name="causal, grouped heads", kv_heads=1),
+        ]  # fmt: skip
+    for head_dim in (64, 128):
+        causal = replace(base, head_dim=head_dim)
+        calls += [
+            replace(causal, name="causal, float16", dtype="float16"),
+            replace(causal, name="blocks of 16", block_size=(16, 16)),
+            replace(causal, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
+        ]
+    dense256 = replace(base, name="dense", head_dim=256, mask=None)
+    return [
+        *calls,
+        dense256, replace(dense256, name="causal", mask="causal"),
+        replace(dense256, name="dense, dropout", dropout_p=0.1),
+        replace(base, name="causal, v of 128", v_head_dim=128),
+        replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
+        replace(base, name="causal, v of 256", head_dim=128, v_head_dim=256),
+        replace(base, name="odd length", head_dim=128, mask=None, n=1000),
+    ]  # fmt: skip
+
+
+def fp8_calls() -> list[Call]:
+    """The forward for e4m3."""
+    dense = Call("dense", "fp8", 64, mask=None)
+    causal, split = (
+        replace(dense, name="causal", mask="causal"),
+        replace(dense, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
+    )
+    return [replace(c, head_dim=d) for d in (32, 64, 128) for c in (dense, causal, split)]
+
+
+def portable_calls() -> list[Call]:
+    """The portable kernels: full and partial blocks, dropout, and what is odd."""
+    base = Call("causal", "triton", 64)
+    calls = [
+        replace(base, name=name, head_dim=head_dim, mask=mask, dropout_p=dropout_p)
+        for head_dim in (32, 64, 128, 256)
+        for name, mask, dropout_p in (
+            ("dense", None, 0.0), ("causal", "causal", 0.0), ("causal, dropout", "causal", 0.1),
+        )
+    ]  # fmt: skip
+    return [
+        *calls,
+        replace(base, name="causal, float16", head_dim=128, dtype="float16"),
+        replace(base, name="blocks of 16", block_size=(16, 16)),
+        replace(base, name="causal", head_dim=72),
+        replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
+        *(replace(base, name="causal, float32", head_dim=d, dtype="float32") for d in (64, 128)),
+    ]
+
+
+def representative() -> list[Call]:
+    """Few calls that a test has time for: every kernel, each pass, and what claims work."""
+    return [
+        Call("causal", "hopper", 128),
+        Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
+        Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
+        Call("dense", "fp8", 64, mask=None),
+    ]

@@ -1,0 +1,171 @@
+"""Compiles the kernels of a call for a GPU that need not be there.
+
+The launches are those of the backends themselves: Triton is stopped after the compilation, and
+told the target. What ptxas prints is kept.
+"""
+
+import contextlib
+import hashlib
+import io
+import re
+from collections.abc import Container, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import masks
+from experiments.bench.compile_matrix.calls import Call
+from experiments.bench.compile_matrix.chips import Chip
+from sparseflash import fp8
+from sparseflash.backends import hopper
+from sparseflash.backends import triton as portable
+from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.problem import Options, describe
+from sparseflash.schedule import schedule_for
+from sparseflash.testing import make_qkv
+from sparseflash.tiles.lists import tile_lists
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel; variant: a digest of all that it was compiled for, its source apart."""
+
+    name: str
+    variant: str
+    compiled: Any
+    log: str  # of ptxas
+
+    def report(self) -> dict[str, Any]:
+        """Registers, spills and so on, as ptxas or the AMD compiler tells them."""
+        asm, log = self.compiled.asm, self.log
+        if "ptx" in asm:
+            spills = (
+                _number(r"(\d+) bytes spill stores", log),
+                _number(r"(\d+) bytes spill loads", log),
+            )
+            registers, products = (
+                _number(r"Used (\d+) registers", log),
+                asm["ptx"].count("wgmma.mma_async"),
+            )
+        else:
+            text = asm["amdgcn"]
+            spills = (_number(r"\.private_segment_fixed_size: (\d+)", text),)
+            registers, products = _number(r"\.vgpr_count: +(\d+)", text), 0
+        return {
+            "registers": registers,
+            "spilled_bytes": sum(spills),
+            "shared_bytes": self.compiled.metadata.shared,
+            "wgmma": products,
+            "serialized": "instructions are serialized" in log,
+            "idle_barriers": len(idle_barriers(asm["ttgir"])),
+        }
+
+
+def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Kernel]:
+    """The kernels that a call launches, but for the variants that are known."""
+    kernels: list[Kernel] = []
+    target = GPUTarget(chip.kind, chip.arch, chip.warp)
+    driver.set_active(_Driver(target))  # pyright: ignore[reportArgumentType]
+    run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        run(self, *args, grid=grid, warmup=True, **options)
+
+    def do_compile(self, key, signature, device, constexprs, options, attrs, warmup):
+        name = self._fn_name.split(".")[-1]
+        about = name, target, list(signature.values()), constexprs, attrs, options.__dict__
+        variant = hashlib.sha256(repr(about).encode()).hexdigest()[:10]
+        if variant in known or variant in {kernel.variant for kernel in kernels}:
+            return None
+        source, log = self.ASTSource(self, signature, constexprs, attrs), io.StringIO()
+        with contextlib.redirect_stdout(log):
+            made = self.compile(source, target=target, options=options.__dict__)
+        kernels.append(Kernel(name, variant, made, log.getvalue()))
+        return None
+
+    properties = SimpleNamespace(
+        multi_processor_count=chip.multiprocessors, shared_memory_per_block_optin=chip.shared_bytes
+    )
+    with (
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(JITFunction, "_do_compile", do_compile),
+        mock.patch.object(knobs.compilation, "always_compile", True),  # the cache has no log
+        mock.patch.object(knobs.nvidia, "dump_ptxas_log", True),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True),
+        mock.patch("torch.cuda.device", lambda device: contextlib.nullcontext()),
+        mock.patch("torch.cuda.get_device_properties", lambda device: properties),
+        mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
+        mock.patch.object(
+            portable, "_has_tma", lambda device: (chip.capability or (0, 0)) >= (9, 0)
+        ),
+        mock.patch.object(
+            portable, "_has_large_shared_memory", lambda device: chip.shared_bytes >= 220 * 1024
+        ),
+    ):
+        _launch(call)
+    yield from kernels
+
+
+class _Driver:
+    """As much of a driver as the compilation asks for."""
+
+    def __init__(self, target: GPUTarget):
+        self.target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+def _launch(call: Call) -> None:
+    heads, n = 4, call.n
+    q, k, v = make_qkv(
+        1, heads, n, n, call.head_dim, kv_heads=call.kv_heads, v_head_dim=call.v_head_dim,
+        dtype=getattr(torch, call.dtype),
+    )  # fmt: skip
+    schedule = None
+    if call.mask is not None:
+        mask = masks.parse(call.mask).build(n, block_size=call.block_size)
+        schedule = schedule_for(mask, n, n, 1, heads, "cpu")
+    scale = call.head_dim**-0.5
+    if call.backend == "fp8":
+        fp8._forward(fp8.quantize(q, k, v), schedule, scale)
+        return
+    backend = hopper if call.backend == "hopper" else portable
+    seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
+    options = Options(scale, call.dropout_p, call.deterministic, call.backend)
+    problem = describe(q, k, v, call.mask, options, True)
+
+    def walk(specs) -> Walk:
+        return Walk(schedule, tuple(tile_lists(schedule, spec, "cpu") for spec in specs))
+
+    forward = backend.plan_forward(problem, schedule)
+    out, lse = forward(q, k, v, seed, walk(forward.specs))
+    if call.backend == "hopper" and max(call.head_dim, call.v_head_dim or 0) > 128:
+        return
+    backward = backend.plan_backward(problem, schedule)
+    saved = Saved(q, k, v, out, lse, seed)
+    backward(torch.zeros_like(out), None, saved, walk(backward.specs))
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found.group(1)) if found else 0
+
+
+def idle_barriers(ttgir: str) -> list[str]:
+    """Barriers that no partition of warps uses: Triton hands their memory out again."""
+    # what is passed on to the other partitions, and all of the one that sees every name
+    used = re.search(r"ttg\.warp_specialize\((.*?)\)(.*?)partition0\(", ttgir, re.DOTALL)
+    made = re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\w+xi64", ttgir)
+    return [name for name in made if used and not re.search(rf"{name}\b", used.group())]

@@ -1,0 +1,53 @@
+"""Compiles the kernels in use with every supported Triton, for GPUs that need not be there.
+
+    python -m experiments.compile_matrix
+    python -m experiments.compile_matrix 'tritons=[3.9.0]' 'targets=[sm_90a]' 'calls=head dim 128'
+
+A CSV row for each variant: registers, spills, shared memory, serialised wgmma. Exit status 1 where
+a kernel does not compile or is beyond its limits. See docs/guide/measuring.md.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.compile_matrix.calls import fp8_calls, hopper_calls, portable_calls
+from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
+from experiments.bench.compile_matrix.rows import CompileRow
+from experiments.bench.compile_matrix.run import folder_of, run
+from experiments.bench.compile_matrix.table import tables
+from experiments.common.checks import as_list, choose
+from experiments.common.program import program
+from experiments.common.records import Records
+
+
+@program("compile_matrix")
+def main(options: dict[str, Any], command: str) -> None:
+    """Compiles what the configuration asks for, and writes rows and tables."""
+    targets = as_list(options["targets"])
+    for target in targets:
+        choose("targets", target, CHIPS)
+    wanted = str(options["calls"] or "")
+    allowed = {name: options[name] for name in ("fresh", "allow_changes")}
+    records = Records(options["csv"], CompileRow, **allowed)
+    rows: list[CompileRow] = []
+    for version in map(str, as_list(options["tritons"])):
+        folder = folder_of(version, Path(options["tritons_dir"]))
+        for target in targets:
+            calls = [*hopper_calls(), *fp8_calls()] if target == HOPPER else []
+            calls = [c for c in calls + portable_calls() if wanted in f"{c.backend} {c.label}"]
+            rows += run(version, folder, target, calls, records, command)
+    table = records.path.with_suffix(".md")
+    table.write_text(tables(rows))
+    print(f"rows: {records.path}\ntables: {table}")
+    faults = [(row, fault) for row in rows for fault in row.faults()]
+    for row, fault in faults:
+        print(
+            f"Triton {row.triton}, {row.target}, {row.kernel} ({row.backend}, {row.label}): {fault}"
+        )
+    if faults:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

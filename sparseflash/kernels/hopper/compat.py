@@ -1,0 +1,14 @@
+"""Gluon under its newest names, on every supported version of Triton."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import _aggregate
+
+# Each line has the version that brought the newest name; the older names are those of 3.6.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # 3.7
+aggregate = getattr(gluon, "aggregate", None) or _aggregate  # 3.8
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # 3.8
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # 3.8
+_place = gl.shared_memory_descriptor
+reinterpret = getattr(_place, "reinterpret", None) or _place._reinterpret  # 3.9

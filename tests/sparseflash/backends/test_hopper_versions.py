@@ -1,0 +1,203 @@
+"""Which versions of Triton the hopper backend runs with, and the self-check of new ones."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sparseflash
+from sparseflash.backends import cpu, hopper, reference
+from sparseflash.backends import triton as portable
+from sparseflash.backends.hopper import self_check, versions
+from sparseflash.backends.registry import reasons
+from sparseflash.testing import make_qkv
+from tests.problems import problem_of
+
+triton = pytest.importorskip("triton")
+
+
+class OnHopper(torch.Tensor):
+    """A tensor in the memory of the CPU that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with a Hopper GPU: its Triton, what its self-check finds, and how often it ran."""
+    state = SimpleNamespace(triton="3.9.0", finds=None, runs=0, caches=tmp_path)
+
+    def run(device):
+        state.runs += 1
+        return state.finds
+
+    def forget():
+        versions._verdict.cache_clear()
+        hopper.gluon_missing.cache_clear()
+
+    state.forget = forget
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hopper, "_triton", lambda: state.triton)
+    for module in (hopper, portable):
+        monkeypatch.setattr(module, "nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(versions, "run_self_check", run)
+    forget()
+    yield state
+    forget()
+
+
+def inputs():
+    q, k, v = make_qkv(1, 2, 64, 64, 64, dtype=torch.bfloat16)
+    return q.as_subclass(OnHopper), k.as_subclass(OnHopper), v.as_subclass(OnHopper)
+
+
+def answer() -> str | None:
+    return hopper.unsupported(problem_of(*inputs()), "forward")
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0+git1234", "3.9.1"])
+def test_tested_versions_run_at_once(version, machine):
+    machine.triton = version
+    assert answer() is None and machine.runs == 0
+    assert hopper.note(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize("version", ["2.1.0", "3.5.1", "3.2.0"])
+def test_older_versions_are_refused(version, machine):
+    machine.triton = version
+    assert answer() == (
+        f"its kernels need Triton 3.6 or newer, this is {version};"
+        " install torch 2.11 or newer, which brings it"
+    )
+    assert machine.runs == 0
+
+
+@pytest.mark.parametrize("version", ["3.10.0", "4.0.0"])
+@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
+def test_a_new_version_runs_after_a_self_check_that_is_made_once(version, machine):
+    machine.triton = version
+    for _ in range(2):  # the second time as in another process
+        assert answer() is None and answer() is None
+        machine.forget()
+    assert machine.runs == 1
+    for change in ("gpu", "version"):
+        if change == "version":
+            machine.triton = "4.1.0"
+        else:
+            (file,) = machine.caches.rglob("*.json")
+            file.unlink()
+        machine.forget()
+        assert answer() is None
+    assert machine.runs == 3
+
+
+@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
+def test_a_failed_self_check_is_a_reason_and_the_triton_backend_runs(machine):
+    machine.triton, machine.finds = "3.10.0", "dq at head dim 64 has the error 0.5, above 0.01"
+    for _ in range(2):
+        found = reasons(problem_of(*inputs()), "backward")
+        assert found["triton"] is None
+        assert str(found["hopper"]).startswith(
+            "Triton 3.10.0 is not among the tested versions (3.6 to 3.9), and its self-check"
+            " failed: dq at head dim 64 has the error 0.5, above 0.01; delete "
+        )
+        machine.forget()
+    assert machine.runs == 1
+
+
+def test_the_user_is_told_once_that_a_check_runs(machine):
+    machine.triton = "3.10.0"
+    with pytest.warns(UserWarning, match=r"3\.10\.0 is not among .*checking the Hopper kernels"):
+        assert answer() is None
+
+
+@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
+def test_explain_says_so(machine):
+    machine.triton = "3.10.0"
+    text = sparseflash.explain(*inputs())
+    passed = "hopper: chosen; Triton 3.10.0 is not among the tested versions (3.6 to 3.9); the"
+    assert text.count(f"{passed} self-check passed") == 2 and text.startswith("forward: hopper")
+    machine.finds = "it did not end within 900 s"
+    for file in machine.caches.rglob("*.json"):
+        file.unlink()
+    machine.forget()
+    text = sparseflash.explain(*inputs())
+    assert text.startswith("forward: triton")
+    assert text.count("self-check failed: it did not end within 900 s") == 2
+
+
+@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
+def test_a_place_that_cannot_be_written_only_repeats_the_check(machine, monkeypatch):
+    (machine.caches / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(machine.caches / "file"))
+    machine.triton = "3.10.0"
+    assert answer() is None and machine.runs == 1
+
+
+@pytest.mark.parametrize(
+    "made, words",
+    [
+        (SimpleNamespace(stdout='noise\n{"reason": null}\n', stderr="", returncode=0), None),
+        (SimpleNamespace(stdout='{"reason": "dk"}\n', stderr="", returncode=0), "dk"),
+        (SimpleNamespace(stdout="", stderr="a\nillegal", returncode=-6), "status -6 (illegal)"),
+        (subprocess.TimeoutExpired("python", 900), "did not end within 900 s"),
+        (OSError("no python"), "did not start (no python)"),
+    ],
+)
+def test_verdict_of_the_process(made, words, monkeypatch):
+    def run(*command, **options):
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = versions.run_self_check(torch.device("cuda", 0))
+    assert found is None if words is None else words in str(found)
+
+
+def test_the_process_answers_where_there_is_no_gpu():
+    """No GPU is one of the ways in which the check fails."""
+    if torch.cuda.is_available():
+        pytest.skip("here is a GPU")
+    found = versions.run_self_check(torch.device("cuda", 0))
+    assert found is not None and "status" not in found
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The checks, small enough for a CPU, and without the fp8 kernel."""
+    checks = tuple(check._replace(n=300, head_dim=32) for check in self_check.CHECKS)
+    monkeypatch.setattr(self_check, "CHECKS", checks)
+    monkeypatch.setattr(self_check, "_fp8_error", lambda device: 0.0)
+
+
+@pytest.mark.parametrize("backend", [reference, cpu])
+def test_a_right_backend_passes(backend, small, monkeypatch):
+    monkeypatch.setattr(self_check, "hopper", backend)
+    assert self_check.failure(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("wrong, name", [(0, "out"), (1, "lse"), (2, "dq"), (3, "dk"), (4, "dv")])
+def test_a_wrong_tile_fails(wrong, name, small, monkeypatch):
+    results = self_check._results
+
+    def spoiled(backend, check, *inputs):
+        found = results(backend, check, *inputs)
+        if backend is cpu and check.deterministic:
+            found[wrong][0, 0, 64:80] *= 2  # a few rows of a head
+        return found
+
+    monkeypatch.setattr(self_check, "hopper", cpu)
+    monkeypatch.setattr(self_check, "_results", spoiled)
+    found = str(self_check.failure(torch.device("cpu")))
+    assert found.startswith(f"{name} at head dim 32 deterministic") and "above 0.01" in found
+
+
+def test_the_program_prints_a_line_of_json(monkeypatch, capsys):
+    monkeypatch.setattr(self_check, "failure", lambda device: 1 / 0)
+    monkeypatch.setattr("sys.argv", ["self_check", "cpu"])
+    self_check.main()
+    assert json.loads(capsys.readouterr().out) == {"reason": "ZeroDivisionError: division by zero"}
