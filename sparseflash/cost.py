@@ -88,33 +88,22 @@ def cost(
     found = _counts(shape, blocks)
     d, dv, size = shape.head_dim, shape.v_dim, shape.itemsize
     rows, keys = shape.batch * shape.heads * shape.n_q, shape.batch * shape.kv_heads * shape.n_k
-    row_in, row_out = d * size, dv * size
+    row_in, row_out, both = d * size, dv * size, (d + dv) * size
     if direction == "forward":
-        loads = found.row_loads * (d + dv) * size
-        return Cost(
-            pairs=found.pairs,
-            flops=2.0 * found.pairs * (d + dv),
-            exp2=float(found.pairs),
-            hbm_bytes=float(
-                found.live_q * row_in + found.live_k * (row_in + row_out)
-                + rows * (row_out + LSE_BYTES)
-            ),
-            l2_bytes=float(loads + found.live_q * row_in + rows * (row_out + LSE_BYTES)),
-        )  # fmt: skip
-    live = found.live_q * (row_in + 2 * row_out + LSE_BYTES) + found.live_k * (row_in + row_out)
-    written = rows * row_in + keys * (row_in + row_out)
-    # By columns: q and dout with lse and delta; then dq is added in float32, or made by rows.
-    loads = found.col_loads * (row_in + row_out + 2 * LSE_BYTES)
-    loads += found.row_loads * (row_in + row_out) if deterministic else found.col_loads * 4 * d
-    repeats = 2 if deterministic else 1
-    products = (3 * d + 2 * dv) + (repeats - 1) * (d + dv)
-    return Cost(
-        pairs=found.pairs,
-        flops=2.0 * found.pairs * products,
-        exp2=float(found.pairs * repeats),
-        hbm_bytes=float(live + written),
-        l2_bytes=float(loads + found.live_k * (row_in + row_out) + written),
-    )
+        repeats, products = 1, d + dv
+        own = found.live_q * row_in + rows * (row_out + LSE_BYTES)
+        hbm_bytes = own + found.live_k * both
+        l2_bytes = own + found.row_loads * both
+    else:
+        repeats = 2 if deterministic else 1
+        products = (3 * d + 2 * dv) + (repeats - 1) * (d + dv)
+        own = found.live_k * both + rows * row_in + keys * both
+        hbm_bytes = own + found.live_q * (both + row_out + LSE_BYTES)
+        # By columns: q and dout with lse and delta; then dq is added in float32, or made by rows.
+        l2_bytes = own + found.col_loads * (both + 2 * LSE_BYTES)
+        l2_bytes += found.row_loads * both if deterministic else found.col_loads * 4 * d
+    flops, exp2 = 2.0 * found.pairs * products, float(found.pairs * repeats)
+    return Cost(found.pairs, flops, exp2, float(hbm_bytes), float(l2_bytes))
 
 
 def ideal(cost: Cost, ceilings: Ceilings, dtype: str) -> Ideal:

@@ -120,11 +120,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @torch.no_grad()
 def attention(
-    inputs: Quantized,
-    mask: AnyMask = None,
-    *,
-    scale: float | None = None,
-    return_lse: bool = False,
+    inputs: Quantized, mask: AnyMask = None, *, scale: float | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D_v) bfloat16, no gradients.
 

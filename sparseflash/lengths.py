@@ -20,7 +20,7 @@ from sparseflash.checks import check_tensors
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
-from sparseflash.select.static import grid_codes, to_device
+from sparseflash.select.static import grid_codes, heads_of, to_device
 
 HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
 BLOCK = 128  # tokens of the blocks that are skipped
@@ -173,7 +173,7 @@ def blocks_of(mask: Mask | None, n: int, heads: int, device: torch.device) -> Bl
         codes = np.full((1, n // BLOCK, n // BLOCK), FULL, np.int32)
         bits = np.zeros((0, BLOCK, BLOCK // 32), np.uint32)
     else:
-        built = mask.build(n, n, (BLOCK, BLOCK), heads=heads if mask.per_head else None)
+        built = mask.build(n, n, (BLOCK, BLOCK), heads=heads_of(mask, heads))
         codes, bits = grid_codes(built)[0], built.bits
     every = np.full((1, *bits.shape[1:]), 2**32 - 1, np.uint32)
     kinds = [np.setdiff1d(codes[..., c], EMPTY) for c in range(codes.shape[2])]

@@ -81,11 +81,8 @@ class Backward(NamedTuple):
         # Query heads that share a key head add up.
         heads_kv = k.shape[1]
         dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
-        return (
-            torch.empty_like(q).copy_(dq),
-            torch.empty_like(k).copy_(dk),
-            torch.empty_like(v).copy_(dv),
-        )
+        dq, dk, dv = (torch.empty_like(x).copy_(dx) for x, dx in ((q, dq), (k, dk), (v, dv)))
+        return dq, dk, dv
 
 
 def dense_mask(schedule: Schedule) -> Tensor:
@@ -100,12 +97,8 @@ def dense_mask(schedule: Schedule) -> Tensor:
     tiles = unpack_bits(schedule.bits, schedule.block_k)
     empty = tiles.new_zeros((1, *tiles.shape[1:]))
     tiles = torch.cat([tiles, empty, ~empty])
-    mask = rearrange(
-        tiles[grid],
-        "(b h i) j q k -> b h (i q) (j k)",
-        b=schedule.batch,
-        h=schedule.heads,
-    )
+    layout = "(b h i) j q k -> b h (i q) (j k)"
+    mask = rearrange(tiles[grid], layout, b=schedule.batch, h=schedule.heads)
     return mask[..., : schedule.n_q, : schedule.n_k]
 
 

@@ -133,7 +133,8 @@ class Selection:
         tiles, x = Tiles(grid), np.flatnonzero(codes >= 0)
         _, row, col = grid.split(x)
         bits = self.bits.cpu().numpy().view(np.uint32)
-        codes[x] = tiles.codes_of(bits, codes[x], grid.cut(row, col))
+        number = codes[x].astype(np.int64)
+        codes[x] = tiles.codes_of(bits, number, grid.cut(row, col))
         return BlockMask(*assemble(tiles, np.arange(grid.size), codes, text="selection"))
 
     def __repr__(self) -> str:
