@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 import masks
 from experiments.bench.reports.mask_plot import draw_masks
@@ -52,12 +53,7 @@ def write(out: Path) -> list[Path]:
     pictures.mkdir(parents=True, exist_ok=True)
     lines, written = [HEAD], []
     for section, examples in sections().items():
-        lines += [
-            f"## {section}",
-            "",
-            "| | use | pairs | blocks | source |",
-            "|---|---|---|---|---|",
-        ]
+        lines.append(f"## {section}\n\n| | use | pairs | blocks | source |\n|---|---|---|---|---|")
         for example in examples:
             path = pictures / f"{slug(example.code)}.png"
             blocks = build(example)
@@ -125,8 +121,6 @@ def slug(code: str) -> str:
 
 def save(codes: NDArray[np.uint8], path: Path) -> None:
     """Write 0 empty, 1 partial, 2 full as a PNG of three colours."""
-    from PIL import Image
-
     image = Image.fromarray(codes, "P")
     image.putpalette([int(c[i : i + 2], 16) for c in COLOURS.values() for i in (1, 3, 5)])
     image.save(path, optimize=True, bits=2)

@@ -29,11 +29,6 @@ DEFAULTS = {
 @program("select")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
-    measure_all(options, command)
-
-
-def measure_all(options: dict[str, Any], command: str) -> list[SelectRow]:
-    """The rows of the selectors of a configuration, which are also added to its CSV."""
     device = find_device(options["device"])
     shape: dict[str, Any] = dict(DEFAULTS[device.type])
     shape |= {name: options[name] for name in shape if options[name] is not None}
@@ -47,25 +42,19 @@ def measure_all(options: dict[str, Any], command: str) -> list[SelectRow]:
     positive_number("seconds", seconds)
     batch, heads, seq_len, head_dim, kv_heads = shape.values()
     selectors = [parse(text) for text in as_list(options["selectors"])]
-    selectors = selectors or default_selectors(
-        options["density"], seq_len, heads, kv_heads, head_dim
-    )
     qkv = make_qkv(
         batch, heads, seq_len, seq_len, head_dim,
         kv_heads=kv_heads, dtype=DTYPES[dtype], device=device,
     )  # fmt: skip
     records = Records(options["csv"], SelectRow, allow_changes=options["allow_changes"])
-    found: list[SelectRow] = []
-    for selector in selectors:
-        module = getattr(selector, "module", None)
-        if module is not None:
+    sizes = options["density"], seq_len, heads, kv_heads, head_dim
+    for selector in selectors or default_selectors(*sizes):
+        if (module := getattr(selector, "module", None)) is not None:
             module.to(device)
         rows = run(selector, qkv, dtype, seconds, command)
         for row in rows:
             records.append(row)
         print(describe(rows), flush=True)
-        found += rows
-    return found
 
 
 if __name__ == "__main__":

@@ -104,14 +104,11 @@ class Case:
 
     def check(self) -> None:
         """Raises ValueError for values that no case can have."""
-        names = "batch heads kv_heads n_q n_k head_dim v_dim block_q block_k".split()
-        for name in names:
-            if name != "v_dim" or self.v_dim is not None:
-                whole_number(name, getattr(self, name))
+        for name in "batch heads kv_heads n_q n_k head_dim block_q block_k".split():
+            whole_number(name, getattr(self, name))
+        whole_number("v_dim", self.value_dim)
         choose("layout", self.layout, LAYOUTS)
         choose("dtype", self.dtype, DTYPES)
         if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; "
-                "change one of them"
-            )
+            heads = f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
+            raise ValueError(f"{heads}; change one of them")

@@ -7,14 +7,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import DTYPES, LAYOUTS, Case
+from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate
 from experiments.bench.providers import Attention, find
 from experiments.bench.rows import SpeedRow
 from experiments.bench.timing import expected_mib, measure, peak_extra_mib
 from experiments.common.devices import device_name
 from experiments.common.records import OK
-from sparseflash.cost import CEILINGS, Shape, cost, ideal, measure_ceilings
+from sparseflash.cost import CEILINGS, cost, ideal, measure_ceilings
 
 TOO_FAST = "faster than the ideal: the rates of this device are measured too low"
 
@@ -45,7 +45,7 @@ class Bench:
 
     def __init__(self, device: torch.device, seconds: float):
         self.device, self.seconds = device, seconds
-        self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(*_inputs_of(case))))
+        self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(_maskless(case))))
         self.attention = lru_cache(1)(lambda case, provider: find(provider).prepare(case, device))
         self.inputs = lru_cache(1)(self._inputs)
         self.ideal_ms = lru_cache(2)(self._ideal_ms)
@@ -65,7 +65,7 @@ class Bench:
     def ungated(self, what: Measurement) -> Callable[[], object]:
         """The call as it is timed, without looking at its result."""
         case, backward = what.case, what.direction == "backward"
-        attention, inputs = self.attention(case, what.provider), self.inputs(*_inputs_of(case))
+        attention, inputs = self.attention(case, what.provider), self.inputs(_maskless(case))
         with torch.set_grad_enabled(backward):
             qkv = tuple(t.detach().requires_grad_(backward) for t in inputs)
             return _timed(attention, qkv, self._dout(case) if backward else None)
@@ -97,27 +97,24 @@ class Bench:
             warning=TOO_FAST if times.ms_median < ideal_ms else "",
         )
 
-    def _inputs(self, shape: Shape, dtype: str, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, case: Case) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, drawn on the device: on a CPU those of a million tokens take minutes."""
-        q = (shape.batch, shape.heads, shape.n_q, shape.head_dim)
-        k = (shape.batch, shape.kv_heads, shape.n_k, shape.head_dim)
-        extents = (q, k, (*k[:3], shape.v_dim))
-        drawn = [self._draw(seed, e, dtype, layout) for seed, e in enumerate(extents)]
-        return drawn[0], drawn[1], drawn[2]
+        return (
+            self._draw(0, case, case.heads, case.n_q, case.head_dim),
+            self._draw(1, case, case.kv_heads, case.n_k, case.head_dim),
+            self._draw(2, case, case.kv_heads, case.n_k, case.value_dim),
+        )
 
     def _dout(self, case: Case) -> Tensor:
-        extents = case.batch, case.heads, case.n_q, case.value_dim
-        return self._draw(3, extents, case.dtype, case.layout)
+        return self._draw(3, case, case.heads, case.n_q, case.value_dim)
 
-    def _draw(
-        self, seed: int, extents: tuple[int, int, int, int], dtype: str, layout: str
-    ) -> Tensor:
-        """Standard normal (B, H, N, D) of that layout in memory."""
-        token_major = layout == LAYOUTS[1]
-        b, h, n, d = extents
+    def _draw(self, seed: int, case: Case, heads: int, n: int, dim: int) -> Tensor:
+        """Standard normal (batch, heads, n, dim) in the case's dtype and layout of memory."""
+        token_major = case.layout == LAYOUTS[1]
+        extents = (case.batch, n, heads, dim) if token_major else (case.batch, heads, n, dim)
         generator = torch.Generator(self.device).manual_seed(seed)
-        options = {"device": self.device, "dtype": DTYPES[dtype], "generator": generator}
-        x = torch.randn((b, n, h, d) if token_major else (b, h, n, d), **options)
+        options = {"device": self.device, "dtype": DTYPES[case.dtype], "generator": generator}
+        x = torch.randn(extents, **options)
         return x.transpose(1, 2) if token_major else x
 
     def _ideal_ms(self, case: Case, direction: str) -> float:
@@ -127,8 +124,9 @@ class Bench:
         return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms
 
 
-def _inputs_of(case: Case) -> tuple[Shape, str, str]:
-    return case.shape, case.dtype, case.layout
+def _maskless(case: Case) -> Case:
+    """What the inputs of a case depend on."""
+    return replace(case, mask=DENSE, block_q=0, block_k=0)
 
 
 def _step(attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None) -> tuple[Tensor, ...]:

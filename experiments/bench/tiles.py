@@ -30,36 +30,35 @@ LIMIT = 1e-2  # of the relative error
 PRODUCTS = {"forward": 2, "backward_kv": 4, "backward_q": 3}  # matrix products over a block
 
 
+CANDIDATES = {
+    "forward": (
+        (64, 128, 4, 1, 128), (64, 128, 4, 1, 168), (64, 128, 4, 2),
+        (64, 64, 4, 1, 128), (64, 64, 4, 2), (128, 64, 8, 1, 128),
+        (128, 64, 8, 2, 128), (128, 64, 8, 2),
+        (128, 128, 8, 2, 128), (64, 64, 4, 1, 168),
+    ),
+    "backward_kv": (
+        (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 2), (64, 64, 4, 3),
+        (64, 128, 8, 2), (32, 128, 8, 3), (128, 64, 4, 2), (32, 64, 4, 2),
+        (32, 64, 4, 1, 168),
+    ),
+    "backward_q": (
+        (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 1, 128), (64, 64, 4, 2),
+        (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 1),
+        (64, 128, 4, 1, 168), (64, 32, 4, 2),
+    ),
+    "head dim 256": (
+        (64, 64, 8, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 64, 8, 1), (32, 32, 4, 1),
+        (16, 64, 8, 2), (16, 64, 8, 1), (128, 64, 8, 2), (128, 64, 8, 1), (64, 64, 4, 1),
+        (32, 32, 8, 1), (64, 32, 8, 2),
+    ),
+}  # fmt: skip
+
+
 def candidates(kernel: str, head_dim: int) -> list[Tiles]:
     """Tiles worth a try: those whose accumulators and scores fit into the registers."""
-    kind = kernel.split()[0]
-    shapes: list[tuple] = []
-    if kind == "forward":
-        shapes = [
-            (64, 128, 4, 1, 128), (64, 128, 4, 1, 168), (64, 128, 4, 2),
-            (64, 64, 4, 1, 128), (64, 64, 4, 2), (128, 64, 8, 1, 128),
-            (128, 64, 8, 2, 128), (128, 64, 8, 2),
-            (128, 128, 8, 2, 128), (64, 64, 4, 1, 168),
-        ]  # fmt: skip
-    elif kind == "backward_kv":
-        shapes = [
-            (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 2), (64, 64, 4, 3),
-            (64, 128, 8, 2), (32, 128, 8, 3), (128, 64, 4, 2), (32, 64, 4, 2),
-            (32, 64, 4, 1, 168),
-        ]  # fmt: skip
-    elif kind == "backward_q":
-        shapes = [
-            (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 1, 128), (64, 64, 4, 2),
-            (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 1),
-            (64, 128, 4, 1, 168), (64, 32, 4, 2),
-        ]  # fmt: skip
-    if head_dim == 256:
-        shapes = [
-            (64, 64, 8, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 64, 8, 1), (32, 32, 4, 1),
-            (16, 64, 8, 2), (16, 64, 8, 1), (128, 64, 8, 2), (128, 64, 8, 1), (64, 64, 4, 1),
-            (32, 32, 8, 1), (64, 32, 8, 2),
-        ]  # fmt: skip
-    return [Tiles(*shape) for shape in shapes]
+    kind = "head dim 256" if head_dim == 256 else kernel.split()[0]
+    return [Tiles(*shape) for shape in CANDIDATES[kind]]
 
 
 def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
@@ -67,10 +66,8 @@ def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
     batch, heads, n = SHAPES[head_dim]
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (batch, heads, length or n, head_dim)
-    return [
-        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-        for _ in range(4)
-    ]
+    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    return [torch.randn(shape, **options) for _ in range(4)]
 
 
 def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):

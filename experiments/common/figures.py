@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -92,10 +93,7 @@ def curve(
     """
     bars = None
     if low is not None and high is not None:
-        bars = [
-            [max(at - end, 0) for at, end in zip(y, low, strict=True)],
-            [max(end - at, 0) for at, end in zip(y, high, strict=True)],
-        ]
+        bars = np.maximum([np.subtract(y, low), np.subtract(high, y)], 0)
     axes.errorbar(
         x,
         y,

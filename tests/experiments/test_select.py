@@ -2,30 +2,25 @@
 
 import pytest
 
-from experiments import select
 from experiments.bench.rows import SelectRow
 from experiments.bench.selectors import STEPS, parse
 from experiments.common.records import read
 
-CONFIG = {
-    "selectors": None, "density": 0.25, "seq_len": 128, "batch": 1, "heads": 2, "kv_heads": 1,
-    "head_dim": 16, "dtype": None, "device": "cpu", "seconds": 1e-4,
-    "allow_changes": False,
-}  # fmt: skip
+SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25 device=cpu seconds=1e-4"
 
 
-def test_rows_of_every_kind(tmp_path, capsys, one_thread):
-    path = tmp_path / "select.csv"
-    rows = select.measure_all(CONFIG | {"csv": str(path)}, "command")
+def test_rows_of_every_kind(tmp_path, run_program, one_thread):
+    words = [f"csv={tmp_path}/select.csv", *SMALL.split()]
+    assert run_program("select", *words)[0] == 0
+    rows = read(tmp_path / "select.csv", SelectRow)
     kinds = {row.mask.split("(")[0] for row in rows}
     assert kinds == {"top_k", "mass", "antidiagonal", "gate", "moba", "nsa"}
     assert [row.step for row in rows[:5]] == list(STEPS)
     assert all(row.ms_graph is None and row.graph_share is None for row in rows)
     assert all(row.ms_median > 0 and 0 < row.density <= 1 for row in rows)
-    chosen = CONFIG | {"csv": str(path), "selectors": ["moba(128, 1)"]}
-    more = select.measure_all(chosen, "command")
-    assert len(read(path, SelectRow)) == len(rows) + len(more) == len(rows) + 5
-    assert "moba(128, 1)" in capsys.readouterr().out
+    status, printed, _ = run_program("select", *words, 'selectors=["moba(128, 1)"]')
+    assert status == 0 and "moba(128, 1)" in printed
+    assert len(read(tmp_path / "select.csv", SelectRow)) == len(rows) + 5
 
 
 @pytest.mark.parametrize("text", ["causal()", "top_k(", "nothing(3)", "top_k(-1)"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.bench.cases import CAUSAL, DENSE
-from experiments.bench.reports.table import newest, shape_of, shape_text, share_text
+from experiments.bench.reports.table import grouped, newest, shape_of, shape_text, share_text
 from experiments.bench.rows import SpeedRow
 from experiments.common.checks import choose
 from experiments.common.records import OK
@@ -38,7 +38,7 @@ def report(rows: Sequence[SpeedRow], own: str) -> str:
     mine = [row for row in measured if row.provider == own]
     found = scores(measured, own)
     parts = []
-    for group in _by_shape(mine):
+    for group in grouped(mine, shape_of):
         same = [row for row in measured if shape_of(row) == shape_of(group[0])]
         parts.append(_shape_table(group, scores(same, own), own))
     parts += [_details(found, name) for name in (UNEVEN, SMALL)]
@@ -111,12 +111,6 @@ def _whole(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
     return next((r for r in whole if abs(r.density / row.density - 1) < 0.02), None)
 
 
-def _by_shape(rows: list[SpeedRow]) -> list[list[SpeedRow]]:
-    order = list(dict.fromkeys(shape_of(r) for r in rows))
-    rows = sorted(rows, key=lambda r: (order.index(shape_of(r)), r.block_q, r.mask != CAUSAL))
-    return [list(group) for _, group in groupby(rows, shape_of)]
-
-
 def _shape_table(mine: list[SpeedRow], found: Sequence[Score], own: str) -> str:
     """Our rows of one shape and direction, each with its ratios."""
     names = {_against(peer, own): peer for peer in _peers(own)}
@@ -125,7 +119,9 @@ def _shape_table(mine: list[SpeedRow], found: Sequence[Score], own: str) -> str:
     shown = [name for name in names if any(name == comparison for comparison, _ in values)]
     head = ["mask", "block", "density", "ms", "TFLOP/s", "of ideal"]
     lines = [[*head, *(names[name] for name in shown)]]
-    for row in sorted(mine, key=lambda r: (-r.block_q if r.block_q else -999, -r.density)):
+    for row in sorted(
+        mine, key=lambda r: (-r.block_q if r.block_q else -999, -r.density, r.mask != CAUSAL)
+    ):
         block = "" if row.mask == DENSE else f"{row.block_q}x{row.block_k}"
         ratios = [values.get((name, _case_text(row))) for name in shown]
         cells = [f"{row.density:.4f}", f"{row.ms:.3f}", f"{row.tflops:.4g}", share_text(row)]

@@ -1,9 +1,8 @@
 """Figures of experiments.speed from its rows: speed-up by sparsity, time by length."""
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from experiments.bench.cases import DENSE, LAYOUTS
-from experiments.bench.reports.table import best_dense, shape_of
+from experiments.bench.reports.table import best_dense, grouped, shape_of
 from experiments.bench.rows import OWN, SpeedRow
 from experiments.common.figures import (
     COLUMN,
@@ -40,8 +39,6 @@ PROVIDERS = {
     "flex": ("FlexAttention", Style("#009E73", "^", "--")),
 }
 GREY = "0.35"
-
-T = TypeVar("T", bound=Hashable)
 
 
 def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
@@ -95,9 +92,9 @@ def _sparsity_axis(axes: Axes, deepest: float) -> None:
 def _dense_notes(axes: Axes, dense: SpeedRow, own: SpeedRow | None) -> None:
     """Which dense attention is the 1x, and where our own stands."""
     axes.axhline(1, color=GREY, lw=1)
-    text = f"1x: {_name(dense.provider)}, dense"
+    text = f"1x: {_look(dense.provider)[0]}, dense"
     if own is not None and own is not dense:
-        text += f"\n{dense.ms / own.ms:.2f}x: {_name(own.provider)}, dense"
+        text += f"\n{dense.ms / own.ms:.2f}x: {_look(own.provider)[0]}, dense"
     axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)
 
 
@@ -112,7 +109,7 @@ def _device_limit(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None
 
 def _speedup_curves(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
     """Random masks as a curve for each block size, smaller ones paler; others as open markers."""
-    name, style = _name(rows[0].provider), _style(rows[0].provider)
+    name, style = _look(rows[0].provider)
     masked = sorted((r for r in rows if r.mask != DENSE), key=lambda r: r.density)
     by_block = grouped((r for r in masked if r.random), lambda r: (r.block_q, r.block_k))
     by_block.sort(key=lambda group: -group[0].block_q)
@@ -172,8 +169,9 @@ def draw_length(rows: Sequence[SpeedRow]) -> Figure:
         lines = [line for line in _by_length(group) if len(line) > 1]
         for line in sorted(lines, key=lambda line: line[0].provider not in OWN):
             provider, dense = line[0].provider, line[0].mask == DENSE
-            style = _style(provider)._replace(line="-" if dense else "--")
-            label = None if provider in labelled else _name(provider)
+            name, style = _look(provider)
+            style = style._replace(line="-" if dense else "--")
+            label = None if provider in labelled else name
             labelled.add(provider)
             x, y = [r.n_q for r in line], [r.ms for r in line]
             curve(axes, x, y, style, label, filled=dense)
@@ -200,14 +198,6 @@ def _by_length(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
 # ---- what the figures share
 
 
-def grouped(rows: Iterable[SpeedRow], key: Callable[[SpeedRow], T]) -> list[list[SpeedRow]]:
-    """Rows with the same key together, in the order in which the keys come first."""
-    groups: dict[T, list[SpeedRow]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return list(groups.values())
-
-
 def caption(row: SpeedRow, *, length: bool = True) -> str:
     """The device and the shape of a row, short."""
     heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
@@ -232,9 +222,5 @@ def _panels(rows: Sequence[SpeedRow]) -> tuple[Figure, list[tuple[Axes, list[Spe
     return figure, list(zip(grid.flat, groups, strict=True))
 
 
-def _name(provider: str) -> str:
-    return PROVIDERS[provider][0] if provider in PROVIDERS else provider
-
-
-def _style(provider: str) -> Style:
-    return PROVIDERS[provider][1] if provider in PROVIDERS else OTHER
+def _look(provider: str) -> tuple[str, Style]:
+    return PROVIDERS.get(provider, (provider, OTHER))

@@ -1,7 +1,8 @@
 """Rows as text: one table a shape and direction, masks down and providers across."""
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.rows import SpeedRow
@@ -11,23 +12,29 @@ from experiments.common.text_table import aligned
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
 
 
+T = TypeVar("T", bound=Hashable)
+
+
+def grouped(rows: Iterable[SpeedRow], key: Callable[[SpeedRow], T]) -> list[list[SpeedRow]]:
+    """Rows with the same key together, in the order in which the keys come first."""
+    groups: dict[T, list[SpeedRow]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return list(groups.values())
+
+
 def shape_of(row: SpeedRow) -> tuple[object, ...]:
     """What rows must share to be compared: everything but mask, blocks and provider."""
     return tuple(getattr(row, name) for name in SHAPE)
 
 
 def best_dense(
-    rows: Sequence[SpeedRow], *, own: bool | None = None
+    rows: Sequence[SpeedRow], *, own: bool = False
 ) -> dict[tuple[object, ...], SpeedRow]:
-    """The fastest dense row of each shape: of ours (own), of the peers (not own), or of all."""
-    best: dict[tuple[object, ...], SpeedRow] = {}
-    for row in newest(rows):
-        if row.mask != DENSE or row.status != OK or own not in (None, row.own):
-            continue
-        shape = shape_of(row)
-        if shape not in best or row.ms < best[shape].ms:
-            best[shape] = row
-    return best
+    """The fastest dense row of each shape, or with `own` of ours alone."""
+    dense = [row for row in newest(rows) if row.mask == DENSE and row.status == OK]
+    dense = [row for row in dense if row.own or not own]
+    return {shape_of(g[0]): min(g, key=lambda row: row.ms) for g in grouped(dense, shape_of)}
 
 
 def newest(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
@@ -42,9 +49,8 @@ def tables(rows: Sequence[SpeedRow], known: Sequence[SpeedRow] = ()) -> str:
     and `known`, and the ideal time as a share of the measured one, with ! above 100 %.
     """
     dense = best_dense([*known, *rows], own=True)
-    parts = []
-    for shape, group in groupby(sorted(rows, key=_shape_order), key=shape_of):
-        parts.append(_table(list(group), dense.get(shape)))
+    groups = grouped(sorted(rows, key=_shape_order), shape_of)
+    parts = [_table(group, dense.get(shape_of(group[0]))) for group in groups]
     notes = {f"! {row.warning}": None for row in rows if row.warning}
     notes |= {f"{r.provider} {r.direction}: {r.status}": None for r in rows if r.status != OK}
     parts += ["\n".join(notes)] if notes else []

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from experiments.bench import measure as module
 from experiments.bench import providers
 from experiments.bench.cases import DENSE
 from experiments.bench.measure import TOO_FAST, Bench
@@ -86,7 +85,7 @@ def test_ours_and_peers_pass_the_gate(provider, changes, direction):
 
 
 def test_the_layout_is_that_of_memory():
-    q = Bench(CPU, 0.01).inputs(*module._inputs_of(replace(CASE, layout="token_major")))[0]
+    q = Bench(CPU, 0.01).inputs(replace(CASE, layout="token_major"))[0]
     assert q.shape == (2, 4, 200, 16) and q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
 
 

@@ -37,13 +37,9 @@ def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
         number = np.arange(images.placed.shape[1]) // 2
         if n in (1, 4):
             assert not (middle & marks).any()
-            assert {number[i] for i in np.nonzero(middle)[1]} == set(
-                range((9 - n) // 2, (9 + n) // 2)
-            )
-            assert {number[i] for i in np.nonzero(marks)[1]} == {
-                *range((n + 1) // 2),
-                *range(9 - n // 2, 9),
-            }
+            inner, outer = (set(number[np.nonzero(found)[1]]) for found in (middle, marks))
+            assert inner == set(range((9 - n) // 2, (9 + n) // 2))
+            assert outer == {*range((n + 1) // 2), *range(9 - n // 2, 9)}
     # a gap changes the image where the curve is, between the marks
     gap = redraw(images, each, ~cuts.on_curve(images, 9, 3, middle=True))
     assert ((gap != images.pixels).sum((1, 2)) > 10).all()
@@ -52,12 +48,9 @@ def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run, and that of a run with another objective."""
-    place = tmp_path_factory.mktemp("cuts")
-    other = ["name=pre", "pretrain=masked_pixels"]
-    return (
-        small_run(place, "task=pathfinder32", "task.order=tiles:8"),
-        small_run(place, "task=pathfinder32", *other),
-    )
+    place, task = tmp_path_factory.mktemp("cuts"), "task=pathfinder32"
+    other = small_run(place, task, "name=pre", "pretrain=masked_pixels")
+    return small_run(place, task, "task.order=tiles:8"), other
 
 
 def answers(folder, **changes):

@@ -47,13 +47,10 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"run": "nowhere"}, "run=nowhere: no config.yaml there"),
         ({"strokes": 128}, "strokes=128: give a list of sizes"),
         ({"strokes": [64, 300]}, "strokes=300: images of size 64 can have those of 64 to 256"),
         ({"parts": "marks"}, "parts='marks': give a list from thickness, marks, intensity"),
         ({"parts": ["mark"]}, r"parts=\['mark'\]: choose from thickness"),
-        ({"seed": 0}, "seed=0: the run was trained on images of this seed"),
-        ({"examples": 1}, "examples=1: all have the same label"),
         ({"batch": 0}, "batch=0: give a whole number"),
     ],
 )
