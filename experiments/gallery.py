@@ -7,7 +7,6 @@ of 16. The counts are compared with the masks on the way. `figures/masks.png` sh
 length of a benchmark side by side.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ from PIL import Image
 
 import masks
 from experiments.bench.reports.mask_plot import draw_masks
-from experiments.common.figures import save as save_figure
-from experiments.common.figures import style
+from experiments.common import figures
 from masks.draw import COLOURS, tokens
 from masks.registry import PATTERNS, TRANSFORMS, Example
 
@@ -55,7 +53,7 @@ def write(out: Path) -> list[Path]:
     for section, examples in sections().items():
         lines.append(f"## {section}\n\n| | use | pairs | blocks | source |\n|---|---|---|---|---|")
         for example in examples:
-            path = pictures / f"{slug(example.code)}.png"
+            path = pictures / f"{figures.file_name(example.code)[:60].strip('-')}.png"
             blocks = build(example)
             verify(example, blocks)
             codes = tokens(blocks, (0, TOKENS - 1), (0, TOKENS - 1), batch=0, head=example.head)
@@ -70,9 +68,9 @@ def write(out: Path) -> list[Path]:
 
 def overview(path: Path) -> Path:
     """Draws eight patterns side by side; returns the path."""
-    with style():
+    with figures.style():
         figure = draw_masks([masks.parse(text).build(16384) for text in OVERVIEW])
-        return save_figure(figure, path.with_suffix(""), ["png"])[0]
+        return figures.save(figure, path.with_suffix(""), ["png"])[0]
 
 
 def sections() -> dict[str, list[Example]]:
@@ -112,11 +110,6 @@ def row(example: Example, picture: Path, blocks: masks.BlockMask) -> str:
         f'| <img src="{picture.as_posix()}" width="128" alt=""> | `{code}`<br>{example.use} | '
         f"{pairs} | {found.block_density:.3g} | {example.source} |"
     )
-
-
-def slug(code: str) -> str:
-    """A file name for an example."""
-    return re.sub(r"[^a-z0-9]+", "-", code.lower()).strip("-")[:60].strip("-")
 
 
 def save(codes: NDArray[np.uint8], path: Path) -> None:

@@ -10,13 +10,20 @@ FOLDERS = ("masks", "sparseflash")
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
+def repository(folder):
     """A small git repository as the project, with one commit."""
+    (folder / "docs").mkdir()
+    change(folder, "a = 1\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with code as the project, without git."""
     (tmp_path / "masks").mkdir()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "masks" / "a.py").write_text("a = 1\n")
-    for words in (["init", "-q"], ["add", "."], [*AUTHOR, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.delenv(provenance.COMMIT, raising=False)
     clear()
@@ -24,13 +31,14 @@ def repository(tmp_path, monkeypatch):
     clear()
 
 
-AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@b"]
+def change(folder, code):
+    (folder / "masks" / "a.py").write_text(code)
+    clear()
 
 
 def clear():
-    for function in (provenance.source_digest, provenance.digest_at, provenance.commit):
-        function.cache_clear()
-    provenance._history.cache_clear()
+    for name in ("source_digest", "digest_at", "commit", "_history"):
+        getattr(provenance, name).cache_clear()
 
 
 def test_the_digest_of_the_files_is_that_of_their_commit(repository):
@@ -43,9 +51,8 @@ def test_the_digest_of_the_files_is_that_of_their_commit(repository):
 
 def test_a_changed_file_has_another_digest_and_no_commit(repository):
     before = provenance.source_digest("masks")
-    (repository / "masks" / "a.py").write_text("a = 2\n")
     (repository / "masks" / "notes.txt").write_text("not code")
-    clear()
+    change(repository, "a = 2\n")
     now = provenance.source_digest("masks")
     assert now != before and provenance.trace(now, ("masks",)) is None
     assert provenance.commit().endswith("+changes")
@@ -57,24 +64,19 @@ def test_results_alone_do_not_make_the_code_changed(repository):
     assert not provenance.commit().endswith("+changes")
 
 
-def test_only_a_commit_is_published(repository, tmp_path):
+def test_only_a_commit_is_published(repository):
     published = repository / "docs" / "results" / "speed.csv"
     provenance.check_published(published)
-    (repository / "masks" / "a.py").write_text("a = 2\n")
-    clear()
+    change(repository, "a = 2\n")
     with pytest.raises(ValueError, match=r"commit first, or allow it with allow_changes=true"):
         provenance.check_published(published)
     provenance.check_published(repository / "runs" / "speed.csv")
 
 
-def test_a_copy_without_git_names_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    monkeypatch.delenv(provenance.COMMIT, raising=False)
-    clear()
+def test_a_copy_without_git_names_its_commit(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"not a git checkout: give the commit.*SOURCE_COMMIT="):
-        provenance.check_published(tmp_path / "docs" / "speed.csv")
+        provenance.check_published(folder / "docs" / "speed.csv")
     monkeypatch.setenv(provenance.COMMIT, "abc")
     clear()
-    provenance.check_published(tmp_path / "docs" / "speed.csv")
+    provenance.check_published(folder / "docs" / "speed.csv")
     assert provenance.origin("cpu", "python", FOLDERS)["commit"] == "abc"
-    clear()

@@ -56,11 +56,9 @@ def test_markers_lie_on_the_ends_that_the_label_says(made, size):
     """Walks the paddles from the first marker: no step is longer than a gap, and the second marker
     lies at the end of the walk if and only if the label is 1."""
     images, chosen = made[size], spec(size)
-    for n, (info, placed, count) in enumerate(
-        zip(images.info, images.placed, images.counts, strict=True)
-    ):
+    for n, info in enumerate(images.info):
         margin = chosen.margins[info[MARGIN]]
-        both, snakes = ends(images, n, chosen), placed[:count, 0]
+        both, snakes = ends(images, n, chosen), images.placed[n, : images.counts[n], 0]
         first, second = info[MARKERS : MARKERS + 4].reshape(2, 2)
         tails = [both[snakes == s][0, 0] for s in (0, 1)]
         (start,) = [s for s in (0, 1) if (tails[s] == first).all()]
@@ -101,10 +99,10 @@ def test_growth_obeys_the_rules_on_dense_arrays(made, size):
         margin = chosen.margins[images.info[n, MARGIN]]
         t = tables(chosen, margin)
         ring = len(t.ring)
-        angles = np.arctan2(*t.ring.T)
+        angles, degrees = np.arctan2(*t.ring.T), np.radians(np.arange(-180, 180))
         drawn = np.where(angles < 0, angles + np.pi, angles - np.pi)
-        degrees = np.radians(np.arange(-180, 180))
-        masks = _patches(chosen, margin, t.half, np.concatenate([drawn, degrees]))[1]
+        angles, drawn = (np.concatenate([own, degrees]) for own in (angles, drawn))
+        masks = _patches(chosen, margin, t.half, drawn)[1]
         mask = np.ones((size, size))
         mask[chosen.padding : -chosen.padding, chosen.padding : -chosen.padding] = 0
         y, x = np.ogrid[-margin : margin + 1, -margin : margin + 1]
@@ -123,9 +121,7 @@ def test_growth_obeys_the_rules_on_dense_arrays(made, size):
                 dilated = grey_dilation(mask, footprint=disk, mode="nearest")
                 assert dilated[row, column] < 1
                 assert (mask + patch).max() < 1.8
-                before = latest[snake][1]
-                last = angles[before] if before < ring else degrees[before - ring]
-                turn = abs(angles[direction] - last)
+                turn = abs(angles[direction] - angles[latest[snake][1]])
                 assert min(turn, 2 * np.pi - turn) * chosen.continuity < np.pi / 2
                 np.maximum(mask, latest[snake][0], out=mask)
             latest[snake] = patch, direction
@@ -227,9 +223,8 @@ def test_strokes_between_two_sizes():
     fine, coarse, half = spec(128), spec(256), spec(128, strokes=192)
     names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
     for name in names:
-        assert getattr(half, name) == pytest.approx(
-            (getattr(fine, name) + getattr(coarse, name)) / 2
-        )
+        own, low, high = (getattr(each, name) for each in (half, fine, coarse))
+        assert own == pytest.approx((low + high) / 2)
     assert replace(half, **{name: getattr(fine, name) for name in names}) == fine
     assert spec(256, strokes=256) == coarse and spec(32, strokes=32) == spec(32)
     with pytest.raises(ValueError, match="strokes=128: images of size 32 can have those of 32"):
