@@ -10,9 +10,9 @@ See docs/guide/measuring.md.
 from typing import Any
 
 from experiments.bench.measure import Bench
-from experiments.bench.reports.table import newest, tables
+from experiments.bench.reports.table import tables
 from experiments.bench.rows import SpeedRow
-from experiments.bench.speed_run import chosen, run, unmeasured
+from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
 from experiments.bench.warm import warm
 from experiments.common.checks import positive_number, whole_number
 from experiments.common.devices import find_device
@@ -28,7 +28,8 @@ def main(options: dict[str, Any], command: str) -> None:
     positive_number("seconds", seconds)
     positive_number("warm_s", options["warm_s"])
     whole_number("workers", options["workers"], 0)
-    wanted = chosen(options, device)
+    whole_number("rounds", options["rounds"])
+    wanted = in_rounds(chosen(options, device), options["rounds"])
     allowed = {name: options[name] for name in ("fresh", "allow_changes")}
     records = Records(options["csv"], SpeedRow, **allowed)
     if options["workers"]:
@@ -38,7 +39,7 @@ def main(options: dict[str, Any], command: str) -> None:
     rows = run(wanted, Bench(device, seconds), records, command)
     print("\n" + tables(rows, records.rows))
     table = records.path.with_suffix(".txt")
-    table.write_text(tables(newest(records.rows)) + "\n")
+    table.write_text(tables(records.rows) + "\n")
     print(f"\nrows:  {records.path}\ntable: {table}\nplots: python -m experiments.plot")
 
 

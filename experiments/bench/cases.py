@@ -1,5 +1,6 @@
 """A case: one mask at one shape."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +9,7 @@ import torch
 
 import masks
 from experiments.common.checks import choose, whole_number
+from masks.patterns.bands import Band
 from sparseflash.cost import Shape
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -55,6 +57,28 @@ class Case:
     def causal(self) -> bool:
         """Whether a peer's own causal kernel computes just this mask."""
         return self.mask == CAUSAL and self.n_q == self.n_k
+
+    @property
+    def window(self) -> tuple[int | None, int | None] | None:
+        """Keys to the left and the right of a query, None for all of a side, where the mask is one
+        window over a square.
+        """
+        mask = None if self.mask == DENSE else masks.parse(self.mask)
+        if not isinstance(mask, Band) or self.n_q != self.n_k or min(mask.high, -mask.low) < 0:
+            return None
+        left, right = (None if side >= self.n_k else side for side in (mask.high, -mask.low))
+        return left, right
+
+    @property
+    def documents(self) -> tuple[int, ...] | None:
+        """The lengths of documents that see themselves only, causal or not, where that is the mask
+        of a square.
+        """
+        found = re.fullmatch(r"documents\(\(([\d, ]+)\)\)( & causal\(\))?", self.mask)
+        if not found or self.n_q != self.n_k:
+            return None
+        lengths = tuple(int(n) for n in found[1].split(",") if n.strip())
+        return lengths if sum(lengths) == self.n_k else None
 
     @cached_property
     def blocks(self) -> masks.BlockMask | None:

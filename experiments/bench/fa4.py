@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import Case
+from experiments.bench.cases import CAUSAL, Case
 from masks.interop.fa4 import to_fa4
 
 INSTALL = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
@@ -29,31 +29,75 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class FlashAttention4:
-    """Block lists by `to_fa4`; partial blocks look up their bits, `causal` has its own kernel."""
+    """Block lists by `to_fa4`; partial blocks look up their bits, `causal` has its own kernel.
 
+    form: "window" and "varlen" are its own arguments for windows and for packed documents, in place
+        of block lists. They concern only the cases with such masks.
+    """
+
+    form: str = "blocks"
     deterministic: bool = False
     dense_only = False
+    package = "flash-attn-4"
+
+    def concerns(self, case: Case) -> bool:
+        if self.form == "window":
+            return case.window is not None and not case.causal
+        return self.form == "blocks" or case.documents is not None
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if device.type != "cuda":
             return f"needs a CUDA device, not {device}"
         if case.dtype not in ("bfloat16", "float16"):
             return f"takes bfloat16 and float16, not {case.dtype}"
+        if self.form == "varlen" and case.layout != "token_major":
+            return (
+                f"joins the documents of all batch entries: layout=token_major, not {case.layout}"
+            )
         return missing()
 
     def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
-        attend = importlib.import_module("flash_attn.cute.interface").flash_attn_func
+        interface = importlib.import_module("flash_attn.cute.interface")
         arguments: dict[str, Any] = {"deterministic": self.deterministic}
-        if case.causal:
-            arguments["causal"] = True
-        elif case.blocks is not None:
-            arguments |= block_arguments(case, device)
+        if self.form == "varlen":
+            attend = interface.flash_attn_varlen_func
+            arguments |= varlen_arguments(case, device)
+        else:
+            attend = interface.flash_attn_func
+            if self.form == "window":
+                arguments["window_size"] = case.window
+            elif case.causal:
+                arguments["causal"] = True
+            elif case.blocks is not None:
+                arguments |= block_arguments(case, device)
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = attend(*(t.transpose(1, 2) for t in (q, k, v)), **arguments)
-            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+            batch = q.shape[0]
+            inputs = [t.transpose(1, 2) for t in (q, k, v)]
+            if self.form == "varlen":
+                inputs = [t.flatten(0, 1) for t in inputs]
+            found = attend(*inputs, **arguments)
+            out = found[0] if isinstance(found, tuple) else found
+            if self.form == "varlen":
+                out = out.unflatten(0, (batch, -1))
+            return out.transpose(1, 2)
 
         return run
+
+
+def varlen_arguments(case: Case, device: torch.device) -> dict[str, Any]:
+    """What `flash_attn_varlen_func` takes for packed documents."""
+    assert case.documents is not None
+    lengths = torch.tensor(case.documents * case.batch, dtype=torch.int32)
+    ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)).to(device)
+    longest = max(case.documents)
+    return {
+        "cu_seqlens_q": ends,
+        "cu_seqlens_k": ends,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+        "causal": CAUSAL in case.mask,
+    }
 
 
 def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:

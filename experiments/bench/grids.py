@@ -8,7 +8,7 @@ import torch
 
 import masks
 from experiments.bench import fa4
-from experiments.bench.cases import CAUSAL, DENSE, Case
+from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS, Case
 from experiments.common.checks import as_list, whole_number
 
 DENSITIES = (0.5, 0.25, 0.125, 0.0625, 0.03125)
@@ -128,17 +128,64 @@ def limits(device: torch.device) -> list[Part]:
         for block in (64, 32, 16)
     ]
     parts.append(Part(_cases(thin, [DENSE, *_random_masks(128, 0.0625)]), everyone))
-    # Sequences that only a sparse mask makes possible, below one percent of the blocks.
-    structured = "local(512) | butterfly(128) | global_tokens(64)"
-    lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
-    for n, (heads, density) in lengths.items():
-        long = replace(wide, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-        parts.append(Part(_cases(long, _random_masks(128, density)), block_sparse))
-        parts.append(Part(_cases(long, [structured]), own))
+    for random, structured in _long(wide, big):
+        parts += [Part((random,), block_sparse), Part((structured,), own)]
     return parts
 
 
-GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits}
+def page(device: torch.device) -> list[Part]:
+    """What the first page shows: speed against density, every peer at its best, both layouts.
+
+    Each peer runs its own kernel for a mask where it has one. Random masks stand beside structured
+    ones where only a sparse mask is possible. On a CPU the same in small.
+    """
+    big = device.type == "cuda"
+    own = ("hopper", "hopper_deterministic") if big else ("cpu",)
+    fa4_forms = ("fa4", "fa4_window", "fa4_varlen") if big and not fa4.missing() else ()
+    dense_peer = "sdpa_cudnn" if big else "sdpa"
+    block_sparse = (*own, *fa4_forms)
+    if big:
+        wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
+        narrow = replace(wide, heads=32, kv_heads=32, head_dim=64)
+    else:
+        wide = Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128)
+        narrow = replace(wide, head_dim=16)
+    n = wide.n_q
+    special = [f"sliding({n // 16 + 1})", f"local({n // 32})", *_packed(n)]
+    parts = []
+    for shape in (wide, narrow):
+        by_density = _cases(shape, [DENSE, *_random_masks(128, 1.0, *DENSITIES)])
+        parts.append(Part(by_density, (*block_sparse, dense_peer)))
+        turned = replace(shape, layout=LAYOUTS[1])
+        other_layout = _cases(turned, [DENSE, *_random_masks(128, 0.25)])
+        parts.append(Part(other_layout, (*block_sparse, dense_peer)))
+        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense_peer, "flex_autotuned")))
+        parts.append(Part(_cases(turned, special), (*block_sparse, "flex_autotuned")))
+        parts.append(Part(by_density[::3], ("flex_autotuned",)))
+    return [*parts, *(Part(cases, block_sparse) for cases in _long(wide, big))]
+
+
+def _long(shape: Case, big: bool) -> list[tuple[Case, ...]]:
+    """A random and a structured mask of sequences that only a sparse mask makes possible, below one
+    percent of the blocks.
+    """
+    lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
+    cases = []
+    for n, (heads, density) in lengths.items():
+        long = replace(shape, batch=1, heads=heads, kv_heads=heads, n_q=n, n_k=n)
+        structured = "local(512) | butterfly(128) | global_tokens(64)"
+        cases.append(_cases(long, [*_random_masks(128, density), structured]))
+    return cases
+
+
+def _packed(n: int) -> list[str]:
+    """Documents of unequal lengths that fill n tokens, and the same with a causal mask."""
+    lengths = [n // 4, n // 16, n // 5, n // 30, n // 7, n // 50, n // 11]
+    text = f"documents({(*lengths, n - sum(lengths))})"
+    return [text, f"{text} & causal()"]
+
+
+GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits, "page": page}
 
 
 def _uneven(shape: Case) -> tuple[Case, ...]:

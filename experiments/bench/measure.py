@@ -13,6 +13,7 @@ from experiments.bench.providers import Attention, find
 from experiments.bench.rows import SpeedRow
 from experiments.bench.timing import expected_mib, measure, peak_extra_mib
 from experiments.common.devices import device_name
+from experiments.common.provenance import version
 from experiments.common.records import OK
 from sparseflash.cost import CEILINGS, cost, ideal, measure_ceilings
 
@@ -26,13 +27,16 @@ class Measurement:
     case: Case
     provider: str
     direction: str
+    round: int = 1
 
     def row(self, device: torch.device, command: str) -> SpeedRow:
         """The row of this measurement before it is made."""
         case = self.case
         return SpeedRow(
             provider=self.provider,
+            version=version(getattr(find(self.provider), "package", "")),
             direction=self.direction,
+            round=self.round,
             **asdict(case) | {"v_dim": case.value_dim},
             density=case.density,
             elements=case.elements,

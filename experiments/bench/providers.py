@@ -24,6 +24,7 @@ from experiments.bench.cases import DENSE, Case
 from experiments.common.checks import choose
 from experiments.common.devices import free_memory
 from masks import interop
+from sparseflash.backends.nvidia import nvidia_capability
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIRECTIONS = ("forward", "backward")
@@ -105,8 +106,10 @@ class Flex:
     """Compiled FlexAttention, given full blocks as full ones.
 
     Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
+    autotuned: torch times several kernels for the shape while compiling, and takes the fastest.
     """
 
+    autotuned: bool = False
     dense_only = False
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
@@ -122,7 +125,8 @@ class Flex:
 
         torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
         functorch_config.donated_buffer = False  # so that the backward can be timed on a kept graph
-        compiled = torch.compile(flex_attention, dynamic=False)
+        mode = "max-autotune-no-cudagraphs" if self.autotuned else None
+        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
         block_mask = None
         if case.blocks is not None:
             block_mask = interop.to_flex(case.blocks, device)
@@ -144,13 +148,16 @@ PROVIDERS: dict[str, Provider] = {
     "sdpa_flash": Sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
     "flex": Flex(),
+    "flex_autotuned": Flex(autotuned=True),
     "fa4": fa4.FlashAttention4(),
+    "fa4_window": fa4.FlashAttention4("window"),
+    "fa4_varlen": fa4.FlashAttention4("varlen"),
 }
 
 
 def default_providers(device: torch.device) -> list[str]:
     if device.type == "cuda":
-        hopper = ["hopper"] if torch.cuda.get_device_capability(device)[0] == 9 else []
+        hopper = ["hopper"] if nvidia_capability(device) == (9, 0) else []
         peers = ["sdpa_flash", "sdpa_cudnn", "flex"] + ([] if fa4.missing() else ["fa4"])
         return [*hopper, "triton", *peers]
     return ["cpu", "sdpa", "flex"]
@@ -159,6 +166,8 @@ def default_providers(device: torch.device) -> list[str]:
 def concerns(provider: Provider, case: Case, direction: str) -> bool:
     """Whether a provider is of interest for a case at all, able to run it or not."""
     if provider.dense_only and case.mask != DENSE and not case.causal:
+        return False
+    if isinstance(provider, fa4.FlashAttention4) and not provider.concerns(case):
         return False
     return direction in getattr(provider, "directions", DIRECTIONS)
 

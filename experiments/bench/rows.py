@@ -12,6 +12,7 @@ class SpeedRow(TimedRow):
     """A provider at one case and direction: experiments.speed."""
 
     provider: str
+    version: str = ""  # of the package that a peer comes from, where that is not torch
     direction: str  # forward | backward
     batch: int
     heads: int
@@ -26,6 +27,7 @@ class SpeedRow(TimedRow):
     block_k: int
     density: float  # non-empty blocks / all blocks
     elements: float  # allowed (query, key) pairs / all pairs
+    round: int = 1  # which of the repeats of a run, see `speed_run.in_rounds`
     error: float | None = None  # relative to float64
     tflops: float | None = None  # over the blocks that are computed
     extra_mib: float | None = None  # peak memory beyond the inputs
@@ -35,7 +37,7 @@ class SpeedRow(TimedRow):
 
     WHAT = (
         "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
-        "block_q block_k"
+        "block_q block_k round"
     ).split()
 
     @property

@@ -1,6 +1,8 @@
 """A run of experiments.speed: what to measure, in which order, and what is measured already."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -60,6 +62,25 @@ def measurements(
     ]
 
 
+def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
+    """All of `wanted` in every round, beginning each time with another provider of a case.
+
+    What a provider gains or loses by its place, by the clock or the temperature, then shows as the
+    range of the rounds.
+    """
+    found = []
+    for number in range(rounds):
+        for _, group in groupby(wanted, lambda what: what.case):
+            by_provider: dict[str, list[Measurement]] = {}
+            for what in group:
+                repeat = replace(what, round=number + 1)
+                by_provider.setdefault(what.provider, []).append(repeat)
+            turns = list(by_provider.values())
+            first = number % len(turns)
+            found += [what for turn in (*turns[first:], *turns[:first]) for what in turn]
+    return found
+
+
 def unmeasured(
     wanted: Iterable[Measurement], device: torch.device, records: Records[SpeedRow]
 ) -> list[Measurement]:
@@ -97,6 +118,7 @@ def run(
 def describe(row: SpeedRow) -> str:
     """A row as one line of text."""
     what = f"{row.provider:20} {row.direction:8} {row.mask:46} N {row.n_q:<6} D {row.head_dim:<3}"
+    what += f" round {row.round}" if row.round > 1 else ""
     if row.status != OK:
         return f"{what}  {row.status}"
     share = "" if row.fraction is None else f"{100 * row.fraction:3.0f} % of ideal  "

@@ -9,7 +9,7 @@ import os
 import subprocess
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,17 @@ def now() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions of torch and triton; triton's is empty where it is not installed."""
+    """The versions of torch and triton."""
+    return {"torch": torch.__version__, "triton": version("triton")}
+
+
+@cache
+def version(package: str) -> str:
+    """The version of a package; empty where it is not installed."""
     try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = ""
-    return {"torch": torch.__version__, "triton": triton}
+        return metadata.version(package) if package else ""
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @cache

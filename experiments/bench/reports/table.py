@@ -1,7 +1,9 @@
 """Rows as text: one table a shape and direction, masks down and providers across."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from experiments.bench.cases import DENSE, LAYOUTS
@@ -38,8 +40,31 @@ def best_dense(
 
 
 def newest(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    """Of rows that measure the same thing with different versions or sources, the last one."""
-    return list({(shape_of(r), r.mask, r.block_q, r.block_k, r.provider): r for r in rows}.values())
+    """One row for all that measure the same thing: with the last versions and source, the rounds
+    together.
+    """
+    place = lambda r: (shape_of(r), r.mask, r.block_q, r.block_k, r.provider)  # noqa: E731
+    return [_together(found) for found in grouped(rows, place)]
+
+
+def _together(rows: Sequence[SpeedRow]) -> SpeedRow:
+    """The last row; of several rounds the median, with their number in place of `round` and their
+    range in place of the percentiles.
+    """
+    last = rows[-1]
+    same = [
+        r for r in rows if (r.torch, r.triton, r.source) == (last.torch, last.triton, last.source)
+    ]
+    by_round = {row.round: row for row in same}
+    times = [row.ms for row in by_round.values() if row.status == OK]
+    if len(by_round) == 1 or not times:
+        return last
+    median = statistics.median(times)
+    ok = next(row for row in by_round.values() if row.status == OK)
+    rate = None if ok.tflops is None else ok.tflops * ok.ms / median
+    return replace(
+        ok, round=len(times), ms_median=median, ms_p20=min(times), ms_p80=max(times), tflops=rate
+    )
 
 
 def tables(rows: Sequence[SpeedRow], known: Sequence[SpeedRow] = ()) -> str:
@@ -49,6 +74,7 @@ def tables(rows: Sequence[SpeedRow], known: Sequence[SpeedRow] = ()) -> str:
     and `known`, and the ideal time as a share of the measured one, with ! above 100 %.
     """
     dense = best_dense([*known, *rows], own=True)
+    rows = newest(rows)
     groups = grouped(sorted(rows, key=_shape_order), shape_of)
     parts = [_table(group, dense.get(shape_of(group[0]))) for group in groups]
     notes = {f"! {row.warning}": None for row in rows if row.warning}

@@ -1,0 +1,145 @@
+"""The tables of the first page and of the page on the Hopper kernels, in Markdown, from rows."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.reports.table import newest
+from experiments.bench.rows import SpeedRow
+from experiments.common.records import OK
+
+COLUMNS = {
+    "hopper": "`hopper`",
+    "cpu": "`cpu`",
+    "hopper_deterministic": "deterministic",
+    "fa4": "FlashAttention-4",
+    "fa4_window": "its window",
+    "fa4_varlen": "its varlen",
+    "sdpa_cudnn": "cuDNN, dense",
+    "sdpa": "PyTorch, dense",
+    "flex_autotuned": "FlexAttention",
+}
+MAIN = ("hopper", "cpu", "fa4", "sdpa_cudnn", "sdpa")  # of the table by density
+
+
+def fill(text: str, rows: Sequence[SpeedRow]) -> str:
+    """A page with every table between `<!-- rows: NAME -->` and `<!-- end -->` made of these rows.
+
+    Raises ValueError for a name that is no table, and for a page without one.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in TABLES:
+            raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(TABLES)}")
+        lines = TABLES[found[2]](rows)
+        if not lines:
+            raise ValueError(f"no row belongs to <!-- rows: {found[2]} -->: measure with grid=page")
+        return f"{found[1]}\n{lines}\n{found[3]}"
+
+    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
+    filled, count = re.subn(pattern, table, text, flags=re.DOTALL)
+    if not count:
+        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
+    return filled
+
+
+def by_density(rows: Sequence[SpeedRow]) -> str:
+    """TFLOP/s by density of random masks, each head dim with its providers."""
+    rows = [r for r in _measured(rows) if r.provider in MAIN]
+    chosen = [r for r in rows if _regular(r, rows[0])]
+    dims = sorted({r.head_dim for r in chosen}, reverse=True)
+    columns = [(d, p) for d in dims for p in COLUMNS if _at(chosen, d, p)]
+    by_mask: dict[str, list[SpeedRow]] = {}
+    for row in chosen:
+        by_mask.setdefault("no mask" if row.mask == DENSE else f"{row.density:.5g}", []).append(row)
+    lines = [["density", *(_title(d, p) for d, p in columns)]]
+    for name, same in by_mask.items():
+        lines.append([name, *(_rates(_at(same, d, p)) for d, p in columns)])
+    return _about(chosen) + "\n\n" + _markdown(lines)
+
+
+def by_mask(rows: Sequence[SpeedRow]) -> str:
+    """TFLOP/s of all other cases, each peer with its own kernel for a mask where it has one.
+
+    Empty where there are none.
+    """
+    rows = _measured(rows)
+    chosen = [r for r in rows if not _regular(r, rows[0])]
+    if not chosen:
+        return ""
+    by_case: dict[tuple[str, ...], list[SpeedRow]] = {}
+    for row in chosen:
+        mask = "none" if row.mask == DENSE else f"`{row.mask}`".replace("|", r"\|")
+        layout = "B, N, H, D" if row.layout == LAYOUTS[1] else "B, H, N, D"
+        case = mask, str(row.n_q), str(row.head_dim), layout, f"{row.density:.3g}"
+        by_case.setdefault(case, []).append(row)
+    providers = [p for p in COLUMNS if any(r.provider == p for r in chosen)]
+    lines = [["mask", "tokens", "head dim", "layout", "density", *(COLUMNS[p] for p in providers)]]
+    for case, same in by_case.items():
+        lines.append([*case, *(_rates([r for r in same if r.provider == p]) for p in providers)])
+    return _about(chosen) + "\n\n" + _markdown(lines)
+
+
+TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {"density": by_density, "masks": by_mask}
+
+
+def _measured(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
+    return [row for row in newest(rows) if row.status == OK]
+
+
+def _regular(row: SpeedRow, first: SpeedRow) -> bool:
+    """Whether a row belongs to the table by density, of which the first measured row is one."""
+    plain = row.random or row.mask == DENSE
+    return plain and (row.n_q, row.layout) == (first.n_q, first.layout)
+
+
+def _at(rows: Sequence[SpeedRow], head_dim: int, provider: str) -> list[SpeedRow]:
+    return [r for r in rows if r.head_dim == head_dim and r.provider == provider]
+
+
+def _title(head_dim: int, provider: str) -> str:
+    name = COLUMNS[provider]
+    return f"{name}, D {head_dim}" if name.startswith("`") else name
+
+
+def _rates(rows: Sequence[SpeedRow]) -> str:
+    """Forward / backward; one of them alone is named."""
+    by_direction = {row.direction: _rate(row.tflops) for row in rows if row.tflops}
+    if len(by_direction) == 2:
+        return f"{by_direction['forward']} / {by_direction['backward']}"
+    return next((f"{rate} ({direction})" for direction, rate in by_direction.items()), "")
+
+
+def _rate(tflops: float) -> str:
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
+
+
+def _about(rows: Sequence[SpeedRow]) -> str:
+    """What the rows share: device, shape, versions, dates, rounds."""
+    first, tokens = rows[0], sorted({r.n_q for r in rows})
+    dates, rounds = sorted({r.date[:10] for r in rows}), max(r.round for r in rows)
+    peers = sorted({f", flash-attn-4 {r.version}" for r in rows if r.version})
+    spread = max(map(_range, rows))
+    length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
+    date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    times = (
+        "one round" if rounds == 1 else f"medians of {rounds} rounds, range {spread:.1f} % at most"
+    )
+    return (
+        f"One {first.device}, {first.dtype}, {length} tokens."
+        " TFLOP/s of the computed blocks, forward / backward.\n"
+        f"torch {first.torch}, Triton {first.triton}{''.join(peers)}, {date}, {times}."
+    )
+
+
+def _range(row: SpeedRow) -> float:
+    """The range of the rounds as a share of the median, in percent."""
+    if row.round == 1 or row.ms_p20 is None or row.ms_p80 is None:
+        return 0.0
+    return 100 * (row.ms_p80 - row.ms_p20) / row.ms
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    head, *rest = lines
+    rule = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *rest])
