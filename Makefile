@@ -1,5 +1,6 @@
 # make test | speed | lint       set up once (in .venv, or in the environment VENV names), then do it
 # make compile-matrix            all kernels with every supported Triton, without a GPU
+# make page                      measure the figures of the first page on this GPU, and fill it
 # make wheel                     the wheel and the source distribution in dist, always the same bytes
 #   PYTHON=python3.12            the interpreter that .venv is made with
 #   VENV=/path/to/venv           use (or make) this environment
@@ -17,12 +18,20 @@ RUN   := $(VENV)/bin/python
 READY := $(VENV)/.sparseflash-ready
 PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 
-.PHONY: speed test lint compile-matrix wheel install clean
+.PHONY: speed page test lint compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
 	$(RUN) -m experiments.speed $(ARGS)
 	$(RUN) -m experiments.plot
+
+# what is measured already is not measured again; the rows name the commit, so commit first
+PAGE := docs/results/h200/page.csv
+page: $(READY)
+	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)
+	$(RUN) -m experiments.select csv=docs/results/h200/select.csv
+	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page
+	$(RUN) -m experiments.page csv=$(PAGE) 'into=[README.md,docs/results/hopper.md]'
 
 # one thread each: those of several processes would take turns on the same cores
 test: $(READY)

@@ -89,6 +89,27 @@ def test_the_layout_is_that_of_memory():
     assert q.shape == (2, 4, 200, 16) and q.stride() == (4 * 200 * 16, 16, 4 * 16, 1)
 
 
+@pytest.mark.parametrize("layout", ["head_major", "token_major"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
+    measure, direction, layout, monkeypatch
+):
+    """The gate looks at one call; the timed ones must be like it."""
+    case, seen = replace(CASE, layout=layout), []
+
+    def make(case):
+        def run(q, k, v):
+            seen.append((q.stride(), k.stride(), v.stride(), q.double().sum().item()))
+            return exact(case)(q, k, v)
+
+        return run
+
+    measure(make, direction, case)
+    q, k, v = Bench(CPU, 0.01).inputs(*module._inputs_of(case))
+    assert len(seen) > 1
+    assert set(seen) == {(q.stride(), k.stride(), v.stride(), q.double().sum().item())}
+
+
 def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
     assert measure(exact, "forward").warning == ""
     monkeypatch.setattr(Bench, "_ideal_ms", lambda *_: 1e6)

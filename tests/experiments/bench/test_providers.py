@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from experiments.bench import providers
+from experiments.bench.cases import LAYOUTS
+from experiments.bench.measure import Bench, _inputs_of
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
 
@@ -16,6 +18,29 @@ def test_sdpa_says_where_it_cannot_run():
     dense = replace(CASE, mask="dense")
     assert "CUDA" in find("sdpa_flash").unsupported(dense, CPU, "forward")
     assert "no backward" in find("flex").unsupported(dense, CPU, "backward")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "deterministic"),
+    [("cpu", False), ("triton", False), ("hopper", False), ("hopper_deterministic", True)],
+)
+def test_ours_get_the_blocks_and_the_layout_of_the_case(name, deterministic, layout, monkeypatch):
+    """A finer or coarser block mask, or a copy of q, gives the same result at another speed."""
+    case = replace(CASE, layout=layout, block_k=64)
+    seen = []
+
+    def attention(q, k, v, mask, **options):
+        seen.append((q.stride(), mask, options))
+        return q
+
+    monkeypatch.setattr(providers.sparseflash, "attention", attention)
+    q, k, v = Bench(CPU, 0.01).inputs(*_inputs_of(case))
+    providers.find(name).prepare(case, CPU)(q, k, v)
+    strides, mask, options = seen[0]
+    assert strides == q.stride() and mask is case.blocks and mask.block_size == (32, 64)
+    backend = name.partition("_")[0]
+    assert options == {"deterministic": deterministic, "backend": backend}
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -31,3 +56,12 @@ def test_flex_gets_the_same_mask(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_, **kw: seen.append(kw))
     providers.find("flex").prepare(whole, CPU)(q, k, v)
     assert seen[0]["block_mask"].mask_mod.__name__ == "noop_mask"
+    assert seen[0]["block_mask"].BLOCK_SIZE == (32, 32)
+
+
+def test_flex_autotunes_where_it_is_asked_to(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda *_, **options: modes.append(options["mode"]))
+    for name in ("flex", "flex_autotuned"):
+        providers.find(name).prepare(CASE, CPU)
+    assert modes == [None, "max-autotune-no-cudagraphs"]

@@ -3,12 +3,21 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL
 from experiments.bench.measure import Bench
 from experiments.bench.providers import DIRECTIONS
 from experiments.bench.rows import SpeedRow
-from experiments.bench.speed_run import chosen, describe, measurements, run, unmeasured
+from experiments.bench.speed_run import (
+    chosen,
+    describe,
+    in_rounds,
+    measurements,
+    run,
+    unmeasured,
+)
 from experiments.common.records import OK, Records, read
 from tests.experiments.bench.bench_cases import CASE, CPU, OPTIONS, ROW, measured
 
@@ -53,6 +62,35 @@ def test_a_rerun_measures_only_what_is_missing(tmp_path, capsys):
     assert "(measured " in capsys.readouterr().out
     assert unmeasured(tasks, CPU, Records(tmp_path / "s.csv", SpeedRow)) == []
     assert unmeasured(tasks, CPU, Records(tmp_path / "t.csv", SpeedRow)) == tasks
+
+
+def test_rounds_measure_all_again_and_begin_with_another_provider(tmp_path):
+    cases = [replace(CASE, mask="dense"), CASE]
+    tasks = in_rounds(measurements(cases, ["cpu", "reference"], DIRECTIONS), 3)
+    assert [t.provider for t in tasks if t.direction == "forward" and t.case == CASE] == [
+        *("cpu", "reference"), *("reference", "cpu"), *("cpu", "reference"),
+    ]  # fmt: skip
+    assert [t.round for t in tasks] == [1] * 8 + [2] * 8 + [3] * 8
+    assert [t.direction for t in tasks[:4]] == ["forward", "backward"] * 2
+    rows = run(
+        tasks[:2] + tasks[10:12], Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), ""
+    )
+    assert {(row.provider, row.round) for row in rows} == {("cpu", 1), ("cpu", 2)}
+    assert [row.round for row in read(tmp_path / "s.csv", SpeedRow)] == [1, 1, 2, 2]
+
+
+def test_the_page_is_a_grid(monkeypatch):
+    monkeypatch.setattr(fa4, "missing", lambda: None)
+    for device in (CPU, torch.device("cuda")):
+        found = chosen(OPTIONS | {"grid": "page"}, device)
+        assert len({t.case.layout for t in found}) == 2 and len(set(found)) == len(found)
+    by_provider = {}
+    for what in found:
+        by_provider.setdefault(what.provider, set()).add(what.case.mask.partition("(")[0])
+    assert by_provider["fa4_varlen"] == {"documents"}
+    assert by_provider["fa4_window"] == {"sliding", "local"}
+    assert {"dense", "random_blocks", "sliding", "local", "documents"} <= by_provider["fa4"]
+    assert {t.case.n_q for t in found} == {2**14, 2**18, 2**20}
 
 
 def test_the_same_refusal_is_written_once(tmp_path):

@@ -1,0 +1,94 @@
+"""The tables of the first page: what stands where, and rounds as one number."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.bench.cases import DENSE
+from experiments.bench.reports.page import by_density, by_mask, fill
+from experiments.bench.rows import SpeedRow
+from experiments.common.provenance import ROOT
+from experiments.common.records import read
+from tests.experiments.bench.bench_cases import ROW
+
+BASE = replace(ROW, device="a GPU", torch="2.9", triton="3.9", date="2026-01-02T03:04:05", n_q=512)
+
+
+def row(provider, direction, tflops, mask=DENSE, density=1.0, **changes):
+    changes = {"provider": provider, "direction": direction, "tflops": tflops} | changes
+    return replace(BASE, mask=mask, density=density, ms_median=1.0, **changes)
+
+
+RANDOM = {"mask": "random_blocks(0.5)", "density": 0.5}
+ROWS = [
+    row("hopper", "forward", 640.4, head_dim=128),
+    row("hopper", "backward", 590.6, head_dim=128),
+    row("fa4", "forward", 660, head_dim=128, version="4.0"),
+    row("hopper", "forward", 460, head_dim=64),
+    row("hopper", "forward", 630, head_dim=128, **RANDOM),
+    row("hopper_deterministic", "backward", 500, head_dim=128, **RANDOM),
+    row("hopper", "forward", 300, head_dim=128, mask="local(3) | causal()", density=0.125),
+    row("fa4_window", "forward", 1.25, head_dim=128, mask="sliding(3)", density=0.1),
+    row("hopper", "forward", 620, head_dim=128, layout="token_major"),
+    row("hopper", "forward", None, head_dim=128, n_q=1024, status="failed: x"),
+]
+
+
+def test_the_table_by_density_has_a_line_a_density_and_the_providers_of_each_head_dim():
+    about, _, table = by_density(ROWS).partition("\n\n")
+    assert about.startswith("One a GPU, float32, 512 tokens. TFLOP/s of the computed blocks")
+    assert about.endswith("torch 2.9, Triton 3.9, flash-attn-4 4.0, 2026-01-02, one round.")
+    assert table.splitlines() == [
+        "| density | `hopper`, D 128 | FlashAttention-4 | `hopper`, D 64 |",
+        "| --- | --- | --- | --- |",
+        "| no mask | 640 / 591 | 660 (forward) | 460 (forward) |",
+        "| 0.5 | 630 (forward) |  |  |",
+    ]
+
+
+def test_other_masks_and_layouts_have_a_table_of_their_own():
+    lines = by_mask(ROWS).splitlines()[3:]
+    assert lines == [
+        "| mask | tokens | head dim | layout | density | `hopper` | its window |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| `local(3) \\| causal()` | 512 | 128 | B, H, N, D | 0.125 | 300 (forward) |  |",
+        "| `sliding(3)` | 512 | 128 | B, H, N, D | 0.1 |  | 1.2 (forward) |",
+        "| none | 512 | 128 | B, N, H, D | 1 | 620 (forward) |  |",
+    ]
+    assert by_mask(ROWS[:6]) == ""
+
+
+def test_rounds_are_their_median_with_the_range():
+    times = {1: 4.0, 2: 2.0, 3: 2.5}
+    rounds = [
+        replace(row("hopper", "forward", 1000 / ms), ms_median=ms, round=number)
+        for number, ms in times.items()
+    ]
+    text = by_density(rounds)
+    assert "| 400 (forward) |" in text and "medians of 3 rounds, range 80.0 % at most" in text
+
+
+def test_a_page_is_filled_between_its_marks_and_nowhere_else():
+    page = "a\n<!-- rows: density -->\nold\n<!-- end -->\nb\n"
+    filled = fill(page, ROWS)
+    assert filled == f"a\n<!-- rows: density -->\n{by_density(ROWS)}\n<!-- end -->\nb\n"
+    assert fill(filled, ROWS) == filled
+
+
+@pytest.mark.parametrize(
+    ("page", "error"),
+    [
+        ("no table", "the page has no line <!-- rows: NAME -->"),
+        ("<!-- rows: speed -->\n<!-- end -->", "rows: speed -->: choose from density, masks"),
+        ("<!-- rows: masks -->\n<!-- end -->", "no row belongs to <!-- rows: masks -->: measure"),
+    ],
+)
+def test_what_cannot_be_filled_is_an_error(page, error):
+    with pytest.raises(ValueError, match=error):
+        fill(page, ROWS[:1])
+
+
+def test_the_first_page_shows_its_rows():
+    rows = read(ROOT / "docs/results/h200/limits_repeated.csv", SpeedRow)
+    page = (ROOT / "README.md").read_text()
+    assert fill(page, rows) == page
