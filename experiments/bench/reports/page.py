@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from experiments.bench.cases import DENSE, LAYOUTS
-from experiments.bench.reports.table import newest
+from experiments.bench.reports.table import grouped, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.records import OK
 
@@ -49,11 +49,9 @@ def by_density(rows: Sequence[SpeedRow]) -> str:
     chosen = [r for r in rows if _regular(r, rows[0])]
     dims = sorted({r.head_dim for r in chosen}, reverse=True)
     columns = [(d, p) for d in dims for p in COLUMNS if _at(chosen, d, p)]
-    by_mask: dict[str, list[SpeedRow]] = {}
-    for row in chosen:
-        by_mask.setdefault("no mask" if row.mask == DENSE else f"{row.density:.5g}", []).append(row)
     lines = [["density", *(_title(d, p) for d, p in columns)]]
-    for name, same in by_mask.items():
+    for same in grouped(chosen, lambda r: (r.mask == DENSE, r.density)):
+        name = "no mask" if same[0].mask == DENSE else f"{same[0].density:.5g}"
         lines.append([name, *(_rates(_at(same, d, p)) for d, p in columns)])
     return _about(chosen) + "\n\n" + _markdown(lines)
 
@@ -67,15 +65,13 @@ def by_mask(rows: Sequence[SpeedRow]) -> str:
     chosen = [r for r in rows if not _regular(r, rows[0])]
     if not chosen:
         return ""
-    by_case: dict[tuple[str, ...], list[SpeedRow]] = {}
-    for row in chosen:
-        mask = "none" if row.mask == DENSE else f"`{row.mask}`".replace("|", r"\|")
-        layout = "B, N, H, D" if row.layout == LAYOUTS[1] else "B, H, N, D"
-        case = mask, str(row.n_q), str(row.head_dim), layout, f"{row.density:.3g}"
-        by_case.setdefault(case, []).append(row)
     providers = [p for p in COLUMNS if any(r.provider == p for r in chosen)]
     lines = [["mask", "tokens", "head dim", "layout", "density", *(COLUMNS[p] for p in providers)]]
-    for case, same in by_case.items():
+    for same in grouped(chosen, lambda r: (r.mask, r.n_q, r.head_dim, r.layout)):
+        first = same[0]
+        mask = "none" if first.mask == DENSE else f"`{first.mask}`".replace("|", r"\|")
+        layout = "B, N, H, D" if first.layout == LAYOUTS[1] else "B, H, N, D"
+        case = mask, str(first.n_q), str(first.head_dim), layout, f"{first.density:.3g}"
         lines.append([*case, *(_rates([r for r in same if r.provider == p]) for p in providers)])
     return _about(chosen) + "\n\n" + _markdown(lines)
 
