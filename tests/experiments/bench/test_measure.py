@@ -105,7 +105,7 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
         return run
 
     measure(make, direction, case)
-    q, k, v = Bench(CPU, 0.01).inputs(*module._inputs_of(case))
+    q, k, v = Bench(CPU, 0.01).inputs(case)
     assert len(seen) > 1
     assert set(seen) == {(q.stride(), k.stride(), v.stride(), q.double().sum().item())}
 
