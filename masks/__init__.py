@@ -10,10 +10,8 @@ from masks.registry import PATTERNS, TRANSFORMS, Example, pattern, transform
 from masks.spec import parse
 from masks.patterns.bands import *
 from masks.patterns.distances import *
-from masks.patterns.log_sparse import *
 from masks.patterns.sparse_transformer import *
 from masks.patterns.columns import *
-from masks.patterns.streaming import *
 from masks.patterns.butterfly import *
 from masks.patterns.random_blocks import *
 from masks.patterns.expander import *
@@ -25,7 +23,6 @@ from masks.patterns.neighborhood import *
 from masks.patterns.array import *
 from masks.transforms.reorder import *
 from masks.transforms.packed import *
-from masks.transforms.shift import *
 from masks.transforms.snap import *
 from masks.structure import *
 from masks.predicate.where import *

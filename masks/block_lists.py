@@ -58,12 +58,14 @@ def column_lists(grid: Grid, starts: Ints, tiles: NDArray[np.int32]) -> BlockLis
     return BlockLists(ptr, mid, np.concatenate(rows), np.concatenate(entries))
 
 
-def row_segments(grid: Grid, starts: Ints, tiles: NDArray[np.int32]):
+def row_segments(
+    grid: Grid, starts: Ints, tiles: NDArray, *, empty: int = EMPTY
+) -> tuple[Ints, Ints, Ints, NDArray]:
     """Non-empty runs, cut where a block row ends: (line, first column, length, tile), ascending."""
     cuts = np.union1d(starts, np.arange(grid.slices * grid.rows, dtype=np.int64) * grid.cols)
     tile = tiles[np.searchsorted(starts, cuts, "right") - 1]
     length = np.diff(cuts, append=grid.size)
-    kept = tile != EMPTY
+    kept = tile != empty
     line, first = np.divmod(cuts[kept], grid.cols)
     return line, first, length[kept], tile[kept]
 

@@ -8,10 +8,11 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
@@ -73,25 +74,36 @@ def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | 
 
 def resolve(placed: Placed, grid: Grid, text: str = "") -> BlockData:
     """Evaluate the mixed blocks, and join everything to the block mask of the grid's tokens."""
-    starts, codes = placed.runs
-    decided = codes != rl.MIXED
-    all_starts = [starts[decided]]
-    all_tiles = [np.where(codes[decided] == rl.FULL, FULL, EMPTY).astype(np.int32)]
     tiles = Tiles(grid)
-    for x in mixed_blocks(placed.runs, grid):
-        block_tiles = _evaluate(placed, grid, x, tiles)
-        begins = np.append(True, (np.diff(x) != 1) | (np.diff(block_tiles) != 0))
+    decided = np.where(placed.runs.codes == rl.FULL, FULL, EMPTY).astype(np.int32)
+    starts, codes = settle(placed, grid, decided, lambda x: _evaluate(placed, grid, x, tiles))
+    return BlockData.of(grid, starts, codes, tiles.bits, text)
+
+
+def settle(
+    placed: Placed, grid: Grid, decided: NDArray, look: Callable[[Ints], NDArray]
+) -> tuple[Ints, NDArray]:
+    """(starts, codes) of runs: decided[i] where run i is, and look(x) for the MIXED blocks x.
+
+    `look` gets one block of each kind, ascending, in chunks.
+    """
+    known = placed.runs.codes != rl.MIXED
+    all_starts, all_codes = [placed.runs.starts[known]], [decided[known]]
+    for x in _mixed_blocks(placed.runs, grid):
+        _, row, col = grid.split(x)
+        first, group = _groups([grid.cut(row, col), *placed.signature(x)])
+        codes = look(x[first])[group]
+        begins = np.append(True, (np.diff(x) != 1) | (codes[1:] != codes[:-1]))
         all_starts.append(x[begins])
-        all_tiles.append(block_tiles[begins])
-    new_starts, new_tiles = all_starts[0], all_tiles[0]
-    if len(all_starts) > 1:
-        new_starts, new_tiles = np.concatenate(all_starts), np.concatenate(all_tiles)
-        order = np.argsort(new_starts, kind="stable")
-        new_starts, new_tiles = rl.compact(new_starts[order], new_tiles[order], grid.size)
-    return BlockData.of(grid, new_starts, new_tiles, tiles.bits, text)
+        all_codes.append(codes[begins])
+    if len(all_starts) == 1:
+        return all_starts[0], all_codes[0]
+    starts, codes = np.concatenate(all_starts), np.concatenate(all_codes)
+    order = np.argsort(starts, kind="stable")
+    return rl.compact(starts[order], codes[order], grid.size)
 
 
-def mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
+def _mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
     """Positions of the MIXED blocks, ascending, in chunks."""
     lengths = np.diff(runs.starts, append=grid.size)
     mixed = runs.codes == rl.MIXED
@@ -104,12 +116,11 @@ def mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
         yield starts[run] + rank - (stops[run] - lengths[run])
 
 
-def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> np.ndarray:
-    """int32 (T,), tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
-    first, group = alike(placed, grid, x)
-    codes = np.empty(len(first), np.int32)
-    for part in tiles.parts(len(first)):
-        s, row, col = grid.split(x[first[part]])
+def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.int32]:
+    """(T,) tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
+    codes = np.empty(len(x), np.int32)
+    for part in tiles.parts(len(x)):
+        s, row, col = grid.split(x[part])
         # A token beyond the ends is taken for the last one; `tiles` drops it.
         q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
         k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
@@ -117,13 +128,7 @@ def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> np.ndarray:
         allowed = placed.allowed(s[:, None, None], q, k)
         shape = (len(row), grid.block_q, grid.block_k)
         codes[part] = tiles.codes(pack_bits(np.broadcast_to(allowed, shape)), grid.cut(row, col))
-    return codes[group]
-
-
-def alike(placed: Placed, grid: Grid, x: Ints) -> tuple[Ints, Ints]:
-    """(first, group): one MIXED block at `x` of each kind, ascending, and the kinds of them all."""
-    _, row, col = grid.split(x)
-    return _groups([grid.cut(row, col), *placed.signature(x)])
+    return codes
 
 
 def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:

@@ -97,11 +97,12 @@ def pattern(
             given |= made.__dict__.pop("_canonical", {})
             arguments = {key: plain(given.get(key, defaults[key])) for key in defaults}
             shown = {key: _shown(value, digest) for key, value in arguments.items()}
-            first = [shown[key] for key in leading if shown[key] is not None]
-            options = {key: (shown[key], defaults[key]) for key in defaults if key not in leading}
+            parts = [repr(shown[key]) for key in leading if shown[key] is not None]
+            others = [key for key in defaults if key not in leading and shown[key] != defaults[key]]
+            parts += [f"{key}={shown[key]!r}" for key in others]
             spelled = shown == arguments and (known or made.spelled)
             made = replace(made, anonymous=False) if known else made
-            return named(made, call_text(kind, *first, **options), kind, arguments, spelled)
+            return named(made, f"{kind}({', '.join(parts)})", kind, arguments, spelled)
 
         section = getattr(function, "__globals__", {}).get("SECTION", "Other")
         for word in filter(None, (kind, short)):
@@ -135,13 +136,6 @@ def named(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: b
     if not spelled:
         remember(made)
     return made
-
-
-def call_text(function: str, *args: Any, **options: tuple[Any, Any]) -> str:
-    """Canonical text of a call; `options` are (value, default), and defaults are left out."""
-    parts = [repr(arg) for arg in args]
-    parts += [f"{key}={value!r}" for key, (value, default) in options.items() if value != default]
-    return f"{function}({', '.join(parts)})"
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:

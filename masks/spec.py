@@ -4,6 +4,7 @@ import ast
 import difflib
 import re
 from collections.abc import Callable
+from operator import and_, or_, sub
 from typing import Any
 
 from masks.algebra import Mask
@@ -42,13 +43,7 @@ _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _ARGUMENT = rf":(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)+|-?{_NUMBER}|[A-Za-z_]\w*)"
 _TOKEN = re.compile(rf"([A-Za-z_]\w*)((?:{_ARGUMENT})*)|{_NUMBER}|'[^']*'|\"[^\"]*\"|.", re.DOTALL)
 _WORDS = {"true": "True", "false": "False", "none": "None"}
-_JOINS: dict[type, str] = {
-    ast.BitOr: "|",
-    ast.Add: "|",
-    ast.BitAnd: "&",
-    ast.Mult: "&",
-    ast.Sub: "-",
-}
+_JOINS = {ast.BitOr: or_, ast.Add: or_, ast.BitAnd: and_, ast.Mult: and_, ast.Sub: sub}
 _NO_MASK = "is no mask here: use a pattern, | & ~ - >> and parentheses"
 _NO_ARGUMENT = "is no argument: give a number, a word, a tuple of these, or a mask"
 
@@ -97,10 +92,7 @@ class _Parser:
         match node:
             case ast.BinOp(left, op, right) if type(op) in _JOINS:
                 a, b = self._mask(left), self._mask(right)
-                join = _JOINS[type(op)]
-                return self._try(
-                    node, lambda: a | b if join == "|" else a & b if join == "&" else a - b
-                )
+                return self._try(node, lambda: _JOINS[type(op)](a, b))
             case ast.BinOp(left, ast.RShift(), right):
                 mask, step = self._mask(left), self._call(right, TRANSFORMS, "transform")
                 return self._try(right, lambda: mask >> step)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from masks.analysis import loads
-from masks.analysis.reach import Reach, reach
+from masks.analysis.reach import EXACT, Reach, reach
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from masks.draw import COLOURS, Span, draw
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 BARS = 24
 SHOWN_LAYERS = 24
-EXACT = 4096  # tokens: up to here the reach is that of tokens
 
 
 def draw_loads(blocks: "BlockMask", ax: "Axes", *, batch: int = 0, head: int = 0) -> "Axes":
@@ -81,12 +80,11 @@ def overview(
     head: int = 0,
     rows: Span | None = None,
     cols: Span | None = None,
-    layers: int | None = None,
 ) -> "Axes":
     """Picture, loads and reach on one figure; the reach of self-attention only.
 
-    The reach is that of all heads together, up to `layers` or 24 layers, and of the pairs with
-    k <= q where the mask is causal.
+    The reach is that of all heads together, up to 24 layers, and of the pairs with k <= q where the
+    mask is causal.
 
     Returns:
         The axes of the picture; `.figure` has the others.
@@ -109,7 +107,7 @@ def overview(
     if blocks.n_q == blocks.n_k:
         causal = stats(blocks, batch=batch).causal
         exact = blocks.n_q <= EXACT
-        found = reach(blocks, layers or SHOWN_LAYERS, causal=causal, exact=exact, batch=batch)
+        found = reach(blocks, SHOWN_LAYERS, causal=causal, exact=exact, batch=batch)
         draw_reach(found, figure.add_subplot(page[1, 1]))
     if path is not None:
         figure.savefig(path)

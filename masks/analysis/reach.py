@@ -19,6 +19,7 @@ from masks.checks import flag, integer
 from masks.runs import Ints
 from masks.types import BlockMask, Mask
 
+EXACT = 4096  # tokens: up to here the reach of `check` and of pictures is that of tokens
 MOST_TOKENS = 1 << 15  # of the exact reach
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from masks.analysis.components import block_components, token_components
-from masks.analysis.reach import Reach, built, reach
+from masks.analysis.reach import EXACT, Reach, built, reach
 from masks.analysis.segments import Segments, merged
 from masks.analysis.words import count_of, spans
 from masks.registry import PATTERNS
 from masks.runs import Ints
 from masks.types import BlockMask, Mask
 
-EXACT = 4096  # tokens: up to here the reach is that of tokens
 LAYERS = 64  # that are followed where a model has fewer
 
 

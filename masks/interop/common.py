@@ -10,8 +10,8 @@ from masks.arrays import to_numpy
 from masks.block_lists import FULL, row_segments
 from masks.checks import integer
 from masks.runs import Grid, Ints, ranges
-from masks.tiles import Tiles, pack_bits
-from masks.types import BlockMask
+from masks.tiles import Tiles, assemble, pack_bits
+from masks.types import BlockData, BlockMask
 
 GIB = 1 << 30
 
@@ -90,10 +90,21 @@ def listed(grid: Grid, counts: Any, indices: Any) -> Ints:
     return positions(grid, line[chosen], indices[chosen])
 
 
-def with_full(x: Ints, codes: NDArray[np.int32], full: Ints) -> tuple[Ints, NDArray[np.int32]]:
-    """Positions and codes with full blocks added, in order."""
-    codes = np.append(codes, np.full(len(full), FULL, np.int32))
-    return in_order(np.append(x, full), codes)
+def from_lists(
+    grid: Grid,
+    partial: tuple[Any, Any],
+    full: tuple[Any, Any],
+    codes_of: Callable[[Tiles, Ints], NDArray[np.int32]],
+) -> BlockData:
+    """The block mask of lists (counts, indices), None where there are none of full blocks.
+
+    Args:
+        codes_of: (tiles, positions) -> codes of the listed partial blocks.
+    """
+    tiles, x = Tiles(grid), listed(grid, *partial)
+    whole = np.zeros(0, np.int64) if full[0] is None else listed(grid, *full)
+    codes = np.append(codes_of(tiles, x), np.full(len(whole), FULL, np.int32))
+    return assemble(tiles, *in_order(np.append(x, whole), codes))
 
 
 def positions(grid: Grid, line: Ints, col: NDArray) -> Ints:

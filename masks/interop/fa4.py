@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from masks.arrays import to_numpy
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from masks.interop.common import block_codes, check_size, evaluate, listed, with_full
-from masks.runs import Grid
-from masks.tiles import Tiles, assemble
+from masks.interop.common import block_codes, check_size, evaluate, from_lists
+from masks.runs import Grid, Ints, expand
+from masks.tiles import Tiles
 
 
 class BlockSparseTensors(NamedTuple):
@@ -111,24 +112,24 @@ def from_fa4(
     n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
     extents = forward.mask_block_cnt.shape[:2]
     grid = Grid(n_q, n_k, *block_sizes(forward.block_size), *extents)
-    tiles, x = Tiles(grid), listed(grid, forward.mask_block_cnt, forward.mask_block_idx)
-    if not len(x):
-        codes = np.zeros(0, np.int32)
-    elif aux_tensors is not None:
-        tile, bits = (to_numpy(tensor) for tensor in aux_tensors)
-        tile = tile.reshape(-1)[x]
-        if (tile < 0).any():
-            raise ValueError("a partial block has no tile: give the aux_tensors of these lists")
-        _, row, col = grid.split(x)
-        codes = tiles.codes_of(bits.view(np.uint32), tile, grid.cut(row, col))
-    elif mask_mod is not None:
-        codes = evaluate(mask_mod, tiles, x, forward.mask_block_idx.device)
-    else:
+
+    def codes_of(tiles: Tiles, x: Ints) -> NDArray[np.int32]:
+        if not len(x):
+            return np.zeros(0, np.int32)
+        if aux_tensors is not None:
+            tile, bits = (to_numpy(tensor) for tensor in aux_tensors)
+            tile = tile.reshape(-1)[x]
+            if (tile < 0).any():
+                raise ValueError("a partial block has no tile: give the aux_tensors of these lists")
+            _, row, col = grid.split(x)
+            return tiles.codes_of(bits.view(np.uint32), tile, grid.cut(row, col))
+        if mask_mod is not None:
+            return evaluate(mask_mod, tiles, x, forward.mask_block_idx.device)
         raise ValueError(f"{len(x)} blocks are partial: give aux_tensors, or the mask_mod")
-    full = np.zeros(0, np.int64)
-    if forward.full_block_cnt is not None:
-        full = listed(grid, forward.full_block_cnt, forward.full_block_idx)
-    return BlockMask(*assemble(tiles, *with_full(x, codes, full)))
+
+    partial = forward.mask_block_cnt, forward.mask_block_idx
+    full = forward.full_block_cnt, forward.full_block_idx
+    return BlockMask(*from_lists(grid, partial, full, codes_of))
 
 
 def _padded(
@@ -144,8 +145,7 @@ def _padded(
         width = max(1, int(count.max()))
         check_size("the lists", 4 * len(count) * width, limit_gib)
         padded = np.zeros((len(count), width), np.int32)
-        line = np.repeat(np.arange(len(count)), count)
-        place = np.arange(len(line)) - np.repeat(np.cumsum(count) - count, count)
+        line, place = expand(np.zeros_like(count), count)
         padded[line, place] = lists.idx[np.repeat(begin, count) + place]
         arrays = count.astype(np.int32).reshape(shape), padded.reshape(*shape, width)
         tensors += [torch.from_numpy(array).to(device) for array in arrays]

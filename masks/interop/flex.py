@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes
-from masks.interop.common import block_codes, check_size, evaluate, listed, with_full
-from masks.runs import Bools, Grid
-from masks.tiles import Tiles, assemble
+from masks.interop.common import block_codes, check_size, evaluate, from_lists
+from masks.runs import Bools, Grid, Ints
+from masks.tiles import Tiles
 
 LINES_AT_ONCE = 1024
 
@@ -101,12 +101,12 @@ def from_flex(flex_mask: Any) -> BlockMask:
     batch, heads = (1, 1, *counts.shape)[-3:-1]  # a sliced mask may lack them
     block_q, block_k = block_sizes(flex_mask.BLOCK_SIZE)
     grid = Grid(n_q, n_k, block_q, block_k, batch, heads)
-    tiles, x = Tiles(grid), listed(grid, counts, indices)
-    codes = evaluate(flex_mask.mask_mod, tiles, x, indices.device)
-    full = np.zeros(0, np.int64)
-    if flex_mask.full_kv_num_blocks is not None:
-        full = listed(grid, flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices)
-    return BlockMask(*assemble(tiles, *with_full(x, codes, full)))
+    full = flex_mask.full_kv_num_blocks, flex_mask.full_kv_indices
+
+    def codes_of(tiles: Tiles, x: Ints) -> NDArray[np.int32]:
+        return evaluate(flex_mask.mask_mod, tiles, x, indices.device)
+
+    return BlockMask(*from_lists(grid, (counts, indices), full, codes_of))
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

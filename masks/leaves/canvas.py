@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
-from masks.checks import integer
+from masks.checks import flag, integer
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Grid, Ints, Runs, expand
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
 PAIRS_AT_ONCE = 1 << 22  # and of `runs_in_order`
@@ -111,10 +111,8 @@ class OnCanvas(Leaf):
         lines = counts.prod(axis=1) * (high[:, -1] >= low[:, -1])
         cuts = np.searchsorted(np.cumsum(lines), np.arange(0, lines.sum(), LINES_AT_ONCE), "right")
         for begin, end in pairwise(np.unique(np.append(cuts, grid.rows)).tolist()):
-            row = np.repeat(np.arange(begin, end), lines[begin:end])
-            rank = np.arange(len(row)) - np.repeat(
-                np.cumsum(lines[begin:end]) - lines[begin:end], lines[begin:end]
-            )
+            row, rank = expand(np.zeros(end - begin, np.int64), lines[begin:end])
+            row += begin
             line, stride = np.zeros(len(row), np.int64), 1
             for axis in reversed(range(len(self.canvas) - 1)):  # the last leading axis runs fastest
                 rank, place = np.divmod(rank, counts[row, axis])
@@ -217,12 +215,13 @@ def canvas_extents(canvas: Any) -> tuple[int, ...]:
     return tuple(integer("canvas extent", extent, min=1) for extent in canvas)
 
 
-def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int) -> tuple[int, ...]:
-    """An integer for every axis, from one for all or a tuple."""
+def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int | None) -> tuple:
+    """An integer >= min for every axis, or a flag where that is None, from one or a tuple."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * len(canvas)
     if len(values) != len(canvas):
-        raise ValueError(f"{name} is {value!r}: give one integer, or {len(canvas)} for the canvas")
-    return tuple(integer(name, x, min=min) for x in values)
+        kind = "flag" if min is None else "integer"
+        raise ValueError(f"{name} is {value!r}: give one {kind}, or {len(canvas)} for the canvas")
+    return tuple(flag(name, x) if min is None else integer(name, x, min=min) for x in values)
 
 
 def shortest(values: tuple) -> Any:

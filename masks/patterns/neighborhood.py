@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from masks.algebra import Mask
-from masks.checks import choice, flag
+from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, Window, canvas_extents, per_axis, shortest
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints
@@ -135,10 +135,7 @@ def neighborhood(
     kernels = per_axis("kernel", kernel, canvas, min=1)
     dilations = per_axis("dilation", dilation, canvas, min=1)
     strides = per_axis("stride", stride, canvas, min=1)
-    causals = tuple(causal) if isinstance(causal, tuple | list) else (causal,) * len(canvas)
-    if len(causals) != len(canvas):
-        raise ValueError(f"causal is {causal!r}: give one flag, or {len(canvas)} for the canvas")
-    causals = tuple(flag("causal", x) for x in causals)
+    causals = per_axis("causal", causal, canvas, min=None)
     for extent, k, d, s in zip(canvas, kernels, dilations, strides, strict=True):
         if k * d > extent:
             raise ValueError(

@@ -1,5 +1,6 @@
 """Random token blocks, and hubs whose degrees follow a power law."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,7 @@ def random_blocks(
     if (density is None) == (count is None):
         raise ValueError(f"density is {density} and count is {count}: give one of them")
     if density is not None:
-        if isinstance(density, bool) or not isinstance(density, int | float | np.floating):
-            raise ValueError(f"density is {density!r}: give a number in (0, 1]")
-        density = float(density)
-        if not 0 < density <= 1:
-            raise ValueError(f"density is {density}: give a number in (0, 1]")
+        density = _positive("density", density, 1, "in (0, 1]")
     count = None if count is None else integer("count", count, min=1)
     block, causal = integer("block", block, min=1), flag("causal", causal)
     stream = Stream.of(seed, per_head, per_layer, layer)
@@ -122,15 +119,18 @@ def hubs(
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
     count = None if count is None else integer("count", count, min=1)
-    alpha, block = _positive("alpha", alpha), integer("block", block, min=1)
+    alpha, block = (
+        _positive("alpha", alpha, sys.float_info.max, "> 0"),
+        integer("block", block, min=1),
+    )
     stream = Stream.of(seed, per_head, per_layer, layer)
     return canonical(Hubs(block, stream, count, alpha), alpha=alpha)
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: Any, most: float, where: str) -> float:
     is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value!r}: give a number > 0")
+    if not is_number or not 0 < value <= most:
+        raise ValueError(f"{name} is {value!r}: give a number {where}")
     return float(value)
 
 

@@ -52,7 +52,8 @@ class BlockSignature:
         found: list[Ints] = []
         for node in nodes:
             base, columns = self._of(node)
-            found += columns if node.kind == BOOL or _fixed(node) else (base, *columns)
+            fixed = node.kind == INT and constant(node) is not None
+            found += columns if node.kind == BOOL or fixed else (base, *columns)
         return tuple(found)
 
     def _truth(self, node: Expression) -> Alike:
@@ -105,10 +106,6 @@ class BlockSignature:
         turns = np.broadcast_to((low < 0) & (high > 0), self.shape)
         sign = np.where(turns, 0, np.sign(sign)).astype(np.int64)
         return Alike(base * sign, (*columns, sign, *_only((base,), turns)))
-
-
-def _fixed(node: Expression) -> bool:
-    return node.kind == INT and constant(node) is not None
 
 
 def _only(columns: tuple[Ints, ...], where: Bools) -> tuple[Ints, ...]:

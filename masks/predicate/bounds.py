@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.predicate.expression import BOOL, INT, REAL, Expression, Unsupported, constant
-from masks.runs import EMPTY, FULL, MIXED, Bools, Codes, Ints
+from masks.predicate.expression import (
+    BOOL,
+    COMPARISONS,
+    INT,
+    REAL,
+    Expression,
+    Unsupported,
+    constant,
+)
+from masks.runs import EMPTY, FULL, MIXED, Bools, Codes
 
 Range = tuple[NDArray, NDArray]  # least and greatest value, both included
 LARGEST = 1 << 52  # of any integer on the way: exact as a float, and far from where int64 ends
@@ -131,7 +139,7 @@ def _bits(operator: np.ufunc) -> Callable[..., Range]:
         varies = (x[0] ^ x[1]) | (y[0] ^ y[1])
         any_sign = varies < 0
         size = reduce(np.maximum, map(np.abs, (*x, *y)))
-        free = _bit_length(np.where(any_sign, size, varies))
+        free = np.frexp(np.where(any_sign, size, varies).astype(np.float64))[1].astype(np.int64)
         low = np.where(any_sign, 0, operator(x[0], y[0])) >> free << free
         high = low + (np.int64(1) << free) - 1
         low = np.where(any_sign, -high - 1, low)
@@ -142,11 +150,6 @@ def _bits(operator: np.ufunc) -> Callable[..., Range]:
         return low, high
 
     return rule
-
-
-def _bit_length(x: NDArray) -> Ints:
-    """Bits that hold x >= 0."""
-    return np.frexp(x.astype(np.float64))[1].astype(np.int64)
 
 
 def _where(node: Expression, condition: Codes, x: Any, y: Any) -> Any:
@@ -235,9 +238,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "xor": _xor,
     "not": lambda node, x: FULL - x,
 }
-RULES |= dict.fromkeys(
-    ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"), _compare
-)
+RULES |= dict.fromkeys(COMPARISONS, _compare)
 
 
 def check_size(node: Expression, symbols: dict[str, int]) -> None:

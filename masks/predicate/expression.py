@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 INT, REAL, BOOL = "int", "real", "bool"
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 _INT64 = 1 << 63
 INDEXED = "an array is indexed: wrap it once, as in ids = masks.table(ids)"
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from masks.predicate.expression import (
     BOOL,
+    COMPARISONS,
     FUNCTIONS,
     INT,
     REAL,
@@ -158,10 +159,6 @@ def _compare(op: str) -> Callable[[Any, Any], Expression]:
     return function
 
 
-COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
-less, less_equal, greater, greater_equal, equal, not_equal = map(_compare, COMPARISONS)
-
-
 def _truths(name: str, *values: Any) -> tuple[Expression, ...]:
     operands = tuple(lift(value) for value in values)
     if any(x.kind != BOOL for x in operands):
@@ -246,8 +243,9 @@ for _name, _function in _BINARY.items():
     setattr(Expression, f"__{_name}__", _function)
     setattr(Expression, f"__r{_name}__", lambda x, y, _function=_function: _function(y, x))
 _OTHERS = {"neg": negative, "abs": absolute, "invert": invert, "pos": lambda x: x}
-_COMPARE = {"lt": less, "le": less_equal, "gt": greater, "ge": greater_equal, "eq": equal}
-for _name, _function in (_OTHERS | _COMPARE | {"ne": not_equal}).items():
+_COMPARISONS = [_compare(name) for name in COMPARISONS]
+_OTHERS |= zip(("lt", "le", "gt", "ge", "eq", "ne"), _COMPARISONS, strict=True)
+for _name, _function in _OTHERS.items():
     setattr(Expression, f"__{_name}__", _function)
 
 _NAMED = (add, subtract, multiply, power, divide, floor_divide, remainder, negative)
@@ -265,5 +263,5 @@ UFUNCS |= {f.__name__: f for f in _NAMED} | {
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),
 }
-UFUNCS |= {name: _compare(name) for name in COMPARISONS}
+UFUNCS |= zip(COMPARISONS, _COMPARISONS, strict=True)
 FUNCTIONS |= {"where": where, "isin": isin, "clip": clip}

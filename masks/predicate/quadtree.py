@@ -35,7 +35,8 @@ class Segments(NamedTuple):
 
 def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
     """Runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
-    stack = [_root(grid)]
+    size, zero = 1 << (max(grid.rows, grid.cols) - 1).bit_length(), np.zeros(grid.slices, np.int64)
+    stack = [Squares(size, np.arange(grid.slices, dtype=np.int64), zero, zero)]
     found: list[Segments] = []
     held, limit = 0, WAITING
     while stack:
@@ -49,15 +50,10 @@ def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
             held = len(found[0].start)
             limit = max(WAITING, 2 * held)
         if squares.size > 1:
-            stack += _portions(_quarters(grid, _choose(squares, code == rl.MIXED)))
+            smaller = _quarters(grid, _choose(squares, code == rl.MIXED))
+            starts = range(0, len(smaller.row), PORTION)
+            stack += [_choose(smaller, slice(start, start + PORTION)) for start in starts]
     return rl.from_segments(grid, *_join(found))
-
-
-def _root(grid: Grid) -> Squares:
-    """One square a slice that covers the grid."""
-    size = 1 << (max(grid.rows, grid.cols) - 1).bit_length()
-    zero = np.zeros(grid.slices, np.int64)
-    return Squares(size, np.arange(grid.slices, dtype=np.int64), zero, zero)
 
 
 def _choose(squares: Squares, which: Bools | slice) -> Squares:
@@ -70,11 +66,6 @@ def _quarters(grid: Grid, squares: Squares) -> Squares:
     col = (squares.col[:, None] + np.array([0, half, 0, half])).ravel()
     inside = (row < grid.rows) & (col < grid.cols)
     return _choose(Squares(half, np.repeat(squares.s, 4), row, col), inside)
-
-
-def _portions(squares: Squares) -> list[Squares]:
-    starts = range(0, len(squares.row), PORTION)
-    return [_choose(squares, slice(start, start + PORTION)) for start in starts]
 
 
 def _segments(grid: Grid, squares: Squares, code: Codes) -> Segments:

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from masks.runs import Ints
+from masks.runs import Ints, expand
 
 
 def given_order(order: Ints) -> Ints:
@@ -85,8 +85,7 @@ def _walk(boxes: Ints, width: int, order: Ints) -> None:
     length = abs(boxes[:, 3:7]).max(1)
     along = np.where(abs(boxes[:, 3:5]).sum(1) == length, 0, 2)  # the major side, or the minor
     unit = np.sign(np.take_along_axis(boxes[:, 3:7], along[:, None] + np.arange(2), axis=1))
-    box = np.repeat(np.arange(len(boxes)), length)
-    step = np.arange(len(box)) - np.repeat(np.cumsum(length) - length, length)
+    box, step = expand(np.zeros_like(length), length)
     place = boxes[box, 1:3] + unit[box] * step[:, None]
     order[boxes[box, 0] + step] = place[:, 0] * width + place[:, 1]
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
+from masks.block_lists import row_segments
 from masks.leaves.geometry import interval_runs
 from masks.leaves.lengths import FAR, Cuts
 from masks.runs import Bools, Grid, Ints, Runs, expand
@@ -131,13 +132,9 @@ class Pieces:
     def _segments(self, *shape: int) -> tuple[Ints, ...]:
         """Non-empty runs of a placement, cut where rows end: (slice, row, first, stop, code)."""
         grid, placed = self._place(*shape)
-        lines = np.arange(grid.slices * grid.rows) * grid.cols
-        start = np.union1d(placed.runs.starts, lines)
-        code = placed.runs.at(start)
-        length = np.diff(start, append=grid.size)
-        kept = code != rl.EMPTY
-        s, row, first = grid.split(start[kept])
-        return s, row, first, first + length[kept], code[kept].astype(np.int64)
+        line, first, length, code = row_segments(grid, *placed.runs, empty=rl.EMPTY)
+        s, row = np.divmod(line, grid.rows)
+        return s, row, first, first + length, code.astype(np.int64)
 
     def _inner_slice(self, s: Ints) -> Ints:
         """Slice of a placement for slice s of the grid."""

@@ -6,12 +6,13 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.build import alike, mixed_blocks
+from masks.block_lists import row_segments
+from masks.build import settle
 from masks.checks import choice, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.token_blocks import SMALL
 from masks.registry import Example, canonical, transform
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Codes, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Placing
 from masks.types import Placed
@@ -62,11 +63,8 @@ class Cells:
 
     def _runs(self) -> Runs:
         cells = self.cells
-        lines = np.arange(cells.slices * cells.rows) * cells.cols
-        start = np.union1d(self.codes.starts, lines)
-        full = self.codes.at(start) == rl.FULL
-        length = np.diff(start, append=cells.size)[full]
-        s, row, col = cells.split(start[full])
+        line, col, length, _ = row_segments(cells, *self.codes, empty=rl.EMPTY)
+        s, row = np.divmod(line, cells.rows)
         q, k = cells.q_token(row), cells.k_token(col)
         return rectangle_runs(self.grid, s, q, q + cells.block_q, k, cells.k_token(col + length))
 
@@ -104,17 +102,12 @@ class Cells:
 
 def decided(placed: Placed, grid: Grid, how: str) -> Runs:
     """No MIXED codes: such blocks become FULL where any or, inward, every pair is allowed."""
-    starts, codes = placed.runs
-    known = codes != rl.MIXED
-    all_starts, all_codes = [starts[known]], [codes[known]]
-    for x in mixed_blocks(placed.runs, grid):
-        first, group = alike(placed, grid, x)
-        full = _full(placed, grid, x[first], how == "inward")[group]
-        all_starts.append(x)
-        all_codes.append(np.where(full, rl.FULL, rl.EMPTY).astype(np.uint8))
-    starts, codes = np.concatenate(all_starts), np.concatenate(all_codes)
-    order = np.argsort(starts, kind="stable")
-    return Runs(*rl.compact(starts[order], codes[order], grid.size))
+
+    def look(x: Ints) -> Codes:
+        full = _full(placed, grid, x, how == "inward")
+        return np.where(full, rl.FULL, rl.EMPTY).astype(np.uint8)
+
+    return Runs(*settle(placed, grid, placed.runs.codes, look))
 
 
 def _full(placed: Placed, grid: Grid, x: Ints, inward: bool) -> Bools:
