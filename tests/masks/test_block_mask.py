@@ -10,15 +10,7 @@ import pytest
 
 import masks
 from masks import BlockLists, BlockMask
-from tests.masks.cases import BLOCKS, LENGTHS, composition
-
-
-def example(seed: int) -> BlockMask:
-    rng = random.Random(seed)
-    n_q, n_k, heads = rng.choice(LENGTHS), rng.choice(LENGTHS), rng.choice([1, 3])
-    mask = composition(rng, n_q, n_k, 2)
-    mask |= masks.random_blocks(0.2, block=32, seed=seed, per_head=heads > 1) & masks.causal()
-    return mask.build(n_q, n_k, (rng.choice(BLOCKS), rng.choice(BLOCKS)), heads=heads)
+from tests.masks.cases import any_blocks
 
 
 def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
@@ -37,7 +29,7 @@ def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_lists_hold_the_layout(seed: int):
-    blocks = example(seed)
+    blocks = any_blocks(random.Random(seed))
     slices = blocks.batch * blocks.heads
     by_row = layout_of(blocks.csr(), (slices, blocks.rows, blocks.cols))
     by_col = layout_of(blocks.csc(), (slices, blocks.cols, blocks.rows))
@@ -53,7 +45,7 @@ def test_lists_hold_the_layout(seed: int):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_identity_is_by_content(seed: int, tmp_path: Path):
-    blocks = example(seed)
+    blocks = any_blocks(random.Random(seed))
     again = BlockMask.from_dense(blocks.to_dense(), blocks.block_size)
     if blocks.heads == again.heads:  # from_dense keeps an extent of 1 only
         assert again == blocks and again.key == blocks.key and hash(again) == hash(blocks)

@@ -203,6 +203,25 @@ causal().draw(2048, batch=-1)  =>  batch is -1
 causal().draw(2048, rows=(0, 2048))  =>  rows
 causal().draw(2048, rows=(5, 4))  =>  rows
 causal().draw(2048, rows=7)  =>  rows
+where(lambda q, k: q > k and k > 3)  =>  fails.*Write & \| ~
+where(lambda q, k: 0 <= q - k < 5)  =>  fails.*Write & \| ~
+where(lambda q, k: max(q, k) < 3)  =>  fails.*np\.maximum
+where(lambda q, k: q - k)  =>  gives int64: give booleans
+where(lambda q, k: np.ones(7, bool))  =>  gives shape \(7,\)
+where(lambda q: q > 0)  =>  fails
+where(3)  =>  where\(\) is given 3, no function
+where(lambda h, q, k: q > h, per_head=True).build(64)  =>  give heads=
+where(lambda h, q, k: abs(q - k) < table([3, 50])[h], per_head=True).build(64, heads=4)
+    =>  entry [23] of a table of 2
+table(np.zeros((2, 2)))  =>  the table is float64 of shape \(2, 2\): give a 1-D array
+table([])  =>  shape \(0,\): give a 1-D array
+table(['a'])  =>  the table is <U1
+table([0.0, np.nan])  =>  not finite: give finite numbers
+table(np.array([1 << 63], np.uint64))  =>  give numbers below 2\*\*63
+causal().build(64, 128).reach()  =>  only self-attention
+causal().build(1 << 16).reach(exact=True)  =>  32768 at most
+causal().build(64).reach(0)  =>  layers is 0
+layers(local(0), dense()).reach(64)  =>  differs from layer to layer: give layers=
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 import masks
 from masks import BlockMask, interop
 from masks.interop.flex import tile_lookup
-from tests.masks.interop.blocks import any_blocks
+from tests.masks.cases import any_blocks
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")

@@ -1,4 +1,4 @@
-"""Bands, butterfly, random blocks, global tokens, everything, arrays."""
+"""Bands, butterfly, everything, arrays."""
 
 import random
 
@@ -53,27 +53,6 @@ def _(mask: Butterfly | SizedButterfly, n_q: int, n_k: int, heads: int) -> np.nd
     block = -(-max(n_q, n_k) // mask.size) if sized else mask.block
     strides = {0} | {2**t for t in range(20 if mask.levels is None else mask.levels)}
     return np.isin((q // block) ^ (k // block), list(strides))
-
-
-@leaf
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    block = rng.choice([5, 16, 24, 32, 64])
-    return masks.random_blocks(rng.random() or 1.0, block=block, seed=rng.randrange(100))
-
-
-@varied
-def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    count = min(2, -(-n_k // 24))
-    return masks.random_blocks(count=count, block=24, seed=rng.randrange(100), per_head=True)
-
-
-def mix(x: int) -> int:
-    """SplitMix64 after one step, with Python's integers."""
-    wrap = (1 << 64) - 1
-    x = (x + 0x9E3779B97F4A7C15) & wrap
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & wrap
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & wrap
-    return x ^ (x >> 31)
 
 
 @leaf

@@ -11,10 +11,17 @@ from masks.patterns.butterfly import butterfly, pixelfly
 from masks.patterns.expander import RegularGraph, expander, random_regular
 from masks.patterns.random_blocks import Hubs, RandomBlocks, hubs, random_blocks
 from tests.masks.oracles import leaf, oracle, varied
-from tests.masks.oracles.basic import mix
 
 GOLDEN, WRAP = 0x9E3779B97F4A7C15, (1 << 64) - 1
 BLOCK_SIZES = [5, 7, 16, 24, 32]
+
+
+def mix(x: int) -> int:
+    """SplitMix64 after one step, with Python's integers."""
+    x = (x + GOLDEN) & WRAP
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WRAP
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WRAP
+    return x ^ (x >> 31)
 
 
 def tokens(blocks: np.ndarray, block: int, n_q: int, n_k: int) -> np.ndarray:
@@ -49,16 +56,23 @@ def layout(mask, n_q: int, n_k: int, heads: int) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     block, seed = rng.choice(BLOCK_SIZES), rng.randrange(100)
-    layered = rng.random() < 0.3
+    layered, causal = rng.random() < 0.3, rng.random() < 0.5
+    count = rng.choice([None, 1, 4]) if causal else None  # which a short row may lack
     return random_blocks(
-        *([] if (count := rng.choice([None, 1, 4])) else [rng.random() or 1.0]),
+        None if count else rng.random() or 1.0,
         count=count,
         block=block,
-        causal=True,
+        causal=causal,
         seed=seed,
         per_layer=layered,
         layer=rng.randrange(9) if layered else None,
     )
+
+
+@varied
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    count = min(2, -(-n_k // 24))
+    return random_blocks(count=count, block=24, seed=rng.randrange(100), per_head=True)
 
 
 @oracle(RandomBlocks)

@@ -15,8 +15,10 @@ from masks.patterns.columns import (
     last_rows,
     prefix_lm,
     sinks,
+    streaming,
+    tri_shape,
+    vertical_slash,
 )
-from masks.patterns.streaming import streaming, tri_shape, vertical_slash
 from tests.masks.oracles import any_align, leaf, oracle, positions
 
 

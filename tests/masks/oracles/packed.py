@@ -7,8 +7,7 @@ import numpy as np
 import masks
 from masks import Mask
 from masks.transforms.base import Transformed
-from masks.transforms.packed import Pack, packed
-from masks.transforms.shift import Shift, shift
+from masks.transforms.packed import Pack, Shift, packed, shift
 from masks.transforms.snap import Snap, snap
 from tests.masks.oracles import BATCH, HEADS, LEAVES, VARIED, leaf, oracle, segments, varied
 

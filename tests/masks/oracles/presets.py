@@ -9,10 +9,8 @@ from masks.presets import deepspeed as ds
 from masks.presets import lra
 from masks.presets.deepspeed_layouts import Fixed, Sliding, Variable
 from tests.masks.oracles import HEADS, leaf, oracle, positions, varied
-from tests.masks.oracles.basic import mix
-from tests.masks.oracles.graphs import drawn, layout, tokens, word
+from tests.masks.oracles.graphs import BLOCK_SIZES, drawn, layout, mix, tokens, word
 
-BLOCK_SIZES = [5, 7, 16, 24, 32]
 ATTENTION = ["bidirectional", "unidirectional"]
 
 
@@ -41,10 +39,8 @@ def _(mask: Fixed, n_q: int, n_k: int, heads: int) -> np.ndarray:
     blocks = layout(mask, n_q, n_k, heads)
     n_rows, n = blocks.shape[1:]
     for h, grid in enumerate(blocks):
-        for row in range(n_rows):
-            for col in range(n):
-                same = row // mask.size == col // mask.size
-                grid[row, col] = same and (col <= row or not mask.causal)
+        row, col = positions(n_rows, n)
+        grid |= (row // mask.size == col // mask.size) & ((col <= row) | (not mask.causal))
         first = mask.size - (1 + h % mask.groups) * mask.count
         end = n - n % mask.size
         starts = list(range(first, end, mask.size))
@@ -64,54 +60,38 @@ def any_ranges(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...] | N
     return starts, rng.choice([None, tuple(x + rng.randrange(1, 4) for x in starts)])
 
 
-def any_layout(rng: random.Random, n: int, block: int, **options) -> Mask:
-    """A variable or sliding layout that `n` blocks have room for."""
+def any_layout(rng: random.Random, n_k: int, block: int, **options) -> Mask:
+    """A layout that the blocks have room for, with draws where there are `options` for them."""
+    n = -(-n_k // block)
     starts, stops = any_ranges(rng)
     attention = rng.choice(ATTENTION)
-    free = attention == "bidirectional"
-    window = rng.randrange(1, min(n, 6) + 1)
-    return rng.choice(
-        [
-            lambda: ds.deepspeed_variable(
-                rng.randrange(min(n, 4) + 1),
-                rng.choice([(4,), (1, 2), (3, 1, 2)]),
-                starts,
-                stops,
-                attention=attention,
-                horizontal_global_attention=free and rng.random() < 0.5,
-                block=block,
-                **options,
-            ),
-            lambda: ds.deepspeed_bigbird(
-                rng.randrange(min(n, 4 if free else 1) + 1),
-                window,
-                rng.randrange(min(n, 2) + 1),
-                attention=attention,
-                block=block,
-                **options,
-            ),
-        ]
-    )()
+    window, free = rng.randrange(1, min(n, 6) + 1), attention == "bidirectional"
+    common = {"attention": attention, "block": block}
+    match rng.randrange(6):
+        case 0 | 1:
+            windows = rng.choice([(4,), (1, 2), (3, 1, 2)])
+            horizontal = free and rng.random() < 0.5
+            common |= {"horizontal_global_attention": horizontal, **options}
+            count = rng.randrange(min(n, 4) + 1)
+            return ds.deepspeed_variable(count, windows, starts, stops, **common)
+        case 2 | 3:
+            drawn_blocks = rng.randrange(min(n, 4 if free else 1) + 1)
+            whole = rng.randrange(min(n, 2) + 1)
+            return ds.deepspeed_bigbird(drawn_blocks, window, whole, **common, **options)
+        case 4:
+            return ds.deepspeed_bslongformer(window, starts, stops, **common)
+        case _:
+            return ds.deepspeed_local_sliding_window(window, **common)
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    block = rng.choice(BLOCK_SIZES)
-    n = -(-n_k // block)
-    starts, stops = any_ranges(rng)
-    attention, window = rng.choice(ATTENTION), rng.randrange(1, min(n, 6) + 1)
-    return rng.choice(
-        [
-            any_layout(rng, n, block, seed=rng.randrange(100)),
-            ds.deepspeed_bslongformer(window, starts, stops, attention=attention, block=block),
-            ds.deepspeed_local_sliding_window(window, attention=attention, block=block),
-        ]
-    )
+    return any_layout(rng, n_k, rng.choice(BLOCK_SIZES), seed=rng.randrange(100))
 
 
 @varied
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return any_layout(rng, -(-n_k // 7), 7, seed=rng.randrange(9), different_layout_per_head=True)
+    return any_layout(rng, n_k, 7, seed=rng.randrange(9), different_layout_per_head=True)
 
 
 @oracle(Variable)
@@ -123,11 +103,10 @@ def _(mask: Variable, n_q: int, n_k: int, heads: int) -> np.ndarray:
         sizes.append(sizes[-1])
     window = np.repeat(np.arange(len(sizes)), sizes)
     for h, grid in enumerate(blocks):
+        row, col = positions(n_rows, n)
+        grid |= (window[row] == window[col]) & ((col <= row) | (not mask.causal))
         for row in range(n_rows):
             grid[row, sorted(drawn(mix(word(mask, h) ^ row), mask.random, n))] = True
-            for col in range(n):
-                if window[row] == window[col] and (col <= row or not mask.causal):
-                    grid[row, col] = True
         for start, stop in mask.ranges:
             if start < n:
                 if mask.horizontal:
@@ -140,12 +119,12 @@ def _(mask: Variable, n_q: int, n_k: int, heads: int) -> np.ndarray:
 def _(mask: Sliding, n_q: int, n_k: int, heads: int) -> np.ndarray:
     blocks = layout(mask, n_q, n_k, heads)
     n_rows, n = blocks.shape[1:]
+    row, col = positions(n_rows, n)
+    blocks |= abs(row - col) <= mask.window // 2
     for h, grid in enumerate(blocks):
         for row in range(n_rows):
             columns = min(row + 1, n) if mask.causal else n
             grid[row, sorted(drawn(mix(word(mask, h) ^ row), mask.random, columns))] = True
-            for col in range(n):
-                grid[row, col] |= abs(row - col) <= mask.window // 2
         for start, stop in mask.ranges:
             if start < n:
                 grid[start:stop] = True

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import masks
-from masks.patterns.log_sparse import log_sparse
+from masks.patterns.columns import streaming, vertical_slash
+from masks.patterns.distances import log_sparse
 from masks.patterns.sparse_transformer import fixed, strided
-from masks.patterns.streaming import streaming, vertical_slash
 from tests.masks.helpers import dense
 
 

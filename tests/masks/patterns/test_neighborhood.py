@@ -1,28 +1,10 @@
-"""Patterns on a canvas: on any grid, by the formula of NATTEN, and lattice points."""
-
-import random
+"""Patterns on a canvas: the formula of NATTEN, and lattice points."""
 
 import numpy as np
 import pytest
 
 from masks.patterns.neighborhood import local_2d, neighborhood
-from tests.masks.brute import any_grid, brute_dense, check, check_window
-from tests.masks.cases import BLOCKS, composition
 from tests.masks.helpers import dense
-from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_composition(seed: int):
-    rng = random.Random(seed)
-    n = rng.choice(SIZES)
-    mask = any_canvas_mask(rng, any_canvas(rng, n))
-    if seed % 3:
-        other = composition(rng, n, n, rng.randrange(2))
-        mask = rng.choice([mask | other, mask & other, mask - other, other - mask])
-    expected = brute_dense(mask, n, n)
-    check(mask, mask.build(n, block_size=(rng.choice(BLOCKS), rng.choice(BLOCKS))), expected)
-    check_window(mask, any_grid(rng, n, n), expected[0, 0])
 
 
 def natten_start(i: int, kernel: int, stride: int, length: int) -> int:

@@ -57,20 +57,6 @@ def test_blocks_that_are_alike_are_evaluated_once():
         assert len(blocks.bits) <= tiles
 
 
-def test_per_head():
-    widths = table([3, 50, 200])
-    mask = where(lambda h, q, k: abs(q - k) <= widths[h], per_head=True)
-    dense = mask.build(300, 250, 32, heads=3).to_dense()
-    for head, width in enumerate([3, 50, 200]):
-        assert np.array_equal(
-            dense[0, head], masks.local(width).build(300, 250, 32).to_dense()[0, 0]
-        )
-    with pytest.raises(ValueError, match="heads"):
-        mask.build(64)
-    with pytest.raises(ValueError, match="entry 3 of a table of 3"):
-        mask.build(64, heads=4)
-
-
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -116,27 +102,7 @@ def test_no_warning_where_it_is_understood():
         where(predicate("(q % (k + 1) == 0) & (q // (k + 2) < 5)")).build(99)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda q, k: q > k and k > 3, r"fails.*Write & \| ~"),
-        (lambda q, k: 0 <= q - k < 5, r"fails.*Write & \| ~"),
-        (lambda q, k: max(q, k) < 3, r"fails.*np\.maximum"),
-        (lambda q, k: q - k, "gives int64: give booleans"),
-        (lambda q, k: np.ones(7, bool), r"gives shape \(7,\)"),
-        (lambda q: q > 0, "fails"),
-        (3, "where\\(\\) is given 3, no function"),
-    ],
-)
-def test_functions_that_are_no_predicates(function, message: str):
-    with pytest.raises(ValueError, match=message):
-        where(function)
-
-
-def test_bad_tables():
-    for bad in (np.zeros((2, 2)), [], ["a"], [0.0, np.nan], np.array([1 << 63], np.uint64)):
-        with pytest.raises(ValueError, match="table"):
-            table(bad)
+def test_tables_that_are_too_short():
     ids = table([0] * 100)
     mask = where(lambda q, k: ids[q] == ids[k])
     assert mask.build(100, 80, 16).density == 1
