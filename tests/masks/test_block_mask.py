@@ -1,4 +1,4 @@
-"""BlockMask: lists, files, identity, and what it refuses."""
+"""BlockMask: lists, files, identity, what it refuses; crops and larger blocks."""
 
 import dataclasses
 import pickle
@@ -10,7 +10,8 @@ import pytest
 
 import masks
 from masks import BlockLists, BlockMask
-from tests.masks.cases import any_blocks
+from tests.masks.brute import check
+from tests.masks.cases import BLOCKS, LENGTHS, any_blocks, composition
 
 
 def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
@@ -166,3 +167,45 @@ def test_a_cut_or_overwritten_file_is_refused(tmp_path: Path, share: float):
     path.write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
     with pytest.raises(ValueError, match=r"mask\.npz"):
         BlockMask.load(path)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_crop_and_coarsen_anything(seed: int):
+    rng = random.Random(seed)
+    blocks = any_blocks(rng)
+    dense, mask = blocks.to_dense(), masks.dense()  # of which `check` says the name
+    for _ in range(3):
+        n_q, n_k = rng.randint(1, blocks.n_q), rng.randint(1, blocks.n_k)
+        check(mask, blocks.crop(n_q, n_k), dense[:, :, :n_q, :n_k])
+    block_q, block_k = (size * rng.randint(1, 256 // size) for size in blocks.block_size)
+    coarse = blocks.coarsen((block_q, block_k))
+    check(mask, coarse, dense)
+    assert coarse.block_size == (block_q, block_k)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_coarse_blocks_are_those_of_building(seed: int):
+    """Of compositions: smaller blocks joined."""
+    rng = random.Random(seed)
+    n_q, n_k, size = rng.choice(LENGTHS), rng.choice(LENGTHS), rng.choice(BLOCKS)
+    mask = composition(rng, n_q, n_k, rng.randrange(3))
+    blocks = mask.build(n_q, n_k, size)
+    assert blocks.coarsen(size * 2) == mask.build(n_q, n_k, size * 2)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [masks.causal(), masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)],
+    ids=str,
+)
+def test_crops_of_a_million_tokens(mask: masks.Mask):
+    blocks = mask.build(1 << 20)
+    assert blocks.crop(777_777) == mask.build(777_777)
+    assert blocks.coarsen(256) == mask.build(1 << 20, block_size=256)
+
+
+def test_text_of_crops():
+    blocks = masks.local(3).build(100, block_size=32)
+    assert blocks.crop(100) is blocks and blocks.coarsen(32) is blocks
+    assert blocks.crop(50, 60).text == "(local(3))[:50, :60]"
+    assert blocks.coarsen((64, 32)).text == "local(3)"
