@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sparseflash import doctor, self_test
 from sparseflash.backends import triton
+from sparseflash.doctor import __main__ as doctor
+from sparseflash.doctor import self_test
 
 
 @pytest.fixture(autouse=True)

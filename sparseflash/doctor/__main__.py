@@ -18,7 +18,7 @@ import torch
 
 import masks
 from sparseflash.attention import explain
-from sparseflash.self_test import LIMIT, self_test
+from sparseflash.doctor.self_test import LIMIT, self_test
 from sparseflash.testing import make_qkv
 
 PACKAGES = ("sparseflash", "torch", "triton", "numpy", "einops")
