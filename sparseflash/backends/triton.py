@@ -8,6 +8,7 @@ import os
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.configs import tiles_for
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
+from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
@@ -28,7 +30,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def unsupported(problem: Problem, direction: Direction) -> str | None:
     """The reason this backend cannot run the call, or None."""
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError as error:
         return f"triton cannot be imported ({error}); install it with pip install triton"
     if problem.dtype not in _DTYPES:
@@ -48,6 +50,11 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
     if problem.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly; use float32 or float16 there"
+    if release(triton.__version__) < (3, 7) and release(np.__version__) >= (2, 4):
+        return (
+            f"the interpreter of Triton {triton.__version__} fails with NumPy {np.__version__};"
+            " install numpy<2.4"
+        )
     return None
 
 

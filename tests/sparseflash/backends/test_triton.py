@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import masks
+from sparseflash.backends import triton as backend
+from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
+from tests.problems import problem_of
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
@@ -30,3 +33,17 @@ EMPTY = masks.causal() & ~masks.causal()
 )
 def test_masks(length, mask, dtype):
     check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "refused"),
+    [("3.6.0", "2.4.1", True), ("3.6.0", "2.3.5", False), ("3.7.1", "2.4.1", False)],
+)
+def test_an_interpreter_that_fails_with_this_numpy_is_refused(triton, numpy, refused, monkeypatch):
+    monkeypatch.setattr("triton.__version__", triton)
+    monkeypatch.setattr("numpy.__version__", numpy)
+    reason = backend.unsupported(problem_of(*make_qkv(1, 1, 16, 16, 16), None), "forward")
+    if refused:
+        assert reason and "Triton 3.6.0 fails with NumPy 2.4.1; install numpy<2.4" in reason
+    else:
+        assert reason is None
