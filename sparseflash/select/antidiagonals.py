@@ -14,7 +14,7 @@ from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.choose import MAX_COLS
-from sparseflash.select.device import kernels
+from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.pool import SCORES_AT_ONCE, dot
 from sparseflash.select.rules import adaptive
 from sparseflash.select.static import built, grid_codes, heads_of, to_device
@@ -33,7 +33,7 @@ class Antidiagonal(BlockSelector):
         n_q, n_k = q.shape[2], k.shape[2]
         heads = heads_of(self.within, q.shape[1])
         given = (self.within, n_q, n_k, self.block_size, self.stride, heads, q.device)
-        if q.is_cuda and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= MAX_COLS:
+        if on_nvidia(q) and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= MAX_COLS:
             allowed = None if self.within is None else _allowed(*given)
             shape = (self.stride, self.block_size)
             return kernels().antidiagonal_sums(q, k, *shape, allowed, SCORES_AT_ONCE)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from masks.block_lists import EMPTY
-from sparseflash.select.device import kernels
+from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.rules import Candidates, Rule
 
 LARGE = 3.0e38  # scores are clamped to it: forced blocks lie above, blocks not allowed below
@@ -20,7 +20,7 @@ def choose(
     probabilities: the scores are probabilities already, up to a factor. Otherwise a softmax over
         the candidates of a row makes them so.
     """
-    if scores.is_cuda and scores.shape[-1] <= MAX_COLS:
+    if on_nvidia(scores) and scores.shape[-1] <= MAX_COLS:
         return kernels().choose_blocks(scores, candidates, rule, probabilities)
     return choose_torch(scores, candidates, rule, probabilities)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparseflash.select.device import kernels
+from sparseflash.select.device import kernels, on_nvidia
 
 KINDS = ("mean", "max", "min")
 PARTS = ("positive", "negative")  # the mean where it is above 0, and where it is below
@@ -19,7 +19,7 @@ def pool(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...]:
     tokens that exist. float64 stays float64, all else comes out in float32.
     """
     if all(
-        x.is_cuda and x.dtype != torch.float64 and len(set(kinds)) == len(kinds)
+        on_nvidia(x) and x.dtype != torch.float64 and len(set(kinds)) == len(kinds)
         for x, _, kinds in inputs
     ):
         return kernels().pool_blocks(*inputs)

@@ -10,7 +10,7 @@ from masks.block_lists import FULL
 from masks.tiles import edge_tiles
 from sparseflash.checks import check_extents
 from sparseflash.schedule import BlockLists, Schedule
-from sparseflash.select.device import kernels
+from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
 
@@ -40,7 +40,7 @@ def schedule_from_selection(
         bits = torch.cat([selection.bits, edges]) if any(cut) else selection.bits
     codes = selection.codes.contiguous().flatten(0, 1)
     given = (codes, len(selection.bits), selection.max_blocks, cut)
-    if codes.is_cuda:
+    if on_nvidia(codes):
         by_row, by_col = kernels().block_lists(*given)
     else:
         by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))

@@ -15,7 +15,7 @@ from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
 from sparseflash.select.base import Selector, selector
 from sparseflash.select.choose import choose
-from sparseflash.select.device import kernels
+from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
 from sparseflash.select.selection import Selection
@@ -67,7 +67,7 @@ class TokenSelector(Selector):
         The groups fill the last query block.
         """
         padded = q.shape[2] + -q.shape[2] % self.block_size[0]
-        if q.is_cuda and q.dtype != torch.float64:
+        if on_nvidia(q) and q.dtype != torch.float64:
             if -(-k.shape[2] // self.chunk) <= kernels().MAX_CHUNKS:
                 sizes = (self.chunk, self.k, self.first, self.own, padded)
                 return kernels().pick_chunks(q, k, *sizes, nsa=self.nsa)
@@ -78,7 +78,7 @@ class TokenSelector(Selector):
         block_q, block_k = self.block_size
         built_with = heads_of(mask, heads)
         static = static_codes(mask, n, n, self.block_size, built_with, words.device)
-        unite = kernels().union_of_picks if words.is_cuda else union_torch
+        unite = kernels().union_of_picks if on_nvidia(words) else union_torch
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
         return Selection(codes, static.bits, n, n, self.block_size, max_blocks)

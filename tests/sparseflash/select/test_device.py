@@ -1,0 +1,17 @@
+"""Where the selectors' Triton kernels run."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sparseflash.select.device import on_nvidia
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "hip", "expected"),
+    [(True, None, True), (True, "6.4", False), (False, None, False)],
+)
+def test_kernels_run_on_nvidia_gpus_only(is_cuda, hip, expected, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert on_nvidia(SimpleNamespace(is_cuda=is_cuda)) == expected  # pyright: ignore
