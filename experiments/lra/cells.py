@@ -4,7 +4,6 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from experiments.common.figures import token_text
@@ -54,77 +53,37 @@ class Column(NamedTuple):
         return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
 
 
-@dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed only.
+    """Runs that differ in their seed only, and their means.
 
     timed: measured training steps of the same task and attention. Their times and memory replace
         those of the runs, which may have shared a GPU. None keeps those of the runs.
     """
 
-    runs: tuple[Run, ...]
-    timed: tuple[StepRow, ...] | None = None
-
-    @property
-    def complete(self) -> bool:
-        return all(run.complete for run in self.runs)
-
-    @property
-    def traced(self) -> bool:
-        """Whether commits hold the code of all runs."""
-        return all(run.traced for run in self.runs)
-
-    @property
-    def reconstructed(self) -> bool:
-        """Whether the mask of a run was resolved after it."""
-        return any(run.reconstructed for run in self.runs)
-
-    @property
-    def resolved_mask(self) -> str:
-        """The mask that the runs had, defaults included."""
-        return next((run.resolved_mask for run in self.runs), "")
-
-    @property
-    def density(self) -> float | None:
-        """Non-empty blocks / all blocks, in percent."""
-        return next((run.density for run in self.runs), None)
-
-    @property
-    def tested(self) -> bool:
-        """Whether the accuracy is of the test split instead of the validation split."""
-        return all(run.accuracy is not None for run in self.runs)
-
-    @property
-    def accuracies(self) -> list[float]:
-        """In percent. Of the validation split if a run was not tested."""
-        found = [r.accuracy if self.tested else r.val_accuracy for r in self.runs]
-        return [value for value in found if value is not None]
-
-    @property
-    def accuracy(self) -> float | None:
-        return statistics.fmean(self.accuracies) if self.accuracies else None
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation of the seeds (n - 1). None for a single run."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
-    @property
-    def memory_mib(self) -> float | None:
-        if self.timed is not None:
-            return max((row.peak_mib for row in self.timed if row.peak_mib), default=None)
-        return max((run.memory_mib for run in self.runs if run.memory_mib), default=None)
-
-    @property
-    def ms_by_place(self) -> dict[tuple[str, str], float]:
-        """Milliseconds of a training step, the median of the runs, by device and workload."""
-        if self.timed is not None:
-            return {(row.device, "alone"): row.ms for row in self.timed}
+    def __init__(self, runs: Sequence[Run] = (), timed: Sequence[StepRow] | None = None):
+        self.runs = runs
+        self.complete = all(run.complete for run in runs)
+        self.traced = all(run.traced for run in runs)
+        self.reconstructed = any(run.reconstructed for run in runs)
+        self.resolved_mask = next((run.resolved_mask for run in runs), "")
+        self.density = next((run.density for run in runs), None)
+        # Accuracies are of the validation split if a run was not tested.
+        self.tested = all(run.accuracy is not None for run in runs)
+        found = [run.accuracy if self.tested else run.val_accuracy for run in runs]
+        self.accuracies = [value for value in found if value is not None]
+        self.accuracy = statistics.fmean(self.accuracies) if self.accuracies else None
+        # the standard deviation of the seeds (n - 1), None for a single run
+        self.spread = statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        memory = [x.memory_mib for x in runs] if timed is None else [x.peak_mib for x in timed]
+        self.memory_mib = max((mib for mib in memory if mib), default=None)
+        # milliseconds of a training step, the median of the runs, by device and workload
         times: dict[tuple[str, str], list[float]] = {}
-        for run in self.runs:
+        for run in runs if timed is None else ():
             if run.ms_per_step:
                 times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
-        return {place: statistics.median(found) for place, found in times.items()}
+        for row in timed or ():
+            times[row.device, "alone"] = [row.ms]
+        self.ms_by_place = {place: statistics.median(ms) for place, ms in times.items()}
 
 
 Cells = dict[tuple[RowKey, Column], Cell]
@@ -137,20 +96,29 @@ def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells
     the complete run, then the newest. Runs cut short count only if none is complete.
     """
     groups: dict[tuple[RowKey, Column], list[Run]] = {}
-    runs = list(runs)
+    left_out: list[tuple[Run, str]] = []
     for run in runs:
-        if run.pretraining != pretraining:
-            continue
-        row = RowKey(run.attention, run.mask, run.label)
-        column = Column(run.task, run.source, run.length or 0)
-        groups.setdefault((row, column), []).append(run)
+        if run.pretraining == pretraining:
+            row = RowKey(run.attention, run.mask, run.label)
+            column = Column(run.task, run.source, run.length or 0)
+            groups.setdefault((row, column), []).append(run)
+        elif run.pretraining:
+            left_out.append((run, "pre-training"))
     cells: Cells = {}
-    notes = [f"left out: {run.place}, pre-training" for run in runs if run.pretraining]
-    notes = [] if pretraining else notes
     for key, found in groups.items():
-        cells[key], left_out = _cell(found)
-        notes += [f"left out: {run.place}, {why}" for run, why in left_out]
-    return cells, notes
+        cells[key], others = _cell(found)
+        left_out += others
+    return cells, [f"left out: {run.place}, {why}" for run, why in left_out]
+
+
+def sorted_rows(keys: Iterable[RowKey]) -> list[RowKey]:
+    """Returns each row once, in the order of the paper's table."""
+    return sorted(set(keys), key=lambda key: (lra.order(lra.ATTENTIONS, key.attention), key))
+
+
+def sorted_columns(columns: Iterable[Column]) -> list[Column]:
+    """Returns each column once, in the order of the paper's table."""
+    return sorted(set(columns), key=lambda column: (lra.order(lra.LABELS, column.task), column))
 
 
 def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
@@ -166,7 +134,7 @@ def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
     for (row, column), cell in cells.items():
         name = column.task, row.attention, row.mask, column.length
         own = times.get(name, {}) if not row.label else {}
-        found[row, column] = Cell(cell.runs, tuple(own.values()))
+        found[row, column] = Cell(cell.runs, list(own.values()))
     return found
 
 
@@ -186,7 +154,7 @@ def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:
     if any(r.complete for r in kept):
         left_out += [(r, "cut short") for r in kept if not r.complete]
         kept = [r for r in kept if r.complete]
-    return Cell(tuple(kept)), left_out
+    return Cell(kept), left_out
 
 
 def _settings(run: Run) -> str:

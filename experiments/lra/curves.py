@@ -12,8 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.common.figures import PAGE, Style, curve, file_name, legend, save, style
-from experiments.lra import published as lra
-from experiments.lra.cells import Cell, Cells, Column, RowKey, make_cells, speedup
+from experiments.lra.cells import (
+    Cell,
+    Cells,
+    Column,
+    RowKey,
+    make_cells,
+    sorted_columns,
+    sorted_rows,
+    speedup,
+)
 from experiments.lra.figures import groups, label_points, row_labels, row_styles
 from experiments.lra.runs import Run
 
@@ -31,14 +39,13 @@ def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list
     with style():
         for pretraining in (False, True):
             cells, _ = make_cells(runs, pretraining=pretraining)
-            for column in _columns(cells):
-                chosen = {row: cells[row, c] for row, c in _sorted(cells) if c == column}
+            for column in sorted_columns(c for _, c in cells):
+                chosen = {row: cells[row, column] for row in _rows(cells, [column])}
                 if any(_measured(run) for cell in chosen.values() for run in cell.runs):
                     more = "pretraining" if pretraining else ""
                     figures |= _curves(chosen, column, more, smooth)
         cells, _ = make_cells(runs)
-        columns = _columns(cells)
-        placed = [c for c in columns if any(_point(cells, row, c) for row, d in cells if d == c)]
+        placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:
             figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
         if not figures:
@@ -47,12 +54,9 @@ def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 
-def _columns(cells: Cells) -> list[Column]:
-    return sorted({c for _, c in cells}, key=lambda c: (lra.task_order(c.task), c))
-
-
-def _sorted(cells: Cells) -> list[tuple[RowKey, Column]]:
-    return sorted(cells, key=lambda k: (lra.attention_order(k[0].attention), k))
+def _rows(cells: Cells, columns: Sequence[Column]) -> list[RowKey]:
+    """The rows that have one of the columns, in order."""
+    return sorted_rows(row for row, column in cells if column in columns)
 
 
 def _measured(run: Run) -> bool:
@@ -156,7 +160,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
     figure, grid = plt.subplots(down, across, figsize=size, squeeze=False)
     for axes in grid.flat[len(columns) :]:
         axes.set_visible(False)
-    rows = list(dict.fromkeys(row for row, column in _sorted(cells) if column in columns))
+    rows = _rows(cells, columns)
     styles, labels = row_styles(rows), row_labels(rows)
     labelled = []
     for axes, column in zip(grid.flat, columns, strict=False):

@@ -63,14 +63,10 @@ def style(attention: str, number: int = 0) -> Style:
     return base._replace(marker=marker, line=line)
 
 
-def task_order(name: str) -> int:
-    """The place of a task among the columns; unknown ones come last."""
-    return list(LABELS).index(name) if name in LABELS else len(LABELS)
-
-
-def attention_order(name: str) -> int:
-    """The place of an attention among the rows; unknown ones come last."""
-    return list(ATTENTIONS).index(name) if name in ATTENTIONS else len(ATTENTIONS)
+def order(known: Iterable[str], name: str) -> int:
+    """The place of a task among LABELS, or of an attention among ATTENTIONS; unknown ones last."""
+    names = list(known)
+    return names.index(name) if name in names else len(names)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.files import write_whole
-from experiments.lra.runs import Run
+from experiments.lra.runs import STARTS, Run
 from experiments.lra.training.journal import JOURNAL, rounded
 from experiments.lra.training.result import RESULT
 
@@ -68,8 +68,8 @@ def read_run(folder: Path) -> Run | None:
             result = json.loads(file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is not JSON: {error}") from None
-    run = Run(str(folder), tuple(lines), result)
-    return run if result or run.start else None
+    begun = any(line["kind"] in STARTS for line in lines)
+    return Run(str(folder), lines, result) if result or begun else None
 
 
 def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
@@ -129,4 +129,4 @@ def _unpacked(path: Path, packed: dict[str, Any]) -> Run:
         names = packed[kind].keys()
         rows = zip(*packed[kind].values(), strict=True)
         lines += [{"kind": kind} | dict(zip(names, row, strict=True)) for row in rows]
-    return Run(f"{path}: {packed['run']}", tuple(lines), packed["result"])
+    return Run(f"{path}: {packed['run']}", lines, packed["result"])

@@ -1,8 +1,7 @@
 """A training run as tables and figures read it: settings, logged steps and result."""
 
 import json
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 PRETRAINED = "from another run"
@@ -10,23 +9,68 @@ STARTS = ("start", "resume")
 USUAL = ("nystrom", "full", "row", "contour 14")  # settings of the reference recipe
 
 
-@dataclass(frozen=True)
 class Run:
-    """One training run: the lines of its journal, and its result if it has one."""
+    """One training run: the lines of its journal, its result, and what they say.
 
-    place: str  # its folder, or an archive and the name of the run in it
-    lines: tuple[dict[str, Any], ...]
-    result: dict[str, Any]  # empty if the run stopped before its end
+    The result counts first, then the newest start line. Accuracies and the density are in percent.
+    """
 
-    @cached_property
-    def start(self) -> dict[str, Any]:
-        """The newest line with the settings, the device and the task."""
-        return next((line for line in reversed(self.lines) if line["kind"] in STARTS), {})
+    def __init__(self, place: str, lines: Sequence[dict[str, Any]], result: dict[str, Any]):
+        self.place = place  # its folder, or an archive and the name of the run in it
+        self.lines = lines
+        self.result = result  # empty if the run stopped before its end
+        # the newest line with the settings, the device and the task
+        self.start: dict[str, Any] = next((x for x in reversed(lines) if x["kind"] in STARTS), {})
+        # without a journal, the settings that the result repeats
+        self.config: dict[str, Any] = self.start.get("config") or result
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The settings. Without a journal, those that the result repeats."""
-        return self.start.get("config") or self.result
+        def told(name: str, otherwise: Any = "") -> Any:
+            return result.get(name) or self.start.get(name) or otherwise
+
+        task: dict[str, Any] = self.start.get("task", {})
+        self.task: str = result.get("task") or task["name"]
+        self.source: str = result.get("source") or task.get("source", "")  # official, generated, ..
+        self.length: int | None = task.get("length")  # tokens of an example as padded
+        # test accuracy of shortcuts
+        baselines = result.get("baselines") or task.get("baselines") or {}
+        self.baselines = {name: 100 * value for name, value in baselines.items()}
+
+        section = self.config.get("attention")
+        found = result.get("attention") or section
+        self.attention = str(found.get("name", "") if isinstance(found, dict) else found or "")
+        sparse = self.attention == "sparse"
+        mask = self.config.get("mask") or _section(section).get("mask")
+        # the mask that the settings name, empty for the default; the one that the run had
+        self.mask = str(mask) if mask and sparse else ""
+        self.resolved_mask = str(told("mask", self.mask)) if sparse else ""
+        density = told("density", None)  # non-empty blocks / all blocks
+        self.density = 100 * density if density and sparse else None
+        # whether the mask was resolved after the run, from the code of its commit
+        self.reconstructed = bool(result.get("mask_reconstructed"))
+
+        self.seed = int(result.get("seed", self.config.get("seed", 0)))
+        # whether the accuracy is of hidden tokens instead of the classes
+        self.pretraining = bool(self.config.get("pretrain"))
+        self.complete = bool(result.get("complete"))
+        self.steps = int(result.get("steps") or self._max("step"))
+        planned = result.get("planned_steps") or self.config.get("steps")
+        self.planned_steps = int(planned) if planned else None
+        # None if the run was not tested
+        self.accuracy = _percent(result, "accuracy", [x["accuracy"] for x in self.of("test")[-1:]])
+        # the best one
+        self.val_accuracy = _percent(
+            result, "val_accuracy", [x["accuracy"] for x in self.of("val")]
+        )
+        self.seconds = float(result.get("seconds") or self._max("seconds"))
+        self.ms_per_step: float | None = result.get("ms_per_step")
+        memory = [line.get("memory_mib") for line in (result, *lines)]
+        self.memory_mib = max((mib for mib in memory if mib), default=None)
+        self.device: str = told("device")
+        self.date: str = told("date")
+        self.versions: dict[str, str] = told("versions", {})
+        commit = self.versions.get("commit", "")
+        # whether a commit holds the code of the run
+        self.traced = bool(commit) and not commit.endswith("+changes")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The lines of a kind (train, val, test) by step, each step once.
@@ -40,57 +84,6 @@ class Run:
         return max((line.get(name, 0) for line in self.lines), default=0)
 
     @property
-    def task(self) -> str:
-        return self.result.get("task") or self.start["task"]["name"]
-
-    @property
-    def source(self) -> str:
-        """Where the data come from: official, generated, ..."""
-        return self.result.get("source") or self.start["task"].get("source", "")
-
-    @property
-    def attention(self) -> str:
-        found = self.result.get("attention") or self.config.get("attention", "")
-        return str(_section(found).get("name", "") if isinstance(found, dict) else found)
-
-    @property
-    def mask(self) -> str:
-        """The mask that the settings name. Empty for the default, and without a mask."""
-        mask = self.config.get("mask") or _section(self.config.get("attention")).get("mask")
-        return str(mask) if mask and self.attention == "sparse" else ""
-
-    @property
-    def resolved_mask(self) -> str:
-        """The mask that the run had, defaults included. Empty without a mask."""
-        mask = self.result.get("mask") or self.start.get("mask") or self.mask
-        return str(mask) if self.attention == "sparse" else ""
-
-    @property
-    def density(self) -> float | None:
-        """Non-empty blocks / all blocks of a block-sparse run, in percent."""
-        found = self.result.get("density") or self.start.get("density")
-        return None if found is None or self.attention != "sparse" else 100 * found
-
-    @property
-    def reconstructed(self) -> bool:
-        """Whether the mask was resolved after the run, from the code of its commit."""
-        return bool(self.result.get("mask_reconstructed"))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return self.result.get("versions") or self.start.get("versions", {})
-
-    @property
-    def traced(self) -> bool:
-        """Whether a commit holds the code of the run."""
-        commit = self.versions.get("commit", "")
-        return bool(commit) and not commit.endswith("+changes")
-
-    @property
-    def seed(self) -> int:
-        return int(self.result.get("seed", self.config.get("seed", 0)))
-
-    @property
     def label(self) -> str:
         """How the run differs from the reference recipe, in words. Empty for that recipe."""
         config, task = self.config, _section(self.config.get("task"))
@@ -99,16 +92,6 @@ class Run:
         words += [task.get("strokes") and f"strokes of {_range(task['strokes'])}"]
         words += [config.get("init_from") and PRETRAINED, config.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
-
-    @property
-    def pretraining(self) -> bool:
-        """Whether the accuracy is of hidden tokens instead of the classes."""
-        return bool(self.config.get("pretrain"))
-
-    @property
-    def length(self) -> int | None:
-        """Tokens of an example as padded."""
-        return self.start.get("task", {}).get("length")
 
     @property
     def workload(self) -> str:
@@ -120,61 +103,12 @@ class Run:
         work |= {"length": self.length, "processes": self.start.get("processes", 1)}
         return json.dumps(work, sort_keys=True, default=str)
 
-    @property
-    def complete(self) -> bool:
-        return bool(self.result.get("complete"))
 
-    @property
-    def steps(self) -> int:
-        return int(self.result.get("steps") or self._max("step"))
-
-    @property
-    def planned_steps(self) -> int | None:
-        found = self.result.get("planned_steps") or self.config.get("steps")
-        return int(found) if found else None
-
-    @property
-    def accuracy(self) -> float | None:
-        """On the test split, in percent. None if the run was not tested."""
-        found = self.result.get("accuracy")
-        if found is None:
-            found = next((line["accuracy"] for line in reversed(self.of("test"))), None)
-        return None if found is None else 100 * found
-
-    @property
-    def val_accuracy(self) -> float | None:
-        """The best one on the validation split, in percent."""
-        found = self.result.get("val_accuracy")
-        if found is None:
-            found = max((line["accuracy"] for line in self.of("val")), default=None)
-        return None if found is None else 100 * found
-
-    @property
-    def seconds(self) -> float:
-        return float(self.result.get("seconds") or self._max("seconds"))
-
-    @property
-    def ms_per_step(self) -> float | None:
-        return self.result.get("ms_per_step")
-
-    @property
-    def memory_mib(self) -> float | None:
-        found = [line.get("memory_mib") for line in (self.result, *self.lines)]
-        return max((mib for mib in found if mib), default=None)
-
-    @property
-    def device(self) -> str:
-        return self.result.get("device") or self.start.get("device", "")
-
-    @property
-    def date(self) -> str:
-        return self.result.get("date") or self.start.get("date", "")
-
-    @property
-    def baselines(self) -> dict[str, float]:
-        """Test accuracy of shortcuts, in percent."""
-        found = self.result.get("baselines") or self.start.get("task", {}).get("baselines") or {}
-        return {name: 100 * value for name, value in found.items()}
+def _percent(result: dict[str, Any], name: str, logged: list[float]) -> float | None:
+    """An accuracy of the result; without one, the best of those that were logged."""
+    found = result.get(name)
+    found = max(logged, default=None) if found is None else found
+    return None if found is None else 100 * found
 
 
 def _range(strokes: Any) -> str:

@@ -21,6 +21,8 @@ from experiments.lra.cells import (
     average,
     make_cells,
     mean_speedup,
+    sorted_columns,
+    sorted_rows,
     speedup,
     with_times,
 )
@@ -88,13 +90,13 @@ class Table:
             self.cells = with_times(self.cells, steps)
         found = {column for _, column in self.cells}
         absent = [Column(t, "") for t in lra.AVERAGED if t not in {c.task for c in found}]
-        columns = sorted({*found, *absent}, key=lambda c: (lra.task_order(c.task), c))
+        columns = sorted_columns([*found, *absent])
         self.columns = [c for c in columns if c.task not in lra.PATH]
         self.paths = [c for c in columns if c.task in lra.PATH]
         keys = {row for row, _ in self.cells}
         usual = {key.attention for key in keys if not key.label}
         others = [RowKey(name, "", "") for name in lra.ATTENTIONS if name not in usual]
-        self.rows = sorted({*keys, *others}, key=lambda k: (lra.attention_order(k.attention), k))
+        self.rows = sorted_rows([*keys, *others])
 
     def sections(self) -> list[Section]:
         """The tables that the runs support."""
@@ -158,7 +160,7 @@ class Table:
         lines: Lines = [list(RUN_COLUMNS)]
         for column in (*self.columns, *self.paths):
             for row in self.rows:
-                cell = self.cells.get((row, column), Cell(()))
+                cell = self.cells.get((row, column), Cell())
                 lines += [_run_line(run, row, column) for run in cell.runs]
         return lines
 
@@ -262,7 +264,7 @@ def _run_line(run: Run, row: RowKey, column: Column) -> list[str]:
 
 
 def _cell_row(cells: Cells, row: RowKey, column: Column) -> CellRow:
-    cell = cells.get((row, column), Cell(()))
+    cell = cells.get((row, column), Cell())
     times = cell.ms_by_place
     return CellRow(
         attention=row.attention,

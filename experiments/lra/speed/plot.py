@@ -1,6 +1,7 @@
 """Figures of measured training steps: speed-up by task, time and memory by length."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot as plt
@@ -20,7 +21,7 @@ from experiments.common.figures import (
     token_text,
 )
 from experiments.lra import published as lra
-from experiments.lra.cells import RowKey
+from experiments.lra.cells import RowKey, sorted_rows
 from experiments.lra.figures import groups, row_labels, row_styles
 from experiments.lra.speed.rows import SWEEP, StepRow, measured, newest
 from experiments.lra.speed.table import gain
@@ -47,12 +48,6 @@ def draw_all(rows: Sequence[StepRow], out: str | Path) -> list[Path]:
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 
-def _keys(rows: Sequence[StepRow]) -> list[RowKey]:
-    """The rows of the figures, in the order of the tables."""
-    found = {_key(row) for row in rows}
-    return sorted(found, key=lambda key: (lra.attention_order(key.attention), key.mask))
-
-
 def _key(row: StepRow) -> RowKey:
     return RowKey(row.attention, row.option, "")
 
@@ -62,7 +57,8 @@ def draw_speedup(rows: Sequence[StepRow]) -> Figure:
     quantities: list[Quantity] = [(lambda row: gain(row, rows), "speed-up of a training step")]
     if any(row.peak_mib for row in rows):
         quantities.append((lambda row: row.peak_mib, "peak memory (MiB)"))
-    keys, tasks = _keys(rows), sorted({row.task for row in rows}, key=lra.task_order)
+    keys = sorted_rows(map(_key, rows))
+    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
     count = len(quantities)
     figure, grid = plt.subplots(
         count, 1, figsize=(PAGE, 2.2 * count + 0.9), sharex=True, squeeze=False
@@ -109,7 +105,7 @@ def draw_length(rows: Sequence[StepRow]) -> Figure:
         (lambda row: row.peak_mib, "peak memory (MiB)"),
     ]
     quantities = [q for q in quantities if any(q[0](row) for row in rows)]
-    keys = _keys(rows)
+    keys = sorted_rows(map(_key, rows))
     parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)
     figure, grid = plt.subplots(
         len(parts),

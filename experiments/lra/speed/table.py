@@ -1,6 +1,7 @@
 """Tables of measured training steps: steps by task, layers alone, and times by length."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from experiments.common.figures import token_text
 from experiments.common.records import OK
@@ -43,13 +44,13 @@ def row_name(row: StepRow) -> str:
 
 def names(rows: Iterable[StepRow]) -> list[str]:
     """Returns the names of the rows in the order of the paper's table."""
-    order = sorted(rows, key=lambda r: (lra.attention_order(r.attention), r.option))
+    order = sorted(rows, key=lambda r: (lra.order(lra.ATTENTIONS, r.attention), r.option))
     return list(dict.fromkeys(map(row_name, order)))
 
 
 def by_task(rows: Sequence[StepRow], of: Quantity, memory: bool) -> list[list[str]]:
     """Attentions down, tasks across: ms (speed-up) MiB, and the geometric mean of the five."""
-    tasks = sorted({row.task for row in rows}, key=lra.task_order)
+    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
     columns = [(t, next(r for r in rows if r.task == t)) for t in tasks]
     lines = [["", *[f"{lra.LABELS.get(t, t)} {_size(row)}" for t, row in columns], "mean"]]
     for name in names(rows):

@@ -1,6 +1,7 @@
 """The encoder: sizes of the published settings, padding, pooling, pairs, hidden tokens."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,12 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(1, 20, (*shape, 40), dtype=torch.int16)
 
 
+def seeded(model: Classifier, *given: torch.Tensor) -> torch.Tensor:
+    """The logits, with hashes that are always the same."""
+    torch.manual_seed(2)
+    return model(*given)
+
+
 @pytest.mark.parametrize(
     ("vocab", "length", "classes", "pair", "parameters"),
     [
@@ -46,7 +53,6 @@ def test_the_nystrom_setting_has_the_published_number_of_parameters(
 def test_it_is_the_nystrom_port():
     """The same layers in plain torch, from the same weights."""
     model = make().double()
-    block = model.blocks[0]
     attention = nn.MultiheadAttention(64, 2, batch_first=True).double()
     layer = nn.TransformerEncoderLayer(
         64, 2, 128, 0.0, "gelu", batch_first=True, norm_first=True
@@ -79,11 +85,7 @@ def test_padding_changes_nothing(name, setting):
     first, second = tokens(2), tokens(2)
     second[torch.arange(40) >= LENGTHS[:, None]] = 7
     assert not torch.equal(first, second)
-    outs = []
-    for given in (first, second):
-        torch.manual_seed(2)  # of hashes
-        outs.append(model(given, LENGTHS))
-    assert torch.equal(*outs)
+    assert torch.equal(seeded(model, first, LENGTHS), seeded(model, second, LENGTHS))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,8 +105,7 @@ def test_a_pair_is_two_sequences():
     out = model(both, lengths)
     assert out.shape == (3, 3)
     torch.testing.assert_close(model(both[1:2], lengths[1:2]), out[1:2])
-    parts = [(both[:, i], lengths[:, i]) for i in (0, 1)]
-    a, b = (model._pool(model.encode(x, n), n) for x, n in parts)
+    a, b = (model._pool(model.encode(both[:, i], n), n) for i, n in enumerate(lengths.T))
     features = torch.cat([a, b, a * b, a - b], 1)
     torch.testing.assert_close(model.head[2](model.head[0](features).relu()), out)
 
@@ -237,6 +238,18 @@ def test_bfloat16_autocast():
         (lambda: make(grid=(5, 9)), "5 x 9"),
         (lambda: make()(tokens(2)[:, :39]), "has 39 tokens, the model 40"),
         (lambda: make()(tokens(2), hidden=torch.zeros(2, 1).long()), "lm_head"),
+        (lambda: make(embedding_std=-1), "embedding_std is -1"),
+        (lambda: make(embedding="smooth"), "smooth: that takes images"),
+        (lambda: make(rotary="no"), "rotary is 'no'; it must be True or False"),
+        *(
+            (partial(make, **options, **changes), f"{words}: that takes images and pool=mean")
+            for changes in ({}, {"grid": (5, 8), "pool": "cls"})
+            for options, words in (
+                ({"positions": "axial"}, "positions is axial"),
+                ({"positions": "waves"}, "positions is waves"),
+                ({"rotary": True}, "rotary is True"),
+            )
+        ),
     ],
 )
 def test_errors(make_it, message):
@@ -252,35 +265,13 @@ def test_the_deviation_of_embeddings_can_be_given(positions, embedding):
     table = model.positions if positions == "learned" else getattr(model, positions)()
     assert 0.4 < table.std() < 0.6
     assert 0.4 < model.embedding(torch.arange(20)).std() < 0.6
-    with pytest.raises(ValueError, match="embedding_std is -1"):
-        make(embedding_std=-1)
-
-
-@pytest.mark.parametrize("positions", ["axial", "waves"])
-def test_positions_of_rows_and_columns_ask_for_images_and_the_mean(positions):
-    for changes in ({"grid": None}, {"grid": (5, 8), "pool": "cls"}):
-        with pytest.raises(ValueError, match=f"{positions}: that takes images and pool=mean"):
-            make(positions=positions, **changes)
-
-
-def test_smooth_embeddings_and_rotary_ask_for_images():
-    with pytest.raises(ValueError, match="smooth: that takes images"):
-        make(embedding="smooth")
-    for changes in ({}, {"grid": (5, 8), "pool": "cls"}):
-        with pytest.raises(ValueError, match="rotary is True: that takes images and pool=mean"):
-            make(rotary=True, **changes)
-    with pytest.raises(ValueError, match="rotary is 'no'; it must be True or False"):
-        make(rotary="no")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rotary_turns_what_every_attention_sees(name):
     plain, turned = (make(name, grid=(5, 8), rotary=rotary).eval() for rotary in (False, True))
     turned.load_state_dict(plain.state_dict())
-    torch.manual_seed(2)  # of hashes
-    expected = plain(tokens(2))
-    torch.manual_seed(2)
-    found = turned(tokens(2))
+    expected, found = seeded(plain, tokens(2)), seeded(turned, tokens(2))
     assert found.isfinite().all() and not torch.allclose(found, expected, atol=1e-6)
 
 

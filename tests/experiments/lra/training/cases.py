@@ -1,5 +1,6 @@
 """Runs of experiments.train that take a moment: small official-format data, tiny settings."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments.lra.training import loop
+from experiments.lra.training import checkpoint, loop
 from experiments.lra.training.config import Settings, make_settings
 
 TINY = {
@@ -60,19 +61,42 @@ def composed(given: tuple[str, ...]) -> DictConfig:
         return compose("train", list(given))
 
 
-def train(place: Path, task: str = "listops", attention: str = "linear", **changes) -> dict:
-    return loop.train(settings(place, task, attention, **changes))
+def train(place: Path, *names: str, **changes) -> dict:
+    return loop.train(settings(place, *names, **changes))
 
 
-def same(a: object, b: object) -> bool:
-    """Whether two states hold the same bits."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+class Trained:
+    """A run of `train`, and what it left in its folder."""
+
+    def __init__(self, place: Path, *names: str, **changes: object):
+        self.result = train(place, *names, **changes)
+        self.folder = settings(place, *names, **changes).folder
+
+    @classmethod
+    def at(cls, folder: Path) -> "Trained":
+        """A run that another process made."""
+        run = cls.__new__(cls)
+        run.folder, run.result = folder, json.loads((folder / "result.json").read_text())
+        return run
+
+    @property
+    def state(self) -> dict:
+        return checkpoint.load(self.folder / "checkpoint.pt")
+
+    @property
+    def journal(self) -> list[dict]:
+        return journal(self.folder)
+
+
+def journal(folder: Path) -> list[dict]:
+    path = folder / "journal.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def assert_same(a: object, b: object) -> None:
+    """Two states hold the same bits."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 # ---- data in the official formats

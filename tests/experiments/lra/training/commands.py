@@ -1,6 +1,5 @@
 """The command of experiments.train in processes of its own, alone or under torchrun."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.lra.training import checkpoint
-from tests.experiments.lra.training.cases import overrides, settings, train
+from tests.experiments.lra.training.cases import Trained, overrides, settings
 
 ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
@@ -31,12 +29,6 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
     return out + err
 
 
-def journal(folder: Path) -> list[dict]:
-    path = folder / "journal.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def assert_processes_train_as_one(
     place: Path, count: int, task: str, attention: str, **changes: object
 ) -> None:
@@ -44,21 +36,16 @@ def assert_processes_train_as_one(
     losses and accuracy."""
     still = {"model__dropout": 0, "model__attention_dropout": 0, "steps": 6, "lr": 1e-3}
     changes = still | changes
-    train(place, task, attention, **changes)
+    one = Trained(place, task, attention, **changes)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count)]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     told = finish(start([*overrides(place, task, attention, **changes), "name=many"], torchrun))
     assert told.count("test accuracy") == 1  # only the first process speaks
-    folders = [settings(place, task, attention, **changes, name=n).folder for n in (None, "many")]
-    one, many = (checkpoint.load(folder / "checkpoint.pt") for folder in folders)
-    for name, weights in one["model"].items():
-        torch.testing.assert_close(many["model"][name], weights, rtol=1e-3, atol=1e-5)
-    assert len(many["random"]) == count
-    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
-    assert results[1]["processes"] == count
-    assert results[0]["accuracy"] == results[1]["accuracy"]
-    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)
-    ours, theirs = (
-        [x["loss"] for x in journal(folder) if x["kind"] == "train"] for folder in folders
-    )
+    many = Trained.at(settings(place, task, attention, **changes, name="many").folder)
+    for name, weights in one.state["model"].items():
+        torch.testing.assert_close(many.state["model"][name], weights, rtol=1e-3, atol=1e-5)
+    assert len(many.state["random"]) == many.result["processes"] == count
+    assert many.result["accuracy"] == one.result["accuracy"]
+    assert many.result["loss"] == pytest.approx(one.result["loss"], rel=1e-4)
+    ours, theirs = ([x["loss"] for x in run.journal if x["kind"] == "train"] for run in (one, many))
     assert ours == pytest.approx(theirs, rel=1e-4)

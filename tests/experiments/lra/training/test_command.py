@@ -1,17 +1,18 @@
 """The command itself: killed and started again, on two processes, stopped, refused, swept."""
 
-import json
 import signal
 import time
 
 from experiments.lra.training import checkpoint
-from tests.experiments.lra.training.cases import overrides, same, settings, write_data
-from tests.experiments.lra.training.commands import (
-    assert_processes_train_as_one,
-    finish,
+from tests.experiments.lra.training.cases import (
+    Trained,
+    assert_same,
     journal,
-    start,
+    overrides,
+    settings,
+    write_data,
 )
+from tests.experiments.lra.training.commands import assert_processes_train_as_one, finish, start
 
 
 def wait_for(process, folder, step):
@@ -38,14 +39,13 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
     assert 40 <= left < 150
     assert f"from step {left}" in finish(start([*given, "name=cut"]))
     finish(uninterrupted)
-    ends = [checkpoint.load(folder / "checkpoint.pt") for folder in (whole, cut)]
-    for name in ("model", "optimizer", "best", "sums", "step"):
-        assert same(ends[0][name], ends[1][name]), name
-    results = [json.loads((folder / "result.json").read_text()) for folder in (whole, cut)]
+    runs = [Trained.at(folder) for folder in (whole, cut)]
+    kept = ("model", "optimizer", "best", "sums", "step")
+    assert_same(*({name: run.state[name] for name in kept} for run in runs))
     for name in ("accuracy", "loss", "val_accuracy", "best_step", "steps", "complete"):
-        assert results[0][name] == results[1][name]
-    steps = [[x["step"] for x in journal(f) if x["kind"] == "train"] for f in (whole, cut)]
-    assert steps[0] == steps[1] == list(range(5, 151, 5))
+        assert runs[0].result[name] == runs[1].result[name]
+    for run in runs:
+        assert [x["step"] for x in run.journal if x["kind"] == "train"] == list(range(5, 151, 5))
 
 
 def test_two_processes_train_as_one(tmp_path):
@@ -55,9 +55,9 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 def test_a_signal_stops_with_a_checkpoint(tmp_path):
-    given = overrides(tmp_path, "listops", "linear", steps=100000, eval_every=100000)
-    folder = settings(tmp_path, "listops", "linear", steps=100000, eval_every=100000).folder
-    process = start(given)
+    given = ("listops", "linear")
+    folder = settings(tmp_path, *given).folder
+    process = start(overrides(tmp_path, *given, steps=100000, eval_every=100000))
     wait_for(process, folder, 3)
     process.send_signal(signal.SIGTERM)
     assert "the same command continues from there" in finish(process, 143)

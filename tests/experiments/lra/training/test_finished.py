@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from experiments import evaluate
 from experiments.common.records import read
 from experiments.lra.training import checkpoint
-from tests.experiments.lra.training.cases import settings, train
+from tests.experiments.lra.training.cases import Trained
 
 ROOT = Path(__file__).resolve().parents[4]
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/conf/evaluate.yaml"))
@@ -18,12 +18,9 @@ DEFAULTS = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/conf/evalua
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a finished run, and its result."""
-    place = tmp_path_factory.mktemp("runs")
+    """A finished run."""
     changes = {"task__examples": "[24,20,30]", "steps": 2}
-    return settings(place, "listops", "sparse", **changes).folder, train(
-        place, "listops", "sparse", **changes
-    )
+    return Trained(tmp_path_factory.mktemp("runs"), "listops", "sparse", **changes)
 
 
 def run(capsys, **options) -> str:
@@ -37,7 +34,7 @@ def files(folder: Path) -> dict[Path, int]:
 
 
 def test_the_accuracy_of_a_run_is_that_of_its_result(trained, capsys, tmp_path):
-    folder, result = trained
+    folder, result = trained.folder, trained.result
     before = files(folder.parents[2])
     told = run(capsys, run=str(folder), csv=str(tmp_path / "accuracy.csv"))
     assert f"test accuracy {100 * result['accuracy']:.2f} ± " in told and "(30 examples)" in told
@@ -52,9 +49,9 @@ def test_the_accuracy_of_a_run_is_that_of_its_result(trained, capsys, tmp_path):
 
 
 def test_other_splits_and_fewer_examples(trained, capsys):
-    folder, _ = trained
-    assert "val accuracy" in run(capsys, run=str(folder), split="val", batch=3)
-    assert "(7 examples)" in run(capsys, run=str(folder), examples=7)
+    folder = str(trained.folder)
+    assert "val accuracy" in run(capsys, run=folder, split="val", batch=3)
+    assert "(7 examples)" in run(capsys, run=folder, examples=7)
 
 
 def test_the_committed_weights_of_path_x(capsys, tmp_path):
@@ -64,6 +61,12 @@ def test_the_committed_weights_of_path_x(capsys, tmp_path):
     assert "pathfinder128 (generated)" in told and "test accuracy 100.00 ± 0.00 %" in told
     sizes = sorted(path.stat().st_size for path in tmp_path.glob("*[!s].npy"))
     assert sizes[-1] < 3 * 128 * 128
+
+
+def shorten(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["model"]["embedding.weight"] = state["model"]["embedding.weight"][:5]
+    torch.save(state, path)
 
 
 @pytest.mark.parametrize(
@@ -81,35 +84,30 @@ def test_the_committed_weights_of_path_x(capsys, tmp_path):
             lambda folder: [(folder / name).unlink() for name in ("weights.pt", "checkpoint.pt")],
             r"no weights\.pt there; give the folder of a finished run",
         ),
+        (
+            lambda folder: shorten(folder / "weights.pt"),
+            r"does not fit this model \(embedding\.weight is \(5, 16\) there, \(16, 16\) here\)",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_evaluated(trained, tmp_path, capsys, damage, words):
     folder = tmp_path / "run"
-    shutil.copytree(trained[0], folder)
+    shutil.copytree(trained.folder, folder)
     damage(folder)
     with pytest.raises(ValueError, match=words) as error:
         run(capsys, run=str(folder))
     assert str(folder) in str(error.value) and "delete" not in str(error.value)
 
 
-def test_weights_of_another_shape_are_named(trained, tmp_path, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(trained[0], folder)
-    state = torch.load(folder / "weights.pt", weights_only=True)
-    name = "embedding.weight"
-    state["model"][name] = state["model"][name][:5]
-    torch.save(state, folder / "weights.pt")
-    words = rf"weights\.pt does not fit this model \({name} is \(5, 16\) there, \(16, 16\) here\)"
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"run": None}, "run=FOLDER is missing"),
+        ({"split": "tset"}, r"split='tset': .*did you mean test"),
+        ({"examples": 0}, "examples=0: give a whole number"),
+        ({"device": "cuda:99"}, "device='cuda:99': torch finds"),
+    ],
+)
+def test_wrong_options(trained, capsys, options, words):
     with pytest.raises(ValueError, match=words):
-        run(capsys, run=str(folder))
-
-
-def test_wrong_options(trained, capsys):
-    for options, words in (
-        ({}, "run=FOLDER is missing"),
-        ({"run": str(trained[0]), "split": "tset"}, r"split='tset': .*did you mean test"),
-        ({"run": str(trained[0]), "examples": 0}, "examples=0: give a whole number"),
-        ({"run": str(trained[0]), "device": "cuda:99"}, "device='cuda:99': torch finds"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            run(capsys, **options)
+        run(capsys, **{"run": str(trained.folder)} | options)

@@ -1,6 +1,7 @@
 """Runs from end to end in this process: every task and attention, resuming, refusals."""
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +15,14 @@ from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import Trainer
-from tests.experiments.lra.training.cases import TASKS, same, settings, train, write_data
-from tests.experiments.lra.training.commands import journal
+from tests.experiments.lra.training.cases import (
+    TASKS,
+    Trained,
+    assert_same,
+    settings,
+    train,
+    write_data,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +34,13 @@ def place(tmp_path_factory):
     return folder
 
 
-def load(place, task="listops", attention="linear", **changes):
-    return checkpoint.load(settings(place, task, attention, **changes).folder / "checkpoint.pt")
+@pytest.fixture
+def ran(place):
+    """Trains a run in that folder."""
+    return partial(Trained, place)
 
 
-def lines(place, *names, **changes):
-    return journal(settings(place, *names, **changes).folder)
+RESULTS = ("train", "val", "test")  # kinds of lines
 
 
 class Killed(BaseException):
@@ -40,45 +48,42 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def killed_after(monkeypatch):
-    """Makes training end after some steps, with nothing written any more."""
+def killed(place, monkeypatch):
+    """Trains a run that ends after three steps, with nothing written any more."""
 
-    def arm(steps):
+    def kill(*names, **changes):
         advance = Trainer.advance
 
         def fails(trainer):
-            if trainer.step == steps:
+            if trainer.step == 3:
                 raise Killed
             advance(trainer)
 
-        monkeypatch.setattr(Trainer, "advance", fails)
-        return lambda: monkeypatch.setattr(Trainer, "advance", advance)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Trainer, "advance", fails)
+            train(place, *names, **changes)
 
-    return arm
+    return kill
 
 
 @pytest.fixture
-def assert_resumes(place, killed_after):
+def assert_resumes(ran, killed):
     """A run that is killed after three steps and started again ends with the same bits."""
 
-    def check(task, attention, name="uncut", **changes):
-        whole, cut = changes | {"name": name}, changes | {"name": f"{name}-cut"}
-        result = train(place, task, attention, **whole)
-        assert result["complete"] and result["steps"] == 4 and 0 <= result["accuracy"] <= 1
-        disarm = killed_after(3)
-        with pytest.raises(Killed):
-            train(place, task, attention, **cut)
-        disarm()
-        train(place, task, attention, **cut)
-        states = [load(place, task, attention, **some) for some in (whole, cut)]
-        for name in ("model", "optimizer", "sums", "random", "best", "step", "logged"):
-            assert same(states[0][name], states[1][name]), name
-        logs = [lines(place, task, attention, **some) for some in (whole, cut)]
-        assert [x["kind"] for x in logs[1]].count("resume") == 1
+    def check(*names, name="uncut", **changes):
+        whole = ran(*names, name=name, **changes)
+        assert whole.result["complete"] and whole.result["steps"] == 4
+        assert 0 <= whole.result["accuracy"] <= 1
+        changes["name"] = f"{name}-cut"
+        killed(*names, **changes)
+        cut = ran(*names, **changes)
+        kept = ("model", "optimizer", "sums", "random", "best", "step", "logged")
+        assert_same(*({name: run.state[name] for name in kept} for run in (whole, cut)))
+        assert [x["kind"] for x in cut.journal].count("resume") == 1
         told = "loss accuracy lr grad_norm grad_norm_max epoch kind step".split()
         ours, theirs = (
-            [{k: x.get(k) for k in told} for x in log if x["kind"] in ("train", "val", "test")]
-            for log in logs
+            [{k: x.get(k) for k in told} for x in run.journal if x["kind"] in RESULTS]
+            for run in (whole, cut)
         )
         assert ours == theirs
 
@@ -94,105 +99,97 @@ def test_every_task_and_attention_trains_and_resumes(assert_resumes, task, atten
 @pytest.mark.parametrize("attention", ["flash", "sparse"])
 def test_a_run_that_skips_padding_resumes(assert_resumes, attention):
     changes = {"task__max_length": 250, "attention__padding": "skip", "model__layers": 2}
-    assert_resumes("listops", attention, "skip", **changes)
+    assert_resumes("listops", attention, name="skip", **changes)
 
 
-def test_what_a_run_leaves_behind(place):
-    changes = {"name": "files", "steps": 5, "log_every": 2, "tensorboard": "true"}
-    result = train(place, attention="sparse", mask="local:16", **changes)
-    folder = settings(place, attention="sparse", mask="local:16", **changes).folder
-    assert json.loads((folder / "result.json").read_text()) == rounded(result)
-    names = {path.name.split(".")[0] for path in folder.iterdir()} - {""}
+def test_what_a_run_leaves_behind(ran):
+    changes = {"steps": 5, "log_every": 2, "tensorboard": "true", "mask": "local:16"}
+    run = ran(attention="sparse", name="files", **changes)
+    result = run.result
+    assert json.loads((run.folder / "result.json").read_text()) == rounded(result)
+    names = {path.name.split(".")[0] for path in run.folder.iterdir()} - {""}
     assert names == {"config", "journal", "checkpoint", "weights", "result", "events"}
-    best = load(place, attention="sparse", mask="local:16", **changes)["best"]
-    weights = checkpoint.load(folder / "weights.pt")
-    assert weights["step"] == best["step"] and same(weights["model"], best["model"])
     assert result.keys() >= set(
         "task source attention mask seed steps planned_steps complete accuracy val_accuracy "
         "seconds ms_per_step memory_mib device versions date baselines scale recipe".split()
     )
-    found = lines(place, attention="sparse", mask="local:16", **changes)
-    assert [(x["kind"], x["step"]) for x in found] == [
+    lines = run.journal
+    assert [(x["kind"], x["step"]) for x in lines] == [
         ("start", 0), ("train", 2), ("val", 2), ("train", 4), ("val", 4), ("train", 5), ("val", 5),
         ("test", 5), ("end", 5),
     ]  # fmt: skip
-    start = found[0]
+    start, one = lines[:2]
     assert start["task"]["name"] == "listops" and start["config"]["mask"] == "local:16"
     assert {"device", "versions", "params", "date"} <= start.keys()
     assert {"torch", "triton", "source", "commit"} == result["versions"].keys()
     assert start["mask"] == result["mask"] == "local:16" and result["length"] == 64
-    one = found[1]
     assert one["tokens_per_s"] > 0 and one["lr"] > 0 and one["memory_mib"] > 1
-    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(found))
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(lines))
 
 
-def test_a_run_records_the_mask_that_it_used(place):
+def test_a_run_records_the_mask_that_it_used(ran):
     """The default of the length, resolved, and the density at that length."""
-    changes = {"task__max_length": 512, "steps": 0, "name": "default-mask"}
-    source = settings(place, attention="sparse", **changes | {"name": "any", "steps": 1}).folder
-    train(place, attention="sparse", **changes | {"name": "any", "steps": 1})
-    result = train(place, attention="sparse", **changes | {"init_from": source})
-    mask = masks.parse(result["mask"])
+    changes = {"attention": "sparse", "task__max_length": 512}
+    source = ran(name="any", steps=1, **changes).folder
+    run = ran(name="default-mask", steps=0, init_from=source, **changes)
+    mask = masks.parse(run.result["mask"])
     assert mask.key == default_mask(512).key
-    assert result["density"] == pytest.approx(mask.build(512).density) and result["density"] < 1
-    start = lines(place, attention="sparse", **changes | {"init_from": source})[0]
-    assert start["mask"] == result["mask"] and start["config"]["mask"] is None
-    dense = train(place, attention="linear", name="no-mask", steps=1)
+    assert run.result["density"] == pytest.approx(mask.build(512).density)
+    assert run.result["density"] < 1
+    start = run.journal[0]
+    assert start["mask"] == run.result["mask"] and start["config"]["mask"] is None
+    dense = ran(attention="linear", name="no-mask", steps=1).result
     assert dense["mask"] is None and dense["density"] is None
 
 
-def test_a_complete_run_is_left_alone(place, capsys, monkeypatch):
-    first = train(place, name="done")
+def test_a_complete_run_is_left_alone(ran, capsys, monkeypatch):
+    first = ran(name="done").result
     capsys.readouterr()
     monkeypatch.setattr(data, "load_task", None)
-    assert train(place, name="done") == rounded(first)
+    assert ran(name="done").result == rounded(first)
     assert "is complete: test accuracy" in capsys.readouterr().err
 
 
-def test_best_weights_are_the_ones_that_are_tested(place):
-    result = train(place, name="best", steps=8, lr=0.3)
-    best = load(place, name="best", steps=8, lr=0.3)["best"]
-    vals = [x for x in lines(place, name="best", steps=8, lr=0.3) if x["kind"] == "val"]
-    assert result["val_accuracy"] == pytest.approx(max(x["accuracy"] for x in vals), abs=1e-6)
-    assert result["best_step"] == best["step"]
-    assert best["step"] == next(
-        x["step"] for x in vals if x["accuracy"] == max(v["accuracy"] for v in vals)
-    )
+def test_best_weights_are_the_ones_that_are_kept_and_tested(ran):
+    run = ran(name="best", steps=8, lr=0.3)
+    vals = {x["step"]: x["accuracy"] for x in run.journal if x["kind"] == "val"}
+    best = max(vals, key=vals.__getitem__)  # the first of equals
+    assert run.result["val_accuracy"] == pytest.approx(vals[best], abs=1e-6)
+    weights = checkpoint.load(run.folder / "weights.pt")
+    assert run.result["best_step"] == run.state["best"]["step"] == weights["step"] == best
+    assert_same(weights["model"], run.state["best"]["model"])
 
 
-def test_pieces_of_a_batch_give_the_same_result(place):
+def test_pieces_of_a_batch_give_the_same_result(ran):
     changes = {"task": "text", "model__dropout": 0, "model__attention_dropout": 0, "lr": 1e-3}
-    train(place, name="whole", **changes)
-    train(place, name="pieces", micro_batch=2, **changes)
-    whole, pieces = load(place, name="whole", **changes), load(place, name="pieces", **changes)
-    for name, weights in whole["model"].items():
-        torch.testing.assert_close(pieces["model"][name], weights, rtol=1e-3, atol=1e-5)
+    whole, pieces = ran(name="whole", **changes), ran(name="pieces", micro_batch=2, **changes)
+    found = [run.state["model"] for run in (pieces, whole)]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
-def test_a_time_limit_stops_and_the_same_command_goes_on(place, capsys):
-    train(place, name="long", steps=6)
-    result = train(place, name="short", steps=6, minutes=1e-9, log_every=5)
+def test_a_time_limit_stops_and_the_same_command_goes_on(ran, capsys):
+    long = ran(name="long", steps=6)
+    short = ran(name="short", steps=6, minutes=1e-9, log_every=5)
+    result = short.result
     assert not result["complete"] and result["steps"] == 1 and result["planned_steps"] == 6
     assert result["ms_per_step"] > 0
     assert "the same command continues from there" in capsys.readouterr().err
-    kinds = [x["kind"] for x in lines(place, name="short", steps=6)]
+    kinds = [x["kind"] for x in short.journal]
     assert kinds[-1] == "end" and "test" in kinds
-    result = train(place, name="short", steps=6)
-    assert result["complete"] and result["steps"] == 6
-    short, long = (load(place, name=name, steps=6) for name in ("short", "long"))
-    assert same(short["best"], long["best"]) and same(short["model"], long["model"])
+    short = ran(name="short", steps=6)
+    assert short.result["complete"] and short.result["steps"] == 6
+    assert_same(*([run.state[name] for name in ("best", "model")] for run in (short, long)))
 
 
-def test_a_run_is_done_once_a_validation_is_good_enough(place, capsys):
+def test_a_run_is_done_once_a_validation_is_good_enough(place, ran, capsys):
     changes = {"name": "easy", "steps": 6, "eval_every": 2, "stop_at": 1e-3, "val_examples": None}
     changes["task__examples"] = "[24,40,6]"  # one in ten is right by chance
-    result = train(place, **changes)
+    result = ran(**changes).result
     assert result["complete"] and result["steps"] == 2 and result["planned_steps"] == 6
-    assert train(place, **changes)["date"] == result["date"]
+    assert ran(**changes).result["date"] == result["date"]
     assert "is complete" in capsys.readouterr().err
     refuse(place, "stop_at=2: give an accuracy", **changes | {"stop_at": 2})
-    changes |= {"name": "hard", "stop_at": 1.0}
-    assert train(place, **changes)["steps"] == 6
+    assert ran(**changes | {"name": "hard", "stop_at": 1.0}).result["steps"] == 6
 
 
 def test_data_alone(place, tmp_path, capsys):
@@ -208,48 +205,41 @@ def test_data_alone(place, tmp_path, capsys):
     assert "scale=small: made for a CPU" in capsys.readouterr().err
 
 
-def test_pretraining_and_what_starts_from_it(place):
+def test_pretraining_and_what_starts_from_it(ran):
     changes = {"attention": "sparse", "model__dim": 16}
-    pre = train(place, "image", name="pre", pretrain="masked_pixels", **changes)
-    assert pre["pretrain"] == "masked_pixels"
-    source = settings(place, "image", name="pre", pretrain="masked_pixels", **changes).folder
-    changes |= {"name": "fine", "init_from": source, "seed": 1, "steps": 1, "lr": 1e-12}
-    assert train(place, "image", **changes)["init_from"] == str(source)
-    before = checkpoint.load(source / "checkpoint.pt")["best"]["model"]
-    after = load(place, "image", **changes)
-    for name, weights in after["model"].items():
+    pre = ran("image", name="pre", pretrain="masked_pixels", **changes)
+    assert pre.result["pretrain"] == "masked_pixels"
+    changes |= {"name": "fine", "init_from": pre.folder, "seed": 1, "steps": 1, "lr": 1e-12}
+    fine = ran("image", **changes)
+    assert fine.result["init_from"] == str(pre.folder)
+    before, after = pre.state["best"]["model"], fine.state["model"]
+    for name, weights in after.items():
         if not name.startswith("head."):
             torch.testing.assert_close(weights, before[name], rtol=0, atol=1e-9)
-    assert not torch.equal(after["model"]["head.0.weight"], before["head.0.weight"])
+    assert not torch.equal(after["head.0.weight"], before["head.0.weight"])
 
 
-def test_a_fresh_head_on_the_weights_of_another_run(place, capsys):
-    changes = {"attention": "linear", "name": "first", "lr": 1e-12}
-    train(place, "image", **changes)
-    source = settings(place, "image", **changes).folder
-    before = load(place, "image", **changes)["model"]
-    changes |= {"init_from": source, "seed": 1}
+def test_a_fresh_head_on_the_weights_of_another_run(ran, capsys):
+    first = ran("image", name="first", lr=1e-12)
+    before = first.state["model"]
     for init_head in (None, "fresh"):
-        changes |= {"name": f"head-{init_head}", "init_head": init_head}
-        train(place, "image", **changes)
-        after = load(place, "image", **changes)["model"]
+        changes = {"init_from": first.folder, "seed": 1, "lr": 1e-12, "init_head": init_head}
+        after = ran("image", name=f"head-{init_head}", **changes).state["model"]
         same = {name for name in before if torch.allclose(after[name], before[name], atol=1e-9)}
         fresh = {name for name in before if name.startswith("head.")} if init_head else set()
         assert same == set(before) - fresh
     assert "fresh: head.0.weight" in capsys.readouterr().err
 
 
-def test_no_steps_test_the_weights_of_another_run(place, capsys):
-    first = train(place, "image", attention="linear", name="trained")
-    folder = settings(place, "image", attention="linear", name="trained").folder
-    for number, source in enumerate((folder, folder / "weights.pt")):
-        changes = {"attention": "linear", "name": f"tested{number}", "init_from": source}
-        changes["steps"] = 0
-        found = train(place, "image", **changes)
+def test_no_steps_test_the_weights_of_another_run(ran, capsys):
+    first = ran("image", name="trained")
+    for number, source in enumerate((first.folder, first.folder / "weights.pt")):
+        changes = {"name": f"tested{number}", "init_from": source, "steps": 0}
+        found = ran("image", **changes).result
         assert found["complete"] and (found["steps"], found["ms_per_step"]) == (0, None)
-        assert (found["accuracy"], found["loss"]) == (first["accuracy"], first["loss"])
+        assert all(found[name] == first.result[name] for name in ("accuracy", "loss"))
         assert "; 0 of 0 steps in" in capsys.readouterr().err
-        assert train(place, "image", **changes)["date"] == found["date"]  # it is complete
+        assert ran("image", **changes).result["date"] == found["date"]  # it is complete
 
 
 # ---- refusals: nothing is left half-written
@@ -284,10 +274,9 @@ def test_refusals(place):
     refuse(place, "heads", model__heads=0, name="new")
 
 
-def test_other_settings_in_the_same_folder(place):
-    train(place, name="taken")
+def test_other_settings_in_the_same_folder(place, ran):
+    folder = ran(name="taken").folder
     refuse(place, "holds a run with other settings .*steps 4 -> 6.*name=", name="taken", steps=6)
-    folder = settings(place, name="taken").folder
     (folder / "result.json").write_text("{")
     refuse(place, "result.json cannot be read", name="taken")
     (folder / "result.json").unlink()
@@ -295,11 +284,8 @@ def test_other_settings_in_the_same_folder(place):
     refuse(place, "config.yaml cannot be read", name="taken")
 
 
-def test_other_data_in_the_same_folder(place, killed_after):
-    disarm = killed_after(3)
-    with pytest.raises(Killed):
-        train(place, name="data")
-    disarm()
+def test_other_data_in_the_same_folder(place, killed):
+    killed(name="data")
     refuse(place, "holds a run with other settings", name="data", data_seed=1)
     path = settings(place, name="data").folder / "checkpoint.pt"
     state = checkpoint.load(path)
@@ -340,39 +326,28 @@ def test_a_loss_that_is_not_finite_ends_the_run(place):
         train(place, name="nan", lr=1e30, clip=None, steps=40, warmup=0, schedule="constant")
 
 
-def test_small_runs_say_so(place, capsys):
-    result = train(place, name="small", scale="small")
-    assert result["scale"] == "small"
-    assert "scale=small: made for a CPU" in capsys.readouterr().err
-    assert "listops-small" in str(settings(place, name="small", scale="small").folder)
-
-
-def test_finer_pathfinder_starts_from_a_coarser_one(place):
+def test_finer_pathfinder_starts_from_a_coarser_one(place, ran):
     """Path-X's recipe: the same model on 32, 64, 128 and 256 pixels a side."""
-    changes = {"attention": "linear", "name": "finer", "steps": 1, "batch": 1, "val_examples": 1}
-    train(place, "pathfinder32", **changes)
-    source = settings(place, "pathfinder32", **changes).folder
-    coarse = load(place, "pathfinder32", **changes)["model"]["positions"]
-    changes |= TASKS["pathfinder32"] | {"init_from": source, "lr": 1e-12, "batch": 1}
-    changes |= {"task.examples": "[2,1,1]", "task.order": "hilbert", "task.difficulty": 6}
+    changes = {"name": "finer", "steps": 1, "batch": 1, "val_examples": 1, "lr": 1e-12}
+    first = ran("pathfinder32", **changes)
+    coarse = first.state["model"]["positions"]
+    changes = TASKS["pathfinder32"] | changes
+    changes |= {"task.examples": "[2,1,1]", "task.order": "hilbert", "init_from": first.folder}
     for side in (64, 128, 256):
-        train(place, f"pathfinder{side}", **changes)
-        fine = load(place, f"pathfinder{side}", **changes)["model"]["positions"]
+        fine = ran(f"pathfinder{side}", **changes).state["model"]["positions"]
         rows = np.empty((side * side, fine.shape[1]), np.float32)
         rows[pixel_order((side, side), "hilbert")] = fine.numpy()
         scale = side // 32
         expected = coarse.view(32, 32, -1).numpy().repeat(scale, 0).repeat(scale, 1)
         np.testing.assert_allclose(rows.reshape(expected.shape), expected, atol=1e-9)
     axial = changes | {"name": "axial", "model__positions": "axial"}
-    train(place, "pathfinder32", **axial | {"init_from": None})
-    axial["init_from"] = settings(place, "pathfinder32", **axial).folder
-    train(place, "pathfinder64", **axial)
-    coarse, fine = (load(place, f"pathfinder{n}", **axial)["model"]["axial.rows"] for n in (32, 64))
+    first = ran("pathfinder32", **axial | {"init_from": None})
+    second = ran("pathfinder64", **axial | {"init_from": first.folder})
+    coarse, fine = (run.state["model"]["axial.rows"] for run in (first, second))
     np.testing.assert_allclose(fine, coarse.repeat_interleave(2, 0), atol=1e-9)
     few = changes | {"attention": "performer"}  # as many random features as suit the length
-    train(place, "pathfinder32", **few | {"init_from": None})
-    few["init_from"] = settings(place, "pathfinder32", **few).folder
-    assert train(place, "pathfinder64", **few)["complete"]
+    source = ran("pathfinder32", **few | {"init_from": None}).folder
+    assert ran("pathfinder64", **few | {"init_from": source}).result["complete"]
     changes |= {"name": "narrow", "model__dim": 8, "model__head_dim": 4}
     words = r"positions is \(4096, 8\) here, \(4096, 16\) there; the model .* must be those of"
     refuse(place, words, "pathfinder64", **changes)
