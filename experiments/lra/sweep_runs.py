@@ -30,9 +30,7 @@ class SweepRun:
     @property
     def data(self) -> str:
         """A digest of what its data depend on."""
-        s = self.settings
-        where = {"data_dir": s.data_dir, "cache_dir": s.cache_dir, "seed": s.data_seed}
-        return digest({"task": s.task} | where)
+        return digest(self.settings.data())
 
     def result(self) -> dict[str, Any] | None:
         """The content of its result.json; None if there is none yet."""

@@ -78,13 +78,12 @@ class Classifier(nn.Module):
         rotary = Rotary(grid, config.head_dim, order) if grid and config.rotary else None
         self.dropout = nn.Dropout(config.dropout)
         options = dict(attention or {"name": "standard"})
-        sizes: dict[str, Any] = {"heads": config.heads, "head_dim": config.head_dim}
-        sizes |= {"length": self.states}
-        sizes |= {"dropout": config.attention_dropout, "class_token": cls}
+        options |= {"heads": config.heads, "head_dim": config.head_dim, "length": self.states}
+        options |= {"dropout": config.attention_dropout, "class_token": cls}
         kinds: list[Attention] = []
         self.blocks = nn.ModuleList()
         for layer in range(config.layers):
-            kinds.append(make_attention(**options, **sizes, layer=layer))
+            kinds.append(make_attention(**options, layer=layer))
             self.blocks.append(Block(config, kinds[-1], rotary))
             kinds[-1].share(kinds[0])
         if cls:

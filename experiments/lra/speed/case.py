@@ -1,6 +1,5 @@
 """One training step of one task with one attention, on random tokens: built, run and timed."""
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,16 +10,22 @@ import torch
 from experiments.bench.timing import MIB, Times
 from experiments.common.records import OK
 from experiments.lra.models.attention import make_attention
-from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.classifier import Classifier
 from experiments.lra.speed.rows import SWEEP, StepRow
 from experiments.lra.speed.shapes import random_task
 from experiments.lra.tasks.task import Task
 from experiments.lra.training.config import PRECISIONS, Settings, compose_settings
 from experiments.lra.training.data import DeviceSplit
-from experiments.lra.training.device import autocast, capture, lacks_memory, warm_up
+from experiments.lra.training.device import (
+    autocast,
+    capture,
+    lacks_memory,
+    reset_memory,
+    warm_up,
+)
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import classify
-from experiments.lra.training.model import make_model, mask_of
+from experiments.lra.training.model import make_model, mask_of, model_sizes
 from experiments.lra.training.step import Trainer, seed_everything
 
 ROUNDS = 5  # of steps at most; the time is their median
@@ -62,8 +67,7 @@ class StepCase:
         settings = self.settings()
         task = self.data(settings)
         lengths = task.splits["train"].lengths
-        changes = {name: value for name, value in settings.model.items() if value is not None}
-        model = model_config(changes.pop("setting", "nystrom"), task.name, **changes)
+        model = model_sizes(settings, task.name)
         return StepRow(
             task=self.task,
             attention=self.attention,
@@ -214,8 +218,6 @@ def step_times(advance: Callable[[], object], device: torch.device, seconds: flo
 def clean(device: torch.device) -> None:
     """Frees the memory of an earlier case, and its compiled functions."""
     torch._dynamo.reset()
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_memory(device)

@@ -103,6 +103,11 @@ class Settings:
         attention += [self.name] if self.name else []
         return Path(self.runs, "-".join(task), "-".join(attention), f"seed{self.seed}")
 
+    def data(self) -> dict[str, Any]:
+        """The arguments of `load_task`."""
+        places = {"data_dir": self.data_dir, "cache_dir": self.cache_dir}
+        return self.task | places | {"seed": self.data_seed}
+
     def values(self) -> dict[str, Any]:
         """All settings as plain values."""
         values = dataclasses.asdict(self) | {"betas": list(self.betas)}

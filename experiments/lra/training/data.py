@@ -17,14 +17,7 @@ def load_data(settings: Settings, group: Group) -> Task:
     """The task of a run. The first process makes the data; the others wait, then read it."""
     if not group.leads:
         group.wait()
-    options = dict(settings.task)
-    task = load_task(
-        options.pop("name"),
-        settings.data_dir,
-        cache_dir=settings.cache_dir,
-        seed=settings.data_seed,
-        **options,
-    )
+    task = load_task(**settings.data())
     if group.leads:
         group.wait()
     return task

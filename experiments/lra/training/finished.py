@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from experiments.common.checks import choose
+from experiments.common.records import Row
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
@@ -18,27 +19,30 @@ from experiments.lra.training.device import lacks_memory
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import Evaluator, objective_of
 from experiments.lra.training.model import make_model, mask_of
+from experiments.lra.training.result import SOURCES
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
 REMEDY = "give the folder of a finished run"
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """The accuracy of a run's weights on a split."""
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Row):
+    """The accuracy of the best weights of a run on one split."""
 
-    task: Task
+    run: str
+    task: str
+    data: str  # official, generated, ...
+    attention: str
+    split: str
     examples: int
     step: int  # of the weights
     accuracy: float
+    standard_error: float  # for examples drawn independently
     loss: float
-    mask: str | None  # its text and its density at the run's length
-    density: float | None
 
-    @property
-    def standard_error(self) -> float:
-        """Of the accuracy, for examples drawn independently."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.examples)
+    WHAT = ("run", "data", "split", "examples", "step")
+    SOURCES = SOURCES
+    COMMAND = "python -m experiments.evaluate run=FOLDER csv=FILE"
 
 
 def run_settings(folder: Path) -> Settings:
@@ -68,12 +72,13 @@ def evaluate_run(
     folder: Path,
     settings: Settings,
     device: torch.device,
+    command: str,
     *,
     split: str = "test",
     examples: int | None = None,
     batch: int | None = None,
-) -> Accuracy:
-    """The accuracy of the best weights of a run.
+) -> AccuracyRow:
+    """The accuracy of the best weights of a run, for a row that `command` makes.
 
     Args:
         settings: of the run (`run_settings`), or with another task or other folders of data.
@@ -106,7 +111,22 @@ def evaluate_run(
         if not lacks_memory(error):
             raise
         raise ValueError(f"batch={batch} needs too much memory: give a smaller one") from error
-    return Accuracy(task, evaluator.examples, step, means["accuracy"], means["loss"], mask, density)
+    accuracy, count = means["accuracy"], evaluator.examples
+    return AccuracyRow(
+        run=str(folder),
+        task=task.name,
+        data=task.source,
+        attention=settings.attention["name"],
+        split=split,
+        examples=count,
+        step=step,
+        accuracy=accuracy,
+        standard_error=math.sqrt(accuracy * (1 - accuracy) / count),
+        loss=means["loss"],
+        mask=mask or "",
+        density=density,
+        **AccuracyRow.origin(str(device), command),
+    )
 
 
 def with_data(settings: Settings, **changes: Any) -> Settings:
@@ -118,10 +138,9 @@ def with_data(settings: Settings, **changes: Any) -> Settings:
 
 def _data(settings: Settings, split: str, examples: int | None) -> dict[str, Any]:
     """The arguments of `load_task`. Of generated images only those of one split are made."""
-    task = dict(settings.task)
-    if task["name"] in PATHFINDER and task.get("generate"):
-        sizes: dict[str, int] = dict(zip(SPLITS, task["examples"], strict=True))
+    data = settings.data()
+    if data["name"] in PATHFINDER and data.get("generate"):
+        sizes: dict[str, int] = dict(zip(SPLITS, data["examples"], strict=True))
         count = min(sizes[split], examples or sizes[split])
-        task["examples"] = [count if name == split else 1 for name in SPLITS]
-    places = {"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}
-    return task | places | {"seed": settings.data_seed}
+        data["examples"] = [count if name == split else 1 for name in SPLITS]
+    return data

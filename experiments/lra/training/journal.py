@@ -10,18 +10,33 @@ from typing import Any
 JOURNAL = "journal.jsonl"
 
 
-class Journal:
-    """A file of JSON objects, one a line.
+class Log:
+    """journal.jsonl, one JSON object a line, and the TensorBoard events of a session.
+
+    Silent in processes that do not lead.
 
     Args:
-        kept: bytes of an earlier session to keep. The rest is about steps that are taken again.
+        kept: bytes of the journal to keep from earlier sessions. The rest is about steps that are
+            taken again.
+        step: the step at which the session starts.
+        tensorboard: whether to write events; None: if it is installed.
     """
 
-    def __init__(self, path: Path, kept: int = 0):
-        self.path = path
-        with open(path, "ab"):
-            pass
-        if os.path.getsize(path) < kept:
+    def __init__(
+        self,
+        folder: Path,
+        kept: int = 0,
+        step: int = 0,
+        tensorboard: bool | None = False,
+        leads: bool = True,
+    ):
+        self._events = self._file = None
+        if not leads:
+            return
+        self._events = _event_writer(folder, step, tensorboard)
+        path = folder / JOURNAL
+        path.touch()
+        if path.stat().st_size < kept:
             raise ValueError(
                 f"{path} is shorter than the checkpoint beside it says: "
                 "delete that checkpoint to start over"
@@ -30,55 +45,23 @@ class Journal:
         self._file = open(path, "ab", buffering=0)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        line = json.dumps({"kind": kind, "step": step} | rounded(values))
-        self._file.write(line.encode() + b"\n")
-
-    def sync(self) -> int:
-        """Flushes all lines to the disk; returns their size in bytes."""
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def rounded(values: Any) -> Any:
-    """The values with floats rounded to six digits."""
-    if isinstance(values, float):
-        return float(f"{values:.6g}")
-    if isinstance(values, dict):
-        return {str(key): rounded(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [rounded(value) for value in values]
-    return values
-
-
-class Log:
-    """The journal and the TensorBoard events of a session; silent in processes that do not lead.
-
-    Args:
-        kept: bytes of the journal to keep from earlier sessions.
-        step: the step at which the session starts.
-        tensorboard: whether to write events; None: if it is installed.
-    """
-
-    def __init__(self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool):
-        self._events = _event_writer(folder, step, tensorboard) if leads else None
-        self._journal = Journal(folder / JOURNAL, kept) if leads else None
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        if self._journal is not None:
-            self._journal.write(kind, step, **values)
+        if self._file is not None:
+            line = json.dumps({"kind": kind, "step": step} | rounded(values))
+            self._file.write(line.encode() + b"\n")
         if self._events is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
                     self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> int:
-        return 0 if self._journal is None else self._journal.sync()
+        """Flushes the journal to the disk; returns its size in bytes."""
+        if self._file is None:
+            return 0
+        os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def close(self) -> None:
-        for file in (self._journal, self._events):
+        for file in (self._file, self._events):
             if file is not None:
                 file.close()
 
@@ -96,6 +79,17 @@ def _event_writer(folder: Path, step: int, wanted: bool | None) -> Any:
             ) from None
         return None
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def rounded(values: Any) -> Any:
+    """The values with floats rounded to six digits."""
+    if isinstance(values, float):
+        return float(f"{values:.6g}")
+    if isinstance(values, dict):
+        return {str(key): rounded(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [rounded(value) for value in values]
+    return values
 
 
 class Progress:

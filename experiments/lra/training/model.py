@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.models.classifier import Classifier, ModelConfig, model_config
 from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.lra.training import checkpoint
@@ -24,21 +24,16 @@ def make_model(settings: Settings, task: Task) -> Classifier:
     """The classifier of a run on a task, with fresh weights, in float32 on the CPU."""
     if settings.pretrain and task.grid is None:
         raise ValueError(f"pretrain={settings.pretrain} needs images; {task.name} has none")
-    changes = {name: value for name, value in settings.model.items() if value is not None}
-    setting = changes.pop("setting", "nystrom")
-    changes |= {"lm_head": True} if settings.pretrain else {}
-    sizes = model_config(setting, task.name, **changes)
     order = None if task.grid is None else pixel_order(task.grid, _order(settings))
-    return Classifier(
-        task.vocab,
-        task.length,
-        task.classes,
-        task.pair,
-        task.grid,
-        sizes,
-        settings.attention,
-        order,
-    )
+    shape = (task.vocab, task.length, task.classes, task.pair, task.grid)
+    return Classifier(*shape, model_sizes(settings, task.name), settings.attention, order)
+
+
+def model_sizes(settings: Settings, task: str) -> ModelConfig:
+    """The sizes of the model of a run on a task."""
+    changes = {name: value for name, value in settings.model.items() if value is not None}
+    changes |= {"lm_head": True} if settings.pretrain else {}
+    return model_config(changes.pop("setting", "nystrom"), task, **changes)
 
 
 def _order(settings: Settings) -> str:

@@ -29,11 +29,7 @@ class Flash(Attention):
     mask: Mask | None = None
 
     def __init__(
-        self,
-        *,
-        padding: Literal["auto", "hide", "skip"] = "auto",
-        backend: str = "auto",
-        **sizes,
+        self, *, padding: Literal["auto", "hide", "skip"] = "auto", backend: str = "auto", **sizes
     ):
         super().__init__(**sizes)
         if padding == "skip" and self.length % BLOCK:
@@ -82,18 +78,11 @@ class Sparse(Flash):
 
     mask: a `masks.Mask` or its text; None takes `default_mask`. A mask of `masks.layers` gives
         each layer its own.
-    padding, backend: as in `Flash`.
+    The further options are those of `Flash`.
     """
 
-    def __init__(
-        self,
-        *,
-        mask: Mask | str | None = None,
-        padding: Literal["auto", "hide", "skip"] = "auto",
-        backend: str = "auto",
-        **sizes,
-    ):
-        super().__init__(padding=padding, backend=backend, **sizes)
+    def __init__(self, *, mask: Mask | str | None = None, **options):
+        super().__init__(**options)
         if mask is None:
             mask = default_mask(self.length, class_token=self.class_token)
         mask = (masks.parse(mask) if isinstance(mask, str) else mask).layer(self.layer)

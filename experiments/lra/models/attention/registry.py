@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from experiments.lra.models.attention.base import Attention
 
 A = TypeVar("A", bound=type[Attention])
+SHARED = inspect.signature(Attention).parameters.keys()  # what every attention takes
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Kind:
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments of the class that are not those of every attention."""
-        shared = inspect.signature(Attention).parameters
-        own = inspect.signature(self.cls).parameters.values()
-        return {p.name: p for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared}
+        """The keyword arguments of the class and its bases but for those of every attention."""
+        bases = self.cls.__mro__[: self.cls.__mro__.index(Attention)]
+        found = [p for base in bases for p in inspect.signature(base).parameters.values()]
+        own = (p for p in found if p.kind is p.KEYWORD_ONLY and p.name not in SHARED)
+        return {p.name: p for p in own}
 
 
 KINDS: dict[str, Kind] = {}
@@ -47,34 +49,22 @@ def options_of(name: str) -> dict[str, Any]:
     return {key: option.default for key, option in _kind(name).options.items()}
 
 
-def make_attention(
-    name: str,
-    *,
-    heads: int,
-    head_dim: int,
-    length: int,
-    dropout: float = 0.0,
-    layer: int = 0,
-    causal: bool = False,
-    class_token: bool = False,
-    **options: Any,
-) -> Attention:
-    """The attention of one layer; see `Attention`. An option that is None keeps its default.
+def make_attention(name: str, **options: Any) -> Attention:
+    """The attention of one layer: the sizes of `Attention`, and options of its own.
 
-    Raises ValueError for a name, an option or a value that does not exist.
+    An option that is None keeps its default. Raises ValueError for a name, an option or a value
+    that does not exist.
     """
     kind = _kind(name)
     options = {key: value for key, value in options.items() if value is not None}
-    if unknown := sorted(options.keys() - kind.options.keys()):
+    if unknown := sorted(options.keys() - SHARED - kind.options.keys()):
         raise ValueError(
             f"{name} attention has no option {', '.join(unknown)};"
             f" it has {', '.join(kind.options) or 'none'}"
         )
-    for key, value in options.items():
-        _check(key, value, kind.options[key].annotation)
-    sizes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "length": length}
-    sizes |= {"layer": layer, "causal": causal, "class_token": class_token}
-    return kind.cls(**sizes, dropout=dropout, **options)
+    for key in options.keys() & kind.options.keys():
+        _check(key, options[key], kind.options[key].annotation)
+    return kind.cls(**options)
 
 
 def _kind(name: str) -> Kind:

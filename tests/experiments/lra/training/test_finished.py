@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from experiments import evaluate
 from experiments.common.records import read
 from experiments.lra.training import checkpoint
+from experiments.lra.training.finished import AccuracyRow
 from tests.experiments.lra.training.cases import Trained
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -39,7 +40,7 @@ def test_the_accuracy_of_a_run_is_that_of_its_result(trained, capsys, tmp_path):
     told = run(capsys, run=str(folder), csv=str(tmp_path / "accuracy.csv"))
     assert f"test accuracy {100 * result['accuracy']:.2f} ± " in told and "(30 examples)" in told
     assert files(folder.parents[2]) == before  # nothing is written
-    (row,) = read(tmp_path / "accuracy.csv", evaluate.AccuracyRow)
+    (row,) = read(tmp_path / "accuracy.csv", AccuracyRow)
     assert (row.split, row.examples, row.step) == ("test", 30, result["best_step"])
     assert row.accuracy == pytest.approx(result["accuracy"], abs=1e-5)
     assert row.loss == pytest.approx(result["loss"], abs=1e-4)

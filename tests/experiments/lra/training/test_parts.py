@@ -14,7 +14,7 @@ from experiments.lra.training import checkpoint
 from experiments.lra.training.data import DeviceSplit, Order, fingerprint
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import Evaluator, MaskedPixels, classify
-from experiments.lra.training.journal import Journal
+from experiments.lra.training.journal import Log
 from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
 from experiments.lra.training.step import AHEAD, Trainer
 
@@ -248,14 +248,14 @@ def test_a_folder_is_for_one_process(tmp_path):
 
 def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
+    journal = Log(tmp_path)
     journal.write("train", 1, loss=1 / 3)
     kept = journal.sync()
     journal.write("train", 2, loss=float("nan"))
     journal.close()
     with open(path, "ab") as file:
         file.write(b'{"kind": "tr')  # as a kill leaves it
-    journal = Journal(path, kept)
+    journal = Log(tmp_path, kept)
     journal.write("train", 2, loss=0.25)
     journal.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -264,4 +264,4 @@ def test_the_journal_goes_on_where_the_checkpoint_left_it(tmp_path):
         {"kind": "train", "step": 2, "loss": 0.25},
     ]
     with pytest.raises(ValueError, match="delete that checkpoint to start over"):
-        Journal(path, 10_000)
+        Log(tmp_path, 10_000)
