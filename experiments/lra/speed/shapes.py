@@ -69,11 +69,8 @@ def random_task(name: str, length: int | None, batch: int) -> Task:
         source="random",
         classes=shape.classes,
         vocab=shape.vocab,
-        length=length,
-        pair=shape.pair,
-        grid=(side, side) if shape.grid else None,
         splits=dict.fromkeys(SPLITS, split),
-        baselines={},
+        grid=(side, side) if shape.grid else None,
     )
 
 

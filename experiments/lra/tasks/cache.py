@@ -11,6 +11,7 @@ import numpy as np
 from experiments.common.files import digest, write_whole
 
 Arrays = dict[str, np.ndarray]
+FORMAT = 1  # of the arrays of all tasks
 
 
 def cached(
@@ -20,7 +21,7 @@ def cached(
 
     The file is written atomically. One that cannot be read is made again.
     """
-    path = cache_dir / f"{name}-{digest(key)}.npz"
+    path = cache_dir / f"{name}-{digest({'format': FORMAT, **key})}.npz"
     if path.exists():
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -30,6 +31,31 @@ def cached(
     arrays = make()
     write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
     return arrays
+
+
+def cached_files(
+    cache_dir: Path,
+    name: str,
+    paths: Mapping[str, Path],
+    read: Callable[[Path], tuple[np.ndarray, ...]],
+    **key: Any,
+) -> Arrays:
+    """What `read` makes of the file of each split, cached: SPLIT, SPLIT_lengths and SPLIT_labels.
+
+    key: what it depends on besides the files.
+    """
+
+    def make() -> Arrays:
+        arrays = {}
+        for split, path in paths.items():
+            arrays |= named(split, *read(path))
+        return arrays
+
+    return cached(cache_dir, name, key | {"files": fingerprint(paths.values())}, make)
+
+
+def named(split: str, flat: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Arrays:
+    return {split: flat, f"{split}_lengths": lengths, f"{split}_labels": labels}
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

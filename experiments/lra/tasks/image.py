@@ -26,12 +26,8 @@ from experiments.lra.tasks.task import (
 
 GRID = (32, 32)
 CLASSES = 10
-FORMAT = 1  # of the cache
 FOLDER = "cifar-10-batches-bin"
-BATCHES = {
-    "train": [f"data_batch_{i}.bin" for i in range(1, 6)],
-    "test": ["test_batch.bin"],
-}
+BATCHES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 RECORDS = 10_000  # of a file
 RECORD = 1 + 3 * 32 * 32  # bytes: label, red, green, blue
 GRAY = np.array([0.2989, 0.5870, 0.1140], np.float32)
@@ -40,12 +36,7 @@ SIZES = (45_000, 5_000, 10_000)
 
 
 def load(
-    data_dir: Path,
-    *,
-    cache_dir: Path,
-    seed: int = 0,
-    order: str = "row",
-    limit: int | None = None,
+    data_dir: Path, *, cache_dir: Path, seed: int = 0, order: str = "row", limit: int | None = None
 ) -> Task:
     """The Image task, from `cifar-10-batches-bin` or `cifar10_gray.npz[.xz]`.
 
@@ -72,10 +63,8 @@ def load(
         source=source("CIFAR-10 (gray)", splits, SIZES),
         classes=CLASSES,
         vocab=256,
-        length=GRID[0] * GRID[1],
-        pair=False,
-        grid=GRID,
         splits=splits,
+        grid=GRID,
         baselines={"majority": best_constant(splits["train"], splits["test"])},
     )
 
@@ -84,20 +73,16 @@ def _images(data_dir: Path, cache_dir: Path) -> Arrays:
     """x_train, y_train, x_test, y_test."""
     path = next((path for name in (FOLDER, *ARRAYS) if (path := find(data_dir, name))), None)
     if path is None:
-        raise missing(
-            data_dir,
-            FOLDER,
-            fetch="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            stand_in=f"{ARRAYS[0]}: gray images in x_train, y_train, x_test, y_test",
-        )
+        fetch = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+        stand_in = f"{ARRAYS[0]}: gray images in x_train, y_train, x_test, y_test"
+        raise missing(data_dir, FOLDER, fetch=fetch, stand_in=stand_in)
     in_batches = path.name == FOLDER
     files = [path / name for names in BATCHES.values() for name in names] if in_batches else [path]
     for file in files:
         if not file.is_file():
             raise ValueError(f"no {file.name} in {file.parent}: unpack {FOLDER} again")
-    key = {"format": FORMAT, "files": fingerprint(files)}
     make = partial(_read_batches if in_batches else _read_arrays, path)
-    return cached(cache_dir, "image", key, make)
+    return cached(cache_dir, "image", {"files": fingerprint(files)}, make)
 
 
 def _read_batches(folder: Path) -> Arrays:

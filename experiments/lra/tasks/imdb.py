@@ -10,7 +10,6 @@ from experiments.lra.tasks.cache import Arrays, cached, fingerprint
 from experiments.lra.tasks.task import require
 
 FOLDER = "aclImdb"
-FORMAT = 1  # of the cache
 HALVES = ("train", "test")
 KINDS = ("neg", "pos")  # of label 0 and 1
 MOVIE = re.compile(r"/title/(tt\d+)")
@@ -22,19 +21,12 @@ def reviews(data_dir: Path, cache_dir: Path, *, stand_in: str = "") -> Arrays:
     `train` has the bytes of all reviews end to end (uint8), `train_lengths` and `train_labels` are
     per review, and so is `train_movies`: the number of its movie, -1 if no list has it.
     """
-    folder = require(
-        data_dir,
-        FOLDER,
-        fetch="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-        stand_in=stand_in,
-    )
+    fetch = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
+    folder = require(data_dir, FOLDER, fetch=fetch, stand_in=stand_in)
     files = {(half, kind): _files(folder / half / kind) for half in HALVES for kind in KINDS}
     lists = [folder / half / f"urls_{kind}.txt" for half in HALVES for kind in KINDS]
     paths = [path for some in files.values() for path in some]
-    key = {
-        "format": FORMAT,
-        "files": fingerprint([*paths, *(path for path in lists if path.exists())]),
-    }
+    paths += [path for path in lists if path.exists()]
 
     def make() -> Arrays:
         arrays = {}
@@ -42,7 +34,7 @@ def reviews(data_dir: Path, cache_dir: Path, *, stand_in: str = "") -> Arrays:
             arrays |= _half(folder, half, [files[half, kind] for kind in KINDS])
         return arrays
 
-    return cached(cache_dir, "imdb", key, make)
+    return cached(cache_dir, "imdb", {"files": fingerprint(paths)}, make)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -30,7 +30,6 @@ from experiments.lra.tasks.task import (
 )
 from experiments.lra.tasks.text import BYTE_VOCAB
 
-FORMAT = 1  # of the cache
 HALF = {"train": "train", "val": "train", "test": "test"}
 SIZES = (147_086, 18_090, 17_437)  # as many as Retrieval has
 TRIES = 1000
@@ -69,7 +68,6 @@ def load(
     sizes = [min(size, limit or size) for size in sizes]
     facts = [data[f"{half}_{what}"] for half in movies for what in ("lengths", "labels", "movies")]
     key = {
-        "format": FORMAT,
         "examples": sizes,
         "seed": seed,
         "max_length": max_length,
@@ -93,9 +91,6 @@ def load(
         source=source("IMDB same movie", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
-        length=length,
-        pair=True,
-        grid=None,
         splits=splits,
         baselines={
             "majority": best_constant(train, test),

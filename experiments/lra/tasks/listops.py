@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, fingerprint, pad
+from experiments.lra.tasks.cache import Arrays, cached, cached_files, named, pad
 from experiments.lra.tasks.listops_trees import (
     DIGIT,
     OPERATORS,
     TOKENS,
     BadTree,
-    Trees,
     evaluate,
     generate,
 )
@@ -33,7 +32,6 @@ from experiments.lra.tasks.task import (
 )
 
 FOLDER = "listops-1000"
-FORMAT = 1  # of the cache
 SIZES = (96_000, 2_000, 2_000)
 HEADER = b"Source\tTarget"
 IDS = {token.encode(): DIGIT + i for i, token in enumerate(TOKENS)}
@@ -66,7 +64,10 @@ def load(
     if generate:
         arrays = _generated(split_sizes(examples), seed, cache_dir, workers)
     else:
-        arrays = _official(data_dir, cache_dir)
+        stand_in = "task.generate=true, which draws expressions of the same distribution"
+        names = {split: f"basic_{split}.tsv" for split in SPLITS}
+        paths = release_files(data_dir, FOLDER, names, stand_in)
+        arrays = cached_files(cache_dir, "listops", paths, read)
     splits = {}
     for name in SPLITS:
         lengths = arrays[f"{name}_lengths"][:limit]
@@ -79,9 +80,6 @@ def load(
         source=source("generated" if generate else "official", splits, SIZES),
         classes=10,
         vocab=1 + len(TOKENS),
-        length=length,
-        pair=False,
-        grid=None,
         splits=splits,
         baselines={
             "majority": best_constant(train, test),
@@ -99,49 +97,23 @@ def _generated(
         for name, size in zip(SPLITS, sizes, strict=True):
             own = slice(start, start + size)
             last = first + int(lengths[own].sum())
-            arrays |= _named(name, (flat[first:last], lengths[own]), labels[own])
+            arrays |= named(name, flat[first:last], lengths[own], labels[own])
             start, first = start + size, last
         return arrays
 
-    key = {"format": FORMAT, "examples": sizes, "seed": seed}
-    return cached(cache_dir, "listops-generated", key, make)
-
-
-def _official(data_dir: Path, cache_dir: Path) -> Arrays:
-    stand_in = "task.generate=true, which draws expressions of the same distribution"
-    names = {split: f"basic_{split}.tsv" for split in SPLITS}
-    paths = release_files(data_dir, FOLDER, names, stand_in)
-
-    def make() -> Arrays:
-        arrays = {}
-        for name, path in paths.items():
-            arrays |= _named(name, *read(path))
-        return arrays
-
-    key = {"format": FORMAT, "files": fingerprint(paths.values())}
-    return cached(cache_dir, "listops", key, make)
-
-
-def _named(name: str, trees: Trees, labels: np.ndarray) -> Arrays:
-    return {name: trees[0], f"{name}_lengths": trees[1], f"{name}_labels": labels}
+    return cached(cache_dir, "listops-generated", {"examples": sizes, "seed": seed}, make)
 
 
 # ---- the official files
 
 
-def _table() -> bytes:
-    """The id of every byte, where a token is one byte; 255 for all others."""
-    table = bytearray([255] * 256)
-    for token, i in IDS.items():
-        table[ord(SHORT.get(token, token))] = i
-    return bytes(table)
+# The id of every byte, where a token is one byte; 255 for all others.
+BYTES = {ord(SHORT.get(token, token)): i for token, i in IDS.items()}
+TABLE = bytes(BYTES.get(byte, 255) for byte in range(256))
 
 
-TABLE = _table()
-
-
-def read(path: Path) -> tuple[Trees, np.ndarray]:
-    """The expressions of a TSV file, parsed, and their labels, which are checked.
+def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ids of a TSV file's expressions, end to end, their lengths, and their checked labels.
 
     Raises:
         ValueError: a row is not an expression and its value. Names the file and the line.
@@ -162,7 +134,7 @@ def read(path: Path) -> tuple[Trees, np.ndarray]:
     for start in range(0, len(labels), BATCH):
         _check(path, start, flats[start : start + BATCH], labels[start : start + BATCH])
     lengths = np.array([len(flat) for flat in flats], np.int32)
-    return (np.frombuffer(b"".join(flats), np.uint8), lengths), np.array(labels, np.int64)
+    return np.frombuffer(b"".join(flats), np.uint8), lengths, np.array(labels, np.int64)
 
 
 def _row(line: bytes) -> tuple[bytes, int]:

@@ -99,10 +99,8 @@ def load(
         source="generated" if generate else "official",
         classes=2,
         vocab=256,
-        length=size * size,
-        pair=False,
-        grid=(size, size),
         splits=splits,
+        grid=(size, size),
         baselines={"majority": best_constant(splits["train"], splits["test"])},
     )
 

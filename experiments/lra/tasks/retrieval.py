@@ -4,12 +4,13 @@ Official data: `tsv_data/new_aan_pairs.{train,eval,test}.tsv` of the LRA release
 the ACL anthology network (Radev et al., 2013).
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, fingerprint, pad
+from experiments.lra.tasks.cache import cached_files, pad
 from experiments.lra.tasks.task import (
     SPLITS,
     Split,
@@ -22,11 +23,8 @@ from experiments.lra.tasks.task import (
 from experiments.lra.tasks.text import BYTE_VOCAB
 
 FOLDER = "tsv_data"
-FORMAT = 1  # of the cache
-FILES = {
-    split: f"new_aan_pairs.{name}.tsv"
-    for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
-}
+NAMES = {"train": "train", "val": "eval", "test": "test"}
+FILES = {split: f"new_aan_pairs.{name}.tsv" for split, name in NAMES.items()}
 SIZES = (147_086, 18_090, 17_437)
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 CUT = 10_000  # bytes of a text that LRA keeps before it cuts to max_length
@@ -47,7 +45,10 @@ def load(
         limit: the first examples of each split only.
     """
     length = padded_length(max_length)
-    data = _official(data_dir, cache_dir, min(max_length, CUT))
+    stand_in = "task=imdb_same_movie, which pairs the reviews of aclImdb"
+    paths, most = release_files(data_dir, FOLDER, FILES, stand_in), min(max_length, CUT)
+    make = partial(read, most=most)
+    data = cached_files(cache_dir, "retrieval", paths, make, max_length=most)
     splits = {}
     for name in SPLITS:
         lengths = data[f"{name}_lengths"][:limit]
@@ -60,27 +61,9 @@ def load(
         source=source("official", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
-        length=length,
-        pair=True,
-        grid=None,
         splits=splits,
         baselines={"majority": best_constant(splits["train"], splits["test"])},
     )
-
-
-def _official(data_dir: Path, cache_dir: Path, most: int) -> Arrays:
-    stand_in = "task=imdb_same_movie, which pairs the reviews of aclImdb"
-    paths = release_files(data_dir, FOLDER, FILES, stand_in)
-
-    def make() -> Arrays:
-        arrays = {}
-        for name, path in paths.items():
-            parts = read(path, most)
-            arrays |= dict(zip((name, f"{name}_lengths", f"{name}_labels"), parts, strict=True))
-        return arrays
-
-    key = {"format": FORMAT, "max_length": most, "files": fingerprint(paths.values())}
-    return cached(cache_dir, "retrieval", key, make)
 
 
 def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -104,11 +87,8 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             flat += texts[0] + texts[1]
     if not labels:
         raise ValueError(f"{path} has no rows")
-    return (
-        np.frombuffer(flat, np.uint8),
-        np.array(lengths, np.int32),
-        np.array(labels, np.int64),
-    )
+    ids = np.frombuffer(flat, np.uint8)
+    return ids, np.array(lengths, np.int32), np.array(labels, np.int64)
 
 
 def _label(path: Path, number: int, cell: bytes) -> int:

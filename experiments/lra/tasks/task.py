@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +39,19 @@ class Task:
     source: str  # of the data, for tables: "official", "generated", "IMDB same movie" ...
     classes: int
     vocab: int  # rows of the embedding table
-    length: int  # tokens of an example as padded
-    pair: bool
-    grid: tuple[int, int] | None  # (rows, columns) of images
     splits: dict[str, Split]  # of SPLITS
-    baselines: dict[str, float]  # test accuracy of shortcuts that ignore the sequence
+    grid: tuple[int, int] | None = None  # (rows, columns) of images
+    # test accuracy of shortcuts that ignore the sequence
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of an example as padded."""
+        return self.splits["train"].tokens.shape[-1]
+
+    @property
+    def pair(self) -> bool:
+        return self.splits["train"].tokens.ndim == 3
 
     def __post_init__(self) -> None:
         for name in SPLITS:

@@ -54,9 +54,6 @@ def load(
         source=source("official", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
-        length=length,
-        pair=False,
-        grid=None,
         splits=splits,
         baselines={"majority": best_constant(train, test)},
     )

@@ -33,7 +33,7 @@ def split(n=4, length=8, **changes):
 
 def task(**changes):
     splits = {"train": split(), "val": split(), "test": split()} | changes
-    return Task("text", "official", 2, 3, 8, False, None, splits, {})
+    return Task("text", "official", 2, 3, splits)
 
 
 def test_a_sound_task_is_taken():

@@ -201,7 +201,7 @@ def test_fingerprint_sees_labels_and_tokens():
         for name, value in changes.items():
             getattr(data, name)[0] = value
         splits = dict.fromkeys(("train", "val", "test"), data)
-        return Task("text", "official", 3, 5, 6, False, None, splits, {})
+        return Task("text", "official", 3, 5, splits)
 
     assert fingerprint(task()) == fingerprint(task())
     assert len({fingerprint(task()), fingerprint(task(labels=2)), fingerprint(task(tokens=4))}) > 1
