@@ -20,7 +20,6 @@ from tests.experiments.lra.training.cases import overrides
 
 ROOT = Path(__file__).resolve().parents[3]
 SWEEPS = ROOT / "experiments/conf/sweep"
-SHARING = ("path_x", "path_256")  # folders of runs, so that what one trained the other takes
 # Stands in for experiments.train: notes when it begins and ends, and completes its run.
 TRAIN = """
 import json, os, sys, time
@@ -147,17 +146,15 @@ def test_a_wrong_sweep(entries, message):
         sweep_runs({"run": {}})
 
 
-def sweep_of(path):
-    return sweep_runs(OmegaConf.to_container(OmegaConf.load(path)), ["device=cpu"])
-
-
 def test_the_sweeps_that_come_with_it():
+    """Path-X and Path-256 share the folders of their first runs: neither trains them again."""
+    found = {}
     for path in SWEEPS.glob("*.yaml"):
-        assert len(sweep_of(path)) == {"lra": 45, "path_x": 5, "path_256": 11}[path.stem]
-
-
-def test_two_sweeps_share_their_first_runs():
-    first = [[run.settings for run in sweep_of(SWEEPS / f"{name}.yaml")[:2]] for name in SHARING]
+        sweep = OmegaConf.to_container(OmegaConf.load(path))
+        found[path.stem] = sweep_runs(sweep, ["device=cpu"])
+    counts = {name: len(runs) for name, runs in found.items()}
+    assert counts == {"lra": 45, "path_x": 5, "path_256": 11}
+    first = [[run.settings for run in found[name][:2]] for name in ("path_x", "path_256")]
     assert first[0] == first[1]
 
 
@@ -194,10 +191,7 @@ def test_what_fails_stops_those_after_it_alone(make, tmp_path, monkeypatch):
     monkeypatch.setenv("BROKEN", "bad,none data")
     entries = {
         "bad": {"with": ["task=image"]},
-        "next": {
-            "after": "bad",
-            "with": ["task=pathfinder32", "eps=0.5"],
-        },  # bad has failed by then
+        "next": {"after": "bad", "with": ["task=pathfinder32", "eps=0.5"]},  # bad has failed then
         "last": {"after": "next", "with": ["task=pathfinder64"]},
         "none": {"with": ["task=text"]},
         "same": {"with": ["task=text", "seed=1"]},

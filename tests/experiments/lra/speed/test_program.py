@@ -41,11 +41,8 @@ def case(attention="linear", *more, mask=None):
 
 def test_every_mask_is_a_case_of_block_sparse_attention_alone():
     cases = plan(OPTIONS, "cpu")
-    assert [(c.attention, c.mask) for c in cases[:3]] == [
-        ("standard", None),
-        ("sparse", None),
-        ("sparse", "local:64"),
-    ]
+    kinds = [("standard", None), ("sparse", None), ("sparse", "local:64")]
+    assert [(c.attention, c.mask) for c in cases[:3]] == kinds
     assert {c.task for c in cases} == {*lra.AVERAGED, SWEEP}
     assert {c.length for c in cases} == {None, 256, 512, 1024}
 
@@ -129,6 +126,7 @@ def test_what_was_measured_is_not_measured_again_but_failures_are(tmp_path, caps
     wrong = case("linformer", "attention.rank=-3")
     run_cases([case(), wrong], records, 0.01, "command")
     assert [row.status == OK for row in records.rows] == [True, False]
+    assert unmeasured([case(), wrong, case("local")], records) == [wrong, case("local")]
     first = records.path.read_bytes()
     records = Records(tmp_path / "s.csv", StepRow)
     run_cases([case(), wrong], records, 0.01, "command")
@@ -199,13 +197,6 @@ def test_what_found_no_memory_is_tried_beside_fewer(monkeypatch):
     found = [(c.length, row.status == OK) for c, row in run_together(cases, lacks, 8, 120)]
     assert found == [(1, True), (2, True), (4, True), (8, False)]
     assert at_once == [4, 2, 1, 1, 1]
-
-
-def test_only_what_is_missing_or_failed_is_compiled(tmp_path):
-    records = Records(tmp_path / "s.csv", StepRow)
-    wrong = case("linformer", "attention.rank=-3")
-    run_cases([case(), wrong], records, 0.01, "command")
-    assert unmeasured([case(), wrong, case("local")], records) == [wrong, case("local")]
 
 
 def test_slow_steps_are_not_repeated_five_times():

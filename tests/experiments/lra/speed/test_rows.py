@@ -31,9 +31,6 @@ def test_the_same_measurement_is_found_whatever_its_result(tmp_path):
         {"mode": "eager"}, {"source": "other"}, {"torch": "2.12"},
     ):  # fmt: skip
         assert records.find(replace(ROW, **change)) is None
-
-
-def test_the_newest_of_several_versions_counts():
     rows = [ROW, replace(ROW, source="def", ms_median=4.0)]
     assert [row.ms_median for row in newest(rows)] == [4.0]
 

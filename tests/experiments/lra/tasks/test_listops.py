@@ -2,21 +2,14 @@
 
 import hashlib
 import random
+from functools import partial
 from statistics import median
 
 import numpy as np
 import pytest
 
 from experiments.lra.tasks import listops, listops_trees
-from experiments.lra.tasks.listops_trees import (
-    CLOSE,
-    OPERATOR,
-    TOKENS,
-    BadTree,
-    depth_of,
-    evaluate,
-    generate,
-)
+from experiments.lra.tasks.listops_trees import TOKENS, BadTree, depth_of, evaluate, generate
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import Split, best_constant
 
@@ -111,9 +104,9 @@ def test_lengths_labels_roots_and_depths_are_those_of_lra(trees):
     shares = 100 * np.bincount(labels) / len(labels)
     assert shares.tolist() == pytest.approx(LABELS, abs=2.5)  # four standard errors
     starts = np.cumsum(lengths) - lengths
-    roots = 100 * np.bincount(flat[starts] - OPERATOR) / len(labels)
+    roots = 100 * np.bincount(flat[starts] - listops_trees.OPERATOR) / len(labels)
     assert roots.tolist() == pytest.approx([25] * 4, abs=2.8)
-    operators = (flat >= OPERATOR) & (flat < CLOSE)
+    operators = (flat >= listops_trees.OPERATOR) & (flat < listops_trees.CLOSE)
     deepest = np.maximum.reduceat(np.where(operators, depth_of(flat), 0), starts)
     assert (deepest == 9).all()
     assert lengths.mean() == pytest.approx(1035, abs=26)
@@ -169,21 +162,18 @@ def test_trees_are_distinct(trees, monkeypatch):
 
 def test_a_generated_task_is_cached_and_says_so(tmp_path):
     sizes = {"examples": [40, 10, 20], "generate": True}
-    task = load_task("listops", tmp_path, cache_dir=tmp_path / "cache", **sizes)
+    load = partial(load_task, "listops", tmp_path, cache_dir=tmp_path / "cache", **sizes)
+    task = load()
     assert (task.source, task.length, task.vocab) == ("generated, 40 + 10 + 20 examples", 2048, 16)
     assert [len(task.splits[name]) for name in ("train", "val", "test")] == [40, 10, 20]
     assert task.baselines.keys() == {"majority", "root operator"}
     train = task.splits["train"]
     for row, n in zip(train.tokens, train.lengths, strict=True):
         assert row[:n].all() and not row[n:].any()
-    again = load_task("listops", tmp_path, cache_dir=tmp_path / "cache", **sizes)
-    np.testing.assert_array_equal(again.splits["test"].tokens, task.splits["test"].tokens)
-    few = load_task(
-        "listops", tmp_path, cache_dir=tmp_path / "cache", limit=3, max_length=600, **sizes
-    )
-    assert few.splits["train"].tokens.shape == (3, 1024)
-    assert (few.splits["train"].tokens[:, 600:] == 0).all()
-    assert few.splits["train"].lengths.max() <= 600
+    np.testing.assert_array_equal(load().splits["test"].tokens, task.splits["test"].tokens)
+    few = load(limit=3, max_length=600).splits["train"]
+    assert few.tokens.shape == (3, 1024) and not few.tokens[:, 600:].any()
+    assert few.lengths.max() <= 600
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

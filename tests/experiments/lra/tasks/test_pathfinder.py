@@ -42,12 +42,8 @@ def read(release, tmp_path, **options):
 def test_strokes_are_for_images_that_are_made(release, tmp_path):
     with pytest.raises(ValueError, match="strokes=64 needs generate=true"):
         read(release, tmp_path, strokes=64)
-    sets = [
-        load(
-            64, release, cache_dir=tmp_path, generate=True, examples=(4, 2, 2), difficulty=6, **more
-        )
-        for more in ({}, {"strokes": 128}, {"strokes": 64})
-    ]
+    options = {"cache_dir": tmp_path, "generate": True, "examples": (4, 2, 2), "difficulty": 6}
+    sets = [load(64, release, **options, strokes=strokes) for strokes in (None, 128, 64)]
     plain, other, same = (task.splits["train"].tokens for task in sets)
     assert np.array_equal(plain, same) and not np.array_equal(plain, other)
 
