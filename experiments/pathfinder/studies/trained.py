@@ -94,6 +94,12 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
 
 def _model(folder: Path, settings: Settings, size: int) -> nn.Module:
     blank = Split(np.zeros((1, size * size), np.uint8), np.zeros(1, np.int64))
-    splits = dict.fromkeys(SPLITS, blank)
-    task = Task(settings.task["name"], "generated", 2, 256, splits, grid=(size, size))
+    task = Task(
+        name=settings.task["name"],
+        source="generated",
+        classes=2,
+        vocab=256,
+        splits=dict.fromkeys(SPLITS, blank),
+        grid=(size, size),
+    )
     return load_model(folder, settings, task)[0]
