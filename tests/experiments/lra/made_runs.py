@@ -36,30 +36,27 @@ def write_run(
     path = root / task / (folder or name or attention + mask.replace("/", "-")) / f"seed{seed}"
     path.mkdir(parents=True)
     baselines = {"majority": 0.175} | ({"root operator": 0.373} if task == "listops" else {})
+    versions = {"torch": "2.13.0", "commit": commit}
+    origin = {"device": device, "versions": versions, "date": date}
     config = {"attention": attention, "mask": mask or None, "seed": seed, "steps": planned}
+    about = {"name": task, "source": source, "length": length, "classes": 10}
     start = {
         "kind": "start",
         "step": 0,
         "seconds": 0.0,
         "config": config | {"name": name} | (settings or {}),
-        "device": device,
-        "versions": {"torch": "2.13.0", "commit": commit},
         "params": 1000,
-        "task": {"name": task, "source": source, "length": length, "classes": 10}
-        | {"baselines": baselines},
-        "date": date,
+        "task": about | {"baselines": baselines},
     }
-    lines = [start]
+    lines = [start | origin]
     noise = np.random.default_rng(seed)
     for step in range(0, steps + 1, max(1, steps // 100)):
         share = (accuracy or 0.4) * (1 - np.exp(-4 * step / planned))
         seconds = step * ms / 1000
         jitter = 0.02 * noise.standard_normal()
         common = {"step": step, "seconds": seconds, "memory_mib": memory}
-        lines.append(
-            {"kind": "train", "loss": 2.3 * (1 - share) + 3 * jitter, "accuracy": share + jitter}
-            | common
-        )
+        found = {"loss": 2.3 * (1 - share) + 3 * jitter, "accuracy": share + jitter}
+        lines.append({"kind": "train"} | found | common)
         if step % max(1, steps // 10) == 0:
             lines.append({"kind": "val", "loss": 2.3 * (1 - share), "accuracy": share} | common)
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -79,10 +76,7 @@ def write_run(
             "seconds": steps * ms / 1000,
             "ms_per_step": ms,
             "memory_mib": memory,
-            "device": device,
-            "versions": {"torch": "2.13.0", "commit": commit},
-            "date": date,
             "baselines": baselines,
         }
-        (path / "result.json").write_text(json.dumps(found | (more or {})))
+        (path / "result.json").write_text(json.dumps(found | origin | (more or {})))
     return path

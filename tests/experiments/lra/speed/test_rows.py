@@ -44,10 +44,8 @@ def test_the_mean_speed_up_is_geometric_over_the_five_tasks_alone():
     rows = [*base, *flash]
     assert gain(flash[2], rows) == pytest.approx(8.0)
     assert mean_gain(flash, rows) == (pytest.approx(256**0.2), 5)
-    lines = by_task(rows, step_ms, memory=True)
-    assert lines[2][0] == "FlashAttention"
-    assert lines[2][1] == "4 (2.00x) 1000"
-    assert lines[2][-1] == "3.03x"
+    flash_line = by_task(rows, step_ms, memory=True)[2]
+    assert [flash_line[i] for i in (0, 1, -1)] == ["FlashAttention", "4 (2.00x) 1000", "3.03x"]
 
 
 def test_speed_ups_are_of_the_same_batch_and_device():
@@ -85,13 +83,9 @@ def test_the_fastest_other_at_each_length_from_4k_on():
     ]
 
 
-def test_markdown_has_a_table_for_steps_and_layers_by_task_and_by_length():
+def test_tables_are_for_steps_and_layers_and_name_the_masks_with_their_densities():
     text = as_markdown(step_rows())
-    assert text.count("### GPU A, bf16: ") == 4
-    assert "| FlashAttention |" in text
-
-
-def test_tables_name_the_masks_with_their_densities():
+    assert text.count("### GPU A, bf16: ") == 4 and "| FlashAttention |" in text
     row = replace(ROW, attention="sparse", mask="butterfly:64", density=0.25)
     assert "block-sparse at 2048 tokens: butterfly:64, density 25.0 %" in tables([ROW, row, row])
 
