@@ -30,8 +30,7 @@ PAGE := docs/results/h200/page.csv
 page: $(READY)
 	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)
 	$(RUN) -m experiments.select csv=docs/results/h200/select.csv
-	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page
-	$(RUN) -m experiments.page csv=$(PAGE) 'into=[README.md,docs/results/hopper.md]'
+	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page 'pages=[README.md,docs/results/hopper.md]'
 
 # one thread each: those of several processes would take turns on the same cores
 test: $(READY)

@@ -1,8 +1,11 @@
 """Draws what experiments.speed measured, from its CSV alone, as PNG and SVG.
 
     python -m experiments.plot csv=runs/speed/speed.csv out=runs/speed/plots
+    python -m experiments.plot csv=docs/results/h200/page.csv 'pages=[README.md]'
 
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
+In a page, a table stands between `<!-- rows: density -->` or `<!-- rows: masks -->` and
+`<!-- end -->`.
 """
 
 from collections.abc import Sequence
@@ -12,22 +15,32 @@ from typing import Any
 import masks
 from experiments.bench.cases import DENSE, Case
 from experiments.bench.reports.mask_plot import draw_masks
+from experiments.bench.reports.page import fill
 from experiments.bench.reports.plot import draw_speed
 from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
+from experiments.common.checks import as_list
 from experiments.common.figures import save, style
 from experiments.common.program import program
 from experiments.common.records import OK, read
 
 
-def draw_all(csv: str | Path, out: str | Path) -> list[Path]:
-    """Writes every figure that the rows of `csv` give into the folder `out`; the files' paths.
+def measured(csv: str | Path, triton: str | None = None) -> list[SpeedRow]:
+    """The rows of `csv` with a time, of one version of Triton or of the last one.
 
-    Raises ValueError if the file is missing or holds no measured row.
+    Raises ValueError if the file is missing or holds no such row.
     """
-    rows = [row for row in newest(read(csv, SpeedRow)) if row.status == OK]
+    rows = [row for row in read(csv, SpeedRow) if triton in (None, row.triton)]
+    rows = [row for row in newest(rows) if row.status == OK]
     if not rows:
-        raise ValueError(f"{csv} holds no measured row; measure first: python -m experiments.speed")
+        with_it = f" with triton={triton}" if triton else ""
+        remedy = "measure first: python -m experiments.speed"
+        raise ValueError(f"{csv} holds no measured row{with_it}; {remedy}")
+    return rows
+
+
+def draw_all(rows: Sequence[SpeedRow], out: str | Path) -> list[Path]:
+    """Writes every figure that the rows give into the folder `out`; the files' paths."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with style():
@@ -49,9 +62,21 @@ def patterns(rows: Sequence[SpeedRow], most: int = 12) -> list[masks.BlockMask]:
 
 @program("plot")
 def main(options: dict[str, Any], command: str) -> None:
-    """Draws the figures and prints their paths."""
-    paths = draw_all(options["csv"], options["out"])
-    print("\n".join([f"rows: {options['csv']}", *(f"plot: {path}" for path in paths)]))
+    """Draws the figures, fills the tables of the pages, and prints the paths."""
+    triton = options["triton"]
+    rows = measured(options["csv"], None if triton is None else str(triton))
+    filled = {}
+    for page in map(Path, as_list(options["pages"])):
+        try:
+            filled[page] = fill(page.read_text(), rows)
+        except OSError as error:
+            raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+    print(f"rows: {options['csv']}")
+    for path in draw_all(rows, options["out"]):
+        print(f"plot: {path}")
+    for page, text in filled.items():
+        page.write_text(text)
+        print(f"page: {page}")
 
 
 if __name__ == "__main__":

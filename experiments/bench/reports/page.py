@@ -1,4 +1,4 @@
-"""The tables of the first page and of the page on the Hopper kernels, in Markdown, from rows."""
+"""Tables of speed in Markdown, for the pages that show them."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from experiments.bench.reports.plot import draw_speed
 from experiments.bench.rows import SpeedRow
 from experiments.common.figures import COLUMN, MAX_ENTRIES, style
 from experiments.common.records import Records
-from experiments.plot import draw_all, patterns
+from experiments.plot import draw_all, measured, patterns
 from tests.experiments.bench.bench_cases import ROW
 
 MASKS = ["dense", "random:0.5:block=32", "random:0.25:block=32", "local:32+global:16"]
@@ -44,7 +44,7 @@ def kinds(paths):
 
 def test_every_figure_is_drawn(tmp_path):
     csv = written(tmp_path / "s.csv", mask=MASKS, seq_len=[128, 256])
-    paths = draw_all(csv, tmp_path / "plots")
+    paths = draw_all(measured(csv), tmp_path / "plots")
     assert kinds(paths) == {"speedup", "length", "masks"}
     names = {path.stem for path in paths}
     assert "speedup-some-cpu-2-threads-b1-h1-n128-d64-float32" in names
@@ -80,15 +80,25 @@ def test_random_blocks_are_shown_once():
 
 def test_one_direction_one_length_and_no_dense_row_are_enough(tmp_path):
     csv = written(tmp_path / "s.csv", mask=MASKS[1:], seq_len=128)
-    assert kinds(draw_all(csv, tmp_path)) == {"speedup", "masks"}
+    assert kinds(draw_all(measured(csv), tmp_path)) == {"speedup", "masks"}
 
 
 def test_dense_alone_gives_time_against_length(tmp_path):
     csv = written(tmp_path / "s.csv", mask="dense", seq_len=[64, 128])
-    assert kinds(draw_all(csv, tmp_path)) == {"length"}
+    assert kinds(draw_all(measured(csv), tmp_path)) == {"length"}
 
 
 def test_a_file_without_measurements_is_refused(tmp_path):
     Records(tmp_path / "s.csv", SpeedRow).append(replace(ROW, status="failed: x"))
     with pytest.raises(ValueError, match=r"no measured row.*experiments\.speed"):
-        draw_all(tmp_path / "s.csv", tmp_path)
+        measured(tmp_path / "s.csv")
+
+
+def test_rows_of_one_version_of_triton(tmp_path):
+    records = Records(tmp_path / "s.csv", SpeedRow)
+    for number, version in enumerate(("3.6.0", "3.9.0")):
+        records.append(replace(ROW, triton=version, ms_median=1.0 + number))
+    assert [row.ms for row in measured(records.path)] == [2.0]
+    assert [row.ms for row in measured(records.path, "3.6.0")] == [1.0]
+    with pytest.raises(ValueError, match=r"no measured row with triton=3\.7\.1"):
+        measured(records.path, "3.7.1")
