@@ -1,0 +1,73 @@
+"""What the sanitizers are run over: a program checks its own result, and tells it by its exit code.
+
+python -m tests.gpu.sanitizer.programs "call causal"
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+import masks
+from sparseflash import fp8
+from sparseflash.testing import make_qkv, oracle, relative_error
+from tests.attention_cases import Case
+from tests.gpu.sanitizer import named_barrier, record
+from tests.gpu.stress import Runner
+
+CAUSAL = Case(
+    n_q=640, n_k=640, head_dim=64, dtype=torch.bfloat16, heads=2, mask=masks.causal(),
+    lse_gradient=False,
+)  # fmt: skip
+CALLS = {
+    "dense": replace(CAUSAL, mask=None),
+    "causal": CAUSAL,
+    "head dim 32": replace(CAUSAL, head_dim=32),
+    "head dim 128": replace(CAUSAL, head_dim=128),
+    "head dim 256": replace(CAUSAL, head_dim=256),  # its backward is that of the triton backend
+    "wider v": replace(CAUSAL, v_head_dim=128),
+    "blocks of 64": replace(CAUSAL, block_size=(64, 64)),
+    "blocks of 16": replace(CAUSAL, block_size=(16, 16)),
+    "grouped heads": replace(CAUSAL, kv_heads=1),
+    "dropout": replace(CAUSAL, dropout_p=0.2),
+    "deterministic": replace(CAUSAL, deterministic=True),  # columns without dQ, and rows
+    "split rows": replace(
+        CAUSAL, n_q=3000, n_k=3000, heads=1, kv_heads=1,
+        mask=masks.local(16) | masks.global_tokens(64),
+    ),
+    "empty tiles": replace(CAUSAL, mask=masks.random_blocks(0.1, block=128)),
+}  # fmt: skip
+
+
+def attend(case: Case) -> bool:
+    """Forward and backward, against the float64 oracle."""
+    runner = Runner(case, "hopper")
+    runner.check(runner.launch(deterministic=case.deterministic))
+    return True
+
+
+def attend_fp8() -> bool:
+    inputs = fp8.quantize(*make_qkv(1, 2, 1000, 1000, 64, device="cuda"))
+    mask = masks.causal()
+    dense = torch.from_numpy(mask.build(1000).to_dense()).cuda()
+    expected = oracle(*fp8.dequantize(inputs), dense)[0]
+    return relative_error(fp8.attention(inputs, mask), expected) < 0.03
+
+
+PROGRAMS: dict[str, Callable[[], bool]] = {
+    **{f"record {variant}": partial(record.run, variant) for variant in record.VARIANTS},
+    **{f"barrier {v}": partial(named_barrier.run, v) for v in named_barrier.VARIANTS},
+    **{f"call {name}": partial(attend, case) for name, case in CALLS.items()},
+    "call fp8": attend_fp8,
+}
+# programs that are wrong, and the tool that must say so; their results may be right by luck
+WRONG = {"record early": "racecheck", "barrier short": "racecheck"}
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    right = PROGRAMS[name]()
+    torch.cuda.synchronize()
+    sys.exit(0 if right or name in WRONG else f"{name}: a wrong result")
