@@ -10,6 +10,7 @@ finished for --patience seconds: a hang.
 
 With few launches it is what to run under compute-sanitizer:
     compute-sanitizer --tool memcheck python -m tests.gpu.stress --launches 20 --jobs 0
+`python -m tests.gpu.sanitizer` runs all its tools over calls of every kind.
 """
 
 import argparse

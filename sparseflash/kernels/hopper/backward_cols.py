@@ -41,7 +41,7 @@ from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
     fields,
-    named_sync,
+    meet,
     new_barriers,
 )  # fmt: skip
 from sparseflash.kernels.hopper.masking import entry_tokens, where_allowed, words_below
@@ -243,7 +243,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
                 add_dq(f, dq, entry + (n - 1) * f.GATHER, row0, CONSUMER)
             if f.CONSUMERS == 2:
-                named_sync(9, n)  # dQ of either consumer reads all of K
+                meet(n)  # dQ of either consumer reads all of K
         dk *= gradient_scale(f.scale_log2)
         if f.DROPOUT:
             dv *= f.keep_scale

@@ -77,21 +77,31 @@ def arrive(barriers, n):
 
 # ------------------------------------------------------------------ named barriers
 @gluon.constexpr_function
-def _barrier_asm(kind, number, threads):
-    return f"bar.{kind} {number}, {threads}; mov.b32 $0, $1;"
+def _barrier_asm(instruction, number, threads):
+    return f"{instruction} {number}, {threads}; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def meet(token):
+    """Both consumers wait here for each other; `token` keeps the order of the calls.
+
+    Each runs its own copy of the instruction, which `bar.sync`, the aligned form, does not allow.
+    """
+    ASM: gl.constexpr = _barrier_asm("barrier.sync", 9, 256)
+    return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def named_sync(NUMBER: gl.constexpr, token):
-    """Meet the other consumer at a hardware barrier; `token` keeps the order of the calls."""
-    ASM: gl.constexpr = _barrier_asm("sync", NUMBER, 256)
+    """Wait at a hardware barrier until the other consumer has arrived there."""
+    ASM: gl.constexpr = _barrier_asm("bar.sync", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def named_arrive(NUMBER: gl.constexpr, token):
     """Let the other consumer pass the barrier, without waiting."""
-    ASM: gl.constexpr = _barrier_asm("arrive", NUMBER, 256)
+    ASM: gl.constexpr = _barrier_asm("bar.arrive", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
 
