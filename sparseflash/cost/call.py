@@ -9,19 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from masks import BlockMask
-from sparseflash.ceilings import CEILINGS, Ceilings, ceilings, measure_ceilings
-
-__all__ = [
-    "CEILINGS",
-    "Ceilings",
-    "Cost",
-    "Ideal",
-    "Shape",
-    "ceilings",
-    "cost",
-    "ideal",
-    "measure_ceilings",
-]
+from sparseflash.ceilings import Ceilings
 
 TILE = 128  # queries (or keys) whose keys and values (or queries) one workgroup loads once
 LSE_BYTES = 4
