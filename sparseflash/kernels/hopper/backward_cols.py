@@ -44,6 +44,7 @@ from sparseflash.kernels.hopper.common import (
     meet,
     new_barriers,
 )  # fmt: skip
+from sparseflash.kernels.hopper.compat import HOISTS
 from sparseflash.kernels.hopper.masking import entry_tokens, where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
@@ -153,6 +154,9 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, origin, CONSUMER: gl.const
         if PIPELINED:
             dq = warpgroup_mma_wait(0, deps=(dq_async,))
             add_dq(f, dq, entry - f.GATHER, origin.row0, CONSUMER)
+            if HOISTS and not f.PARTIAL and f.BLOCK_D > 64:
+                # One more boundary, or ptxas spills, and serialises wgmma.
+                mbarrier.wait(bars.dout_full.index(s), phase)
         if f.DROPOUT:
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:

@@ -36,6 +36,16 @@ def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr):
     return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
 
+@triton.jit
+def finished(acc, t):
+    """acc, once the product that makes it has ended, in iteration t >= 0 of a loop.
+
+    A product whose result the iteration does not use would run on into the next one. The condition
+    is always true, which the compiler finds out later.
+    """
+    return tl.where(t >= 0, acc, 0.0)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attention_forward(
     Q, K, V, K_desc, V_desc, Out, Lse,
@@ -82,8 +92,11 @@ def attention_forward(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
+    # Where a wide P V is in flight while the next scores begin, beside code that masks, ptxas makes
+    # every wgmma wait for the one before it. Invariants are computed again to save registers.
+    WIDE: tl.constexpr = PARTIAL and BLOCK_D >= 128
     if PARTIAL:
-        for t in tl.range(0, n_partial):
+        for t in tl.range(0, n_partial, disable_licm=WIDE):
             if DENSE:
                 start = n_full * BLOCK_N
                 allowed = (start + tl.arange(0, BLOCK_N) < n_k)[None, :]
@@ -104,8 +117,10 @@ def attention_forward(
                 p = tl.where(keep, p, 0.0)
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+            if WIDE:
+                acc = finished(acc, t)
 
-    for t in tl.range(0, n_full):
+    for t in tl.range(0, n_full, disable_licm=WIDE):
         start = block_start(full_idx, t, BLOCK_K, BLOCK_N, DENSE)
         k = load_full(
             k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
@@ -121,6 +136,8 @@ def attention_forward(
             v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        if WIDE:
+            acc = finished(acc, t)
 
     # an empty row has l = 0 and acc = 0: its output is 0 and its LSE -inf
     total = tl.where(l > 0, l, 1.0)
