@@ -17,6 +17,7 @@ LABELS = {
     "pathfinder64": "Pathfinder-64",
     "pathfinder128": "Path-X",
     "pathfinder256": "Path-256",
+    "files": "Files",
 }
 AVERAGED = ("listops", "text", "retrieval", "image", "pathfinder32")  # the five of the table
 TIMED = (*AVERAGED, "imdb_same_movie")  # enter the mean speed-up

@@ -12,7 +12,7 @@ from experiments.lra.tasks.task import PATHFINDER, Task
 # Modules are imported when their task is loaded: each needs packages that the others do not.
 MODULES = {
     name: f"experiments.lra.tasks.{name}"
-    for name in ("listops", "text", "retrieval", "imdb_same_movie", "image")
+    for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
 } | dict.fromkeys(PATHFINDER, "experiments.lra.tasks.pathfinder")
 NAMES = tuple(MODULES)
 

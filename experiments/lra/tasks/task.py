@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,8 @@ class Task:
     grid: tuple[int, int] | None = None  # (rows, columns) of images
     # test accuracy of shortcuts that ignore the sequence
     baselines: dict[str, float] = field(default_factory=dict)
+    # what the data were made of, where that differs from machine to machine
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:

@@ -201,6 +201,7 @@ class Session:
                 "classes": task.classes,
                 "baselines": task.baselines,
                 "examples": [len(task.splits[name]) for name in SPLITS],
+                **({"manifest": task.manifest} if task.manifest else {}),
             },
             data_mib=trainer.split.bytes / MIB,
             compiled=trainer.compiled,

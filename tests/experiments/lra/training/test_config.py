@@ -24,7 +24,8 @@ def settings(*given):
 
 def test_every_task_and_attention_has_a_config():
     assert CHOICES["attention"] == sorted(ATTENTIONS)
-    assert {name.removesuffix("_google") for name in CHOICES["task"]} == {*TASKS, "text4k"}
+    names = {name.removesuffix("_google") for name in CHOICES["task"]}
+    assert names == {*TASKS, "text4k", "imdb_whole"}
 
 
 @pytest.mark.parametrize("task", CHOICES["task"])

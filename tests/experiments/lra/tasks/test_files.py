@@ -1,0 +1,222 @@
+"""The files task, on small folders of made-up text and on a few packages of this machine."""
+
+import numpy as np
+import pytest
+
+from experiments.common.near_duplicates import Distinct
+from experiments.lra.tasks import files
+from experiments.lra.tasks.load import load_task
+from tests.experiments.lra.training.cases import Trained
+
+EACH = 20  # files of a label
+
+
+def words(rng, n=80, kind=""):
+    return " ".join(f"{kind}{rng.integers(1000)}" for _ in range(n))
+
+
+def write(root, labels=("apple", "pear", "plum")):
+    """Files that begin with their label and number, so that a test can read them off."""
+    rng = np.random.default_rng(0)
+    for label in labels:
+        (root / label / "more").mkdir(parents=True)
+        for i in range(EACH):
+            path = root / label / ("more" if i % 2 else ".") / f"{i}.txt"
+            path.write_text(f"{label} {i}: {words(rng, kind=label[0])} é", encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "texts")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("files") / "texts")
+
+
+def load(folder, /, **options):
+    place, options = folder.parent, {"folder": str(folder), "length": 512} | options
+    return load_task("files", place / "data", cache_dir=place / "cache", **options)
+
+
+def read(row):
+    return (row[row > 0] - 1).astype(np.uint8).tobytes().decode("utf-8", "ignore")
+
+
+def examples(task):
+    """The first words of every file, by split: its label and number."""
+    return {
+        name: [read(row).partition(":")[0] for row in split.tokens]
+        for name, split in task.splits.items()
+    }
+
+
+def left_out(task):
+    return [
+        {k: n for k, n in entry.items() if k not in ("name", "files", "digest")}
+        for entry in task.manifest["labels"]
+    ]
+
+
+# ---- splits
+
+
+def test_every_file_is_in_one_split_with_its_label(shared):
+    task = load(shared)
+    found = examples(task)
+    assert {name: len(some) for name, some in found.items()} == {"train": 42, "val": 9, "test": 9}
+    assert len(set().union(*found.values())) == 3 * EACH
+    for name, split in task.splits.items():
+        labels = [("apple", "pear", "plum").index(text.split()[0]) for text in found[name]]
+        assert split.labels.tolist() == labels
+    assert np.bincount(task.splits["test"].labels).tolist() == [3, 3, 3]
+    assert len(set(task.splits["train"].labels[:8])) > 1  # labels are mixed
+    assert (task.classes, task.vocab, task.length) == (3, 257, 512)
+    assert task.baselines == {"majority": pytest.approx(1 / 3), "most frequent name": 1.0}
+    assert task.source.startswith("texts ") and task.source.endswith("3 labels, 42 + 9 + 9 files")
+
+
+def test_a_shorter_length_reads_less_of_the_same_files(shared):
+    long, short = load(shared, length=500), load(shared, length=60)
+    assert (long.length, short.length) == (512, 64)
+    assert short.splits["test"].lengths.max() == 60
+    for name, split in short.splits.items():
+        np.testing.assert_array_equal(split.tokens[:, :60], long.splits[name].tokens[:, :60])
+    assert len(list((shared.parent / "cache").iterdir())) == 1  # one cache for all lengths
+
+
+def test_the_seed_draws_the_split_and_nothing_else_does(shared):
+    assert examples(load(shared)) == examples(load(shared))
+    assert examples(load(shared, seed=1))["test"] != examples(load(shared))["test"]
+    few = load(shared, limit=4)
+    assert examples(few)["train"] == examples(load(shared))["train"][:4]
+    assert load(shared, per_label=8).source.endswith("18 + 3 + 3 files")
+    assert [e["name"] for e in load(shared, labels=2).manifest["labels"]] == ["apple", "pear"]
+
+
+# ---- near-duplicates
+
+
+def test_near_duplicates_are_refused_and_related_texts_are_not():
+    rng, seen = np.random.default_rng(1), Distinct()
+    text = words(rng, 400)
+    assert seen.add(text.encode())
+    assert not seen.add(text.upper().replace(" ", ",\n").encode())  # case and punctuation
+    assert not seen.add((text + words(rng, 20)).encode())
+    assert seen.add((text[: len(text) // 2] + words(rng, 200)).encode())
+    assert seen.add(b"short") and not seen.add(b"SHORT!") and seen.add(b"")
+
+
+def test_a_copy_is_left_out_wherever_it_is(folder):
+    first = (folder / "apple" / "0.txt").read_text("utf-8")
+    (folder / "apple" / "copy.txt").write_text(first.replace(":", " :") + " end")
+    (folder / "plum" / "copy.txt").write_text(first.upper())
+    task = load(folder)
+    assert left_out(task) == [{"near-duplicates": 1}, {}, {"near-duplicates": 1}]
+    found = [text.lower() for some in examples(task).values() for text in some]
+    assert len(found) == 3 * EACH and sum(text.strip() == "apple 0" for text in found) == 1
+
+
+# ---- the cache and the manifest
+
+
+def test_files_are_compared_once_and_again_if_one_changes(folder, monkeypatch, capsys):
+    once = load(folder)
+    monkeypatch.setattr(files, "_arrays", None)
+    again = load(folder)
+    assert again.manifest == once.manifest and again.source == once.source
+    for name in once.splits:
+        np.testing.assert_array_equal(again.splits[name].tokens, once.splits[name].tokens)
+    assert f"{once.manifest['digest']}: 60 files of 3 labels" in capsys.readouterr().err
+    monkeypatch.undo()
+    (folder / "pear" / "0.txt").write_text("pear 0: " + words(np.random.default_rng(2)))
+    changed = load(folder).manifest
+    digests = [[e["digest"] for e in m["labels"]] for m in (once.manifest, changed)]
+    assert [a == b for a, b in zip(*digests, strict=True)] == [True, False, True]
+    assert changed["digest"] != once.manifest["digest"]
+
+
+def test_files_of_no_use_are_counted_and_said(folder, monkeypatch, capsys):
+    (folder / "pear" / "bytes.txt").write_bytes(b"\xff\xfe" * 200)
+    (folder / "pear" / "short.txt").write_text("pear")
+    (folder / "plum" / "locked.txt").write_text("plum")
+    (folder / "plum" / "cut.txt").write_text("x" + "é" * files.LONGEST, encoding="utf-8")
+
+    def opened(path, *mode):
+        if path.name == "locked.txt":
+            raise PermissionError("locked")
+        return open(path, *mode)
+
+    monkeypatch.setattr(files, "open", opened, raising=False)
+    task = load(folder)
+    assert left_out(task) == [{}, {"short": 1, "undecodable": 1}, {"unreadable": 1}]
+    said = capsys.readouterr().err
+    assert "left out: 1 short, 1 undecodable, 1 unreadable" in said
+
+
+def test_packages_of_this_machine_are_named_with_their_versions(tmp_path):
+    task = load_task(
+        "files", tmp_path, cache_dir=tmp_path / "cache", length=256, labels=3, per_label=10
+    )
+    assert task.source.startswith("Python packages ") and "3 labels, 18 + 6 + 6" in task.source
+    versions = [entry["version"] for entry in task.manifest["labels"]]
+    assert all(len(version.split()) == 2 for version in versions)
+    assert "torch" in [entry["name"] for entry in task.manifest["labels"]]
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 16385}, "length=16385: give at most 16384 bytes"),
+        ({"length": 8}, "length=8: give a whole number, at least 16"),
+        ({"length": "all"}, "length='all'"),
+        ({"labels": 1}, "labels=1: give a whole number, at least 2"),
+        ({"per_label": 7}, "per_label=7: give a whole number, at least 8"),
+        ({"folder": "/nowhere"}, "folder=/nowhere is not a folder"),
+    ],
+)
+def test_options_are_checked(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "texts", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_without_enough_are_refused_with_nothing_written(tmp_path):
+    root = tmp_path / "texts"
+    (root / "empty").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"folder=.*texts: no files in subfolders; give a folder"):
+        load(root)
+    write(root, labels=("apple",))
+    with pytest.raises(ValueError, match="texts: one label, apple; give a folder with two"):
+        load(root)
+    write(root, labels=("pear",))
+    for i in range(8, EACH):
+        (root / "pear" / ("more" if i % 2 else ".") / f"{i}.txt").write_bytes(b"\xff" * 200)
+    (root / "pear" / "0.txt").unlink()
+    with pytest.raises(
+        ValueError, match=r"label pear has 7 files of use \(12 undecodable\); train"
+    ):
+        load(root)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+# ---- training
+
+
+def test_a_run_records_what_its_files_are(tmp_path):
+    folder = write(tmp_path / "texts")
+    run = Trained(tmp_path, "files", "flash", task__folder=folder, task__length=64)
+    manifest = load(folder).manifest
+    assert run.journal[0]["task"]["manifest"] == manifest
+    assert run.result["complete"] and manifest["digest"] in run.result["source"]
+    assert set(run.result["baselines"]) == {"majority", "most frequent name"}
+
+
+def test_whole_reviews_are_the_text_task(tmp_path):
+    with pytest.raises(ValueError, match="no aclImdb in"):
+        Trained(tmp_path, "imdb_whole", "flash", task__max_length=16384)
