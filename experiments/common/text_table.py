@@ -1,6 +1,7 @@
 """Tables of texts, for a terminal and for Markdown."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 MISSING = "–"
 
@@ -22,3 +23,21 @@ def markdown(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     head, *body = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     rule = ["---" if i in left else "---:" for i in range(len(head))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def fill(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """A page with what stands between `<!-- rows: NAME -->` and `<!-- end -->` made by a table.
+
+    Raises ValueError for a name that is no table, and for a page without one.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in tables:
+            raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(tables)}")
+        return f"{found[1]}\n{tables[found[2]]()}\n{found[3]}"
+
+    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
+    filled, count = re.subn(pattern, table, page, flags=re.DOTALL)
+    if not count:
+        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
+    return filled

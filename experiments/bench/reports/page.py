@@ -1,11 +1,12 @@
 """Tables of speed in Markdown, for the pages that show them."""
 
-import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.reports.table import grouped, newest
 from experiments.bench.rows import SpeedRow
+from experiments.common import text_table
 from experiments.common.records import OK
 
 COLUMNS = {
@@ -28,19 +29,13 @@ def fill(text: str, rows: Sequence[SpeedRow]) -> str:
     Raises ValueError for a name that is no table, and for a page without one.
     """
 
-    def table(found: re.Match[str]) -> str:
-        if found[2] not in TABLES:
-            raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(TABLES)}")
-        lines = TABLES[found[2]](rows)
+    def table(name: str) -> str:
+        lines = TABLES[name](rows)
         if not lines:
-            raise ValueError(f"no row belongs to <!-- rows: {found[2]} -->: measure with grid=page")
-        return f"{found[1]}\n{lines}\n{found[3]}"
+            raise ValueError(f"no row belongs to <!-- rows: {name} -->: measure with grid=page")
+        return lines
 
-    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
-    filled, count = re.subn(pattern, table, text, flags=re.DOTALL)
-    if not count:
-        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
-    return filled
+    return text_table.fill(text, {name: partial(table, name) for name in TABLES})
 
 
 def by_density(rows: Sequence[SpeedRow]) -> str:

@@ -1,0 +1,96 @@
+"""Safe and online softmax, and softmax fused with top-k, over vocabularies and batches.
+
+    python -m experiments.papers.softmax                 # Triton on a GPU, tiles in torch on a CPU
+    python -m experiments.papers.softmax vocabularies=[1000,100000] batches=[4000]
+
+One row an algorithm and shape: error, time, and the bandwidth that its memory accesses make. A copy
+and torch.softmax stand beside them. Prints the tables of docs/results/softmax.md and draws them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.devices import find_device, free_memory
+from experiments.common.figures import file_name, save, style
+from experiments.common.program import program
+from experiments.common.progress import progress
+from experiments.common.records import Records
+from experiments.common.text_table import aligned, fill
+from experiments.papers.softmax.algorithms import ALGORITHMS
+from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
+from experiments.papers.softmax.report import draw, table, tables
+from experiments.papers.softmax.rows import SoftmaxRow
+
+CPU_GIB = 0.4  # larger shapes take a CPU minutes
+SECONDS = {"cuda": 0.1, "cpu": 0.2}
+
+
+@program("softmax", "experiments.papers.softmax")
+def main(options: dict[str, Any], command: str) -> None:
+    """Measures what the configuration asks for, prints it as tables and draws it."""
+    device = find_device(options["device"])
+    implementation = options["implementation"] or ("triton" if device.type == "cuda" else "blocks")
+    choose("implementation", implementation, IMPLEMENTATIONS)
+    check_implementation(implementation, device)
+    algorithms = as_list(options["algorithms"]) or list(ALGORITHMS)
+    for name in algorithms:
+        choose("algorithms", name, ALGORITHMS)
+    seconds = options["seconds"] or SECONDS[device.type]
+    positive_number("seconds", seconds)
+    cases = _cases(options, device)
+    pages = [(Path(page), _text(page)) for page in as_list(options["pages"])]
+    records = Records(options["csv"], SoftmaxRow, allow_changes=options["allow_changes"])
+    rows = []
+    for case in progress(cases, len(cases), "shapes"):
+        rows += run(case, algorithms, implementation, device, seconds, records, command)
+    for topk in (False, True):
+        print(aligned(table(rows, topk=topk), left=()) + "\n")
+    print(f"rows: {records.path}")
+    with style():
+        stem = file_name("softmax", rows[0].device)
+        out = Path(options["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        for path in save(draw(rows), out / stem, ["png"]):
+            print(f"plot: {path}")
+    for path, text in pages:
+        path.write_text(fill(text, {k: lambda v=v: v for k, v in tables(rows).items()}))
+        print(f"page: {path}")
+
+
+def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
+    """The shapes that fit; tells which do not."""
+    k, sizes = options["k"], {}
+    whole_number("k", k)
+    for name in ("batches", "vocabularies"):
+        sizes[name] = as_list(options[name])
+        for size in sizes[name]:
+            whole_number(name, size)
+    if k > min(sizes["vocabularies"]):
+        raise ValueError(f"k={k}: at most the smallest of vocabularies={sizes['vocabularies']}")
+    limit = options["limit_gib"]
+    if limit is None:
+        limit = CPU_GIB if device.type == "cpu" else free_memory(device) / 2**31
+    positive_number("limit_gib", limit)
+    cases = [Case(b, v, k) for b in sizes["batches"] for v in sizes["vocabularies"]]
+    for case in cases:
+        if case.nbytes > limit * 2**30:
+            need = f"{case.nbytes / 2**30:.2g} GiB are above limit_gib={limit:.3g}"
+            print(f"left out: batch {case.batch}, V {case.vocabulary}: {need}")
+    fitting = [case for case in cases if case.nbytes <= limit * 2**30]
+    if not fitting:
+        raise ValueError(f"limit_gib={limit:.3g}: no shape fits; give more, or smaller shapes")
+    return fitting
+
+
+def _text(page: str) -> str:
+    try:
+        return Path(page).read_text()
+    except OSError as error:
+        raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Safe, online and fused softmax against float64, their accesses, and the program."""
+
+import pytest
+import torch
+
+from experiments.common.records import OK, read
+from experiments.papers.softmax import blocks, kernels
+from experiments.papers.softmax.algorithms import ALGORITHMS
+from experiments.papers.softmax.measure import error, make_call
+from experiments.papers.softmax.rows import SoftmaxRow
+
+OWN = ("safe", "online", "safe_topk", "safe_fused", "online_fused")
+interpreted = pytest.param(
+    "triton", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
+)
+IMPLEMENTATIONS = {"triton": kernels.run, "blocks": blocks.run}
+
+
+def check(implementation, algorithm, x, k):
+    y = torch.full_like(x, torch.nan)
+    result = IMPLEMENTATIONS[implementation](algorithm, x, y, k)
+    right = x.double().softmax(1)
+    if ALGORITHMS[algorithm].topk:
+        values, indices = result
+        best = right.topk(k, 1).values
+        assert torch.allclose(values.double(), best, rtol=1e-5, atol=1e-12)
+        assert torch.allclose(right.gather(1, indices), best, rtol=1e-5, atol=1e-12)
+        assert all(len(row.unique()) == k for row in indices)
+    else:
+        assert torch.allclose(result.double(), right, rtol=1e-5, atol=1e-12)
+    assert error(algorithm, result, x, k) < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", OWN)
+@pytest.mark.parametrize("implementation", [interpreted, "blocks"])
+@pytest.mark.parametrize(("batch", "vocabulary", "k"), [(3, 10, 5), (2, 1, 1), (2, 9000, 7)])
+def test_against_float64(implementation, algorithm, batch, vocabulary, k):
+    x = torch.randn(batch, vocabulary, generator=torch.Generator().manual_seed(0)) * 4
+    check(implementation, algorithm, x, k)
+
+
+def test_many_rows_in_several_tiles():
+    x = torch.randn(150, 5000)
+    for algorithm in OWN:
+        check("blocks", algorithm, x, 5)
+
+
+@pytest.mark.parametrize("algorithm", OWN)
+@pytest.mark.parametrize("implementation", [interpreted, "blocks"])
+def test_hard_rows(implementation, algorithm):
+    """Rising numbers, far from 0, equal ones, and -inf in whole blocks."""
+    rising = torch.linspace(-3, 3, 9000) + 1000
+    ties = torch.zeros(9000)
+    empty = torch.full((9000,), -torch.inf)
+    empty[-20:] = torch.arange(20.0)
+    check(implementation, algorithm, torch.stack([rising, ties - 1e4, empty]), 5)
+
+
+@pytest.mark.parametrize("algorithm", OWN)
+def test_accesses_are_those_of_the_paper(algorithm):
+    x, memory = torch.randn(20, 5000), blocks.Memory()
+    blocks.run(algorithm, x, torch.empty_like(x), 5, memory)
+    assert memory.accesses == ALGORITHMS[algorithm].accesses * x.numel()
+
+
+def test_peers_are_timed_on_the_same_result():
+    x = torch.randn(4, 300)
+    for algorithm in ("copy", "torch", "torch_topk"):
+        assert error(algorithm, make_call(algorithm, "blocks", x, 3)(), x, 3) < 1e-5
+    assert error("online", torch.zeros_like(x), x, 3) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="'torch' has no kernel"):
+        kernels.run("torch", x, x, 3)
+    with pytest.raises(ValueError, match="'torch' is not computed by blocks"):
+        blocks.run("torch", x, x, 3)
+
+
+SMALL = "vocabularies=[10,300] batches=[3] seconds=1e-4 device=cpu"
+
+
+@pytest.mark.parametrize("implementation", [interpreted, "blocks"])
+def test_the_program(run_program, one_thread, tmp_path, implementation):
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n<!-- rows: softmax -->\nold\n<!-- end -->\n")
+    words = [f"csv={tmp_path}/s.csv", f"out={tmp_path}/plots", f"pages=[{page}]", *SMALL.split()]
+    run = "papers.softmax.__main__", *words, f"implementation={implementation}"
+    status, printed, _ = run_program(*run)
+    rows = read(tmp_path / "s.csv", SoftmaxRow)
+    assert status == 0 and len(rows) == 2 * len(ALGORITHMS)
+    assert all(row.status == OK and row.error < 1e-5 for row in rows)
+    assert {row.algorithm: row.accesses for row in rows} == {
+        name: algorithm.accesses for name, algorithm in ALGORITHMS.items()
+    }
+    assert "speed-up of online" in printed and "old" not in page.read_text()
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 1
+    assert run_program(*run)[0] == 0  # everything is there
+    assert len(read(tmp_path / "s.csv", SoftmaxRow)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("k=20", "k=20: at most the smallest of vocabularies=[10, 300]"),
+        ("batches=[x]", "batches='x': give a whole number"),
+        ("algorithms=[onlin]", "did you mean online"),
+        ("implementation=cuda", "implementation='cuda': choose from triton, blocks"),
+        ("limit_gib=1e-9", "no shape fits"),
+        ("pages=[none.md]", "cannot read pages=none.md"),
+    ],
+)
+def test_a_bad_option_is_one_line(run_program, tmp_path, words, message):
+    csv = f"csv={tmp_path}/s.csv"
+    status, _, text = run_program("papers.softmax.__main__", csv, *SMALL.split(), words)
+    assert status == 2 and message in text and text.count("\n") == 1
+    assert not (tmp_path / "s.csv").exists()
+
+
+def test_the_kernels_need_a_gpu_or_the_interpreter(run_program, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    words = f"csv={tmp_path}/s.csv {SMALL} implementation=triton".split()
+    status, _, text = run_program("papers.softmax.__main__", *words)
+    assert status == 2 and "needs a GPU, or TRITON_INTERPRET=1" in text
