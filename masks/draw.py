@@ -35,8 +35,12 @@ def draw(
     cols: Span | None = None,
 ) -> "Axes":
     """A picture of one slice; see `BlockMask.draw`."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        remedy = "pip install matplotlib"
+        raise ImportError(f"pictures of masks need matplotlib ({error}): {remedy}") from None
 
     for name, index, extent in (("batch", batch, blocks.batch), ("head", head, blocks.heads)):
         if not 0 <= index < extent:
