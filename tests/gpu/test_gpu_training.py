@@ -8,8 +8,8 @@ from experiments.lra.models.attention import make_attention
 from experiments.lra.training import checkpoint
 from experiments.lra.training.device import capture, warm_up
 from experiments.lra.training.step import Trainer
-from tests.experiments.lra.training.cases import settings, train
-from tests.experiments.lra.training.commands import assert_processes_train_as_one, journal
+from tests.experiments.lra.training.cases import journal, settings, train
+from tests.experiments.lra.training.commands import assert_processes_train_as_one
 from tests.gpu_calls import GPU
 
 pytestmark = GPU

@@ -20,7 +20,7 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
     seen = []
     assert run(monkeypatch, lambda *given: seen.append(given), "out=a b", "csv=x.csv") == 0
     ((options, command),) = seen
-    assert options == {"csv": "x.csv", "out": "a b"}
+    assert options == {"csv": "x.csv", "out": "a b", "triton": None, "pages": None}
     assert command == "python -m experiments.plot 'out=a b' csv=x.csv"
 
 
