@@ -15,7 +15,7 @@ from torch import Tensor
 from sparseflash.backends.nvidia import nvidia_capability, told
 from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
 from sparseflash.dropout import keep_threshold
-from sparseflash.kernels.configs import tiles_for
+from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.versions import release
@@ -207,7 +207,8 @@ class Cut:
         dtype = torch.float16 if interpreted() else problem.dtype
         self.tiles = tiles_for(
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
-            hopper=_has_large_shared_memory(problem.device), block_q=block_q, block_k=block_k,
+            family=_family(problem.device), block_q=block_q, block_k=block_k,
+            padded=not interpreted() and any(_padded(d) != d for d in (head_dim, head_dim_v)),
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -270,11 +271,15 @@ def _has_tma(device: torch.device) -> bool:
 
 
 @cache
-def _has_large_shared_memory(device: torch.device) -> bool:
-    """Whether a program may take what the tiles for Hopper need."""
+def _family(device: torch.device) -> Family:
+    """The GPUs whose tiles a device takes; the interpreter takes those of Hopper."""
     if device.type == "cpu":
-        return True
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 220 * 1024
+        return "hopper"
+    capability = nvidia_capability(device)
+    if capability is None:
+        return "cdna"
+    families: dict[int, Family] = {9: "hopper", 10: "blackwell", 12: "geforce"}
+    return families.get(capability[0], "ampere")
 
 
 def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:

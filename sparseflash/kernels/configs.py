@@ -3,7 +3,7 @@
 `python -m experiments.tune` measures the candidates of a row again.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -21,9 +21,14 @@ class Tiles(NamedTuple):
     max_registers: int | None = None
 
 
-# (kernel, padded head dim) -> tiles for 16-bit inputs on Hopper. A row " partial" is for masks with
-# partial blocks: the code that masks needs registers. A row " short" is for masks with few keys to
-# a query, where occupancy counts most.
+Family = Literal["ampere", "hopper", "blackwell", "geforce", "cdna"]
+Table = dict[tuple[str, int], Tiles]
+
+# (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
+# blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
+# where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
+# copy: addresses need registers. Rows are measured for Hopper, the padded ones apart; all others
+# are chosen by what compiles with few spills (docs/results/triton_versions.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -45,13 +50,49 @@ HOPPER = {
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
 }
-SHORT_ROW = 2048  # keys
-_AMPERE = {
-    32: Tiles(64, 64, 4, 2),
-    64: Tiles(64, 64, 4, 2),
-    128: Tiles(64, 32, 4, 2),
-    256: Tiles(32, 32, 4, 1),
+_PADDED: Table = {
+    ("forward padded", 32): Tiles(64, 32, 4, 2),
+    ("forward padded", 64): Tiles(64, 32, 4, 2),
+    ("forward padded", 128): Tiles(64, 32, 4, 2),
+    ("backward_kv padded", 32): Tiles(32, 32, 4, 2),
+    ("backward_kv padded", 64): Tiles(32, 32, 8, 1),
+    ("backward_kv padded", 128): Tiles(32, 32, 8, 1),
+    ("backward_kv padded", 256): Tiles(32, 32, 8, 1),
+    ("backward_q padded", 64): Tiles(64, 32, 4, 2),
+    ("backward_q padded", 128): Tiles(32, 32, 4, 2),
+    ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
+_BLACKWELL: Table = {
+    ("forward partial", 32): Tiles(64, 128, 4, 1),
+    ("forward partial", 128): Tiles(128, 64, 8, 2),
+    ("forward padded", 256): Tiles(64, 32, 4, 2),
+    ("backward_kv", 32): Tiles(128, 64, 8, 1),
+    ("backward_kv partial", 64): Tiles(64, 64, 8, 1),
+    ("backward_kv partial", 128): Tiles(64, 64, 8, 1),
+    ("backward_kv", 256): Tiles(64, 32, 8, 1),
+    ("backward_q partial", 256): Tiles(128, 32, 8, 1),
+}
+_AMPERE: Table = {
+    (kernel, width): tiles
+    for width, tiles in {
+        32: Tiles(64, 64, 4, 2),
+        64: Tiles(64, 64, 4, 2),
+        128: Tiles(64, 32, 4, 2),
+        256: Tiles(32, 32, 4, 1),
+    }.items()
+    for kernel in ("forward", "backward_kv", "backward_q")
+} | {("backward_kv", 256): Tiles(32, 32, 8, 1)}
+_GEFORCE: Table = {
+    ("backward_kv", 64): Tiles(64, 32, 4, 2),
+    ("backward_q", 64): Tiles(64, 32, 4, 2),
+}
+_CDNA: Table = {
+    ("backward_kv", 32): Tiles(32, 64, 4, 2),
+    ("backward_kv", 64): Tiles(32, 64, 4, 2),
+    ("backward_kv padded", 128): Tiles(32, 32, 4, 1),
+    ("backward_kv", 256): Tiles(32, 32, 4, 1),
+}
+SHORT_ROW = 2048  # keys
 _FLOAT32 = {
     32: Tiles(32, 32, 4, 1),
     64: Tiles(32, 32, 4, 1),
@@ -60,12 +101,24 @@ _FLOAT32 = {
 }
 
 
+def _tables(family: Family) -> tuple[Table, ...]:
+    """The tables of a family, the first that has a row decides."""
+    return {
+        "ampere": (_AMPERE, _PADDED),
+        "hopper": (HOPPER, _PADDED),
+        "blackwell": (_BLACKWELL, HOPPER, _PADDED),
+        "geforce": (_GEFORCE, _AMPERE, _PADDED),
+        "cdna": (_CDNA, _AMPERE),
+    }[family]
+
+
 def tiles_for(
     kernel: str,
     head_dim: int,
     dtype: torch.dtype,
     *,
-    hopper: bool,
+    family: Family,
+    padded: bool,
     partial: bool,
     keys_per_query: float,
     block_q: int,
@@ -73,16 +126,18 @@ def tiles_for(
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
-    partial: whether the mask has partial blocks; keys_per_query: the mean over its query blocks.
+    padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
+        partial blocks; keys_per_query: the mean over its query blocks.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
         tiles = _FLOAT32[width]
-    elif not hopper:
-        tiles = _AMPERE[width]
     else:
-        kind = "partial" if partial else "short" if keys_per_query <= SHORT_ROW else ""
-        tiles = HOPPER.get((f"{kernel} {kind}", width), HOPPER[kernel, width])
+        kinds = ["padded"] if padded else []
+        kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
+        rows = [(f"{kernel} {kind}", width) for kind in kinds] + [(kernel, width)]
+        tables = _tables(family)
+        tiles = next(table[row] for row in rows for table in tables if row in table)
     block_m = min(tiles.block_m, power_of_two_divisor(block_q))
     block_n = min(tiles.block_n, power_of_two_divisor(block_k))
     if (block_m, block_n) == (tiles.block_m, tiles.block_n):

@@ -72,7 +72,7 @@ def fp8_calls() -> list[Call]:
 
 
 def portable_calls() -> list[Call]:
-    """The portable kernels: full and partial blocks, dropout, and what is odd."""
+    """The portable kernels: full and partial blocks, dropout, and head dims that are padded."""
     base = Call("causal", "triton", 64)
     calls = [
         replace(base, name=name, head_dim=head_dim, mask=mask, dropout_p=dropout_p)
@@ -85,7 +85,7 @@ def portable_calls() -> list[Call]:
         *calls,
         replace(base, name="causal, float16", head_dim=128, dtype="float16"),
         replace(base, name="blocks of 16", block_size=(16, 16)),
-        replace(base, name="causal", head_dim=72),
+        *(replace(base, head_dim=head_dim) for head_dim in (24, 40, 72, 192)),
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
         *(replace(base, name="causal, float32", head_dim=d, dtype="float32") for d in (64, 128)),
     ]
@@ -98,4 +98,5 @@ def representative() -> list[Call]:
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
         Call("dense", "fp8", 64, mask=None),
+        Call("causal", "triton", 128),
     ]

@@ -67,7 +67,10 @@ class Kernel(NamedTuple):
 
 
 def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Kernel]:
-    """The kernels that a call launches, but for the variants that are known."""
+    """The kernels that a call launches, but for the variants that are known.
+
+    One chip a process: Triton's functions keep the options of the first target.
+    """
     kernels: list[Kernel] = []
     target = GPUTarget(chip.kind, chip.arch, chip.warp)
     driver.set_active(_Driver(target))  # pyright: ignore[reportArgumentType]
@@ -78,7 +81,8 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
 
     def do_compile(self, key, signature, device, constexprs, options, attrs, warmup):
         name = self._fn_name.split(".")[-1]
-        about = name, target, list(signature.values()), constexprs, attrs, options.__dict__
+        chosen = {k: v for k, v in options.__dict__.items() if k != "extern_libs"}  # a path
+        about = name, target, list(signature.values()), constexprs, attrs, chosen
         variant = hashlib.sha256(repr(about).encode()).hexdigest()[:10]
         if variant in known or variant in {kernel.variant for kernel in kernels}:
             return None
@@ -88,9 +92,7 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
         kernels.append(Kernel(name, variant, made, log.getvalue()))
         return None
 
-    properties = SimpleNamespace(
-        multi_processor_count=chip.multiprocessors, shared_memory_per_block_optin=chip.shared_bytes
-    )
+    properties = SimpleNamespace(multi_processor_count=chip.multiprocessors)
     with (
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(JITFunction, "_do_compile", do_compile),
@@ -100,12 +102,8 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
         mock.patch("torch.cuda.device", lambda device: contextlib.nullcontext()),
         mock.patch("torch.cuda.get_device_properties", lambda device: properties),
         mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
-        mock.patch.object(
-            portable, "_has_tma", lambda device: (chip.capability or (0, 0)) >= (9, 0)
-        ),
-        mock.patch.object(
-            portable, "_has_large_shared_memory", lambda device: chip.shared_bytes >= 220 * 1024
-        ),
+        mock.patch.object(portable, "_has_tma", lambda device: chip.tma),
+        mock.patch.object(portable, "_family", lambda device: chip.family),
     ):
         _launch(call)
     yield from kernels

@@ -7,6 +7,7 @@ exponentials another has the matrix units. docs/internals/kernels.md has the mat
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.softmax import natural_lse, probabilities, rescale_factor, running_max
@@ -92,9 +93,11 @@ def attention_forward(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
-    # Where a wide P V is in flight while the next scores begin, beside code that masks, ptxas makes
-    # every wgmma wait for the one before it. Invariants are computed again to save registers.
-    WIDE: tl.constexpr = PARTIAL and BLOCK_D >= 128
+    # On Hopper, where a wide P V is in flight while the next scores begin, beside code that masks,
+    # ptxas makes every wgmma wait for the one before it. Invariants are computed again to save
+    # registers.
+    HOPPER: tl.constexpr = cuda_capability_geq(9) and not cuda_capability_geq(10)
+    WIDE: tl.constexpr = HOPPER and PARTIAL and BLOCK_D >= 128
     if PARTIAL:
         for t in tl.range(0, n_partial, disable_licm=WIDE):
             if DENSE:
