@@ -4,8 +4,8 @@
     python -m experiments.papers.long_documents
     python -m experiments.papers.long_documents 'runs=[runs/train/files-*,runs/train/imdb-*]'
 
-The form is that of Table 5 of the FlashAttention paper, whose data are not public. Runs are folders
-of experiments.train with task=files or task=imdb_whole, or archives of them.
+The form is that of Table 5 of the FlashAttention paper. Its data are not at hand: MIMIC-III is
+restricted. Runs are folders of experiments.train with task=files or task=imdb_whole, or archives.
 """
 
 from collections.abc import Mapping, Sequence
