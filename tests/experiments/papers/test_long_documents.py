@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.common.provenance import ROOT
 from experiments.lra.run_files import read_runs, write_archive
 from experiments.papers.long_documents import documents, lines, paper_lines, write
 from tests.experiments.lra.made_runs import write_run
@@ -62,3 +63,14 @@ def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
 def test_runs_of_other_tasks_are_refused(found):
     with pytest.raises(ValueError, match="no run has task=files or task=imdb_whole; train first"):
         documents([run for run in found if run.task == "listops"])
+
+
+def test_the_published_page_follows_from_its_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runs = read_runs("docs/results/long_documents/cpu.jsonl")
+    assert all(run.traced and run.complete for run in runs)
+    (cells,) = documents(runs).values()
+    page = (ROOT / "docs/results/long_documents.md").read_text("utf-8")
+    for row in lines(cells)[1:]:
+        if "ms" not in row[0]:
+            assert f"| {' | '.join(row[1:])} |".replace("|  |", "| |") in page
