@@ -114,13 +114,13 @@ class Table:
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.columns]
             paper = [_paper(row, c) for c in self.columns]
-            lines.append([row.text, *map(_accuracy_text, cells, paper)])
+            lines.append([row.text, *map(accuracy_text, cells, paper)])
             lines[-1].append(_average_text(average(self.cells, row, self.columns)))
             lines[-1].append(self._mean_speedup_text(row))
             peak = [cell.memory_mib for cell in cells if cell and cell.memory_mib]
             lines[-1].append(f"{max(peak):.0f}" if peak else MISSING)
-            lines += _density_lines(cells, width=3)
-        return lines + _baseline_lines(self.cells, self.columns, width=3)
+            lines += density_lines(cells, width=3)
+        return lines + baseline_lines(self.cells, self.columns, width=3)
 
     def _mean_speedup_text(self, row: RowKey) -> str:
         value, count = mean_speedup(self.cells, row, self.columns)
@@ -136,9 +136,9 @@ class Table:
             cells = [self.cells.get((row, c)) for c in self.paths]
             paper = [_paper(row, c) for c in self.paths]
             if any(cells) or any(paper):
-                lines.append([row.text, *map(_accuracy_text, cells, paper)])
-                lines += _density_lines(cells)
-        return lines + _baseline_lines(self.cells, self.paths)
+                lines.append([row.text, *map(accuracy_text, cells, paper)])
+                lines += density_lines(cells)
+        return lines + baseline_lines(self.cells, self.paths)
 
     def _speed(self) -> Lines:
         columns = [*self.columns, *self.paths]
@@ -193,7 +193,7 @@ def _paper(row: RowKey, column: Column) -> float | None:
     return lra.PAPER.get((row.attention, column.task)) if row.label in usual else None
 
 
-def _accuracy_text(cell: Cell | None, paper: float | None) -> str:
+def accuracy_text(cell: Cell | None, paper: float | None) -> str:
     text = MISSING
     if cell is not None and cell.accuracy is not None:
         text = f"{cell.accuracy:.1f}"
@@ -218,7 +218,7 @@ def _marks(complete: bool, tested: bool) -> str:
     return ("" if complete else CUT) + ("" if tested else VALIDATION)
 
 
-def _density_lines(cells: Sequence[Cell | None], width: int = 0) -> Lines:
+def density_lines(cells: Sequence[Cell | None], width: int = 0) -> Lines:
     """The densities below a block-sparse row, with `width` empty cells at the end."""
     texts = [
         "" if cell is None or cell.density is None
@@ -228,7 +228,7 @@ def _density_lines(cells: Sequence[Cell | None], width: int = 0) -> Lines:
     return [["  density of its blocks (%)", *texts, *[""] * width]] if any(texts) else []
 
 
-def _baseline_lines(cells: Cells, columns: Sequence[Column], width: int = 0) -> Lines:
+def baseline_lines(cells: Cells, columns: Sequence[Column], width: int = 0) -> Lines:
     """A line for each shortcut, with `width` empty cells at the end."""
     found: dict[str, dict[Column, float]] = {}
     for (_, column), cell in cells.items():
