@@ -153,7 +153,8 @@ def test_the_sweeps_that_come_with_it():
         sweep = OmegaConf.to_container(OmegaConf.load(path))
         found[path.stem] = sweep_runs(sweep, ["device=cpu"])
     counts = {name: len(runs) for name, runs in found.items()}
-    assert counts == {"lra": 45, "path_x": 5, "path_256": 11}
+    paths = {"path_x": 5, "path_256": 11}
+    assert counts == {"lra": 45, "files": 24, "files_small": 6, "imdb_whole": 12} | paths
     first = [[run.settings for run in found[name][:2]] for name in ("path_x", "path_256")]
     assert first[0] == first[1]
 
