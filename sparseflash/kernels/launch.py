@@ -196,7 +196,7 @@ def _repeat(
     scratch, hooks = (None, None), (None, None, None)  # no scratch memory, no hooks
     utils = triton.runtime.driver.active.utils
     listed = hasattr(run, "kernel_signature")
-    if listed:  # since 3.7 one C function launches every kernel, and is told the types
+    if listed:  # since 3.7 one C function launches every kernel, given the types
         signature = run.arg_annotations, run.kernel_signature
         head = *head, compiled.packed_metadata, *hooks, *scratch, *signature
         encode = utils.fill_tma_descriptor_tiled

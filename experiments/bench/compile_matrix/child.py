@@ -3,20 +3,19 @@
     python -m experiments.bench.compile_matrix.child < request
 
 The request, JSON: {"target": "sm_90a", "calls": [...], "known": [variants not to compile again]}.
-The Triton is the first on PYTHONPATH.
+The Triton is the first on PYTHONPATH. TRITON_INTERPRET must not be set.
 """
 
 import json
-import os
 import sys
 from typing import Any, TextIO
 
+from experiments.bench.compile_matrix.calls import Call
+from experiments.bench.compile_matrix.chips import CHIPS
+from experiments.bench.compile_matrix.offline import compiled
+
 
 def main(request: dict[str, Any], out: TextIO) -> None:
-    from experiments.bench.compile_matrix.calls import Call
-    from experiments.bench.compile_matrix.chips import CHIPS
-    from experiments.bench.compile_matrix.offline import compiled
-
     known = set(request["known"])
     for fields in request["calls"]:
         call = Call(**fields)
@@ -34,5 +33,4 @@ def main(request: dict[str, Any], out: TextIO) -> None:
 
 if __name__ == "__main__":
     lines, sys.stdout = sys.stdout, sys.stderr  # what compilers print is no part of the answer
-    os.environ.pop("TRITON_INTERPRET", None)
     main(json.load(sys.stdin), lines)

@@ -1,5 +1,4 @@
-"""The gradients of K and V on Hopper, by key tiles over the columns of a mask, and those of Q with
-them or not.
+"""Gradients of K and V on Hopper, and of Q if asked: key tiles over the columns of a mask.
 
 docs/internals/kernels.md has the mathematics, docs/internals/hopper.md the pipeline.
 
@@ -26,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from sparseflash.kernels.dropout import column_key, head_keys, keeps, row_key
+from sparseflash.kernels.gluon import HOISTS
 from sparseflash.kernels.hopper.backward_common import Inputs, scheduler, store_part
 from sparseflash.kernels.hopper.backward_dq import add_dq, start_dq
 from sparseflash.kernels.hopper.backward_feed import (
@@ -44,7 +44,6 @@ from sparseflash.kernels.hopper.common import (
     meet,
     new_barriers,
 )  # fmt: skip
-from sparseflash.kernels.hopper.compat import HOISTS
 from sparseflash.kernels.hopper.masking import entry_tokens, where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
 from sparseflash.kernels.dropout import head_keys, row_key
+from sparseflash.kernels.gluon import async_load, async_store
 from sparseflash.kernels.hopper.backward_common import Inputs, scheduler, store_part
 from sparseflash.kernels.hopper.common import (
     WARP,
@@ -27,7 +28,6 @@ from sparseflash.kernels.hopper.common import (
     new_barriers,
     wait_full,
 )  # fmt: skip
-from sparseflash.kernels.hopper.compat import async_load, async_store
 from sparseflash.kernels.hopper.masking import kept_keys, where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,

@@ -4,8 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from sparseflash.kernels.gluon import async_load, async_store, reinterpret
 from sparseflash.kernels.hopper.common import WARP, shared_layout
-from sparseflash.kernels.hopper.compat import async_load, async_store, reinterpret
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
+from sparseflash.kernels.gluon import async_store, barrier
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -33,7 +34,6 @@ from sparseflash.kernels.hopper.common import (
     take_turn,
     wait_full,
 )  # fmt: skip
-from sparseflash.kernels.hopper.compat import async_store, barrier
 from sparseflash.kernels.hopper.fp8_feed import (
     Barriers,
     Buffers,

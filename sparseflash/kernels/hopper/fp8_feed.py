@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
+from sparseflash.kernels.gluon import async_load
 from sparseflash.kernels.hopper.common import WARP, fields, wait_empty
-from sparseflash.kernels.hopper.compat import async_load
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
