@@ -2,6 +2,8 @@
 
     python -m experiments.compile_matrix
     python -m experiments.compile_matrix 'tritons=[3.9.0]' 'targets=[sm_90a]' 'calls=head dim 128'
+    python -m experiments.compile_matrix csv=docs/results/cpu/compile_matrix.csv \\
+        page=docs/results/compile_matrix.md
 
 A CSV row for each variant: registers, spills, shared memory, serialised wgmma. Exit status 1 where
 a kernel does not compile or is beyond its limits. See docs/guide/measuring.md.
@@ -15,10 +17,11 @@ from experiments.bench.compile_matrix.calls import fp8_calls, hopper_calls, port
 from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
 from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
-from experiments.bench.compile_matrix.table import tables
+from experiments.bench.compile_matrix.table import page_tables, tables
 from experiments.common.checks import as_list, choose
 from experiments.common.program import program
 from experiments.common.records import Records
+from experiments.common.text_table import fill
 
 
 @program("compile_matrix")
@@ -37,8 +40,12 @@ def main(options: dict[str, Any], command: str) -> None:
             calls = [*hopper_calls(), *fp8_calls()] if target == HOPPER else []
             calls = [c for c in calls + portable_calls() if wanted in f"{c.backend} {c.label}"]
             rows += run(version, folder, target, calls, records, command)
-    table = records.path.with_suffix(".md")
-    table.write_text(tables(rows))
+    if options["page"]:
+        table = Path(options["page"])
+        table.write_text(fill(table.read_text(), page_tables(rows)))
+    else:
+        table = records.path.with_suffix(".md")
+        table.write_text(tables(rows))
     print(f"rows: {records.path}\ntables: {table}")
     faults = [(row, fault) for row in rows for fault in row.faults()]
     for row, fault in faults:

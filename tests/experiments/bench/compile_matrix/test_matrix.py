@@ -69,9 +69,12 @@ def test_tables():
     ]
     text = tables(rows)
     assert "| sm_90a | hopper | backward_cols | 1 | 1 | 168 / 0 | 168 / 120 |" in text
+    assert "| sm_90a | hopper | 2 | 1 | 227 | 168 / 0 | 168 / 120, 1 serialised |" in text
     assert "168 / 0, 1 serialised" in text and "| 0 | 120 |" in text
     assert "attention_forward: causal, head dim 64, Triton 3.9.0: its wgmma are serialised" in text
     assert "Beyond" not in tables(rows[:2])
+    exact = replace(ROW, backend="triton", label="causal, float32, head dim 64", status="failed: x")
+    assert "| sm_90a | triton, float32 | 1 | 1 | 227 | 168 / 0, 1 failed |" in tables([exact])
 
 
 CHILD = """
@@ -122,6 +125,14 @@ def test_a_rerun_compiles_only_what_is_missing(compiled, tmp_path, capsys):
     assert len({row.variant for row in rows}) == len(rows) and rows[0].spilled_bytes == 8
     assert rows == compiled({}, False)[1]
     assert "sm_80" in (tmp_path / "r.md").read_text()
+
+
+def test_a_page_has_its_tables_filled(compiled, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n<!-- rows: gpus -->\n<!-- end -->\n")
+    compiled({"registers": 9, "spilled_bytes": 8, "shared_bytes": 1024}, False, f"page={page}")
+    assert "| sm_80 | triton, 16 bits |" in page.read_text() and "| 9 / 8 |" in page.read_text()
+    assert not (tmp_path / "r.md").exists()
 
 
 def test_a_fault_is_told_and_is_the_exit_status(compiled, capsys):
