@@ -94,7 +94,7 @@ def pattern(
             if known and not anonymous:
                 return made
             given = {**dict(zip(defaults, args, strict=False)), **keywords}
-            given |= made.__dict__.pop("_canonical", {})
+            given |= getattr(made, "_canonical", {})  # Dynamo of torch 2.11 knows no __dict__.pop
             arguments = {key: plain(given.get(key, defaults[key])) for key in defaults}
             shown = {key: _shown(value, digest) for key, value in arguments.items()}
             parts = [repr(shown[key]) for key in leading if shown[key] is not None]
@@ -131,6 +131,7 @@ def canonical(made: Made, **arguments: Any) -> Made:
 def named(made: Made, key: str, kind: str, arguments: dict[str, Any], spelled: bool) -> Made:
     """`made` with its canonical text, its kind and the arguments that it was made with."""
     values = {"key": key, "kind": kind, "arguments": arguments, "spelled": spelled}
+    values["_canonical"] = {}  # used up: another pattern may name the same object again
     for attribute, value in values.items():
         object.__setattr__(made, attribute, value)
     if not spelled:

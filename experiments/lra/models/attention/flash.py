@@ -39,6 +39,7 @@ class Flash(Attention):
             )
         fits = self.length % BLOCK == 0 and self.length >= SHORTEST
         self.padding = "skip" if padding == "skip" or (padding == "auto" and fits) else "hide"
+        self.without_plan = padding  # "auto" hides inside torch.compile
         self.backend = backend
         if self.causal:
             self.mask = masks.causal()
@@ -51,7 +52,7 @@ class Flash(Attention):
     ) -> sparseflash.BlockSparseAttention:
         return sparseflash.BlockSparseAttention(
             dim, self.heads, head_dim=self.head_dim, mask=self.mask, bias=bias, rotary=rotary,
-            dropout=self.dropout, padding=self.padding, backend=self.backend,
+            dropout=self.dropout, padding=self.without_plan, backend=self.backend,
         )  # fmt: skip
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor | Schedule:
@@ -64,7 +65,7 @@ class Flash(Attention):
         mask = self.mask
         if isinstance(lengths, Schedule):
             mask, lengths = lengths, None
-        given = (q, k, v, mask, lengths, self.padding)
+        given = (q, k, v, mask, lengths, self.without_plan)
         return attend_within(sparseflash.attention, *given, **self._options)
 
     @property

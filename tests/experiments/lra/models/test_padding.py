@@ -129,6 +129,18 @@ def test_a_layer_alone_compiles(fresh_dynamo):
         torch.testing.assert_close(real * layer(q, k, v, plan), real * layer(q, k, v, lengths))
 
 
+@pytest.mark.parametrize("attention", ["flash", "sparse"])
+def test_a_compiled_layer_takes_lengths_without_a_plan(attention, fresh_dynamo):
+    """The block lists cannot be traced, so that the compiled layer hides the padding."""
+    layer = make_attention(attention, heads=2, head_dim=8, length=1024, backend="cpu")
+    assert layer.padding == "skip"
+    q, k, v = torch.randn(3, 2, 2, 1024, 8).unbind()
+    lengths = torch.tensor([1000, 130])
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    real = (torch.arange(1024) < lengths[:, None])[:, None, :, None]
+    torch.testing.assert_close(real * compiled(q, k, v, lengths), real * layer(q, k, v, lengths))
+
+
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 @pytest.mark.parametrize("attention", ["flash", "sparse"])
 def test_a_compiled_run_has_the_losses_of_the_eager_one(attention, tmp_path, fresh_dynamo):
