@@ -43,6 +43,8 @@ BAD = {
     "pathfinder.studies.cuts run=none": "run=none: no config.yaml there",
     "pathfinder.studies.strokes +runs=none": "option='runs': choose from",
     "pathfinder.studies.directions steps=x": "steps='x': give a whole number",
+    "lm.__main__ plan=all": "plan='all': choose from same",
+    "lm.__main__ data=none": "data=none: no such folder",
     "counters provider=hoper": "did you mean hopper",
     "counters heads=x": "heads='x': give a whole number",
     "counters mask=local:8": "need a CUDA device",

@@ -1,0 +1,1 @@
+"""Language models: data, models, training, and the comparisons of the FlashAttention papers."""

@@ -1,0 +1,43 @@
+"""Trains a language model, or compares several: docs/guide/language_models.md.
+
+    python -m experiments.lm                            one run: 4 x 256 on a CPU, GPT-2 on a GPU
+    python -m experiments.lm mask='butterfly+sliding:64' context=512
+    python -m experiments.lm plan=same                  standard, SDPA, ours: the same loss curves
+    python -m experiments.lm plan=contexts              longer contexts at equal tokens a step
+    python -m experiments.lm plan=masks                 sparse masks at equal steps
+    python -m experiments.lm plan=equal_time            and at equal time, after plan=masks
+    torchrun --nproc-per-node 2 -m experiments.lm
+
+The same command continues where it was stopped or killed.
+"""
+
+import sys
+from typing import Any
+
+from experiments.common.checks import choose
+from experiments.common.program import program
+from experiments.lm.plans import PLANS, run_plan
+from experiments.lm.run import train
+from experiments.lm.settings import make_settings
+from experiments.lra.training.clock import Interrupted
+from experiments.lra.training.distributed import leave
+
+
+@program("lm", module="experiments.lm")
+def main(options: dict[str, Any], command: str) -> None:
+    """One run, or a plan."""
+    try:
+        if options["plan"] is None:
+            train(make_settings(options), command)
+        else:
+            choose("plan", options["plan"], PLANS)
+            run_plan(options["plan"], options, command)
+    except Interrupted as stop:
+        sys.exit(stop.code)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        leave()

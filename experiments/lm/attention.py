@@ -1,0 +1,132 @@
+"""The three attentions of a language model: one set of parameters, one function."""
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import masks
+from experiments.common.checks import choose
+from experiments.lra.models.attention.standard import softmax_attention
+from masks import Mask
+from sparseflash import BlockSparseAttention, Rotary, attention, select
+from sparseflash.select import Selector
+
+MOBA = re.compile(r"moba\((\d+), *(\d+)\)")  # chunk in tokens, chunks of a query
+BLOCKS = (128, 64, 32, 16)  # block sizes of MoBA: the largest that divides a chunk
+
+
+class Sparse(BlockSparseAttention):
+    """`sparseflash.attention` under the mask.
+
+    `packed`, set by the model before each call, holds the document lengths of every sequence.
+    """
+
+    packed: tuple[tuple[int, ...], ...] | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: object = None) -> Tensor:
+        mask = self.mask
+        if self.packed is not None:
+            documents = masks.documents(self.packed)
+            mask = documents if mask is None else mask & documents  # type: ignore[operator]
+        if isinstance(mask, Selector):
+            mask = mask(q, k)
+        return attention(q, k, v, mask, **self._options)  # type: ignore[arg-type]
+
+
+class Explicit(BlockSparseAttention):
+    """What the attentions with a token mask share: the mask as a bool tensor.
+
+    `packed`, set by the model before each call, holds the document number of every token (B, N).
+    """
+
+    packed: Tensor | None = None
+
+    def allowed(self, q: Tensor) -> Tensor | None:
+        """Bool (B or 1, H or 1, N, N): the pairs that may attend; None: all."""
+        n = q.shape[2]
+        allowed = self._pairs(n, q.device)
+        if self.packed is not None:
+            same = (self.packed[:, :, None] == self.packed[:, None, :])[:, None]
+            allowed = same if allowed is None else allowed & same
+        return allowed
+
+    def _pairs(self, n: int, device: torch.device) -> Tensor | None:
+        if self.mask is None:
+            return None
+        if str(self.mask) == str(masks.causal()):
+            return torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        kept = self.__dict__.get("_kept")  # not a buffer: it is no part of a checkpoint
+        if kept is None or kept.shape[-1] != n or kept.device != device:
+            assert isinstance(self.mask, Mask)
+            kept = torch.from_numpy(self.mask.build(n, heads=self.heads).to_dense()).to(device)
+            kept = kept.reshape(1, -1, n, n)
+            self.__dict__["_kept"] = kept
+        return kept
+
+
+class Standard(Explicit):
+    """Matrix product, softmax, matrix product, with the scores in memory."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: object = None) -> Tensor:
+        return softmax_attention(q, k, v, self.allowed(q), self._options["dropout_p"])
+
+
+class Sdpa(Explicit):
+    """torch's scaled_dot_product_attention, which picks its own kernel."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: object = None) -> Tensor:
+        causal = self.packed is None and str(self.mask) == str(masks.causal())
+        allowed = None if causal else self.allowed(q)
+        p = self._options["dropout_p"]
+        return F.scaled_dot_product_attention(q, k, v, allowed, dropout_p=p, is_causal=causal)
+
+
+ATTENTIONS: dict[str, type[BlockSparseAttention]] = {
+    "sparse": Sparse,
+    "standard": Standard,
+    "sdpa": Sdpa,
+}
+
+
+def resolve(text: str | None, *, causal: bool) -> Mask | Selector | None:
+    """The mask of a text, causal for a decoder; None: every pair of an encoder.
+
+    moba(chunk, k) is the selector of that name. Raises ValueError for a text that is no mask.
+    """
+    if text is not None and (found := MOBA.fullmatch(text)):
+        return _moba(*map(int, found.groups()), causal=causal)
+    if text is None or text == "dense":
+        return masks.causal() if causal else None
+    mask = masks.parse(text)
+    if not causal or str(mask) == str(masks.causal()):
+        return mask
+    return mask & masks.causal()
+
+
+def _moba(chunk: int, k: int, *, causal: bool) -> Selector:
+    block = next((size for size in BLOCKS if chunk % size == 0), None)
+    if block is None or not k:
+        raise ValueError(
+            f"mask=moba({chunk}, {k}): give a chunk that is a multiple of 16, and 1 or more of them"
+        )
+    if not causal:
+        raise ValueError(f"mask=moba({chunk}, {k}) is causal: give objective=next")
+    return select.moba(chunk, k, block)
+
+
+def make_attention(
+    name: str,
+    dim: int,
+    heads: int,
+    *,
+    mask: Mask | Selector | None,
+    layer: int,
+    dropout: float = 0.0,
+    rotary: bool = False,
+) -> BlockSparseAttention:
+    """An attention with its projections. Raises ValueError for an unknown name."""
+    choose("provider", name, ATTENTIONS)
+    turn = Rotary() if rotary else None
+    return ATTENTIONS[name](dim, heads, mask=mask, layer=layer, dropout=dropout, rotary=turn)

@@ -1,0 +1,224 @@
+"""Texts as documents, from where a user has them: folders, the standard library, packages, reviews.
+
+A corpus is a list of documents with its manifest: where they come from, in what version, and the
+digest of what was read.
+"""
+
+import hashlib
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from experiments.common.progress import progress
+from experiments.lra.training.checkpoint import first_line
+
+STDLIB, PACKAGES = "stdlib", "packages"
+SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+REVIEWS = ("pos", "neg")
+SHOWN = 3  # undecodable files that an error names
+REMEDY = "give a folder of text files, stdlib, packages, or a folder with train.bin and val.bin"
+
+
+@dataclass
+class Texts:
+    """The documents of a corpus, as UTF-8 bytes; `fixed` are documents for validation only."""
+
+    name: str
+    train: list[bytes]
+    fixed: list[bytes] = field(default_factory=list)
+    manifest: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits of all documents, in their order."""
+        found = hashlib.sha256()
+        for text in (*self.train, b"\xff", *self.fixed):
+            found.update(len(text).to_bytes(8, "little"))
+            found.update(text)
+        return found.hexdigest()[:12]
+
+
+def read_texts(data: str, pattern: str, most: int | None) -> Texts:
+    """The documents of an option `data=`, each once.
+
+    Args:
+        data: stdlib, packages, a folder of text files, or an aclImdb folder or archive.
+        pattern: of the names of files in a folder of text.
+        most: bytes of documents to keep of all; None: all.
+
+    Raises:
+        ValueError: there is nothing to read, or files are not UTF-8; the error names them.
+    """
+    if data == STDLIB:
+        return _stdlib(most)
+    if data == PACKAGES:
+        return _packages(most)
+    path = Path(data).expanduser()
+    if path.is_file():
+        return _archive(path, most)
+    if not path.is_dir():
+        raise ValueError(f"data={data}: no such folder; {REMEDY}")
+    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
+    if all((root / "train" / kind).is_dir() for kind in REVIEWS):
+        train, test = (
+            [(p.relative_to(root).as_posix(), p.read_bytes) for kind in REVIEWS
+             for p in sorted((root / half / kind).glob("*.txt"))]
+            for half in ("train", "test")
+        )  # fmt: skip
+        return _reviews(root.name, train, test, most)
+    return _folder(path, pattern, most)
+
+
+# ---- where documents come from
+
+
+def _folder(path: Path, pattern: str, most: int | None) -> Texts:
+    files = sorted(p for p in path.rglob(pattern) if p.is_file() and not _hidden(p, path))
+    if not files:
+        raise ValueError(f"data={path}: no file there fits pattern={pattern}; {REMEDY}")
+    documents, bad = [], []
+    for file in progress(files, len(files), f"reading {path}"):
+        content = file.read_bytes()
+        (documents if _is_text(content) else bad).append((file, content))
+    if bad:
+        names = ", ".join(str(file.relative_to(path)) for file, _ in bad[:SHOWN])
+        more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        raise ValueError(
+            f"data={path}: not UTF-8 text: {names}{more}; leave them out with pattern='*.txt', "
+            "or convert them with iconv"
+        )
+    texts = _kept((content for _, content in documents), most)
+    if not texts:
+        raise ValueError(f"data={path}: its files are all empty; {REMEDY}")
+    return _texts(path.name, texts, about={"name": path.name})
+
+
+def _stdlib(most: int | None) -> Texts:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = (p for p in sorted(root.rglob("*.py")) if not SKIPPED & set(p.relative_to(root).parts))
+    texts = _kept((c for p in files if _is_text(c := p.read_bytes())), most)
+    version = sys.version.split()[0]
+    return _texts(STDLIB, texts, about={"name": "python", "version": version})
+
+
+def _packages(most: int | None) -> Texts:
+    """The Python files of the installed packages, package by package, and their manifest."""
+    found: dict[str, metadata.Distribution] = {}
+    for package in metadata.distributions():
+        found.setdefault(str(package.metadata["Name"] or "").lower(), package)
+    texts, manifest, seen, left = [], [], set(), most
+    for name in progress(sorted(found), len(found), "reading packages"):
+        package = found[name]
+        paths = sorted(str(f.locate()) for f in package.files or () if f.suffix == ".py")
+        contents = (_read(Path(path)) for path in paths if not SKIPPED & set(path.split("/")[-3:]))
+        own = list(_unique(_kept((c for c in contents if c and _is_text(c)), left), seen))
+        if own:
+            size = sum(map(len, own))
+            left = None if left is None else left - size
+            about = {"name": name, "version": package.version}
+            manifest += _texts(name, own, about).manifest
+            texts += own
+        if left is not None and left <= 0:
+            break
+    if not texts:
+        raise ValueError("data=packages: no installed package has Python files; give data=stdlib")
+    return Texts(PACKAGES, texts, manifest=manifest)
+
+
+def _archive(path: Path, most: int | None) -> Texts:
+    """The reviews in a tar archive of aclImdb."""
+    halves: dict[str, list[tuple[str, Callable[[], bytes]]]] = {"train": [], "test": []}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                parts = Path(member.name).parts
+                if len(parts) < 3 or parts[-3] not in halves or parts[-2] not in REVIEWS:
+                    continue
+                file = archive.extractfile(member) if member.name.endswith(".txt") else None
+                if file is not None:
+                    content = file.read()
+                    halves[parts[-3]].append(("/".join(parts[-3:]), lambda c=content: c))
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(
+            f"data={path} is no archive of aclImdb ({first_line(error)}); {REMEDY}"
+        ) from error
+    return _reviews(path.name, halves["train"], halves["test"], most)
+
+
+def _reviews(
+    name: str,
+    train: Iterable[tuple[str, Callable[[], bytes]]],
+    test: Iterable[tuple[str, Callable[[], bytes]]],
+    most: int | None,
+) -> Texts:
+    """Reviews: those of train/ to train on, those of test/ to validate."""
+    seen: set[bytes] = set()
+    halves = []
+    for some in (train, test):
+        texts = [(where, read()) for where, read in some]
+        bad = [where for where, text in texts if not _is_text(text)]
+        if bad:
+            raise ValueError(f"{name}: {bad[0]} is not UTF-8 text: unpack the archive again")
+        # Neighbours in the archive are of one movie and one label.
+        texts.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+        halves.append(list(_unique(_kept((text for _, text in texts), most), seen)))
+    if not halves[0] or not halves[1]:
+        raise ValueError(f"{name}: no reviews in train/ or test/ (pos/*.txt, neg/*.txt); {REMEDY}")
+    about = {"name": "aclImdb"}
+    manifest = _texts("aclImdb", halves[0] + halves[1], about).manifest
+    return Texts("aclImdb", halves[0], halves[1], manifest)
+
+
+# ---- parts
+
+
+def _texts(name: str, texts: list[bytes], about: dict[str, Any]) -> Texts:
+    """A corpus with a manifest of one line."""
+    made = Texts(name, list(_unique(texts, set())))
+    size = sum(map(len, made.train))
+    made.manifest = [about | {"digest": made.digest, "files": len(made.train), "bytes": size}]
+    return made
+
+
+def _kept(texts: Iterable[bytes], most: int | None) -> list[bytes]:
+    """The texts that are not empty, up to `most` bytes in all; the last one is whole."""
+    kept, size = [], 0
+    for text in texts:
+        if most is not None and size >= most:
+            break
+        if text:
+            kept.append(text)
+            size += len(text)
+    return kept
+
+
+def _unique(texts: Iterable[bytes], seen: set[bytes]) -> Iterator[bytes]:
+    for text in texts:
+        key = hashlib.sha256(text).digest()
+        if key not in seen:
+            seen.add(key)
+            yield text
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # listed by the package, but not there
+        return b""
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)

@@ -1,0 +1,198 @@
+"""GPT-2 as a decoder, and the same blocks as an encoder that fills in masked tokens."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from experiments.lm.attention import Explicit, Sparse, make_attention
+from masks import Mask
+from sparseflash import BlockSparseAttention
+from sparseflash.select import Selector
+from sparseflash.select.tokens import TokenSelector
+
+ROUND = 64  # the embedding has a multiple of it as rows, as tensor cores take them
+LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
+STD = 0.02  # of the initial weights, as in GPT-2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model; `vocab` is at least that of the data."""
+
+    layers: int
+    dim: int
+    heads: int
+    vocab: int = 0
+    causal: bool = True
+
+
+MODELS = {
+    "tiny": Sizes(2, 128, 4),
+    "small": Sizes(4, 256, 4),
+    "gpt2": Sizes(12, 768, 12, 50_257),
+    "gpt2-medium": Sizes(24, 1024, 16, 50_257),
+    "bert-tiny": Sizes(2, 128, 4, causal=False),
+    "bert": Sizes(12, 768, 12, 30_522, causal=False),
+}
+
+
+class Block(nn.Module):
+    """x + attention(LN(x)), then x + MLP(LN(x)), with GELU."""
+
+    def __init__(self, dim: int, attention: BlockSparseAttention, dropout: float):
+        super().__init__()
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = attention
+        self.widen, self.narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x)))
+        wide = F.gelu(self.widen(self.norm_mlp(x)), approximate="tanh")
+        return x + self.dropout(self.narrow(wide))
+
+
+class LanguageModel(nn.Module):
+    """Token and position embeddings, pre-LN blocks, LayerNorm, and the embedding as the head.
+
+    Args:
+        vocab: ids of the data. The embedding has more rows where `sizes` or rounding say so.
+        context: tokens of a window.
+        end: the id that ends a document, for packed windows, in which a token attends to its own
+            document only; None: windows are not packed.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        vocab: int,
+        context: int,
+        attention: str,
+        mask: Mask | Selector | None,
+        *,
+        dropout: float = 0.0,
+        end: int | None = None,
+        positions: str = LEARNED,
+    ):
+        super().__init__()
+        self.sizes, self.context, self.end = sizes, context, end
+        rows = -(-max(vocab, sizes.vocab) // ROUND) * ROUND
+        self.tokens = nn.Embedding(rows, sizes.dim)
+        self.positions = nn.Embedding(context, sizes.dim) if positions == LEARNED else None
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                sizes.dim,
+                make_attention(
+                    attention,
+                    sizes.dim,
+                    sizes.heads,
+                    mask=mask,
+                    layer=layer,
+                    dropout=dropout,
+                    rotary=positions == ROTARY,
+                ),
+                dropout,
+            )
+            for layer in range(sizes.layers)
+        )
+        self.norm = nn.LayerNorm(sizes.dim)
+        self.apply(_initialise)
+        with torch.no_grad():  # as in GPT-2: what adds to the residual stream starts smaller
+            for block in self.layers:
+                for layer in (block.attention.out, block.narrow):
+                    layer.weight.div_((2 * sizes.layers) ** 0.5)
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N).
+
+        places: int64 (B, n): logits and targets are for these tokens of a window only.
+        """
+        x = self.dropout(self._embed(tokens))
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if places is not None:
+            x = x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
+        logits = F.linear(x, self.tokens.weight)
+        if targets is None:
+            return logits
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x, place = self.tokens(tokens), torch.arange(tokens.shape[1], device=tokens.device)
+        if self.end is not None:
+            starts, ids = document_starts(tokens, self.end)
+            self._pack(ids)
+            place = place - starts
+        return x if self.positions is None else x + self.positions(place)
+
+    def _pack(self, ids: Tensor) -> None:
+        """Tells every attention which tokens form a document."""
+        lengths = None
+        for block in self.layers:
+            layer = block.attention
+            if isinstance(layer, Explicit):
+                layer.packed = ids
+            elif isinstance(layer, Sparse):
+                if lengths is None:
+                    lengths = document_lengths(ids)
+                layer.packed = lengths
+
+
+def document_starts(tokens: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """The first place of each token's document, and the document's number: int64 (B, N) each.
+
+    The token `end` belongs to the document that it ends.
+    """
+    first = torch.zeros_like(tokens, dtype=torch.bool)
+    first[:, 1:] = tokens[:, :-1] == end
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    return (place * first).cummax(1).values, first.cumsum(1)
+
+
+def document_lengths(ids: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The lengths of the documents of every sequence, on the host."""
+    return tuple(tuple(torch.bincount(row).tolist()) for row in ids.cpu())
+
+
+def shares(model: LanguageModel) -> tuple[float | None, float | None]:
+    """Density of the blocks, and allowed pairs / pairs of the dense mask, means over the layers.
+
+    The dense mask of a decoder is the causal one. None for an encoder without a mask. MoBA picks
+    blocks of its own for each input, so its density is None.
+    """
+    n, used = model.context, [block.attention for block in model.layers]
+    moba = used[0].mask
+    if isinstance(moba, TokenSelector):
+        return None, moba_pairs(n, moba.chunk, moba.k) / (n * (n + 1) / 2)
+    found = [
+        layer.mask.stats(n, heads=layer.heads) for layer in used if isinstance(layer.mask, Mask)
+    ]
+    if not found:
+        return None, None
+    whole = (n + 1) / (2 * n) if model.sizes.causal else 1.0
+    return fmean(s.block_density for s in found), fmean(s.element_density / whole for s in found)
+
+
+def moba_pairs(n: int, chunk: int, k: int) -> int:
+    """Pairs of MoBA: of each query its own chunk up to itself, and k - 1 whole ones before it."""
+    return sum(q % chunk + 1 + chunk * min(k - 1, q // chunk) for q in range(n))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=STD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

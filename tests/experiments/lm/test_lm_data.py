@@ -1,0 +1,194 @@
+"""Texts and tokens of language models, and what is wrong with them."""
+
+import io
+import sys
+import tarfile
+import types
+from importlib import metadata
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.lm.corpus import read_texts
+from experiments.lm.run import train
+from experiments.lm.tokens import BYTE_END, load_corpus
+from experiments.lm.windows import MaskedTokens, Windows
+
+
+def load(data, tmp_path, tokenizer="bytes", **options):
+    return load_corpus(str(data), tokenizer, str(tmp_path / "cache"), **options)
+
+
+def documents(ids):
+    """The documents of byte tokens."""
+    parts = np.split(ids, np.flatnonzero(ids == BYTE_END) + 1)
+    return [bytes(part[:-1].astype(np.uint8)) for part in parts if len(part)]
+
+
+def test_bytes_of_a_folder_come_back(texts, tmp_path):
+    corpus = load(texts, tmp_path)
+    found = documents(corpus.train) + documents(corpus.val)
+    assert sorted(found) == sorted(path.read_bytes() for path in texts.iterdir())
+    assert len(documents(corpus.val)) == 2 and corpus.vocab == 257
+    assert corpus.manifest[0]["files"] == 20
+    (texts / "copy.txt").write_bytes((texts / "0.txt").read_bytes())
+    assert load(texts, tmp_path).digest == corpus.digest  # each document once
+
+
+def test_one_document_gives_its_end_for_validation(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "a.txt").write_text("abcdefghij" * 20)
+    corpus = load(folder, tmp_path)
+    assert (len(corpus.train), len(corpus.val)) == (191, 11)
+
+
+def test_the_standard_library_is_at_hand_and_the_same_each_time():
+    texts, again = (read_texts("stdlib", "*", 2**17) for _ in range(2))
+    assert texts.digest == again.digest and sum(map(len, texts.train)) >= 2**17
+    assert texts.manifest[0]["version"] == sys.version.split()[0]
+
+
+def test_packages_leave_a_manifest(monkeypatch, tmp_path):
+    def package(name, version, text):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        file = types.SimpleNamespace(suffix=".py", locate=lambda: path)
+        return types.SimpleNamespace(metadata={"Name": name}, version=version, files=[file])
+
+    found = [package("b", "2.0", "x = 2\n"), package("a", "1.0", "x = 1\n")]
+    monkeypatch.setattr(metadata, "distributions", lambda: found)
+    texts = read_texts("packages", "*", None)
+    assert [(m["name"], m["version"], m["bytes"]) for m in texts.manifest] == [
+        ("a", "1.0", 6),
+        ("b", "2.0", 6),
+    ]
+    assert len({m["digest"] for m in texts.manifest}) == 2
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_reviews_keep_their_halves(tmp_path, packed):
+    files = {f"{half}/{kind}/{i}_1.txt": f"{half} {kind} {i}" for half in ("train", "test")
+             for kind in ("pos", "neg") for i in range(3)}  # fmt: skip
+    root = tmp_path / "aclImdb"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    data = root
+    if packed:
+        data = tmp_path / "aclImdb.tar.gz"
+        with tarfile.open(data, "w:gz") as archive:
+            archive.add(root, "aclImdb")
+    corpus = load(data, tmp_path)
+    for ids, half in ((corpus.train, "train"), (corpus.val, "test")):
+        wanted = sorted(text for name, text in files.items() if name.startswith(half))
+        assert sorted(d.decode() for d in documents(ids)) == wanted
+
+
+def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    corpus = load(texts, tmp_path, "bpe:300")
+    path = next((tmp_path / "cache").glob("lm-*.json"))
+    first = np.split(corpus.val, np.flatnonzero(corpus.val == corpus.end))[0]
+    text = tokenizers.Tokenizer.from_file(str(path)).decode(first.tolist())
+    assert text.encode() in {file.read_bytes() for file in texts.iterdir()}
+    written = path.stat().st_mtime_ns
+    again = load(texts, tmp_path, "bpe:300")
+    assert path.stat().st_mtime_ns == written and (again.train == corpus.train).all()
+    assert corpus.train.max() < corpus.vocab <= 300
+
+
+def test_bpe_without_the_package_names_the_remedy(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match="pip install tokenizers, or give tokenizer=bytes"):
+        load(texts, tmp_path, "bpe:300")
+    assert not (tmp_path / "cache").exists()
+
+
+def bins(folder, ids):
+    folder.mkdir()
+    for name in ("train.bin", "val.bin"):
+        np.array(ids, np.uint16).tofile(folder / name)
+    return str(folder)
+
+
+def test_nanogpt_files_are_read(tmp_path):
+    corpus = load(bins(tmp_path / "bins", range(500)), tmp_path)
+    assert corpus.train.tolist() == list(range(500)) and corpus.end == 50_256
+
+
+BAD = {
+    "empty": "no file there fits pattern=",
+    "blank": "its files are all empty",
+    "binary": "not UTF-8 text: c.txt; leave them out",
+    "missing": "no such folder",
+    "short": "32 windows|1 windows of context=32 need 33: give more text",
+    "odd.bin": "has 3 bytes: give uint16 tokens",
+    "one.bin": "val.bin is missing",
+    "vocabulary": "the vocabulary 257 ids .*made with another tokenizer",
+    "no archive": "is no archive of aclImdb",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_data_are_one_line_and_leave_nothing(kind, settings, tmp_path):
+    folder, changes = tmp_path / "bad", {}
+    folder.mkdir()
+    if kind == "blank":
+        (folder / "a.txt").write_text("")
+    if kind == "binary":
+        (folder / "a.txt").write_text("text")
+        (folder / "c.txt").write_bytes(b"\xff\xfe")
+    if kind == "short":
+        (folder / "a.txt").write_text("too short")
+    if kind == "odd.bin":
+        (folder / "train.bin").write_bytes(b"123")
+    if kind == "one.bin":
+        np.arange(500, dtype=np.uint16).tofile(folder / "train.bin")
+    data = folder / "none" if kind == "missing" else folder
+    if kind == "vocabulary":
+        data, changes = bins(tmp_path / "bins", range(500)), {"vocab": 257}
+    if kind == "no archive":
+        data = folder / "a.tar"
+        data.write_text("x")
+    with pytest.raises(ValueError, match=BAD[kind]) as found:
+        train(settings(data=str(data), **changes))
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
+
+
+def test_windows_follow_one_another():
+    windows = Windows(np.arange(60_000, 60_021, dtype=np.uint16), 5, torch.device("cpu"))
+    assert len(windows) == 4
+    tokens, _, targets = windows.batch(torch.tensor([0, 3]))
+    assert tokens.tolist() == [[*range(60_000, 60_005)], [*range(60_015, 60_020)]]
+    assert (targets == tokens + 1).all()
+
+
+def test_masked_tokens_hide_a_share():
+    seen = []
+
+    def model(tokens, targets, places):
+        seen.append((tokens, targets, places))
+        return torch.ones(targets.shape)
+
+    tokens = torch.arange(400).view(2, 200) % 90
+    objective = MaskedTokens(0.15, 90)
+    loss, _, count = objective(model, (tokens, None, None), None)  # type: ignore[arg-type]
+    shown, targets, places = seen[0]
+    assert loss == count == 60 and (tokens.gather(1, places) == targets).all()
+    rest = torch.ones(tokens.shape, dtype=torch.bool).scatter(1, places, False)
+    assert (shown[rest] == tokens[rest]).all()
+    assert 30 <= (shown == 90).sum() <= 60
+
+
+def test_a_damaged_archive_member_is_named(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for half in ("train", "test"):
+            info = tarfile.TarInfo(f"aclImdb/{half}/pos/1_1.txt")
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"\xff"))
+    with pytest.raises(ValueError, match=r"train/pos/1_1\.txt is not UTF-8"):
+        load(path, tmp_path)

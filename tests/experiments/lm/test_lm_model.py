@@ -1,0 +1,108 @@
+"""The three attentions are one function; packed documents do not see each other."""
+
+import pytest
+import torch
+
+import masks
+from experiments.lm.attention import ATTENTIONS, resolve
+from experiments.lm.model import (
+    POSITIONS,
+    LanguageModel,
+    Sizes,
+    document_starts,
+    moba_pairs,
+    shares,
+)
+
+VOCAB, N, END = 17, 48, 3
+MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6")
+
+
+def model_of(provider, mask=None, *, causal=True, **options):
+    torch.manual_seed(0)
+    sizes = Sizes(2, 32, 2, causal=causal)
+    return LanguageModel(sizes, VOCAB, N, provider, resolve(mask, causal=causal), **options)
+
+
+def tokens_of(seed=1, batch=2):
+    return torch.randint(VOCAB, (batch, N), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("causal, packed", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_logits_and_gradients_of_the_three_attentions_agree(mask, causal, packed):
+    tokens, found = tokens_of(), {}
+    for provider in ATTENTIONS:
+        model = model_of(provider, mask, causal=causal, end=END if packed else None).double()
+        logits = model(tokens)
+        loss = model(tokens, tokens.roll(-1, 1)).mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found[provider] = [logits, *gradients]
+    for provider in ("sdpa", "sparse"):
+        torch.testing.assert_close(found[provider], found["standard"], rtol=1e-5, atol=1e-7)
+
+
+def test_packing_is_documents_and_causal():
+    tokens = tokens_of()
+    _, ids = document_starts(tokens, END)
+    model = model_of("standard", "sliding:20", end=END)
+    model(tokens)
+    allowed = model.layers[0].attention.allowed(torch.empty(2, 2, N, 16))
+    mask = masks.parse("sliding:20") & masks.causal()
+    for row, found in zip(ids, allowed, strict=True):
+        whole = mask & masks.documents(torch.bincount(row).tolist())
+        assert (found[0].numpy() == whole.build(N).to_dense().reshape(N, N)).all()
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("provider", ATTENTIONS)
+def test_a_packed_document_has_the_logits_that_it_has_alone(provider, positions):
+    tokens = tokens_of().clamp(min=END + 1)
+    tokens[:, 19] = END
+    model = model_of(provider, end=END, positions=positions).eval()
+    whole, alone = model(tokens)[:, 20:], model(tokens[:, 20:])
+    torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("provider", ATTENTIONS)
+def test_a_decoder_does_not_see_the_future(provider):
+    tokens = tokens_of()
+    model = model_of(provider, "sinks(4) | local(9)")
+    changed = tokens.clone()
+    changed[:, 30:] = 0
+    torch.testing.assert_close(model(tokens)[:, :30], model(changed)[:, :30], rtol=0, atol=1e-6)
+
+
+def test_the_model_is_gpt2():
+    model = model_of("sparse")
+    names = {name for name, _ in model.named_parameters()}
+    assert not any("head" in name for name in names)  # the embedding is the head
+    assert model.tokens.weight.shape == (64, 32)  # the vocabulary rounded up
+    assert abs(model.layers[0].attention.qkv.weight.std().item() - 0.02) < 0.002
+    assert abs(model.layers[0].narrow.weight.std().item() - 0.01) < 0.001
+    sizes = sum(p.numel() for p in LanguageModel(
+        Sizes(12, 768, 12, 50_257), 257, 1024, "sparse", masks.causal()).parameters())  # fmt: skip
+    assert sizes == 124_439_808 + (50_304 - 50_257) * 768
+
+
+def test_moba_is_one_of_the_masks():
+    tokens, changed = tokens_of(), tokens_of()
+    model = model_of("sparse", "moba(16, 2)")
+    loss = model(tokens, tokens.roll(-1, 1)).mean()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    changed[:, 33:] = 0
+    torch.testing.assert_close(model(tokens)[:, :33], model(changed)[:, :33], rtol=0, atol=1e-6)
+    first = model_of("standard")(tokens)[:, :32]  # two chunks: nothing is left out of them
+    torch.testing.assert_close(model(tokens)[:, :32], first, rtol=1e-5, atol=1e-6)
+    assert moba_pairs(48, 16, 2) == 3 * 16 * 17 // 2 + 2 * 16 * 16
+    assert moba_pairs(40, 16, 9) == 40 * 41 // 2
+    with pytest.raises(ValueError, match="a multiple of 16"):
+        resolve("moba(24, 2)", causal=True)
+
+
+def test_shares_count_against_the_causal_mask():
+    assert shares(model_of("sparse"))[1] == pytest.approx(1)
+    density, pairs = shares(model_of("sparse", "sliding:8"))
+    assert pairs == pytest.approx((8 * N - 28) / (N * (N + 1) / 2)) and density == 1
+    assert shares(model_of("sparse", causal=False)) == (None, None)

@@ -1,0 +1,163 @@
+"""Runs of language models: they learn, continue bit for bit, and become rows and tables."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.common.records import read
+from experiments.lm import prepare as prepare_module
+from experiments.lm import settings as settings_module
+from experiments.lm.plans import PLANS, bucketed, planned, run_plan, thinned
+from experiments.lm.report import filled_page
+from experiments.lm.result import tail
+from experiments.lm.rows import ModelRow, PointRow
+from experiments.lm.run import train
+from experiments.lm.session import Session
+from experiments.lra.training.clock import Interrupted
+
+
+@pytest.mark.parametrize("model", ["tiny", "bert-tiny"])
+def test_the_loss_decreases(model, settings):
+    result = train(settings(model=model, steps=60, lr=3e-3, batch=8, warmup=5))
+    curve = [loss for _, loss in result["curve"]]
+    assert curve[0] > 4 and result["train_loss"] < curve[0]
+    assert curve[-1] < (3.4 if model == "tiny" else 4.2) and result["val_loss"] < 4.2
+    assert len(result["positions"]) == (32 if model == "tiny" else 0)
+    assert result["saved_mib"] > 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": "bert-tiny"}, {"packed": True, "dropout": 0.1}])
+def test_a_run_continues_bit_for_bit(changes, settings, monkeypatch):
+    whole = train(settings(name="whole", checkpoint_every=3, **changes))
+    part = settings(name="part", checkpoint_every=3, **changes)
+    saved = Session._save
+
+    def stop(self):
+        saved(self)
+        if self.trainer.step == 6:
+            raise Interrupted("SIGTERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_save", stop)
+        with pytest.raises(Interrupted):
+            train(part)
+    torch.manual_seed(123)
+    result = train(part)
+    for name in ("curve", "positions", "val_loss", "train_loss"):
+        assert result[name] == whole[name]
+    ends = [
+        torch.load(s / "checkpoint.pt", weights_only=True)
+        for s in (part.folder, settings(name="whole", **changes).folder)
+    ]
+    for name in ("model", "optimizer"):
+        for key, tensor in ends[0][name].items():
+            assert torch.equal(tensor, ends[1][name][key])
+
+
+def test_a_signal_is_a_checkpoint_and_the_limit_of_time_too(settings, monkeypatch):
+    slow = settings(minutes=1e-9, steps=50)
+    assert train(slow)["complete"] is False
+    assert (slow.folder / "checkpoint.pt").exists()
+    assert not (slow.folder / "result.json").exists()
+    assert train(replace(slow, minutes=None))["complete"]
+    monkeypatch.setattr(prepare_module, "load_corpus", None)
+    assert train(slow)["complete"]  # a complete run reads no data
+
+
+def test_other_text_is_refused(settings, texts):
+    first = settings(minutes=1e-9)
+    train(first)
+    (texts / "new.txt").write_text("something else")
+    with pytest.raises(ValueError, match="was trained on other text"):
+        train(first)
+
+
+def test_a_context_too_long_for_the_memory_is_one_line(settings, monkeypatch):
+    monkeypatch.setattr(settings_module, "free_memory", lambda device: 2**10)
+    with pytest.raises(ValueError, match=r"of standard attention.*or provider=sparse"):
+        train(settings(provider="standard"))
+
+    def lacks(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(Session, "run", lacks)
+    with pytest.raises(ValueError, match=r"2 windows of context=32 at a time.*micro_batch=1"):
+        train(settings())
+
+
+def test_bad_settings_are_one_line(settings):
+    for changes, text in {
+        "model": ("gpt", "choose from tiny"),
+        "provider": ("flash", "choose from sparse, standard, sdpa"),
+        "mask": ("nothing:3", "unknown pattern"),
+        "context": (0, "give a whole number"),
+        "tokenizer": ("bpe:3", "choose bytes, or bpe:SIZE"),
+        "val_tokens": (3, "give context=32 at least"),
+    }.items():
+        with pytest.raises(ValueError, match=text[1]):
+            train(settings(**{changes: text[0]}))
+    with pytest.raises(ValueError, match="needs provider=sparse"):
+        settings(mask="moba(16, 2)", provider="standard")
+
+
+def test_the_training_loss_is_that_of_the_last_hundred_steps():
+    assert tail([(50, 9.0), (100, 4.0), (150, 2.0), (200, 1.0)], 200) == 1.5
+    assert tail([(2, 3.0), (3, 6.0)], 3) == 4.0
+
+
+def test_curves_are_thinned():
+    assert thinned([(i, float(i)) for i in range(1, 101)], 40)[0] == (3, 2.0)
+    assert bucketed([1.0, 2.0, 3.0, 3.0, 5.0, 5.0, 5.0, 5.0], 3) == [(2, 1.5), (4, 3.0), (8, 5.0)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_is_rows_a_table_and_a_figure(plan, options, tmp_path, capsys, one_thread):
+    cases = {"same": None, "contexts": [4, 32]}.get(plan, ["dense", "sliding"])
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- lm: {plan} -->\nold\n<!-- end -->\n")
+    given = options(steps=4, cases=cases, pages=[str(page)])
+    if plan == "equal_time":
+        with pytest.raises(ValueError, match="needs the time of a step of 'dense'"):
+            run_plan(plan, given, "command")
+        assert not (tmp_path / "rows").exists()
+        first = {row.case: row for row in run_plan("masks", {**given, "pages": []}, "")}
+    rows = run_plan(plan, given, "command")
+    if plan == "equal_time":
+        times = {row.case: row.steps * first[row.case].ms_step for row in rows}
+        assert abs(times["sliding"] - times["dense"]) <= first["sliding"].ms_step
+    assert len(rows) == len(planned(plan, given)) == (3 if plan == "same" else 2)
+    if plan == "same":
+        losses = [row.train_loss for row in rows]
+        assert max(losses) - min(losses) < 1e-4 * losses[0]
+        saved = {row.provider: row.saved_mib or 0 for row in rows}
+        assert saved["standard"] > saved["sparse"] > 0
+    text = capsys.readouterr().out
+    assert "a single run each" in text and next((tmp_path / "rows").glob("lm-*.png"))
+    assert rows[0].case in page.read_text() and "old" not in page.read_text()
+    before = (tmp_path / "rows" / "results.csv").read_text()
+    run_plan(plan, given, "command")
+    assert (tmp_path / "rows" / "results.csv").read_text() == before
+    points = read(tmp_path / "rows" / "points.csv", PointRow)
+    assert {p.curve for p in points} == {"step", "position"}
+    again = read(tmp_path / "rows" / "results.csv", ModelRow)
+    assert [row.key for row in again if row.plan == plan] == [row.key for row in rows]
+    assert not list((tmp_path / "runs").rglob("checkpoint.pt"))
+
+
+def test_a_page_without_a_place_is_refused():
+    with pytest.raises(ValueError, match="no line <!-- lm: same -->"):
+        filled_page("text", "same", [])
+
+
+def test_an_unknown_case_is_refused(options):
+    with pytest.raises(ValueError, match=r"cases='mine': plan=same has 'standard'"):
+        planned("same", options(cases=["mine"]))
+
+
+def test_a_run_leaves_its_manifest(settings):
+    here = settings(steps=2)
+    train(here)
+    assert json.loads((here.folder / "manifest.json").read_text())[0]["name"] == "texts"
