@@ -1,11 +1,16 @@
-"""Hardware counters of one call, by Nsight Compute, which runs this file as its child."""
+"""Hardware counters of one call, by Nsight Compute, which runs this file as its child.
+
+`under_ncu` and `counted` do the same for other programs.
+"""
 
 import csv
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -42,13 +47,21 @@ def metrics(program: str) -> list[str]:
 
 def profile(case: Case, provider: str, direction: str) -> Kernels:
     """The counters of every kernel of one call. Raises ValueError if ncu does not run."""
+    task = {"case": asdict(case), "provider": provider, "direction": direction}
+    return under_ncu("experiments.bench.counters", task)
+
+
+def under_ncu(module: str, task: dict[str, Any]) -> Kernels:
+    """The counters of what `python -m module TASK` runs between start and stop of the profiler.
+
+    Raises ValueError if ncu does not run.
+    """
     if not torch.cuda.is_available():
         raise ValueError("counters need a CUDA device")
     program = ncu()
-    child = json.dumps({"case": asdict(case), "provider": provider, "direction": direction})
     options = "--clock-control none --profile-from-start off --csv --print-units base".split()
     command = [program, *options, "--metrics", ",".join(metrics(program))]
-    command += [sys.executable, "-m", "experiments.bench.counters", child]
+    command += [sys.executable, "-m", module, json.dumps(task)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     kernels = parse(done.stdout)
     if done.returncode or not kernels:
@@ -97,6 +110,11 @@ def child(task: dict) -> None:
     case = Case(**task["case"])
     bench = Bench(torch.device("cuda"), 0.0)
     call = bench.ungated(Measurement(case, task["provider"], task["direction"]))
+    counted(call)
+
+
+def counted(call: Callable[[], object]) -> None:
+    """Runs a call once to compile it, and once between start and stop of the profiler."""
     call()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

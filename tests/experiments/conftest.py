@@ -6,6 +6,8 @@ from importlib import import_module
 import pytest
 import torch
 
+import sparseflash
+
 
 @pytest.fixture
 def run_program(monkeypatch, capsys):
@@ -30,3 +32,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_interpreter(monkeypatch):
+    """Calls on a CPU take its own backend, as a user's do, not Triton's interpreter."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    sparseflash.clear_cache()
+    yield
+    sparseflash.clear_cache()

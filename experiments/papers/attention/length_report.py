@@ -1,0 +1,187 @@
+"""Rows of experiments.papers.attention_table as the appendix's tables, two figures and words."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+
+from experiments.common.figures import (
+    COLUMN,
+    MAX_ENTRIES,
+    curve,
+    file_name,
+    legend,
+    length_axis,
+    plain_log_axis,
+    save,
+    style,
+    token_text,
+)
+from experiments.common.records import OK
+from experiments.common.text_table import MISSING, markdown
+from experiments.papers.attention.methods import METHODS
+from experiments.papers.attention.rows import LengthRow
+
+Value = Callable[[LengthRow], float | None]
+OURS = ("flash", "sparse")
+
+
+def newest(rows: Sequence[LengthRow]) -> list[LengthRow]:
+    """One row a cell of the tables: the last that was measured, on the device of the last row."""
+    here = [row for row in rows if row.device == rows[-1].device]
+    cell = lambda r: (r.method, r.direction, r.dropout, r.padding, r.n)  # noqa: E731
+    return list({cell(row): row for row in here}.values())
+
+
+def variant_name(row: LengthRow) -> str:
+    """Dropout and padding in words."""
+    words = [f"dropout {row.dropout:g}"] * bool(row.dropout) + ["key padding"] * row.padding
+    return " and ".join(words) or "no dropout, no padding"
+
+
+def tables(rows: Sequence[LengthRow]) -> str:
+    """Every table as Markdown, with what is missing and why, and the crossing points."""
+    rows = newest(rows)
+    first = rows[-1]
+    shape = f"Batch {max(r.batch for r in rows)}, {first.heads} heads of {first.head_dim}"
+    parts = [f"{shape}, {first.dtype}, {first.device}, torch {first.torch}."]
+    for variant in dict.fromkeys(map(variant_name, rows)):
+        own = [row for row in rows if variant_name(row) == variant]
+        for direction in dict.fromkeys(row.direction for row in own):
+            found = [row for row in own if row.direction == direction]
+            what = "forward and backward" if direction == "both" else direction
+            parts += [f"## Milliseconds, {what}: {variant}", table(found, time_of)]
+        found = [row for row in own if row.direction == "both"]
+        what = "MiB at the peak" if any(r.peak_mib for r in found) else "MiB kept for the backward"
+        parts += [f"## {what}: {variant}", table(found, memory_of)]
+        if sentences := crossings(found):
+            parts.append("\n".join(f"- {sentence}" for sentence in sentences))
+    if reasons := missing(rows):
+        parts += ["## What is missing, and why", markdown(reasons, left=(0, 1, 2))]
+    return "\n\n".join(parts) + "\n"
+
+
+def time_of(row: LengthRow) -> float | None:
+    """Milliseconds, where there are any."""
+    return row.ms_median if row.status == OK else None
+
+
+def memory_of(row: LengthRow) -> float | None:
+    """MiB: the peak of a GPU, or what is kept for the backward."""
+    return row.saved_mib if row.peak_mib is None else row.peak_mib
+
+
+def table(rows: Sequence[LengthRow], value: Value) -> str:
+    """Methods down, lengths across; the best of a length is bold."""
+    lengths = sorted({row.n for row in rows})
+    cells = {(row.method, row.n): value(row) for row in rows}
+    best = {
+        n: min((x for (_, m), x in cells.items() if m == n and x is not None), default=None)
+        for n in lengths
+    }
+
+    def text(method: str, n: int) -> str:
+        found = cells.get((method, n))
+        if found is None:
+            return MISSING
+        shown = f"{found:.3g}" if found < 1000 else f"{found:,.0f}"
+        return f"**{shown}**" if found == best[n] else shown
+
+    lines = [["attention", *(f"{n:,}" for n in lengths)]]
+    for name in METHODS:
+        if any(method == name for method, _ in cells):
+            lines.append([METHODS[name].label, *(text(name, n) for n in lengths)])
+    return markdown(lines)
+
+
+def missing(rows: Sequence[LengthRow]) -> list[list[str]]:
+    """A line for each method and reason, with the lengths; the head first."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.status != OK:
+            reason = row.status.split(": a call")[0].split(": needs about")[0]
+            found.setdefault((METHODS[row.method].label, reason), []).append(row.n)
+    if not found:
+        return []
+    head = ["attention", "reason", "lengths"]
+    return [
+        head,
+        *([m, why, ", ".join(f"{n:,}" for n in sorted(set(ns)))] for (m, why), ns in found.items()),
+    ]
+
+
+def crossings(rows: Sequence[LengthRow]) -> list[str]:
+    """From which length on each of ours is faster than each other attention, in words."""
+    times = {(row.method, row.n): t for row in rows if (t := time_of(row)) is not None}
+    found = []
+    for own in OURS:
+        groups: dict[str, list[str]] = {}
+        for other in METHODS:
+            if other == own or METHODS[other].kind in OURS:
+                continue
+            shared = [n for n in sorted({n for m, n in times if m == other}) if (own, n) in times]
+            if shared:
+                groups.setdefault(_when(own, other, shared, times), []).append(METHODS[other].label)
+        found += [
+            f"{METHODS[own].label}: {when} {_list(labels)}" for when, labels in groups.items()
+        ]
+    return [f"{sentence}." for sentence in found]
+
+
+def _when(own: str, other: str, lengths: list[int], times: dict[tuple[str, int], float]) -> str:
+    """The crossing of two methods: the first length from which on ours is always the faster."""
+    faster = [times[own, n] < times[other, n] for n in lengths]
+    if all(faster):
+        return "at every length that both ran, faster than"
+    if not faster[-1]:
+        return f"at {lengths[-1]:,} tokens not faster than"
+    start = len(faster) - faster[::-1].index(False)
+    return f"from {lengths[start]:,} tokens on, faster than"
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def draw_all(rows: Sequence[LengthRow], out: Path) -> list[Path]:
+    """The two figures: forward and backward, time and memory against length; plain rows."""
+    plain = [r for r in newest(rows) if r.direction == "both" and not r.dropout and not r.padding]
+    if not plain:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    peak = any(row.peak_mib for row in plain)
+    wanted = {
+        "runtime": ("ms, forward and backward", time_of),
+        "memory": ("MiB at the peak" if peak else "MiB kept for the backward", memory_of),
+    }
+    with style():
+        return [
+            path
+            for name, (label, value) in wanted.items()
+            for path in _draw(plain, label, value, out / file_name(name, plain[0].device))
+        ]
+
+
+def _draw(rows: Sequence[LengthRow], label: str, value: Value, stem: Path) -> list[Path]:
+    figure, axes = plt.subplots(figsize=(COLUMN, 3.2))
+    shown = [name for name in METHODS if any(r.method == name and value(r) for r in rows)]
+    lengths = sorted({row.n for row in rows})
+    for name in shown[:MAX_ENTRIES]:
+        points = [(r.n, y) for r in rows if r.method == name and (y := value(r)) is not None]
+        if points:
+            n, y = zip(*sorted(points), strict=True)
+            curve(axes, n, y, METHODS[name].style, METHODS[name].label)
+    length_axis(axes, lengths[:: 2 if len(lengths) > 8 else 1])
+    plain_log_axis(axes)
+    axes.set_ylabel(label)
+    legend(figure, [axes], columns=2)
+    return save(figure, stem)
+
+
+def describe(row: LengthRow) -> str:
+    """A row as one line."""
+    text = f"{row.method:10} {row.direction:8} N {token_text(row.n):>5}  {variant_name(row):32}"
+    if row.status != OK:
+        return f"{text} {row.status}"
+    memory = memory_of(row)
+    return f"{text} {row.ms:10.3f} ms" + (f"  {memory:.1f} MiB" if memory else "")

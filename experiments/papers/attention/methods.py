@@ -1,0 +1,168 @@
+"""The attentions of the papers' tables, each made for one setting behind one interface."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.common.devices import free_memory
+from experiments.common.figures import Style
+from experiments.lra.models.attention import KINDS, Attention, make_attention
+from sparseflash.lengths import real_tokens
+
+GIB = 2**30
+LONGFORMER = "longformer(512)"
+BIGBIRD = "bigbird(64, 3)"
+
+
+@dataclass(frozen=True)
+class Method:
+    """An attention of the tables.
+
+    kind: of experiments.lra.models.attention, or sdpa.
+    exact: computes softmax attention under its mask, which a gate can check.
+    quadratic: its work grows with the square of the length.
+    stores: it keeps N x N matrices.
+    """
+
+    label: str
+    style: Style
+    kind: str
+    mask: str | None = None
+    kernel: SDPBackend | None = None
+    compiled: bool = False
+    exact: bool = False
+    quadratic: bool = False
+    stores: bool = False
+
+
+def _as_lra(name: str, **options: Any) -> Method:
+    kind = KINDS[name]
+    return Method(options.pop("label", kind.label), Style(*kind.style), name, **options)
+
+
+_STORED: dict[str, Any] = {"exact": True, "quadratic": True, "stores": True}
+_DENSE: dict[str, Any] = {"exact": True, "quadratic": True}
+METHODS: dict[str, Method] = {  # in the order of tables; figures take the first eight
+    "standard": _as_lra("standard", label="standard", **_STORED),
+    "compiled": Method(
+        "standard, compiled", Style("#555555", "h", "--"), "standard", compiled=True, **_STORED
+    ),
+    "sdpa": Method("SDPA", Style("#E69F00", "^", "-."), "sdpa", **_DENSE),
+    "sdpa_flash": Method(
+        "FlashAttention-2", Style("#E69F00", "^", "-."), "sdpa",
+        kernel=SDPBackend.FLASH_ATTENTION, **_DENSE,
+    ),
+    "sdpa_cudnn": Method(
+        "cuDNN", Style("#CC79A7", "v", "-."), "sdpa", kernel=SDPBackend.CUDNN_ATTENTION, **_DENSE
+    ),
+    "flash": _as_lra("flash", label="ours, dense", **_DENSE),
+    "sparse": _as_lra("sparse", label="ours, block-sparse", exact=True),
+    "linformer": _as_lra("linformer"),
+    "local": _as_lra("local"),
+    "reformer": _as_lra("reformer"),
+    "smyrf": _as_lra("smyrf"),
+    "linear": _as_lra("linear"),
+    "performer": _as_lra("performer"),
+    "longformer": Method(
+        "Longformer on ours", Style("#009E73", "P", ":"), "sparse", LONGFORMER, exact=True
+    ),
+    "bigbird": Method(
+        "BigBird on ours", Style("#8C564B", "<", ":"), "sparse", BIGBIRD, exact=True
+    ),
+}  # fmt: skip
+CPU_METHODS = tuple(name for name in METHODS if not name.startswith("sdpa_"))
+GPU_METHODS = tuple(name for name in METHODS if name != "sdpa")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method at one shape, with or without dropout and key padding."""
+
+    method: str
+    batch: int
+    heads: int
+    n: int
+    head_dim: int
+    dtype: str
+    dropout: float = 0.0
+    padding: bool = False
+
+    @property
+    def about(self) -> Method:
+        """The method itself."""
+        return METHODS[self.method]
+
+    def lengths(self, device: torch.device) -> Tensor | None:
+        """int32 (batch,): uniform between n - 20 and n, as in the paper; None without padding."""
+        if not self.padding:
+            return None
+        generator = torch.Generator().manual_seed(self.n)
+        least = max(1, self.n - 20)
+        drawn = torch.randint(least, self.n + 1, (self.batch,), generator=generator)
+        return drawn.to(device, torch.int32)
+
+    def unsupported(self, device: torch.device) -> str | None:
+        """Why it cannot run here, found without running it, or None."""
+        if self.about.kernel is not None and device.type != "cuda":
+            return f"unsupported: needs a CUDA device, not {device}"
+        if self.about.kernel is SDPBackend.FLASH_ATTENTION and self.padding:
+            return "unsupported: torch's FlashAttention takes no key padding"
+        need, free = self.matrix_bytes(), free_memory(device)
+        if need > free:
+            return f"out of memory: needs about {need / GIB:.3g} GiB of {free / GIB:.3g} free"
+        return None
+
+    def matrix_bytes(self) -> int:
+        """What a step must hold of N x N matrices: P, dP and dS, and with dropout two more."""
+        count = (5 if self.dropout else 3) if self.about.stores else 0
+        size = DTYPES[self.dtype].itemsize
+        return count * size * self.batch * self.heads * self.n**2
+
+    def make(self, device: torch.device) -> Attention:
+        """The attention as a module on the device, in training mode."""
+        sizes = {"heads": self.heads, "head_dim": self.head_dim, "length": self.n}
+        sizes |= {"dropout": self.dropout}
+        if self.about.kind == "sdpa":
+            made = Sdpa(kernel=self.about.kernel, **sizes)
+        else:
+            made = make_attention(self.about.kind, mask=self.about.mask, **sizes)
+        return made.to(device).train()
+
+    def case(self, attention: Attention) -> Case:
+        """The same for `experiments.bench`: what an exact method computes."""
+        pattern, block = attention.pattern(), 0
+        if pattern is not None:
+            block = 64 if self.n <= 2048 else 128
+        mask = DENSE if pattern is None else str(pattern)
+        heads, n = (self.heads, self.heads), (self.n, self.n)
+        return Case(mask, self.batch, *heads, *n, self.head_dim, self.dtype, block, block)
+
+
+class Sdpa(Attention):
+    """torch's scaled_dot_product_attention: the one it chooses, or the kernel named."""
+
+    def __init__(self, *, kernel: SDPBackend | None, **sizes: Any):
+        super().__init__(**sizes)
+        self.kernel = kernel
+
+    def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+        return real_tokens(lengths, self.length)[:, None, None].expand(-1, 1, self.length, -1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
+            return F.scaled_dot_product_attention(q, k, v, lengths, dropout_p=self.dropout_p)
+
+
+def compiled(attention: Attention, device: torch.device) -> Any:
+    """The attention under torch.compile; on a CPU one compilation serves all lengths."""
+    functorch_config.donated_buffer = False  # so that a backward can be timed on a kept graph
+    if device.type == "cuda":
+        torch._dynamo.reset()  # or the ninth length would be over its recompilation limit
+    return torch.compile(attention, dynamic=device.type == "cpu")

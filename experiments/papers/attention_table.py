@@ -1,0 +1,90 @@
+"""Runtime and memory of attentions against length, in the shape of FlashAttention's appendix E.
+
+    python -m experiments.papers.attention_table
+    python -m experiments.papers.attention_table 'lengths=[1024,4096]' 'methods=[standard,flash]'
+    python -m experiments.papers.attention_table measure=false csv=docs/results/cpu/lengths.csv
+
+Exact attentions pass a gate against float64 first. What runs out of memory, or would take too long,
+gets a row with the reason. Rows that the CSV holds are not measured again: the same command goes on
+where the last one stopped. See docs/results/attention_table.md.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.cases import DTYPES
+from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.devices import find_device
+from experiments.common.program import program
+from experiments.common.records import Records, read
+from experiments.papers.attention.length_report import describe, draw_all, tables
+from experiments.papers.attention.lengths import Run, settings
+from experiments.papers.attention.methods import CPU_METHODS, GPU_METHODS, METHODS
+from experiments.papers.attention.rows import LengthRow
+
+VARIANTS = ("plain", "dropout", "padding", "both")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "lengths": [2**i for i in range(7, 21)], "variants": VARIANTS, "batch": 16, "heads": 8,
+        "dtype": "bfloat16", "seconds": 0.05, "limit_s": 5.0, "minutes": 9.0,
+    },
+    "cpu": {
+        "lengths": [2**i for i in range(7, 12)], "variants": ("plain", "both"), "batch": 1,
+        "heads": 2, "dtype": "float32", "seconds": 0.03, "limit_s": 1.0, "minutes": 4.0,
+    },
+}  # fmt: skip
+
+
+@program("attention_table", "experiments.papers.attention_table")
+def main(options: dict[str, Any], command: str) -> None:
+    """Measures what the options ask for, and writes table and figures."""
+    path = Path(options["csv"])
+    if options["measure"]:
+        device = find_device(options["device"])
+        for name, value in DEFAULTS[device.type].items():
+            options[name] = value if options[name] is None else options[name]
+        known = CPU_METHODS if device.type == "cpu" else GPU_METHODS
+        methods = as_list(options["methods"]) or known
+        check(options, methods)
+        records = Records(path, LengthRow, allow_changes=options["allow_changes"])
+        run = Run(device, options["seconds"], options["limit_s"], records, command)
+        wanted = settings(options, methods, options["dtype"])
+        count = 0
+        for row in run.go(wanted, options["minutes"]):
+            count += 1
+            print(describe(row), flush=True)
+        if count < 3 * len(wanted):
+            left = 3 * len(wanted) - count
+            print(f"{left} measurements are left: the same command goes on with them", flush=True)
+    rows = read(path, LengthRow)
+    if not rows:
+        raise ValueError(f"{path} holds no rows; measure first: {LengthRow.COMMAND}")
+    table = path.with_suffix(".md")
+    table.write_text(tables(rows), encoding="utf-8")
+    print("\n" + tables(rows))
+    plots = draw_all(rows, Path(options["plots"]))
+    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+
+
+def check(options: dict[str, Any], methods: Any) -> None:
+    """Raises ValueError for options out of range."""
+    for name in methods:
+        choose("methods", name, METHODS)
+    options["lengths"], options["variants"] = map(
+        as_list, (options["lengths"], options["variants"])
+    )
+    for n in options["lengths"]:
+        whole_number("lengths", n, 16)
+    for name in options["variants"]:
+        choose("variants", name, VARIANTS)
+    for name in ("batch", "heads", "head_dim", "peers_to"):
+        whole_number(name, options[name])
+    choose("dtype", options["dtype"], DTYPES)
+    for name in ("seconds", "limit_s", "minutes"):
+        positive_number(name, options[name])
+    if not isinstance(options["dropout"], int | float) or not 0 <= options["dropout"] < 1:
+        raise ValueError(f"dropout={options['dropout']!r}: give a number from 0 to below 1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""FLOPs, bytes and time of forward and backward, in the shape of FlashAttention's Figure 2.
+
+    python -m experiments.papers.io
+    python -m experiments.papers.io 'parts=[sparsity]' sparse_n=8192
+    python -m experiments.papers.io measure=false csv=docs/results/cpu/io.csv
+
+Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
+against sparsity. On a GPU, Nsight Compute counts the bytes where it may. Each passes a gate against
+float64 first. See docs/results/io.md.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.cases import DTYPES
+from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.devices import find_device
+from experiments.common.program import program
+from experiments.common.records import OK, Records, read
+from experiments.papers.attention.io_report import describe, draw, tables
+from experiments.papers.attention.io_run import PARTS, measured, plan
+from experiments.papers.attention.methods import METHODS
+from experiments.papers.attention.rows import IoRow
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "methods": ["standard", "compiled", "sdpa_flash", "sdpa_cudnn", "flash"], "batch": 64,
+        "heads": 16, "dtype": "bfloat16", "seconds": 0.15, "sparse_n": 4096, "sparse_block": 128,
+    },
+    "cpu": {
+        "methods": ["standard", "compiled", "sdpa", "flash"], "batch": 1, "heads": 4,
+        "dtype": "float32", "seconds": 0.3, "sparse_n": 2048, "sparse_block": 64,
+    },
+}  # fmt: skip
+SHAPE = ("batch", "heads", "n", "head_dim", "dtype")
+DENSE_ONLY = tuple(name for name, method in METHODS.items() if method.exact and not method.mask)
+
+
+@program("io", "experiments.papers.io")
+def main(options: dict[str, Any], command: str) -> None:
+    """Measures what the options ask for, and writes table and figure."""
+    path = Path(options["csv"])
+    if options["measure"]:
+        device = find_device(options["device"])
+        for name, value in DEFAULTS[device.type].items():
+            options[name] = value if options[name] is None else options[name]
+        check(options)
+        shape = {name: options[name] for name in SHAPE}
+        wanted = plan(options["parts"], options["methods"], shape, options)
+        records = Records(path, IoRow, allow_changes=options["allow_changes"])
+        for what in wanted:
+            row = what.row(device, command)
+            known = records.find(row)
+            if known is None or known.status != OK:
+                row = measured(what, row, device, options["seconds"])
+                if known is None or known.status != row.status:
+                    records.append(row)
+            print(describe(known if known and known.status == OK else row), flush=True)
+    rows = read(path, IoRow)
+    if not rows:
+        raise ValueError(f"{path} holds no rows; measure first: {IoRow.COMMAND}")
+    table = path.with_suffix(".md")
+    table.write_text(tables(rows), encoding="utf-8")
+    print("\n" + tables(rows))
+    plots = draw(rows, Path(options["plots"]))
+    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+
+
+def check(options: dict[str, Any]) -> None:
+    """Raises ValueError for options out of range."""
+    for name in ("parts", "methods", "blocks", "densities"):
+        options[name] = as_list(options[name])
+    for name in options["parts"]:
+        choose("parts", name, PARTS)
+    for name in options["methods"]:
+        choose("methods", name, [name for name in DENSE_ONLY if name != "sparse"])
+    for name in ("batch", "heads", "n", "head_dim", "sparse_n", "sparse_block"):
+        whole_number(name, options[name])
+    choose("dtype", options["dtype"], DTYPES)
+    for name in ("seconds", "density"):
+        positive_number(name, options[name])
+    for value in options["densities"]:
+        positive_number("densities", value)
+
+
+if __name__ == "__main__":
+    main()

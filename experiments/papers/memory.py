@@ -1,0 +1,89 @@
+"""Activation memory and time of Llama layers, with and without activation checkpointing.
+
+    python -m experiments.papers.memory
+    python -m experiments.papers.memory 'lengths=[1024,4096]' dim=1024 hidden=2752 heads=16
+    python -m experiments.papers.memory measure=false csv=docs/results/cpu/memory.csv
+
+Standard attention and ours, each without checkpointing, with every layer checkpointed, and ours
+with attention's out and LSE kept. Peaks of two depths give what a layer adds, beside the formula.
+A context too long for the memory gets a row that says so. See docs/results/memory.md.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.cases import DTYPES
+from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.devices import find_device
+from experiments.common.program import program
+from experiments.common.records import OK, Records, read
+from experiments.papers.attention.memory_report import describe, draw, tables
+from experiments.papers.attention.memory_run import base_row, measured
+from experiments.papers.attention.rows import MemoryRow
+from experiments.papers.attention.stack import ATTENTIONS, CHECKPOINTS, Sizes
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "lengths": [2**i for i in range(10, 17)], "dim": 4096, "hidden": 11008, "heads": 32,
+        "dtype": "bfloat16", "seconds": 0.3,
+    },
+    "cpu": {
+        "lengths": [256, 512, 1024, 2048], "dim": 128, "hidden": 344, "heads": 4,
+        "dtype": "float32", "seconds": 0.2,
+    },
+}  # fmt: skip
+
+
+@program("memory", "experiments.papers.memory")
+def main(options: dict[str, Any], command: str) -> None:
+    """Measures what the options ask for, and writes table and figure."""
+    path = Path(options["csv"])
+    if options["measure"]:
+        device = find_device(options["device"])
+        for name, value in DEFAULTS[device.type].items():
+            options[name] = value if options[name] is None else options[name]
+        check(options)
+        records = Records(path, MemoryRow, allow_changes=options["allow_changes"])
+        names = ("dim", "hidden", "heads", "dtype")
+        for n in sorted(options["lengths"]):
+            sizes = Sizes(options["batch"], n, **{name: options[name] for name in names})
+            for attention in ATTENTIONS:
+                for checkpoint in CHECKPOINTS:
+                    if attention == "standard" and checkpoint == "selective":
+                        continue
+                    row = base_row(sizes, attention, checkpoint, options["layers"], device, command)
+                    known = records.find(row)
+                    if known is None or known.status != OK:
+                        row = measured(row, device, options["seconds"])
+                        if known is None or known.status != row.status:
+                            records.append(row)
+                    print(describe(known if known and known.status == OK else row), flush=True)
+    rows = read(path, MemoryRow)
+    if not rows:
+        raise ValueError(f"{path} holds no rows; measure first: {MemoryRow.COMMAND}")
+    table = path.with_suffix(".md")
+    table.write_text(tables(rows), encoding="utf-8")
+    print("\n" + tables(rows))
+    plots = draw(rows, Path(options["plots"]))
+    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+
+
+def check(options: dict[str, Any]) -> None:
+    """Raises ValueError for options out of range."""
+    options["lengths"] = as_list(options["lengths"])
+    for n in options["lengths"]:
+        whole_number("lengths", n, 16)
+    for name in ("batch", "dim", "hidden", "heads"):
+        whole_number(name, options[name])
+    whole_number("layers", options["layers"], 4)  # half of them: one layer is all edge
+    if options["dim"] % (2 * options["heads"]):
+        raise ValueError(
+            f"dim={options['dim']}: give a multiple of 2 * heads = {2 * options['heads']}, "
+            "for rotary embeddings of whole pairs"
+        )
+    choose("dtype", options["dtype"], DTYPES)
+    positive_number("seconds", options["seconds"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Runtime and memory against length: gate, predictions, rows with reasons, tables and words."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.common.records import OK, Records, read
+from experiments.papers.attention import lengths as runs
+from experiments.papers.attention.length_report import crossings, draw_all, memory_of, table, tables
+from experiments.papers.attention.lengths import Run, settings
+from experiments.papers.attention.measure import PaddedCase, PaddedGate, Step, draw, gate_error
+from experiments.papers.attention.methods import CPU_METHODS, METHODS, Setting
+from experiments.papers.attention.rows import LengthRow
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+PLAIN = [name for name in CPU_METHODS if name != "compiled"]  # which would take seconds to compile
+OPTIONS = {
+    "lengths": [128], "variants": ["plain", "both"], "dropout": 0.1, "batch": 16, "heads": 8,
+    "head_dim": 64, "peers_to": 65536,
+}  # fmt: skip
+
+
+def row(method="standard", n=1024, ms=1.0, **further) -> LengthRow:
+    facts = {"dropout": 0.0, "padding": False, "batch": 1, "heads": 2, "head_dim": 16}
+    facts |= {"direction": "both", "dtype": "float32", "mask": "", "density": None, "status": OK}
+    facts |= LengthRow.origin("cpu", "") | further
+    return LengthRow(method=method, n=n, ms_median=ms, **facts)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("method", [name for name in PLAIN if METHODS[name].exact])
+def test_exact_attentions_pass_the_gate(method, padding):
+    setting = Setting(method, 2, 2, 192, 16, "float32", dropout=0.1, padding=padding)
+    made = setting.make(CPU).eval()
+    lengths = setting.lengths(CPU)
+    case = setting.case(made)
+    ends = () if lengths is None else tuple(lengths.tolist())
+    case = PaddedCase(**{f: getattr(case, f) for f in case.__dataclass_fields__}, lengths=ends)
+    qkv = draw(case, CPU)
+    plan = None if lengths is None else made.plan(lengths, qkv[0].dtype)
+    gate = PaddedGate(case, *qkv)
+    assert gate_error(gate, Step(lambda q, k, v: made(q, k, v, plan), qkv)) < 1e-5
+    wrong = Step(lambda q, k, v: made(q, k, v, plan) * 1.01, qkv)
+    assert gate.verdict(gate_error(gate, wrong))
+
+
+def test_padding_hides_keys_and_their_queries():
+    case = PaddedCase("dense", 2, 1, 1, 64, 64, 16, "float32", 0, 0, lengths=(50, 64))
+    assert case.allowed(0, 0, np.arange(3)).sum() == 150
+    gate = PaddedGate(case, *draw(case, CPU))
+    assert int(gate.rows.max()) < 50
+
+
+def test_lengths_of_padding_are_those_of_the_paper():
+    drawn = Setting("flash", 64, 1, 256, 16, "float32", padding=True).lengths(CPU)
+    assert 236 <= int(drawn.min()) < int(drawn.max()) <= 256
+
+
+def test_long_sequences_come_in_small_batches_and_without_peers():
+    options = OPTIONS | {"lengths": [2**20, 65536], "variants": ["plain"]}
+    found = settings(options, ["standard", "flash", "sparse"], "bfloat16")
+    assert [(s.method, s.n, s.batch) for s in found] == [
+        ("standard", 65536, 16), ("flash", 65536, 16), ("sparse", 65536, 16),
+        ("flash", 2**20, 1), ("sparse", 2**20, 1),
+    ]  # fmt: skip
+
+
+def test_what_cannot_run_is_a_row_with_the_reason(tmp_path):
+    records = Records(tmp_path / "rows.csv", LengthRow)
+    run = Run(CPU, 1e-3, 1.0, records, "")
+    too_long = Setting("standard", 16, 8, 65536, 64, "float32")
+    assert all("out of memory: needs about" in r.status for r in run.go([too_long], None))
+    cuda = Setting("sdpa_flash", 1, 1, 128, 16, "float32")
+    assert all("needs a CUDA device" in r.status for r in run.go([cuda], None))
+    assert len(records.rows) == 6
+    assert len(list(run.go([too_long], None))) == 3 and len(records.rows) == 6
+
+
+def test_slow_calls_are_predicted(tmp_path):
+    run = Run(CPU, 1e-3, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
+    run.last = {("flash", "both", 0.0, False): row("flash", 1024, 100.0)}
+    for n, slow in ((2048, False), (4096, True), (512, False)):
+        setting = Setting("flash", 1, 2, n, 16, "float32")
+        assert bool(run.too_slow(setting, row("flash", n))) == slow
+    linear = Setting("linear", 1, 2, 4096, 16, "float32")
+    run.last = {("linear", "both", 0.0, False): row("linear", 1024, 100.0)}
+    assert run.too_slow(linear, row("linear", 4096)) is None
+
+
+def test_a_failure_is_a_row_and_is_tried_again(tmp_path, monkeypatch):
+    run = Run(CPU, 1e-3, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
+    setting = Setting("local", 1, 1, 64, 16, "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "draw", lambda *_: 1 / 0)
+        assert all(r.status.startswith("failed: division") for r in run.go([setting], None))
+    assert all(r.status == OK for r in run.go([setting], None))
+
+
+def test_memory_of_ours_is_linear_and_of_standard_quadratic():
+    def saved(method: str, n: int) -> float:
+        setting = Setting(method, 1, 1, n, 16, "float32")
+        made = setting.make(CPU)
+        return Step(made, draw(setting.case(made), CPU)).saved_mib()
+
+    assert saved("flash", 1024) == pytest.approx(2 * saved("flash", 512), rel=0.01)
+    assert saved("sparse", 1024) == pytest.approx(saved("flash", 1024), rel=0.01)
+    assert saved("standard", 1024) > 3.7 * saved("standard", 512)
+
+
+def test_crossings_in_words():
+    ours = [row("flash", n, t) for n, t in ((128, 3.0), (256, 4.0), (512, 5.0))]
+    standard = [row("standard", n, t) for n, t in ((128, 1.0), (256, 5.0), (512, 20.0))]
+    linear = [row("linear", n, 1.0) for n in (128, 256, 512)]
+    slow = [row("smyrf", n, 50.0) for n in (128, 256)]
+    assert crossings([*ours, *standard, *linear, *slow]) == [
+        "ours, dense: from 256 tokens on, faster than standard.",
+        "ours, dense: at every length that both ran, faster than Smyrf.",
+        "ours, dense: at 512 tokens not faster than linear attention.",
+    ]
+
+
+def test_tables_and_figures(tmp_path):
+    rows = [row("standard", n, n / 100, saved_mib=n**2 / 1e4) for n in (128, 256)]
+    rows += [row("flash", n, n / 200, saved_mib=n / 100) for n in (128, 256)]
+    rows.append(replace(row("standard", 512), status="out of memory: needs about 3 GiB of 2 free"))
+    text = tables(rows)
+    assert "| standard | 1.28 | 2.56 | – |" in text and "**0.64**" in text
+    assert "| standard | out of memory | 512 |" in text
+    assert table(rows, memory_of).count("**") == 4
+    assert {path.suffix for path in draw_all(rows, tmp_path)} == {".png", ".svg"}
+
+
+def test_program(tmp_path, run_program):
+    csv = tmp_path / "lengths.csv"
+    words = ["lengths=[64]", "heads=1", "head_dim=16", "device=cpu", "seconds=1e-4"]
+    words += [f"methods=[{','.join(PLAIN)}]", f"csv={csv}", f"plots={tmp_path}"]
+    status, printed, error = run_program("papers.attention_table", *words)
+    assert status == 0, error
+    rows = read(csv, LengthRow)
+    assert len(rows) == 2 * 3 * len(PLAIN) and all(r.status == OK for r in rows)
+    assert all((r.error is not None) == METHODS[r.method].exact for r in rows)
+    assert "key padding" in printed and (tmp_path / "lengths.md").exists()
+    run_program("papers.attention_table", *words)
+    assert len(read(csv, LengthRow)) == len(rows)

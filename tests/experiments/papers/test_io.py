@@ -1,0 +1,78 @@
+"""FLOPs, bytes and time: the model's counts, the gate, the rows, the table and the figure."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.bench.cases import DENSE, Case
+from experiments.common.records import OK, read
+from experiments.papers.attention import io_run
+from experiments.papers.attention.io_report import tables
+from experiments.papers.attention.io_run import Measured, counted_gb, measured, traffic, work
+from experiments.papers.attention.published import FIGURE_2, FIGURE_2_SHAPE
+from experiments.papers.attention.rows import IoRow
+
+SMALL = "batch=1 heads=2 n=128 head_dim=16 sparse_n=128 sparse_block=32 blocks=[16,32]".split()
+SMALL += ["densities=[0.5]", "device=cpu", "seconds=1e-3", "methods=[standard,flash]"]
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+
+
+def paper(dtype: str = "bfloat16") -> Case:
+    shape = FIGURE_2_SHAPE
+    n, heads = shape["n"], shape["heads"]
+    return Case(DENSE, shape["batch"], heads, heads, n, n, shape["head_dim"], dtype, 0, 0)
+
+
+def test_counts_at_the_shape_of_the_paper():
+    pairs = 64 * 16 * 1024**2
+    assert work("standard", paper()) == 12 * pairs * 64
+    assert work("flash", paper()) == 14 * pairs * 64
+    assert traffic("standard", paper()) == 2 * (11 * pairs + 12 * 64 * 16 * 1024 * 64)
+    # The published bytes of standard attention have dropout's passes as well, ours their re-reads.
+    assert 0.5 < traffic("standard", paper()) / 1e9 / FIGURE_2["standard"].hbm_gb < 1
+    assert 0.3 < traffic("flash", paper()) / 1e9 / FIGURE_2["flash"].hbm_gb < 1
+
+
+def test_a_mask_saves_work_in_proportion():
+    sparse = replace(paper(), mask="random_blocks(0.25, block=64)", block_q=64, block_k=64)
+    assert work("flash", sparse) == pytest.approx(work("flash", paper()) / 4)
+
+
+def test_program(tmp_path, run_program):
+    csv = tmp_path / "io.csv"
+    words = [*SMALL, f"csv={csv}", f"plots={tmp_path}"]
+    status, printed, error = run_program("papers.io", *words)
+    assert status == 0, error
+    rows = read(csv, IoRow)
+    assert [row.part for row in rows] == ["shape"] * 2 + ["block"] * 2 + ["sparsity"] * 2
+    assert all(row.status == OK and row.error < 1e-4 and row.counted_gb is None for row in rows)
+    standard, ours = rows[:2]
+    # P alone is twice q, k, v and out here
+    assert standard.saved_mib > 1.5 * ours.saved_mib
+    assert "published (A100)" in printed and "40.3" in printed
+    assert len(list(tmp_path.glob("io-*.png"))) == 1
+    status, printed, _ = run_program("papers.io", *words, "measure=false")
+    assert status == 0 and printed.lstrip().startswith(tables(rows)[:60])
+    run_program("papers.io", *words)
+    assert read(csv, IoRow) == rows  # nothing is measured twice
+
+
+def test_what_fails_is_a_row(monkeypatch):
+    what = Measured("shape", "standard", replace(paper("float32"), batch=1, n_q=128, n_k=128))
+    row = what.row(CPU, "")
+    monkeypatch.setattr(io_run, "gate_error", lambda gate, step: 1.0)
+    assert measured(what, row, CPU, 1e-3).status.startswith("wrong result: error 1")
+    huge = Measured("shape", "standard", replace(paper("float32"), n_q=2**20, n_k=2**20))
+    assert measured(huge, row, CPU, 1e-3).status.startswith("out of memory: needs about")
+
+
+def test_counted_bytes_are_those_read_and_written(monkeypatch, capsys):
+    what = Measured("shape", "flash", paper())
+    kernels = [("a", {io_run.READ: 2e9, io_run.WRITTEN: 1e9}), ("b", {io_run.READ: 5e8})]
+    monkeypatch.setattr(io_run, "under_ncu", lambda module, task: kernels)
+    assert counted_gb(what) == 3.5
+    monkeypatch.undo()
+    if not torch.cuda.is_available():
+        assert counted_gb(what) is None and "no counters" in capsys.readouterr().out
