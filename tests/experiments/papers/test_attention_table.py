@@ -13,6 +13,7 @@ from experiments.papers.attention.lengths import Run, settings
 from experiments.papers.attention.measure import PaddedCase, PaddedGate, Step, draw, gate_error
 from experiments.papers.attention.methods import CPU_METHODS, METHODS, Setting
 from experiments.papers.attention.rows import LengthRow
+from sparseflash.testing import relative_error
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
@@ -52,6 +53,18 @@ def test_padding_hides_keys_and_their_queries():
     assert case.allowed(0, 0, np.arange(3)).sum() == 150
     gate = PaddedGate(case, *draw(case, CPU))
     assert int(gate.rows.max()) < 50
+
+
+@pytest.mark.parametrize("method", [name for name in PLAIN if name not in ("linear", "performer")])
+def test_dropout_is_applied_where_there_are_probabilities(method):
+    outs = []
+    for dropout in (0.0, 0.5):
+        setting = Setting(method, 1, 1, 128, 16, "float32", dropout=dropout)
+        torch.manual_seed(0)
+        made = setting.make(CPU)
+        with torch.no_grad():
+            outs.append(made(*draw(setting.case(made), CPU)))
+    assert relative_error(outs[1], outs[0]) > 0.1
 
 
 def test_lengths_of_padding_are_those_of_the_paper():
