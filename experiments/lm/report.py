@@ -18,6 +18,7 @@ LOOKS = (  # of the first cases, and the same again
     ("#CC79A7", "D", "-"),
     ("#E69F00", "P", "--"),
     ("#56B4E9", "X", "-."),
+    ("#888888", "*", ":"),
 )
 
 
@@ -235,9 +236,12 @@ def _draw(plan: str, cases: Sequence[Case], points: Sequence[PointRow], folder: 
             found = [p for p in found if (p.plan, p.case, p.curve) == (plan, first.case, curve)]
             f.curve(axes, [p.x for p in found], [p.loss for p in found], style, first.case)
         labels = {"same": "step", "contexts": "position in the window"}
+        if plan == "contexts":
+            longest = max(case.first.context for case in cases)
+            f.length_axis(axes, [n for i in range(0, 20, 2) if (n := longest >> i)])
+        elif plan != "same":
+            axes.set_xlim(0, 105)
         axes.set_xlabel(labels.get(plan, "pairs (% of the causal ones)"))
         axes.set_ylabel("training loss" if plan == "same" else "validation loss")
-        if plan != "same":
-            axes.set_xscale("log")
         f.legend(figure, [axes])
         return f.save(figure, stem, ("png",))

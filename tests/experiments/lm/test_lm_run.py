@@ -9,12 +9,15 @@ import torch
 from experiments.common.records import read
 from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
-from experiments.lm.plans import PLANS, bucketed, planned, run_plan, thinned
-from experiments.lm.report import filled_page
+from experiments.lm.plans import PLANS, bucketed, make_row, planned, run_plan, thinned
+from experiments.lm.prepare import make_model
+from experiments.lm.report import Case, difference, filled_page
 from experiments.lm.result import tail
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
 from experiments.lm.session import Session
+from experiments.lm.settings import make_settings
+from experiments.lm.tokens import load_corpus
 from experiments.lra.training.clock import Interrupted
 
 
@@ -145,6 +148,37 @@ def test_a_plan_is_rows_a_table_and_a_figure(plan, options, tmp_path, capsys, on
     again = read(tmp_path / "rows" / "results.csv", ModelRow)
     assert [row.key for row in again if row.plan == plan] == [row.key for row in rows]
     assert not list((tmp_path / "runs").rglob("checkpoint.pt"))
+
+
+def test_the_validation_loss_is_that_of_the_validation_part(settings):
+    here = settings(steps=8)
+    result = train(here)
+    corpus = load_corpus(here.data, "bytes", here.cache_dir)
+    model, _ = make_model(here, corpus)
+    weights = torch.load(here.folder / "checkpoint.pt", weights_only=True)["model"]
+    model.load_state_dict(weights)
+    tokens = torch.from_numpy(corpus.val[:65].astype(int))
+    losses = model.eval()(tokens[:64].view(2, 32), tokens[1:].view(2, 32))
+    assert result["val_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+    assert result["positions"] == pytest.approx(losses.mean(0).tolist(), rel=1e-3)
+
+
+def test_tables_have_percent_and_perplexity(options, one_thread):
+    rows = run_plan("same", options(steps=2, cases=["standard", "ours"]), "")
+    first, second = (
+        replace(row, train_loss=x, val_loss=1.0) for row, x in zip(rows, (2.0, 2.01), strict=True)
+    )
+    assert difference(Case([second]), Case([first])) == pytest.approx(0.5)
+    assert Case([first]).perplexity == "2.72"
+    assert Case([first, replace(first, seed=1, val_loss=2.0)]).perplexity == "5.05 ± 2.34"
+    settings = make_settings(options(steps=2, provider="standard", keep=False))
+    result = train(settings) | {"positions": [4.0, 3.0, 2.0, 1.0] * 2}  # complete already
+    assert make_row("same", "a", settings, result).late_loss == 1.5
+
+
+def test_contexts_have_equal_tokens_a_step(options):
+    found = planned("contexts", options(context=64, batch=4))
+    assert {s.context * s.batch for _, s in found} == {256} and len(found) == 4
 
 
 def test_a_page_without_a_place_is_refused():
