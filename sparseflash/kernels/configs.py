@@ -28,7 +28,7 @@ Table = dict[tuple[str, int], Tiles]
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
 # copy: addresses need registers. Rows are measured for Hopper, the padded ones apart; all others
-# are chosen by what compiles with few spills (docs/results/triton_versions.md).
+# are chosen by what compiles with few spills (docs/results/compile_matrix.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -65,6 +65,7 @@ _PADDED: Table = {
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),
     ("forward partial", 128): Tiles(128, 64, 8, 2),
+    ("forward padded", 128): Tiles(64, 32, 8, 2),
     ("forward padded", 256): Tiles(64, 32, 4, 2),
     ("backward_kv", 32): Tiles(128, 64, 8, 1),
     ("backward_kv partial", 64): Tiles(64, 64, 8, 1),
