@@ -4,8 +4,8 @@
     python -m experiments.plot csv=docs/results/h200/page.csv 'pages=[README.md]'
 
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
-In a page, a table stands between `<!-- rows: density -->` or `<!-- rows: masks -->` and
-`<!-- end -->`.
+In a page, a table stands between `<!-- rows: NAME -->` and `<!-- end -->`; NAME is density, masks,
+or versions, which has a column for each Triton of the rows.
 """
 
 from collections.abc import Sequence
@@ -63,12 +63,13 @@ def patterns(rows: Sequence[SpeedRow], most: int = 12) -> list[masks.BlockMask]:
 @program("plot")
 def main(options: dict[str, Any], command: str) -> None:
     """Draws the figures, fills the tables of the pages, and prints the paths."""
-    triton = options["triton"]
-    rows = measured(options["csv"], None if triton is None else str(triton))
+    triton = None if options["triton"] is None else str(options["triton"])
+    rows = measured(options["csv"], triton)
+    every = [row for row in read(options["csv"], SpeedRow) if triton in (None, row.triton)]
     filled = {}
     for page in map(Path, as_list(options["pages"])):
         try:
-            filled[page] = fill(page.read_text(), rows)
+            filled[page] = fill(page.read_text(), every)
         except OSError as error:
             raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
     print(f"rows: {options['csv']}")

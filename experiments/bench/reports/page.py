@@ -32,7 +32,7 @@ def fill(text: str, rows: Sequence[SpeedRow]) -> str:
     def table(name: str) -> str:
         lines = TABLES[name](rows)
         if not lines:
-            raise ValueError(f"no row belongs to <!-- rows: {name} -->: measure with grid=page")
+            raise ValueError(f"no row belongs to <!-- rows: {name} -->: measure it first")
         return lines
 
     return text_table.fill(text, {name: partial(table, name) for name in TABLES})
@@ -71,7 +71,35 @@ def by_mask(rows: Sequence[SpeedRow]) -> str:
     return _about(chosen) + "\n\n" + _markdown(lines)
 
 
-TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {"density": by_density, "masks": by_mask}
+def by_version(rows: Sequence[SpeedRow]) -> str:
+    """TFLOP/s of the Hopper kernels with each version of Triton, and the least over the best.
+
+    Empty where there are none.
+    """
+    rows = [row for row in rows if row.provider == "hopper"]
+    chosen = [r for same in grouped(rows, lambda r: r.triton) for r in _measured(same)]
+    if not chosen:
+        return ""
+    tritons = sorted({row.triton for row in chosen})
+    lines = [["head dim", "density", *(f"Triton {t}" for t in tritons), "least / best"]]
+    for same in grouped(chosen, lambda r: (r.head_dim, r.mask)):
+        first = same[0]
+        density = "no mask" if first.mask == DENSE else f"{first.density:.5g}"
+        rates = [_rates([r for r in same if r.triton == t]) for t in tritons]
+        shares = [
+            f"{min(found) / max(found):.2f}"
+            for direction in ("forward", "backward")
+            if (found := [r.tflops for r in same if r.direction == direction and r.tflops])
+        ]
+        lines.append([str(first.head_dim), density, *rates, " / ".join(shares)])
+    return _about(chosen) + "\n\n" + _markdown(lines)
+
+
+TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
+    "density": by_density,
+    "masks": by_mask,
+    "versions": by_version,
+}
 
 
 def _measured(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
@@ -111,6 +139,9 @@ def _about(rows: Sequence[SpeedRow]) -> str:
     dates, rounds = sorted({r.date[:10] for r in rows}), max(r.round for r in rows)
     peers = sorted({f", flash-attn-4 {r.version}" for r in rows if r.version})
     spread = max(map(_range, rows))
+    torches, tritons = (
+        ", ".join(sorted({getattr(r, name) for r in rows})) for name in ("torch", "triton")
+    )
     length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     times = (
@@ -119,7 +150,7 @@ def _about(rows: Sequence[SpeedRow]) -> str:
     return (
         f"One {first.device}, {first.dtype}, {length} tokens."
         " TFLOP/s of the computed blocks, forward / backward.\n"
-        f"torch {first.torch}, Triton {first.triton}{''.join(peers)}, {date}, {times}."
+        f"torch {torches}, Triton {tritons}{''.join(peers)}, {date}, {times}."
     )
 
 

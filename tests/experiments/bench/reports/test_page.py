@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.page import by_density, by_mask, fill
+from experiments.bench.reports.page import by_density, by_mask, by_version, fill
 from experiments.bench.rows import SpeedRow
 from experiments.common.provenance import ROOT
 from experiments.common.records import read
@@ -88,7 +88,33 @@ def test_what_cannot_be_filled_is_an_error(page, error):
         fill(page, ROWS[:1])
 
 
-def test_the_first_page_shows_its_rows():
-    rows = read(ROOT / "docs/results/h200/limits_repeated.csv", SpeedRow)
-    page = (ROOT / "README.md").read_text()
-    assert fill(page, rows) == page
+def test_versions_of_triton_stand_side_by_side():
+    def rounds(triton, direction, *tflops):
+        made = row("hopper", direction, 1.0, head_dim=64, triton=triton)
+        return [replace(made, round=n, tflops=t, ms_median=1 / t) for n, t in enumerate(tflops, 1)]
+
+    rows = [
+        *rounds("3.7", "forward", 410, 400, 390),
+        *rounds("3.6", "forward", 500),
+        *rounds("3.6", "backward", 300),
+        row("fa4", "forward", 600, head_dim=64, triton="3.7"),
+    ]
+    about, _, table = by_version(rows).partition("\n\n")
+    assert "Triton 3.6, 3.7, 2026-01-02, medians of 3 rounds" in about
+    assert table.splitlines()[::2] == [
+        "| head dim | density | Triton 3.6 | Triton 3.7 | least / best |",
+        "| 64 | no mask | 500 / 300 | 400 (forward) | 0.80 / 1.00 |",
+    ]
+    assert by_version(rows[-1:]) == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "rows"),
+    [
+        ("README.md", "limits_repeated.csv"),
+        ("docs/results/triton_versions.md", "tritons.csv"),
+    ],
+)
+def test_pages_show_their_rows(page, rows):
+    text = (ROOT / page).read_text()
+    assert fill(text, read(ROOT / "docs/results/h200" / rows, SpeedRow)) == text
