@@ -100,7 +100,8 @@ def resolve(text: str | None, *, causal: bool) -> Mask | Selector | None:
     if text is None or text == "dense":
         return masks.causal() if causal else None
     mask = masks.parse(text)
-    if not causal or str(mask) == str(masks.causal()):
+    parts = mask.parts if mask.kind == "&" else (mask,)
+    if not causal or masks.causal() in parts:  # streaming(..) for one is causal itself
         return mask
     return mask & masks.causal()
 

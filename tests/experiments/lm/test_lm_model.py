@@ -102,6 +102,12 @@ def test_moba_is_one_of_the_masks():
         resolve("moba(24, 2)", causal=True)
 
 
+@pytest.mark.parametrize("text", ["streaming(4, 8)", "causal()", "sliding(8)"])
+def test_a_decoders_mask_is_causal_once(text):
+    mask = resolve(text, causal=True)
+    assert str(mask).count("causal()") == 1 and resolve(str(mask), causal=True) == mask
+
+
 def test_shares_count_against_the_causal_mask():
     assert shares(model_of("sparse"))[1] == pytest.approx(1)
     density, pairs = shares(model_of("sparse", "sliding:8"))
