@@ -16,10 +16,11 @@ from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
-from experiments.common.records import Records, read
+from experiments.common.records import Records
 from experiments.papers.attention.length_report import describe, draw_all, tables
 from experiments.papers.attention.lengths import Run, settings
 from experiments.papers.attention.methods import CPU_METHODS, GPU_METHODS, METHODS
+from experiments.papers.attention.resume import publish, tell
 from experiments.papers.attention.rows import LengthRow
 
 VARIANTS = ("plain", "dropout", "padding", "both")
@@ -49,21 +50,8 @@ def main(options: dict[str, Any], command: str) -> None:
         records = Records(path, LengthRow, allow_changes=options["allow_changes"])
         run = Run(device, options["seconds"], options["limit_s"], records, command)
         wanted = settings(options, methods, options["dtype"])
-        count = 0
-        for row in run.go(wanted, options["minutes"]):
-            count += 1
-            print(describe(row), flush=True)
-        if count < 3 * len(wanted):
-            left = 3 * len(wanted) - count
-            print(f"{left} measurements are left: the same command goes on with them", flush=True)
-    rows = read(path, LengthRow)
-    if not rows:
-        raise ValueError(f"{path} holds no rows; measure first: {LengthRow.COMMAND}")
-    table = path.with_suffix(".md")
-    table.write_text(tables(rows), encoding="utf-8")
-    print("\n" + tables(rows))
-    plots = draw_all(rows, Path(options["plots"]))
-    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+        tell(run.go(wanted, options["minutes"]), 3 * len(wanted), describe)
+    publish(path, LengthRow, tables, draw_all, options)
 
 
 def check(options: dict[str, Any], methods: Any) -> None:

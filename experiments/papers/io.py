@@ -6,30 +6,37 @@
 
 Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
 against sparsity. On a GPU, Nsight Compute counts the bytes where it may. Each passes a gate against
-float64 first. See docs/results/io.md.
+float64 first. Rows that the CSV holds are not measured again: the same command goes on where the
+last one stopped. See docs/results/io.md.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
-from experiments.common.records import OK, Records, read
+from experiments.common.records import Records
 from experiments.papers.attention.io_report import describe, draw, tables
-from experiments.papers.attention.io_run import PARTS, measured, plan
+from experiments.papers.attention.io_run import PARTS, Measured, measured, plan
 from experiments.papers.attention.methods import METHODS
+from experiments.papers.attention.resume import publish, resumed, tell
 from experiments.papers.attention.rows import IoRow
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {
         "methods": ["standard", "compiled", "sdpa_flash", "sdpa_cudnn", "flash"], "batch": 64,
         "heads": 16, "dtype": "bfloat16", "seconds": 0.15, "sparse_n": 4096, "sparse_block": 128,
+        "minutes": 9.0,
     },
     "cpu": {
         "methods": ["standard", "compiled", "sdpa", "flash"], "batch": 1, "heads": 4,
         "dtype": "float32", "seconds": 0.3, "sparse_n": 2048, "sparse_block": 64,
+        "minutes": 4.0,
     },
 }  # fmt: skip
 SHAPE = ("batch", "heads", "n", "head_dim", "dtype")
@@ -48,22 +55,17 @@ def main(options: dict[str, Any], command: str) -> None:
         shape = {name: options[name] for name in SHAPE}
         wanted = plan(options["parts"], options["methods"], shape, options)
         records = Records(path, IoRow, allow_changes=options["allow_changes"])
-        for what in wanted:
-            row = what.row(device, command)
-            known = records.find(row)
-            if known is None or known.status != OK:
-                row = measured(what, row, device, options["seconds"])
-                if known is None or known.status != row.status:
-                    records.append(row)
-            print(describe(known if known and known.status == OK else row), flush=True)
-    rows = read(path, IoRow)
-    if not rows:
-        raise ValueError(f"{path} holds no rows; measure first: {IoRow.COMMAND}")
-    table = path.with_suffix(".md")
-    table.write_text(tables(rows), encoding="utf-8")
-    print("\n" + tables(rows))
-    plots = draw(rows, Path(options["plots"]))
-    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+        groups = (
+            ([what.row(device, command)], partial(measure, what, device, options["seconds"]))
+            for what in wanted
+        )
+        tell(resumed(groups, records, options["minutes"]), len(wanted), describe)
+    publish(path, IoRow, tables, draw, options)
+
+
+def measure(what: Measured, device: torch.device, seconds: float, rows: list[IoRow]) -> list[IoRow]:
+    """The rows of one thing, measured."""
+    return [measured(what, row, device, seconds) for row in rows]
 
 
 def check(options: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ def check(options: dict[str, Any]) -> None:
     for name in ("batch", "heads", "n", "head_dim", "sparse_n", "sparse_block"):
         whole_number(name, options[name])
     choose("dtype", options["dtype"], DTYPES)
-    for name in ("seconds", "density"):
+    for name in ("seconds", "density", "minutes"):
         positive_number(name, options[name])
     for value in options["densities"]:
         positive_number("densities", value)

@@ -6,30 +6,35 @@
 
 Standard attention and ours, each without checkpointing, with every layer checkpointed, and ours
 with attention's out and LSE kept. Peaks of two depths give what a layer adds, beside the formula.
-A context too long for the memory gets a row that says so. See docs/results/memory.md.
+A context too long for the memory gets a row that says so. Rows that the CSV holds are not measured
+again: the same command goes on where the last one stopped. See docs/results/memory.md.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
-from experiments.common.records import OK, Records, read
+from experiments.common.records import Records
 from experiments.papers.attention.memory_report import describe, draw, tables
 from experiments.papers.attention.memory_run import base_row, measured
+from experiments.papers.attention.resume import publish, resumed, tell
 from experiments.papers.attention.rows import MemoryRow
 from experiments.papers.attention.stack import ATTENTIONS, CHECKPOINTS, Sizes
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {
         "lengths": [2**i for i in range(10, 17)], "dim": 4096, "hidden": 11008, "heads": 32,
-        "dtype": "bfloat16", "seconds": 0.3,
+        "dtype": "bfloat16", "seconds": 0.3, "minutes": 9.0,
     },
     "cpu": {
         "lengths": [256, 512, 1024, 2048], "dim": 128, "hidden": 344, "heads": 4,
-        "dtype": "float32", "seconds": 0.2,
+        "dtype": "float32", "seconds": 0.2, "minutes": 4.0,
     },
 }  # fmt: skip
 
@@ -44,28 +49,30 @@ def main(options: dict[str, Any], command: str) -> None:
             options[name] = value if options[name] is None else options[name]
         check(options)
         records = Records(path, MemoryRow, allow_changes=options["allow_changes"])
-        names = ("dim", "hidden", "heads", "dtype")
-        for n in sorted(options["lengths"]):
-            sizes = Sizes(options["batch"], n, **{name: options[name] for name in names})
-            for attention in ATTENTIONS:
-                for checkpoint in CHECKPOINTS:
-                    if attention == "standard" and checkpoint == "selective":
-                        continue
-                    row = base_row(sizes, attention, checkpoint, options["layers"], device, command)
-                    known = records.find(row)
-                    if known is None or known.status != OK:
-                        row = measured(row, device, options["seconds"])
-                        if known is None or known.status != row.status:
-                            records.append(row)
-                    print(describe(known if known and known.status == OK else row), flush=True)
-    rows = read(path, MemoryRow)
-    if not rows:
-        raise ValueError(f"{path} holds no rows; measure first: {MemoryRow.COMMAND}")
-    table = path.with_suffix(".md")
-    table.write_text(tables(rows), encoding="utf-8")
-    print("\n" + tables(rows))
-    plots = draw(rows, Path(options["plots"]))
-    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+        rows = planned(options, device, command)
+        groups = (([row], partial(measure, device, options["seconds"])) for row in rows)
+        tell(resumed(groups, records, options["minutes"]), len(rows), describe)
+    publish(path, MemoryRow, tables, draw, options)
+
+
+def planned(options: dict[str, Any], device: torch.device, command: str) -> list[MemoryRow]:
+    """The rows to measure, the short lengths first."""
+    names = ("dim", "hidden", "heads", "dtype")
+    return [
+        base_row(
+            Sizes(options["batch"], n, **{name: options[name] for name in names}),
+            attention, checkpoint, options["layers"], device, command,
+        )
+        for n in sorted(options["lengths"])
+        for attention in ATTENTIONS
+        for checkpoint in CHECKPOINTS
+        if (attention, checkpoint) != ("standard", "selective")
+    ]  # fmt: skip
+
+
+def measure(device: torch.device, seconds: float, rows: list[MemoryRow]) -> list[MemoryRow]:
+    """The rows, measured."""
+    return [measured(row, device, seconds) for row in rows]
 
 
 def check(options: dict[str, Any]) -> None:
@@ -82,7 +89,8 @@ def check(options: dict[str, Any]) -> None:
             "for rotary embeddings of whole pairs"
         )
     choose("dtype", options["dtype"], DTYPES)
-    positive_number("seconds", options["seconds"])
+    for name in ("seconds", "minutes"):
+        positive_number(name, options[name])
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from experiments.common.figures import (
-    COLUMN,
-    MAX_ENTRIES,
+    PAGE,
     curve,
     file_name,
-    legend,
     length_axis,
     plain_log_axis,
     save,
@@ -163,19 +162,27 @@ def draw_all(rows: Sequence[LengthRow], out: Path) -> list[Path]:
 
 
 def _draw(rows: Sequence[LengthRow], label: str, value: Value, stem: Path) -> list[Path]:
-    figure, axes = plt.subplots(figsize=(COLUMN, 3.2))
+    """A panel a group of methods, each with a legend of its own; ours is in every one."""
     shown = [name for name in METHODS if any(r.method == name and value(r) for r in rows)]
+    groups = dict.fromkeys(METHODS[name].group for name in shown)
+    figure, panels = plt.subplots(1, len(groups), figsize=(PAGE, 3.6), squeeze=False, sharey=True)
+    for axes, group in zip(panels[0], groups, strict=True):
+        axes.set_title(group, loc="left")
+        _panel(axes, rows, [n for n in shown if METHODS[n].group == group or n == "sparse"], value)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    panels[0][0].set_ylabel(label)
+    return save(figure, stem)
+
+
+def _panel(axes: Axes, rows: Sequence[LengthRow], names: Sequence[str], value: Value) -> None:
     lengths = sorted({row.n for row in rows})
-    for name in shown[:MAX_ENTRIES]:
+    for name in names:
         points = [(r.n, y) for r in rows if r.method == name and (y := value(r)) is not None]
         if points:
             n, y = zip(*sorted(points), strict=True)
             curve(axes, n, y, METHODS[name].style, METHODS[name].label)
     length_axis(axes, lengths[:: 2 if len(lengths) > 8 else 1])
     plain_log_axis(axes)
-    axes.set_ylabel(label)
-    legend(figure, [axes], columns=2)
-    return save(figure, stem)
 
 
 def describe(row: LengthRow) -> str:

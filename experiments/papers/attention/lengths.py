@@ -1,13 +1,12 @@
 """The run of experiments.papers.attention_table: settings in order, predictions, rows."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from experiments.bench.warm import breaks_context
 from experiments.common.records import OK, Records
 from experiments.papers.attention.measure import (
     DIRECTIONS,
@@ -20,7 +19,8 @@ from experiments.papers.attention.measure import (
     time_call,
     why,
 )
-from experiments.papers.attention.methods import Setting, compiled
+from experiments.papers.attention.methods import PUBLISHED, Setting, compiled
+from experiments.papers.attention.resume import resumed
 from experiments.papers.attention.rows import LengthRow
 
 LEFT_OUT = "left out"
@@ -55,23 +55,17 @@ class Run:
 
     def go(self, settings: Sequence[Setting], minutes: float | None) -> Iterator[LengthRow]:
         """Every row, measured or known; ends early after `minutes`, or when the GPU is lost."""
-        end = time.monotonic() + 60 * minutes if minutes else None
-        for setting in settings:
-            rows = self.rows(setting)
-            if any(not row.status or row.status.startswith("failed") for row in rows.values()):
-                if end and time.monotonic() > end:
-                    return
-                for row in self.measured(setting, rows).values():
-                    known = self.records.find(row)
-                    if known is None or known.status != row.status:
-                        self.records.append(row)
-                    rows[row.direction] = row
-            yield from rows.values()
-            for row in rows.values():
-                if row.status == OK:
-                    self.last[_series(row)] = row
-                if breaks_context(row.status):
-                    return
+        groups = (
+            (list(self.rows(setting).values()), partial(self._group, setting))
+            for setting in settings
+        )
+        for row in resumed(groups, self.records, minutes):
+            if row.status == OK:
+                self.last[_series(row)] = row
+            yield row
+
+    def _group(self, setting: Setting, rows: Sequence[LengthRow]) -> list[LengthRow]:
+        return list(self.measured(setting, {row.direction: row for row in rows}).values())
 
     def measured(self, setting: Setting, rows: Rows) -> Rows:
         """The rows with times, or with the status that says why there are none."""
@@ -137,7 +131,7 @@ def _series(row: LengthRow) -> tuple[object, ...]:
 
 def mask_of(setting: Setting) -> tuple[str, float | None]:
     """The mask of a block-sparse method and its density; empty for the others."""
-    if setting.about.kind != "sparse":
+    if setting.about.kind not in ("sparse", *PUBLISHED):
         return "", None
     case = setting.case(setting.make(torch.device("cpu")))
     return case.mask, case.density

@@ -14,21 +14,25 @@ from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
 from experiments.lra.models.attention import KINDS, Attention, make_attention
+from experiments.papers.attention.blocked_gather import BlockedGather
+from experiments.papers.attention.sliding_chunks import SlidingChunks
 from sparseflash.lengths import real_tokens
 
 GIB = 2**30
-LONGFORMER = "longformer(512)"
-BIGBIRD = "bigbird(64, 3)"
+WINDOW, BIGBIRD_SIZES = {"window": 512}, {"block": 64, "random": 3}
+LONGFORMER, BIGBIRD = "longformer(512)", "bigbird(64, 3)"
+EFFICIENT, PATTERNS = "efficient attention", "Longformer and BigBird"
 
 
 @dataclass(frozen=True)
 class Method:
     """An attention of the tables.
 
-    kind: of experiments.lra.models.attention, or sdpa.
+    kind: of experiments.lra.models.attention, sdpa, or one of PUBLISHED, a form as published.
     exact: computes softmax attention under its mask, which a gate can check.
     quadratic: its work grows with the square of the length.
     stores: it keeps N x N matrices.
+    group: the panel of a figure that shows it; ours under a mask is in each.
     """
 
     label: str
@@ -40,6 +44,7 @@ class Method:
     exact: bool = False
     quadratic: bool = False
     stores: bool = False
+    group: str = "exact attention"
 
 
 def _as_lra(name: str, **options: Any) -> Method:
@@ -49,7 +54,7 @@ def _as_lra(name: str, **options: Any) -> Method:
 
 _STORED: dict[str, Any] = {"exact": True, "quadratic": True, "stores": True}
 _DENSE: dict[str, Any] = {"exact": True, "quadratic": True}
-METHODS: dict[str, Method] = {  # in the order of tables; figures take the first eight
+METHODS: dict[str, Method] = {  # in the order of tables; at most eight in a group
     "standard": _as_lra("standard", label="standard", **_STORED),
     "compiled": Method(
         "standard, compiled", Style("#555555", "h", "--"), "standard", compiled=True, **_STORED
@@ -64,19 +69,30 @@ METHODS: dict[str, Method] = {  # in the order of tables; figures take the first
     ),
     "flash": _as_lra("flash", label="ours, dense", **_DENSE),
     "sparse": _as_lra("sparse", label="ours, block-sparse", exact=True),
-    "linformer": _as_lra("linformer"),
-    "local": _as_lra("local"),
-    "reformer": _as_lra("reformer"),
-    "smyrf": _as_lra("smyrf"),
-    "linear": _as_lra("linear"),
-    "performer": _as_lra("performer"),
+    "linformer": _as_lra("linformer", group=EFFICIENT),
+    "local": _as_lra("local", group=EFFICIENT),
+    "reformer": _as_lra("reformer", group=EFFICIENT),
+    "smyrf": _as_lra("smyrf", group=EFFICIENT),
+    "linear": _as_lra("linear", group=EFFICIENT),
+    "performer": _as_lra("performer", group=EFFICIENT),
     "longformer": Method(
-        "Longformer on ours", Style("#009E73", "P", ":"), "sparse", LONGFORMER, exact=True
+        "Longformer on ours", Style("#009E73", "P", ":"), "sparse", LONGFORMER, exact=True,
+        group=PATTERNS,
     ),
     "bigbird": Method(
-        "BigBird on ours", Style("#8C564B", "<", ":"), "sparse", BIGBIRD, exact=True
+        "BigBird on ours", Style("#8C564B", "<", ":"), "sparse", BIGBIRD, exact=True,
+        group=PATTERNS,
+    ),
+    "chunks": Method(
+        "Longformer, sliding chunks", Style("#009E73", "P", "-"), "chunks", exact=True,
+        group=PATTERNS,
+    ),
+    "gather": Method(
+        "BigBird, blocked gather", Style("#8C564B", "<", "-"), "gather", exact=True,
+        group=PATTERNS,
     ),
 }  # fmt: skip
+PUBLISHED = {"chunks": (SlidingChunks, WINDOW), "gather": (BlockedGather, BIGBIRD_SIZES)}
 CPU_METHODS = tuple(name for name in METHODS if not name.startswith("sdpa_"))
 GPU_METHODS = tuple(name for name in METHODS if name != "sdpa")
 
@@ -131,6 +147,9 @@ class Setting:
         sizes |= {"dropout": self.dropout}
         if self.about.kind == "sdpa":
             made = Sdpa(kernel=self.about.kernel, **sizes)
+        elif self.about.kind in PUBLISHED:
+            form, own = PUBLISHED[self.about.kind]
+            made = form(**own, **sizes)
         else:
             made = make_attention(self.about.kind, mask=self.about.mask, **sizes)
         return made.to(device).train()

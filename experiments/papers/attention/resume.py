@@ -1,0 +1,63 @@
+"""Measuring what a file of rows lacks, within a time, and what programs print of it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.bench.warm import breaks_context
+from experiments.common.records import Records, TimedRow, read
+
+R = TypeVar("R", bound=TimedRow)
+Group = tuple[Sequence[R], Callable[[list[R]], Iterable[R]]]
+
+
+def resumed(groups: Iterable[Group[R]], records: Records[R], minutes: float | None) -> Iterator[R]:
+    """Every row, measured or known; ends early after `minutes`, or when the GPU is lost.
+
+    groups: rows before they are measured, which are measured together, and what measures them.
+    Rows with a time or a reason are not measured again; those that failed are.
+    """
+    end = time.monotonic() + 60 * minutes if minutes else None
+    for rows, measure in groups:
+        found = [records.find(row) or row for row in rows]
+        if any(not row.status or row.status.startswith("failed") for row in found):
+            if end and time.monotonic() > end:
+                return
+            found = list(measure(found))
+            for row in found:
+                known = records.find(row)
+                if known is None or known.status != row.status:
+                    records.append(row)
+        yield from found
+        if any(breaks_context(row.status) for row in found):
+            return
+
+
+def tell(rows: Iterable[R], wanted: int, describe: Callable[[R], str]) -> None:
+    """Prints each row as it comes, and how many of those wanted are left."""
+    count = 0
+    for row in rows:
+        count += 1
+        print(describe(row), flush=True)
+    if count < wanted:
+        left = wanted - count
+        print(f"{left} measurements are left: the same command goes on with them", flush=True)
+
+
+def publish(
+    path: Path,
+    kind: type[R],
+    tables: Callable[[list[R]], str],
+    draw: Callable[[list[R], Path], Sequence[Path]],
+    options: dict[str, Any],
+) -> None:
+    """Writes and prints the tables of a file of rows, and draws its figures."""
+    rows = read(path, kind)
+    if not rows:
+        raise ValueError(f"{path} holds no rows; measure first: {kind.COMMAND}")
+    table, text = path.with_suffix(".md"), tables(rows)
+    table.write_text(text, encoding="utf-8")
+    print("\n" + text)
+    plots = draw(rows, Path(options["plots"]))
+    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
