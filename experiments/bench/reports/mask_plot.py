@@ -43,9 +43,9 @@ def draw_masks(found: Sequence[masks.BlockMask], columns: int = 4) -> Figure:
 
 
 def _wrapped(text: str, width: int = 30) -> str:
-    """The text of a mask in lines of about `width`, broken after its operators."""
+    """The text of a mask in lines of about `width`, broken after its operators and commas."""
     lines = [""]
-    for word in re.split(r"(?<=[|&\-+*])\s*", text):
+    for word in re.split(r"(?<=[|&\-+*,])\s*", text):
         if lines[-1] and len(lines[-1]) + len(word) > width:
             lines.append("")
         lines[-1] += word + " "

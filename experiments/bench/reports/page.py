@@ -38,10 +38,14 @@ def fill(text: str, rows: Sequence[SpeedRow]) -> str:
     return text_table.fill(text, {name: partial(table, name) for name in TABLES})
 
 
-def by_density(rows: Sequence[SpeedRow]) -> str:
-    """TFLOP/s by density of random masks, each head dim with its providers."""
-    rows = [r for r in _measured(rows) if r.provider in MAIN]
-    chosen = [r for r in rows if _regular(r, rows[0])]
+def by_density(
+    rows: Sequence[SpeedRow], providers: Sequence[str] = MAIN, head_dim: int | None = None
+) -> str:
+    """TFLOP/s by density of random masks, each head dim (or this one) with its providers."""
+    rows = [r for r in _measured(rows) if r.provider in providers]
+    chosen = [r for r in rows if _regular(r, rows[0]) and head_dim in (None, r.head_dim)]
+    if not chosen:
+        return ""
     dims = sorted({r.head_dim for r in chosen}, reverse=True)
     columns = [(d, p) for d in dims for p in COLUMNS if _at(chosen, d, p)]
     lines = [["density", *(_title(d, p) for d, p in columns)]]
@@ -97,6 +101,8 @@ def by_version(rows: Sequence[SpeedRow]) -> str:
 
 TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
     "density": by_density,
+    "density_128": partial(by_density, providers=tuple(COLUMNS), head_dim=128),
+    "density_64": partial(by_density, providers=tuple(COLUMNS), head_dim=64),
     "masks": by_mask,
     "versions": by_version,
 }
@@ -136,7 +142,7 @@ def _rate(tflops: float) -> str:
 def _about(rows: Sequence[SpeedRow]) -> str:
     """What the rows share: device, shape, versions, dates, rounds."""
     first, tokens = rows[0], sorted({r.n_q for r in rows})
-    dates, rounds = sorted({r.date[:10] for r in rows}), max(r.round for r in rows)
+    dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
     peers = sorted({f", flash-attn-4 {r.version}" for r in rows if r.version})
     spread = max(map(_range, rows))
     torches, tritons = (
@@ -144,9 +150,10 @@ def _about(rows: Sequence[SpeedRow]) -> str:
     )
     length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    times = (
-        "one round" if rounds == 1 else f"medians of {rounds} rounds, range {spread:.1f} % at most"
-    )
+    many = str(rounds[-1]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    times = f"medians of {many} rounds, range {spread:.1f} % at most"
+    if rounds == [1]:
+        times = "one round"
     return (
         f"One {first.device}, {first.dtype}, {length} tokens."
         " TFLOP/s of the computed blocks, forward / backward.\n"

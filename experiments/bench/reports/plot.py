@@ -32,11 +32,14 @@ PROVIDERS = {
     "triton": ("SparseFlash (Triton)", Style("#0072B2", "o", "-")),
     "cpu": ("SparseFlash (CPU)", Style("#0072B2", "o", "-")),
     "reference": ("float32 reference", Style("#000000", "x", ":")),
+    "fa4_window": ("FlashAttention-4, window", Style("#56B4E9", "X", "--")),
+    "fa4_varlen": ("FlashAttention-4, varlen", Style("#56B4E9", ">", "--")),
     "fa4": ("FlashAttention-4", Style("#56B4E9", "P", (0, (3, 1, 1, 1)))),
     "sdpa_flash": ("FlashAttention-2", Style("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))),
     "sdpa_cudnn": ("cuDNN", Style("#CC79A7", "D", "-.")),
     "sdpa": ("PyTorch SDPA", Style("#CC79A7", "D", "-.")),
     "flex": ("FlexAttention", Style("#009E73", "^", "--")),
+    "flex_autotuned": ("FlexAttention, autotuned", Style("#009E73", "^", "--")),
 }
 GREY = "0.35"
 

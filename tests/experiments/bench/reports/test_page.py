@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.page import by_density, by_mask, by_version, fill
+from experiments.bench.reports.page import TABLES, by_density, by_mask, by_version, fill
 from experiments.bench.rows import SpeedRow
 from experiments.common.provenance import ROOT
 from experiments.common.records import read
@@ -46,6 +46,16 @@ def test_the_table_by_density_has_a_line_a_density_and_the_providers_of_each_hea
     ]
 
 
+def test_a_head_dim_has_a_table_with_all_providers():
+    assert TABLES["density_128"](ROWS).splitlines()[3:] == [
+        "| density | `hopper`, D 128 | deterministic | FlashAttention-4 |",
+        "| --- | --- | --- | --- |",
+        "| no mask | 640 / 591 |  | 660 (forward) |",
+        "| 0.5 | 630 (forward) | 500 (backward) |  |",
+    ]
+    assert TABLES["density_64"]([r for r in ROWS if r.head_dim == 128]) == ""
+
+
 def test_other_masks_and_layouts_have_a_table_of_their_own():
     lines = by_mask(ROWS).splitlines()[3:]
     assert lines == [
@@ -66,6 +76,7 @@ def test_rounds_are_their_median_with_the_range():
     ]
     text = by_density(rounds)
     assert "| 400 (forward) |" in text and "medians of 3 rounds, range 80.0 % at most" in text
+    assert "medians of 1 to 3 rounds, " in by_density([*rounds, row("fa4", "forward", 1)])
 
 
 def test_a_page_is_filled_between_its_marks_and_nowhere_else():
@@ -79,7 +90,7 @@ def test_a_page_is_filled_between_its_marks_and_nowhere_else():
     ("page", "error"),
     [
         ("no table", "the page has no line <!-- rows: NAME -->"),
-        ("<!-- rows: speed -->\n<!-- end -->", "rows: speed -->: choose from density, masks"),
+        ("<!-- rows: speed -->\n<!-- end -->", "rows: speed -->: choose from density, density_128"),
         ("<!-- rows: masks -->\n<!-- end -->", "no row belongs to <!-- rows: masks -->: measure"),
     ],
 )
@@ -100,7 +111,7 @@ def test_versions_of_triton_stand_side_by_side():
         row("fa4", "forward", 600, head_dim=64, triton="3.7"),
     ]
     about, _, table = by_version(rows).partition("\n\n")
-    assert "Triton 3.6, 3.7, 2026-01-02, medians of 3 rounds" in about
+    assert "Triton 3.6, 3.7, 2026-01-02, medians of 1 to 3 rounds" in about
     assert table.splitlines()[::2] == [
         "| head dim | density | Triton 3.6 | Triton 3.7 | least / best |",
         "| 64 | no mask | 500 / 300 | 400 (forward) | 0.80 / 1.00 |",
@@ -111,7 +122,8 @@ def test_versions_of_triton_stand_side_by_side():
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
-        ("README.md", "limits_repeated.csv"),
+        ("README.md", "page.csv"),
+        ("docs/results/hopper.md", "page.csv"),
         ("docs/results/triton_versions.md", "tritons.csv"),
     ],
 )
