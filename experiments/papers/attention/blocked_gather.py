@@ -56,12 +56,13 @@ class BlockedGather(Attention):
     def _inner(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         n, b = k.shape[2], self.block
         head = torch.arange(self.heads, device=q.device)[:, None, None]
-        gathered = []
-        for t in (k, v):
+
+        def gather(t: Tensor) -> Tensor:  # [B, H, rows, width * b, D]
             blocks = F.pad(t, (0, 0, 0, -n % b)).unflatten(2, (-1, b))
-            gathered.append(blocks[:, head, self.lists].flatten(3, 4))  # [B, H, rows, width b, D]
+            return blocks[:, head, self.lists].flatten(3, 4)
+
         # [B or 1, H, rows, width, b]
         within = allowed.unflatten(1, (-1, b))[:, self.lists] & self.real[..., None]
         within = within.flatten(3)[:, :, :, None]
-        out = softmax_attention(q.unflatten(2, (-1, b)), *gathered, within, self.dropout_p)
-        return out.flatten(2, 3)
+        q = q.unflatten(2, (-1, b))
+        return softmax_attention(q, gather(k), gather(v), within, self.dropout_p).flatten(2, 3)

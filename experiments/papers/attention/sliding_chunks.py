@@ -20,13 +20,13 @@ class SlidingChunks(Attention):
 
     def __init__(self, *, window: int = 512, **sizes):
         super().__init__(**sizes)
-        self.window, self.half = window, window // 2
+        self.window, self.side = window, window // 2
 
     def pattern(self) -> Mask:
         return longformer(self.window)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        n, w = q.shape[2], self.half
+        n, w = q.shape[2], self.side
         real = None if lengths is None else torch.arange(n, device=q.device) < lengths[:, None]
         first = softmax_attention(
             q[:, :, :1], k, v, None if real is None else real[:, None, None], self.dropout_p
@@ -45,7 +45,7 @@ class SlidingChunks(Attention):
 
     def _allowed(self, scores: Tensor, n: int, lengths: Tensor | None) -> Tensor:
         """Bool (B or 1, 1, chunks, w, 3w): keys in the window but the global one."""
-        w, chunks = self.half, scores.shape[2]
+        w, chunks = self.side, scores.shape[2]
         i = torch.arange(w, device=scores.device)[:, None]
         j = torch.arange(3 * w, device=scores.device)
         key = torch.arange(chunks, device=scores.device)[:, None, None] * w + j - w
