@@ -37,7 +37,7 @@ def saved_mib(trainer: Any, settings: Settings) -> float | None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             found[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so addresses differ
-        return tensor
+        return tensor.detach()  # an output itself would hold its own graph, for ever
 
     state = torch.get_rng_state()
     size = settings.batch // trainer.group.world // trainer.parts

@@ -52,21 +52,22 @@ def shape_words(row: IoRow) -> str:
 
 def shape_table(rows: Sequence[IoRow]) -> str:
     """Work, bytes and time of each method; at the paper's shape, the ratio to the first."""
-    lines = [
-        ["attention", "GFLOP", "model GB", "counted GB", "ms", "kept MiB", "faster than standard"]
-    ]
+    bytes_of = ["forward, model GB", "forward, counted GB", "model GB", "counted GB"]
+    lines = [["attention", "GFLOP", *bytes_of, "ms", "kept MiB", "faster than standard"]]
     base = next((r for r in rows if r.method == "standard" and r.status == OK), None)
     for row in rows:
         gain = base.ms / row.ms if base and row.status == OK else None
-        cells = [row.gflop, row.model_gb, row.counted_gb, row.ms_median, row.saved_mib]
+        forward = row.forward_model_gb, row.forward_counted_gb
+        cells = [row.gflop, *forward, row.model_gb, row.counted_gb, row.ms_median, row.saved_mib]
         texts = [*map(_number, cells), MISSING if gain is None else f"{gain:.2f}x"]
         if row.status != OK:
-            texts[3] = row.status.split(":")[0]
+            texts[5] = row.status.split(":")[0]
         lines.append([METHODS[row.method].label, *texts])
     for name, found in FIGURE_2.items():
         label = {"standard": "standard", "flash": "FlashAttention"}[name]
         gain = FIGURE_2["standard"].ms / found.ms
-        cells = [f"{found.gflop:g}", MISSING, f"{found.hbm_gb:g}", f"{found.ms:g}", MISSING]
+        cells = [f"{found.gflop:g}", MISSING, MISSING, MISSING, f"{found.hbm_gb:g}"]
+        cells += [f"{found.ms:g}", MISSING]
         lines.append([f"{label}, published ({FIGURE_2_DEVICE})", *cells, f"{gain:.2f}x"])
     return markdown(lines)
 

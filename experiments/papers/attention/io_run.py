@@ -46,7 +46,8 @@ class Measured:
             dtype=case.dtype,
             block=case.block_q,
             gflop=work(self.method, case) / 1e9,
-            model_gb=traffic(self.method, case) / 1e9,
+            model_gb=traffic(self.method, case, "both") / 1e9,
+            forward_model_gb=traffic(self.method, case, "forward") / 1e9,
             mask=case.mask,
             density=case.density,
             **IoRow.origin(str(device), command),
@@ -75,16 +76,17 @@ def work(method: str, case: Case) -> float:
     return heads * case.density * flops(case.n_q, case.head_dim, "both", recompute=recompute)
 
 
-def traffic(method: str, case: Case) -> float:
-    """Bytes of HBM traffic by the model.
+def traffic(method: str, case: Case, direction: str) -> float:
+    """Bytes of HBM traffic of `direction` (forward | both) by the model.
 
-    Standard attention reads and writes N x N matrices eleven times. The others read each input and
-    write each output once.
+    Standard attention reads and writes N x N matrices, eleven times in both. The others read each
+    input and write each output once a pass.
     """
     if METHODS[method].stores:
-        elements = standard_accesses(case.n_q, case.head_dim, "both")
+        elements = standard_accesses(case.n_q, case.head_dim, direction)
         return case.batch * case.heads * elements * case.shape.itemsize
-    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in ("forward", "backward"))
+    passes = ("forward", "backward") if direction == "both" else (direction,)
+    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in passes)
 
 
 def plan(
@@ -133,14 +135,19 @@ def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -
         del gate
         saved, peak = step.saved_mib(), step.peak_mib(device)
         step.both()
-        times = time_call(step.both, device, seconds)
+        times, gpu = time_call(step.both, device, seconds), device.type == "cuda"
+        alone = what.part == "shape"  # ncu takes seconds to start
         return replace(
             row,
             status=OK,
             error=error,
             saved_mib=saved,
             peak_mib=peak,
-            counted_gb=counted_gb(what) if device.type == "cuda" else None,
+            counted_gb=counted_gb(what, "both") if gpu else None,
+            # ncu takes seconds to start: the forward alone is counted for the table of the shape
+            forward_counted_gb=counted_gb(what, "forward")
+            if gpu and what.part == "shape"
+            else None,
             **times._asdict(),
         )
     except Exception as failure:
@@ -149,10 +156,13 @@ def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -
         free(device)
 
 
-def counted_gb(what: Measured) -> float | None:
-    """HBM bytes of a step by hardware counters, in 1e9; None where ncu may not read them."""
+def counted_gb(what: Measured, direction: str) -> float | None:
+    """HBM bytes of `direction` (forward | both) by hardware counters, in 1e9; None where ncu may
+    not read them.
+    """
+    task = {"part": what.part, "method": what.method, "case": asdict(what.case)}
+    task["direction"] = direction
     try:
-        task = {"part": what.part, "method": what.method, "case": asdict(what.case)}
         kernels = under_ncu("experiments.papers.attention.io_run", task)
     except ValueError as refusal:
         print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
@@ -161,10 +171,10 @@ def counted_gb(what: Measured) -> float | None:
 
 
 def child(task: dict[str, Any]) -> None:
-    """The step that ncu looks at."""
+    """The call that ncu looks at."""
     step = Measured(task["part"], task["method"], Case(**task["case"])).step(torch.device("cuda"))
     _ = step.dout
-    counted(step.both)
+    counted(step.calls([task["direction"]])[task["direction"]])
 
 
 if __name__ == "__main__":

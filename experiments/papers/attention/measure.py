@@ -103,7 +103,7 @@ def saved_bytes(forward: Callable[[], object]) -> int:
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()
-        return t
+        return t.detach()  # an output itself would hold its own graph, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = forward()  # kept alive, so that no address comes twice

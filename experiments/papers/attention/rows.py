@@ -22,6 +22,8 @@ class IoRow(TimedRow):
     gflop: float  # of the matrix products, by the formula
     model_gb: float  # HBM traffic by the formula, in 1e9 bytes
     counted_gb: float | None = None  # HBM traffic by hardware counters
+    forward_model_gb: float | None = None  # the same of the forward alone
+    forward_counted_gb: float | None = None
     saved_mib: float | None = None  # what autograd keeps for the backward
     peak_mib: float | None = None  # on a GPU, inputs included
     error: float | None = None  # relative to float64, of the gradients

@@ -29,10 +29,12 @@ def test_counts_at_the_shape_of_the_paper():
     pairs = 64 * 16 * 1024**2
     assert work("standard", paper()) == 12 * pairs * 64
     assert work("flash", paper()) == 14 * pairs * 64
-    assert traffic("standard", paper()) == 2 * (11 * pairs + 12 * 64 * 16 * 1024 * 64)
+    assert traffic("standard", paper(), "both") == 2 * (11 * pairs + 12 * 64 * 16 * 1024 * 64)
     # The published bytes of standard attention have dropout's passes as well, ours their re-reads.
-    assert 0.5 < traffic("standard", paper()) / 1e9 / FIGURE_2["standard"].hbm_gb < 1
-    assert 0.3 < traffic("flash", paper()) / 1e9 / FIGURE_2["flash"].hbm_gb < 1
+    assert 0.5 < traffic("standard", paper(), "both") / 1e9 / FIGURE_2["standard"].hbm_gb < 1
+    assert 0.3 < traffic("flash", paper(), "both") / 1e9 / FIGURE_2["flash"].hbm_gb < 1
+    tensors, lse = 4 * 64 * 16 * 1024 * 64 * 2, 64 * 16 * 1024 * 4
+    assert traffic("flash", paper(), "forward") == tensors + lse
 
 
 def test_a_mask_saves_work_in_proportion():
@@ -71,8 +73,9 @@ def test_what_fails_is_a_row(monkeypatch):
 def test_counted_bytes_are_those_read_and_written(monkeypatch, capsys):
     what = Measured("shape", "flash", paper())
     kernels = [("a", {io_run.READ: 2e9, io_run.WRITTEN: 1e9}), ("b", {io_run.READ: 5e8})]
-    monkeypatch.setattr(io_run, "under_ncu", lambda module, task: kernels)
-    assert counted_gb(what) == 3.5
+    asked = []
+    monkeypatch.setattr(io_run, "under_ncu", lambda module, task: asked.append(task) or kernels)
+    assert counted_gb(what, "forward") == 3.5 and asked[0]["direction"] == "forward"
     monkeypatch.undo()
     if not torch.cuda.is_available():
-        assert counted_gb(what) is None and "no counters" in capsys.readouterr().out
+        assert counted_gb(what, "both") is None and "no counters" in capsys.readouterr().out

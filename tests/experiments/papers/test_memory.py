@@ -1,13 +1,16 @@
 """Activation memory: the formula is what autograd keeps, and peaks follow the formula."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from experiments.common.records import OK, read
+from experiments.papers.attention import stack
 from experiments.papers.attention.live import LiveBytes, peak_bytes
 from experiments.papers.attention.measure import saved_bytes
-from experiments.papers.attention.memory_run import base_row, measured, too_big
+from experiments.papers.attention.memory_run import base_row, measured, too_big, wrong
 from experiments.papers.attention.published import LAYERS, SEVEN_B, readings
 from experiments.papers.attention.rows import MemoryRow
 from experiments.papers.attention.stack import (
@@ -124,6 +127,27 @@ def test_live_bytes_follow_storages():
         held = kept[:10] + 1
         del kept
     assert live.now == held.nbytes and live.peak == 2000 + held.nbytes
+
+
+def test_nothing_stays_after_saved_bytes_are_counted():
+    seen = []
+
+    def forward():
+        x = torch.randn(8, 8, requires_grad=True)
+        seen.append(weakref.ref(x))
+        return x.softmax(-1)  # which keeps its output
+
+    assert saved_bytes(forward) == 256
+    assert seen[0]() is None
+
+
+def test_the_gate_knows_rounding_from_a_fault(monkeypatch):
+    wide = Sizes(batch=1, n=64, dim=512, hidden=64, heads=4, dtype="bfloat16")
+    row = base_row(wide, "ours", "none", 2, CPU, "")
+    assert wrong(row, CPU) is None
+    right = stack.sparseflash.attention  # without its mask below
+    monkeypatch.setattr(stack.sparseflash, "attention", lambda q, k, v, mask: right(q, k, v))
+    assert (wrong(row, CPU) or "").startswith("wrong result: error")
 
 
 def test_a_context_too_long_is_a_row():
