@@ -144,10 +144,7 @@ def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -
             saved_mib=saved,
             peak_mib=peak,
             counted_gb=counted_gb(what, "both") if gpu else None,
-            # ncu takes seconds to start: the forward alone is counted for the table of the shape
-            forward_counted_gb=counted_gb(what, "forward")
-            if gpu and what.part == "shape"
-            else None,
+            forward_counted_gb=counted_gb(what, "forward") if gpu and alone else None,
             **times._asdict(),
         )
     except Exception as failure:

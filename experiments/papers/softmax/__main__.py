@@ -17,7 +17,7 @@ from experiments.common.devices import find_device, free_memory
 from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
 from experiments.common.progress import progress
-from experiments.common.records import Records
+from experiments.common.records import Records, read
 from experiments.common.text_table import aligned, fill
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
@@ -31,6 +31,26 @@ SECONDS = {"cuda": 0.1, "cpu": 0.2}
 @program("softmax", "experiments.papers.softmax")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it as tables and draws it."""
+    pages = [(Path(page), _text(page)) for page in as_list(options["pages"])]
+    rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
+    if not rows:
+        raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
+    for topk in (False, True):
+        print(aligned(table(rows, topk=topk), left=()) + "\n")
+    print(f"rows: {options['csv']}")
+    with style():
+        stem = file_name("softmax", rows[0].device)
+        out = Path(options["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        for path in save(draw(rows), out / stem, ["png"]):
+            print(f"plot: {path}")
+    for path, text in pages:
+        path.write_text(fill(text, {k: lambda v=v: v for k, v in tables(rows).items()}))
+        print(f"page: {path}")
+
+
+def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
+    """The rows of what the options ask for, those in the CSV as they are."""
     device = find_device(options["device"])
     implementation = options["implementation"] or ("triton" if device.type == "cuda" else "blocks")
     choose("implementation", implementation, IMPLEMENTATIONS)
@@ -41,23 +61,11 @@ def main(options: dict[str, Any], command: str) -> None:
     seconds = options["seconds"] or SECONDS[device.type]
     positive_number("seconds", seconds)
     cases = _cases(options, device)
-    pages = [(Path(page), _text(page)) for page in as_list(options["pages"])]
     records = Records(options["csv"], SoftmaxRow, allow_changes=options["allow_changes"])
     rows = []
     for case in progress(cases, len(cases), "shapes"):
         rows += run(case, algorithms, implementation, device, seconds, records, command)
-    for topk in (False, True):
-        print(aligned(table(rows, topk=topk), left=()) + "\n")
-    print(f"rows: {records.path}")
-    with style():
-        stem = file_name("softmax", rows[0].device)
-        out = Path(options["out"])
-        out.mkdir(parents=True, exist_ok=True)
-        for path in save(draw(rows), out / stem, ["png"]):
-            print(f"plot: {path}")
-    for path, text in pages:
-        path.write_text(fill(text, {k: lambda v=v: v for k, v in tables(rows).items()}))
-        print(f"page: {path}")
+    return rows
 
 
 def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:

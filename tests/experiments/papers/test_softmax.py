@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 from experiments.papers.softmax import blocks, kernels
 from experiments.papers.softmax.algorithms import ALGORITHMS
@@ -112,6 +113,19 @@ def test_a_bad_option_is_one_line(run_program, tmp_path, words, message):
     status, _, text = run_program("papers.softmax.__main__", csv, *SMALL.split(), words)
     assert status == 2 and message in text and text.count("\n") == 1
     assert not (tmp_path / "s.csv").exists()
+
+
+def test_tables_come_from_rows_alone(run_program, tmp_path):
+    words = [f"csv={tmp_path}/s.csv", f"out={tmp_path}", "measure=false"]
+    status, _, text = run_program("papers.softmax.__main__", *words)
+    assert status == 2 and "has no rows: measure first" in text
+    published = (ROOT / "docs/results/softmax.md").read_text()
+    page = tmp_path / "page.md"
+    page.write_text(published)
+    words[0] = f"csv={ROOT}/docs/results/h200/softmax.csv"
+    status, _, text = run_program("papers.softmax.__main__", *words, f"pages=[{page}]")
+    assert status == 0, text
+    assert page.read_text() == published
 
 
 def test_the_kernels_need_a_gpu_or_the_interpreter(run_program, tmp_path, monkeypatch):
