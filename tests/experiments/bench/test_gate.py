@@ -9,8 +9,10 @@ from experiments.bench.gate import Gate
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, exact
 
+LIMITS = [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 1e-2)]
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
+
+@pytest.mark.parametrize(("dtype", "limit"), LIMITS)
 def test_gate_samples_both_ends_and_refuses_twice_its_limit(dtype, limit):
     qkv = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=getattr(torch, dtype), device="cpu")
     gate = Gate(replace(CASE, dtype=dtype), *qkv)
@@ -20,3 +22,28 @@ def test_gate_samples_both_ends_and_refuses_twice_its_limit(dtype, limit):
     out = exact(CASE)(*(t.double() for t in qkv))
     assert gate.verdict(gate.forward_error(out * (1 + limit / 2))) is None
     assert "wrong result" in (gate.verdict(gate.forward_error(out * (1 + 2 * limit))) or "")
+
+
+@pytest.mark.parametrize(("dtype", "limit"), LIMITS)
+def test_the_limit_itself_is_refused(dtype, limit):
+    qkv = make_qkv(1, 2, 64, 64, 16, dtype=getattr(torch, dtype), device="cpu")
+    gate = Gate(replace(CASE, dtype=dtype), *qkv)
+    assert gate.verdict(0.999 * limit) is None
+    assert gate.verdict(limit) == f"wrong result: error {limit:.3g}, limit {limit:g}"
+    assert "error nan" in (gate.verdict(float("nan")) or "")
+
+
+@pytest.mark.parametrize("wrong", ["dq", "dk", "dv"])
+def test_the_gate_looks_at_every_gradient(wrong):
+    qkv = tuple(
+        t.double().requires_grad_()
+        for t in make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device="cpu")
+    )
+    gate = Gate(CASE, *(t.detach().float() for t in qkv))
+    out = exact(CASE)(*qkv)
+    gradients = dict(
+        zip(("dq", "dk", "dv"), torch.autograd.grad(out, qkv, gate.dout.double()), strict=True)
+    )
+    assert gate.verdict(gate.backward_error(**gradients)) is None
+    gradients[wrong] = gradients[wrong] * (1 + 2e-4)
+    assert "wrong result" in (gate.verdict(gate.backward_error(**gradients)) or "")

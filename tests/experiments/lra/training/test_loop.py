@@ -14,7 +14,7 @@ from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
-from experiments.lra.training.step import Trainer
+from experiments.lra.training.step import AHEAD, Trainer
 from tests.experiments.lra.training.cases import (
     TASKS,
     Trained,
@@ -100,6 +100,25 @@ def test_every_task_and_attention_trains_and_resumes(assert_resumes, task, atten
 def test_a_run_that_skips_padding_resumes(assert_resumes, attention):
     changes = {"task__max_length": 250, "attention__padding": "skip", "model__layers": 2}
     assert_resumes("listops", attention, name="skip", **changes)
+
+
+def test_an_epoch_of_a_run_takes_every_example_once(ran, monkeypatch):
+    """Those beyond the batches that are copied to the device at a time, too."""
+    count, seen, batch = AHEAD + 7, [], data.DeviceSplit.batch
+
+    def noted(split, rows):
+        if len(split) == count:
+            seen.append(split.tokens[rows])
+        return batch(split, rows)
+
+    def nothing(trainer, **options):  # it would run the first step twice
+        pass
+
+    monkeypatch.setattr(data.DeviceSplit, "batch", noted)
+    monkeypatch.setattr(Trainer, "prepare", nothing)
+    changes = {"task.examples": f"[{count},2,2]", "batch": 1, "steps": count, "eval_every": 1000}
+    ran("listops", name="epoch", log_every=1000, checkpoint_every=1000, **changes)
+    assert len(seen) == count == len(torch.cat(seen).unique(dim=0))
 
 
 def test_what_a_run_leaves_behind(ran):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,12 +95,16 @@ def test_every_step_has_its_own_rate_and_examples():
         loss = model(torch.ones(2, 1)).sum()
         return loss, torch.zeros(()), torch.tensor(2.0)
 
-    trainer = Trainer(nn.Linear(1, 1), data, objective, settings, Group(0, 1, CPU))  # pyright: ignore
-    used = []
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, data, objective, settings, Group(0, 1, CPU))  # pyright: ignore
+    used, weights = [], [model.weight.item()]
     for _ in range(steps):
         trainer.advance()
         used.append(trainer.rate.item())
+        weights.append(model.weight.item())
     assert used == rates("cosine", 4, steps, 0.1)
+    # AdamW moves a weight of constant gradient by the rate that the step had
+    assert [a - b for a, b in pairwise(weights)] == pytest.approx(used, rel=1e-3, abs=1e-5)
     assert seen == Order(n, 2, seed=0).rows(0, steps).tolist()
 
 
@@ -157,6 +162,25 @@ def test_evaluation_counts_every_example_once(batch):
     expected = nn.functional.cross_entropy(logits, labels).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+
+
+class Drawing(nn.Module):
+    """Random answers, as of hashes that are drawn at every call."""
+
+    def forward(self, tokens, lengths):
+        return torch.rand(len(tokens), 3)
+
+
+def test_evaluations_draw_the_same_wherever_training_is():
+    group = Group(0, 1, CPU)
+    evaluate = Evaluator(
+        Drawing(), DeviceSplit(split(200), CPU), classify, group, batch=7, dtype=torch.float32
+    )
+    found = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found.append(evaluate())
+    assert found[0] == found[1] == found[2]
 
 
 def test_evaluation_of_some_draws_them_once():
