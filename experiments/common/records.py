@@ -23,6 +23,7 @@ A file grows by whole lines and is never overwritten. A killed run keeps every r
 
 import csv
 import dataclasses
+import gzip
 import inspect
 import io
 import os
@@ -102,6 +103,8 @@ class Records(Generic[R]):
         self, path: str | Path, kind: type[R], *, fresh: bool = False, allow_changes: bool = False
     ):
         self.path = _free_name(Path(path)) if fresh else Path(path)
+        if self.path.suffix == ".gz":
+            raise ValueError(f"{path} is compressed, rows cannot be added: gunzip it first")
         if not allow_changes:
             provenance.check_published(self.path)
         try:
@@ -128,14 +131,18 @@ class Records(Generic[R]):
 def read(path: str | Path, kind: type[T]) -> list[T]:
     """The rows of a CSV file, typed; a last line without an end, as a kill leaves it, is skipped.
 
+    A name that ends in .gz is a compressed file.
+
     Raises ValueError with file, line and remedy if the file is missing or does not fit the kind.
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode()
-    except OSError as error:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError) as error:
         remedy = f"; measure first: {kind.COMMAND}" if issubclass(kind, Row) else ""
-        raise ValueError(f"cannot read {path} ({error.strerror}){remedy}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path} ({reason}){remedy}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8 ({error}): move it away") from None
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)

@@ -2,7 +2,7 @@
 
     python -m experiments.papers.attention_table
     python -m experiments.papers.attention_table 'lengths=[1024,4096]' 'methods=[standard,flash]'
-    python -m experiments.papers.attention_table measure=false csv=docs/results/cpu/lengths.csv
+    python -m experiments.papers.attention_table measure=false csv=docs/results/cpu/lengths.csv.gz
 
 Exact attentions pass a gate against float64 first. What runs out of memory, or would take too long,
 gets a row with the reason. Rows that the CSV holds are not measured again: the same command goes on

@@ -6,8 +6,8 @@
 
 Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
 against sparsity. On a GPU, Nsight Compute counts the bytes where it may. Each passes a gate against
-float64 first. Rows that the CSV holds are not measured again: the same command goes on where the
-last one stopped. See docs/results/io.md.
+float64 first. Rows that the CSV holds are not measured again: the same command continues a run
+that stopped. See docs/results/io.md.
 """
 
 from functools import partial

@@ -7,7 +7,7 @@
 Standard attention and ours, each without checkpointing, with every layer checkpointed, and ours
 with attention's out and LSE kept. Peaks of two depths give what a layer adds, beside the formula.
 A context too long for the memory gets a row that says so. Rows that the CSV holds are not measured
-again: the same command goes on where the last one stopped. See docs/results/memory.md.
+again: the same command continues a run that stopped. See docs/results/memory.md.
 """
 
 from functools import partial

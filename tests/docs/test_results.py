@@ -1,5 +1,6 @@
 """Published rows come from commits of the history, or say that they cannot be traced."""
 
+import gzip
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,12 +25,12 @@ KINDS = {columns(kind): kind for kind in kinds()}
 
 def files() -> list[Path]:
     """The CSV files that hold measurements; tables that are derived from them name no source."""
-    found = sorted(RESULTS.rglob("*.csv"))
+    found = sorted([*RESULTS.rglob("*.csv"), *RESULTS.rglob("*.csv.gz")])
     return [path for path in found if {"source", "commit"} <= set(head(path))]
 
 
 def head(path: Path) -> tuple[str, ...]:
-    with open(path, encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         return tuple(file.readline().strip().split(","))
 
 

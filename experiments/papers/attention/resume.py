@@ -56,7 +56,7 @@ def publish(
     rows = read(path, kind)
     if not rows:
         raise ValueError(f"{path} holds no rows; measure first: {kind.COMMAND}")
-    table, text = path.with_suffix(".md"), tables(rows)
+    table, text = path.with_name(f"{path.name.partition('.')[0]}.md"), tables(rows)
     table.write_text(text, encoding="utf-8")
     print("\n" + text)
     plots = draw(rows, Path(options["plots"]))

@@ -1,5 +1,6 @@
 """The CSV of measurements: typed round trip, partial lines, and what counts as measured already."""
 
+import gzip
 from dataclasses import dataclass, replace
 
 import pytest
@@ -114,6 +115,19 @@ def test_a_missing_file_says_how_to_make_it(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\n")
     with pytest.raises(ValueError, match=r"binary\.csv is not a CSV file in UTF-8"):
         read(tmp_path / "binary.csv", SpeedRow)
+
+
+def test_a_compressed_file_is_read_and_not_added_to(tmp_path):
+    plain = tmp_path / "rows.csv"
+    plain.write_text(as_csv([ROW], SpeedRow))
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read(packed, SpeedRow) == [ROW]
+    with pytest.raises(ValueError, match=r"rows.csv.gz is compressed.*gunzip it first"):
+        Records(packed, SpeedRow)
+    packed.write_bytes(packed.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"cannot read .*rows.csv.gz \(Compressed file ended"):
+        read(packed, SpeedRow)
 
 
 def test_fresh_takes_the_next_free_name(tmp_path):
