@@ -42,6 +42,7 @@ class Column(NamedTuple):
     task: str
     source: str  # empty if nothing was run
     length: int = 0  # tokens as padded, if that is known
+    held_out: float = 0.0  # the share of train that chooses the checkpoint, not the test split
 
     @property
     def text(self) -> str:
@@ -49,6 +50,7 @@ class Column(NamedTuple):
         label = lra.LABELS.get(self.task, self.task)
         source = re.sub("[()]", "", self.source.partition(",")[0])
         words = [source] if source != label else []
+        words += [f"{100 * self.held_out:g} % held out"] if self.held_out else []
         words += [token_text(self.length)] if self.length else []
         return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
 
@@ -100,7 +102,7 @@ def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells
     for run in runs:
         if run.pretraining == pretraining:
             row = RowKey(run.attention, run.mask, run.label)
-            column = Column(run.task, run.source, run.length or 0)
+            column = Column(run.task, run.source, run.length or 0, run.held_out)
             groups.setdefault((row, column), []).append(run)
         elif run.pretraining:
             left_out.append((run, "pre-training"))
@@ -186,36 +188,3 @@ def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[
     found = [speedup(cells, row, column) for column in columns if column.task in lra.TIMED]
     found = [value for value in found if value is not None]
     return lra.geometric_mean(found), len(found)
-
-
-class Average(NamedTuple):
-    """The mean over the tasks that a row has."""
-
-    value: float
-    paper: float | None  # over the same tasks
-    tasks: int
-    complete: bool
-    tested: bool
-
-
-def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
-    """Returns the mean accuracy over those of the five tasks that the row has, None without any.
-
-    If a task has data of several sources, the official one counts.
-    """
-    chosen: dict[str, Cell] = {}
-    for column in sorted(columns, key=lambda c: c.source != "official"):
-        cell = cells.get((row, column))
-        if column.task in lra.AVERAGED and cell is not None and cell.accuracy is not None:
-            chosen.setdefault(column.task, cell)
-    if not chosen:
-        return None
-    paper = [lra.PAPER.get((row.attention, task)) for task in chosen]
-    known = [value for value in paper if value is not None]
-    return Average(
-        statistics.fmean(cell.accuracy or 0.0 for cell in chosen.values()),
-        statistics.fmean(known) if len(known) == len(paper) and not row.label else None,
-        len(chosen),
-        all(cell.complete for cell in chosen.values()),
-        all(cell.tested for cell in chosen.values()),
-    )

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.common.bits import unpack
+
 PRETRAINED = "from another run"
 STARTS = ("start", "resume")
 USUAL = ("nystrom", "full", "row", "contour 14")  # settings of the reference recipe
@@ -61,6 +63,15 @@ class Run:
         self.val_accuracy = _percent(
             result, "val_accuracy", [x["accuracy"] for x in self.of("val")]
         )
+        # bool (n,): the test examples with the right answer; None in runs that did not keep them
+        correct = result.get("correct")
+        self.correct = None if correct is None else unpack(correct)
+        self.data = str(result.get("data", ""))  # a digest of all splits
+        # the share of train that became the validation split, where the rule is the test set
+        self.held_out = float(_section(self.config.get("task")).get("held_out") or 0.0)
+        self.batch: int | None = self.config.get("batch")
+        # of train, val and test
+        self.examples: tuple[int, ...] = tuple(task.get("examples", ()))
         self.seconds = float(result.get("seconds") or self._max("seconds"))
         self.ms_per_step: float | None = result.get("ms_per_step")
         memory = [line.get("memory_mib") for line in (result, *lines)]

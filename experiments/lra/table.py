@@ -1,8 +1,8 @@
 """The Long Range Arena table of training runs: Markdown, text and CSV.
 
-Accuracy by task and its average, training speed-up and peak memory, each task's speed, every run
-with its steps and wall time, and the shortcuts that an accuracy has to beat. The values of the
-paper (Dao et al. 2022) are in brackets.
+Accuracy by task and its averages, training speed-up and peak memory, differences between attentions
+with their intervals, steps and data, each task's speed, every run with its wall time, and the
+shortcuts that an accuracy has to beat. The values of the paper (Dao et al. 2022) are in brackets.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from pathlib import Path
 from experiments.common import records
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lra import published as lra
+from experiments.lra.averages import Average, average
+from experiments.lra.cell_rows import CellRow, cell_row, paper_value
 from experiments.lra.cells import (
-    Average,
     Cell,
     Cells,
     Column,
     RowKey,
-    average,
     make_cells,
     mean_speedup,
     sorted_columns,
@@ -26,9 +26,17 @@ from experiments.lra.cells import (
     speedup,
     with_times,
 )
-from experiments.lra.runs import PRETRAINED, Run
+from experiments.lra.runs import Run
 from experiments.lra.speed.rows import StepRow
+from experiments.lra.table_statistics import (
+    BASES,
+    COVERS,
+    Lines,
+    difference_lines,
+    training_lines,
+)
 
+ALL_FIVE = "of all five"
 CUT, VALIDATION, UNTRACED, RECONSTRUCTED = "†", "‡", "§", "*"
 LEGEND = {
     "[x]": "the paper's value",
@@ -37,13 +45,14 @@ LEGEND = {
     UNTRACED: "untraced: no commit holds the exact code of the run",
     RECONSTRUCTED: "the run did not record its mask: the default of its commit",
     MISSING: "not run",
+    ALL_FIVE: "a missing task counts as a guess (10 or 50 %); for rows with three tasks or more",
+    "(n)": COVERS,
 }
 
 RUN_COLUMNS: tuple[str, ...] = (
     *("task", "attention", "seed", "steps", "planned", "minutes", "ms a step"),
     *("test %", "val %", "density %", "device", "date"),
 )
-Lines = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -53,32 +62,6 @@ class Section:
     title: str
     lines: Lines
     left: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class CellRow:
-    """A cell of the table as a row of the CSV. None is an empty cell."""
-
-    attention: str
-    mask: str  # as the settings name it; empty for the default
-    resolved_mask: str
-    density: float | None  # non-empty blocks / all blocks, %
-    name: str
-    task: str
-    source: str
-    accuracy: float | None  # mean over the seeds, %
-    spread: float | None  # standard deviation
-    runs: int
-    split: str  # of the accuracy: test | val
-    complete: bool | None
-    traced: bool | None  # whether a commit holds the code of the runs
-    paper: float | None
-    ms_per_step: float | None
-    speedup: float | None
-    memory_mib: float | None
-    steps: int | None  # the fewest of the runs
-    seconds: float | None  # the longest
-    device: str
 
 
 class Table:
@@ -103,6 +86,14 @@ class Table:
         found = [Section("Accuracy (%), speed-up and memory", self._accuracy())]
         if self.paths:
             found.append(Section("Path-X and Path-256: accuracy (%)", self._paths()))
+        everywhere = [*self.columns, *self.paths]
+        for base in BASES:
+            if lines := difference_lines(self.cells, self.rows, everywhere, base):
+                name = lra.ATTENTIONS[base]
+                title = f"Difference from the {name}" if base == lra.BASE else f"From {name}"
+                found.append(Section(f"{title}: points ± 95 % interval, paired", lines))
+        if lines := training_lines(self.cells, self.rows, everywhere):
+            found.append(Section("Training: steps x batch (epochs)", lines))
         found.append(
             Section("A training step: ms (speed-up over the Transformer) MiB", self._speed())
         )
@@ -110,17 +101,17 @@ class Table:
 
     def _accuracy(self) -> Lines:
         head = [c.text for c in self.columns]
-        lines = [["", *head, "average", "speed-up", "peak MiB"]]
+        lines = [["", *head, "average", ALL_FIVE, "speed-up", "peak MiB"]]
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.columns]
-            paper = [_paper(row, c) for c in self.columns]
+            paper = [paper_value(row, c) for c in self.columns]
             lines.append([row.text, *map(accuracy_text, cells, paper)])
-            lines[-1].append(_average_text(average(self.cells, row, self.columns)))
+            lines[-1] += _average_texts(average(self.cells, row, self.columns))
             lines[-1].append(self._mean_speedup_text(row))
             peak = [cell.memory_mib for cell in cells if cell and cell.memory_mib]
             lines[-1].append(f"{max(peak):.0f}" if peak else MISSING)
-            lines += density_lines(cells, width=3)
-        return lines + baseline_lines(self.cells, self.columns, width=3)
+            lines += density_lines(cells, width=4)
+        return lines + baseline_lines(self.cells, self.columns, width=4)
 
     def _mean_speedup_text(self, row: RowKey) -> str:
         value, count = mean_speedup(self.cells, row, self.columns)
@@ -134,7 +125,7 @@ class Table:
         lines = [["", *[c.text for c in self.paths]]]
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.paths]
-            paper = [_paper(row, c) for c in self.paths]
+            paper = [paper_value(row, c) for c in self.paths]
             if any(cells) or any(paper):
                 lines.append([row.text, *map(accuracy_text, cells, paper)])
                 lines += density_lines(cells)
@@ -167,7 +158,7 @@ class Table:
     def cell_rows(self) -> list[CellRow]:
         """Every cell, the missing ones too."""
         return [
-            _cell_row(self.cells, row, column)
+            cell_row(self.cells, row, column)
             for column in (*self.columns, *self.paths)
             for row in self.rows
         ]
@@ -187,12 +178,6 @@ class Table:
         return found + self.notes
 
 
-def _paper(row: RowKey, column: Column) -> float | None:
-    """The paper's value. On Path-X and Path-256 its recipe starts from Pathfinder-64."""
-    usual = ("", PRETRAINED) if column.task in lra.PATH else ("",)
-    return lra.PAPER.get((row.attention, column.task)) if row.label in usual else None
-
-
 def accuracy_text(cell: Cell | None, paper: float | None) -> str:
     text = MISSING
     if cell is not None and cell.accuracy is not None:
@@ -205,13 +190,16 @@ def accuracy_text(cell: Cell | None, paper: float | None) -> str:
     return text if paper is None else f"{text} [{paper:.1f}]"
 
 
-def _average_text(found: Average | None) -> str:
+def _average_texts(found: Average | None) -> tuple[str, str]:
+    """The mean without the missing tasks, and with them at chance."""
     if found is None:
-        return MISSING
-    text = f"{found.value:.1f}" + _marks(found.complete, found.tested)
-    if found.tasks < len(lra.AVERAGED):
-        text += f" ({found.tasks} of {len(lra.AVERAGED)})"
-    return text if found.paper is None else f"{text} [{found.paper:.1f}]"
+        return MISSING, MISSING
+    marks, missing = _marks(found.complete, found.tested), len(lra.AVERAGED) - found.tasks
+    own, every = f"{found.value:.1f}{marks}", f"{found.of_all:.1f}{marks}"
+    own += f" ({found.tasks} of {len(lra.AVERAGED)})" if missing else ""
+    own += "" if found.paper is None else f" [{found.paper:.1f}]"
+    every += "" if found.paper_of_all is None else f" [{found.paper_of_all:.1f}]"
+    return own, every if found.tasks > missing else MISSING
 
 
 def _marks(complete: bool, tested: bool) -> str:
@@ -261,33 +249,6 @@ def _run_line(run: Run, row: RowKey, column: Column) -> list[str]:
         run.device,
         run.date[:10],
     ]
-
-
-def _cell_row(cells: Cells, row: RowKey, column: Column) -> CellRow:
-    cell = cells.get((row, column), Cell())
-    times = cell.ms_by_place
-    return CellRow(
-        attention=row.attention,
-        mask=row.mask,
-        resolved_mask=cell.resolved_mask,
-        density=cell.density,
-        name=row.label,
-        task=column.task,
-        source=column.source,
-        accuracy=cell.accuracy,
-        spread=cell.spread,
-        runs=len(cell.runs),
-        split="" if cell.accuracy is None else "test" if cell.tested else "val",
-        complete=cell.complete if cell.runs else None,
-        traced=cell.traced if cell.runs else None,
-        paper=_paper(row, column),
-        ms_per_step=next(iter(times.values()), None),
-        speedup=speedup(cells, row, column),
-        memory_mib=cell.memory_mib,
-        steps=min((run.steps for run in cell.runs), default=None),
-        seconds=max((run.seconds for run in cell.runs), default=None),
-        device=" and ".join(dict.fromkeys(run.device for run in cell.runs)),
-    )
 
 
 def as_text(table: Table) -> str:

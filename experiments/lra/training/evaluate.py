@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,11 +37,36 @@ def objective_of(settings: Settings) -> Objective:
 
 def classify(model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
     """The class of an example."""
+    return _sums(*_answers(model, batch), weights)
+
+
+def _answers(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(n,) the loss of each example, and 1 where its class is right."""
     tokens, lengths, labels = batch
     logits = model(tokens, lengths).float()
     loss = F.cross_entropy(logits, labels, reduction="none")
-    right = (logits.argmax(-1) == labels).float()
-    return _sums(loss, right, weights)
+    return loss, (logits.argmax(-1) == labels).float()
+
+
+class Recorded:
+    """`classify`, which also keeps the examples that it answered rightly, for one evaluation."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def __call__(self, model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
+        loss, right = _answers(model, batch)
+        self._kept.append(right if weights is None else right[weights > 0])
+        return _sums(loss, right, weights)
+
+    def right(self, group: Group) -> np.ndarray:
+        """bool (n,): for every example of the split, in its order; only in the first process."""
+        own = torch.cat(self._kept).bool().cpu().numpy()
+        parts = [np.asarray(part) for part in group.gather(own)]
+        found = np.zeros(sum(map(len, parts)), bool)
+        for rank, part in enumerate(parts):
+            found[rank :: group.world] = part
+        return found
 
 
 class MaskedPixels:

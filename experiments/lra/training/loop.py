@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from experiments.common.bits import pack
 from experiments.common.devices import device_name
 from experiments.common.files import write_whole
 from experiments.common.provenance import code_version, now
@@ -19,7 +20,7 @@ from experiments.lra.training.config import CONFIG, PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, fingerprint, load_data, stream
 from experiments.lra.training.device import MIB, peak_mib, reset_memory
 from experiments.lra.training.distributed import Group, join
-from experiments.lra.training.evaluate import Evaluator, objective_of
+from experiments.lra.training.evaluate import Evaluator, Objective, Recorded, objective_of
 from experiments.lra.training.journal import Log, Progress, duration
 from experiments.lra.training.model import make_model, mask_of, origin, start_from
 from experiments.lra.training.result import (
@@ -168,12 +169,14 @@ class Session:
         self.clock.resume(old["seconds"], old["training"])
         self.saved = old["seconds"]
 
-    def _evaluator(self, name: str, examples: int | None = None) -> Evaluator:
+    def _evaluator(
+        self, name: str, examples: int | None = None, objective: Objective | None = None
+    ) -> Evaluator:
         settings = self.settings
         return Evaluator(
             self.trainer.model,
             DeviceSplit(self.task.splits[name], self.group.device),
-            self.trainer.objective,
+            objective or self.trainer.objective,
             self.group,
             batch=settings.eval_batch or settings.micro_batch or settings.batch,
             dtype=PRECISIONS[settings.precision],
@@ -333,7 +336,8 @@ class Session:
             state = {"step": best["step"], "best": None, "model": self.trainer.weights()}
             state["about"] = origin(settings, self.task)
             checkpoint.save(self.folder / checkpoint.WEIGHTS, state)
-        found = self._evaluator("test")()
+        recorded = None if settings.pretrain else Recorded()
+        found = self._evaluator("test", objective=recorded)()
         self.log.write("test", step, **found, seconds=self.clock.seconds)
         result = make_result(
             settings,
@@ -351,6 +355,8 @@ class Session:
             memory_mib=peak_mib(self.group.device),
             data_mib=self.trainer.split.bytes / MIB,
             command=self.command,
+            data=self.data,
+            correct=None if recorded is None else pack(recorded.right(self.group)),
         )
         self.log.write("end", step, complete=complete, reason=reason, seconds=self.clock.seconds)
         self.log.sync()

@@ -39,12 +39,14 @@ def write_run(
     versions = {"torch": "2.13.0", "commit": commit}
     origin = {"device": device, "versions": versions, "date": date}
     config = {"attention": attention, "mask": mask or None, "seed": seed, "steps": planned}
+    settings = dict(settings or {})
     about = {"name": task, "source": source, "length": length, "classes": 10}
+    about |= {"examples": settings.pop("examples", [])}
     start = {
         "kind": "start",
         "step": 0,
         "seconds": 0.0,
-        "config": config | {"name": name} | (settings or {}),
+        "config": config | {"name": name} | settings,
         "params": 1000,
         "task": about | {"baselines": baselines},
     }

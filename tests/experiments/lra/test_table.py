@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from experiments.lra import published as lra
-from experiments.lra.cells import Column, RowKey, average, mean_speedup, speedup
+from experiments.lra.averages import average
+from experiments.lra.cells import Column, RowKey, mean_speedup, speedup
 from experiments.lra.run_files import read_runs
 from experiments.lra.table import Table, as_csv, as_markdown, as_text
 from tests.experiments.lra.made_runs import write_run
@@ -213,6 +214,62 @@ def test_an_average_compares_with_the_paper_over_the_same_tasks(table):
     assert found.paper == pytest.approx((36.0 + 63.6) / 2)
 
 
+def test_missing_tasks_count_as_chance_in_the_second_mean(table):
+    tasks = {"listops": 0.37, "text": 0.65, "image": 0.42}
+    made = table(*(run(task=task, accuracy=accuracy) for task, accuracy in tasks.items()))
+    found = average(made.cells, STANDARD, made.columns)
+    assert found is not None
+    assert found.of_all == pytest.approx((37 + 65 + 50 + 42 + 50) / 5)
+    assert line(made, "Transformer")[6:8] == ["48.0 (3 of 5) [47.3]", "48.8 [59.2]"]
+
+
+def test_text_that_holds_out_a_validation_split_has_a_column_of_its_own(table):
+    held_out = {"task": {"held_out": 0.1}}
+    found = table(
+        run(task="text", source="official", accuracy=0.65),
+        run(task="text", source="official, 22,500 + 2,500 + 25,000 examples", accuracy=0.64,
+            settings=held_out),
+    )  # fmt: skip
+    texts = [c.text for c in found.columns if c.task == "text"]
+    assert texts == ["Text (official, 2k)", "Text (official, 10 % held out, 2k)"]
+    assert [text.split()[0] for text in line(found, "Transformer")[2:4]] == ["65.0", "64.0"]
+    mean = average(found.cells, STANDARD, found.columns)
+    assert mean is not None and mean.value == pytest.approx(65.0)  # the official rule
+
+
+def test_differences_are_paired_by_seed_in_the_same_recipe(table):
+    seeds = enumerate(zip((0.36, 0.37, 0.38), (0.38, 0.38, 0.41), strict=True))
+    pairs = [(seed, *accuracies) for seed, accuracies in seeds]
+    found = table(
+        *(run(seed=seed, accuracy=one) for seed, one, _ in pairs),
+        *(run("sparse", seed=seed, accuracy=two) for seed, _, two in pairs),
+        run("flash", accuracy=0.40, settings={"recipe": "google"}),
+    )
+    titles = [section.title for section in found.sections()]
+    assert titles[1].startswith("Difference from the Transformer") and "From" not in titles[2]
+    assert found.sections()[1].lines[1:] == [["block-sparse", "+2.0 ± 2.5 (3, s)", *["–"] * 4]]
+    row = csv_rows(found)["sparse", "listops"]
+    assert row["from_standard"] == "2" and float(row["from_standard_half"]) == pytest.approx(
+        4.303 / 3**0.5, rel=1e-3
+    )
+    assert (row["from_standard_covers"], row["from_flash"]) == ("s", "")
+
+
+def test_steps_and_data_of_each_cell(table):
+    data = {"batch": 32, "examples": [96_000, 2000, 2000]}
+    found = table(
+        run(steps=5000, planned=5000, settings=data | {"stop_at": 0.5}),
+        run(seed=1, steps=4000, planned=4000, settings=data | {"stop_at": 0.5, "steps": 5000}),
+        run("linear", steps=400, settings=data),
+    )
+    (lines,) = [s.lines for s in found.sections() if s.title.startswith("Training")]
+    assert lines[1][:2] == ["examples: train / val / test", "96,000 / 2,000 / 2,000"]
+    assert lines[2][:3] == ["Transformer", "4,000 to 5,000 x 32 (1.67)", "–"]
+    assert lines[3][:2] == ["linear attention", "400 x 32 (0.133)†"]
+    row = csv_rows(found)["standard", "listops"]
+    assert (row["batch"], row["train_examples"], row["test_examples"]) == ("32", "96000", "2000")
+
+
 def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
     found = table(
         run(accuracy=0.50),
@@ -235,7 +292,7 @@ def test_missing_cells_are_shown_and_have_empty_cells_in_the_csv(table):
     found = table(run())
     assert [cells[0] for cells in found.sections()[0].lines[1:10]] == list(lra.ATTENTIONS.values())
     assert line(found, "Reformer")[1:] == [
-        "– [36.5]", "– [63.8]", "– [78.5]", "– [39.6]", "– [69.4]", "–", "– [1.3x]", "–",
+        "– [36.5]", "– [63.8]", "– [78.5]", "– [39.6]", "– [69.4]", "–", "–", "– [1.3x]", "–",
     ]  # fmt: skip
     rows = csv_rows(found)
     assert len(rows) == 9 * 5
@@ -257,7 +314,7 @@ def test_each_mask_name_and_recipe_has_a_line_and_only_the_default_the_papers_va
     assert line(found, "Transformer, wide")[-2] == "1.00x"
     assert line(found, "FlashAttention, google, small, hilbert")[1] == "40.0"
     text = as_markdown(found)
-    assert "block-sparse, local(64) \\| butterfly(32)" in text and text.count("### ") == 3
+    assert "block-sparse, local(64) \\| butterfly(32)" in text and text.count("### ") == 4
     assert "† cut short" in as_text(found)
 
 

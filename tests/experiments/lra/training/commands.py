@@ -46,6 +46,7 @@ def assert_processes_train_as_one(
         torch.testing.assert_close(many.state["model"][name], weights, rtol=1e-3, atol=1e-5)
     assert len(many.state["random"]) == many.result["processes"] == count
     assert many.result["accuracy"] == one.result["accuracy"]
+    assert many.result["correct"] == one.result["correct"]
     assert many.result["loss"] == pytest.approx(one.result["loss"], rel=1e-4)
     ours, theirs = ([x["loss"] for x in run.journal if x["kind"] == "train"] for run in (one, many))
     assert ours == pytest.approx(theirs, rel=1e-4)

@@ -25,7 +25,7 @@ def settings(*given):
 def test_every_task_and_attention_has_a_config():
     assert CHOICES["attention"] == sorted(ATTENTIONS)
     names = {name.removesuffix("_google") for name in CHOICES["task"]}
-    assert names == {*TASKS, "text4k", "imdb_whole"}
+    assert names == {*TASKS, "text4k", "text_held_out", "imdb_whole"}
 
 
 @pytest.mark.parametrize("task", CHOICES["task"])

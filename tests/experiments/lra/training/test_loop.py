@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import masks
+from experiments.common.bits import unpack
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks.task import pixel_order
@@ -126,6 +127,8 @@ def test_what_a_run_leaves_behind(ran):
     run = ran(attention="sparse", name="files", **changes)
     result = run.result
     assert json.loads((run.folder / "result.json").read_text()) == rounded(result)
+    assert unpack(result["correct"]).mean() == pytest.approx(result["accuracy"])
+    assert result["data"] == run.state["data"]
     names = {path.name.split(".")[0] for path in run.folder.iterdir()} - {""}
     assert names == {"config", "journal", "checkpoint", "weights", "result", "events"}
     assert result.keys() >= set(

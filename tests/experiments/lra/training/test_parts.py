@@ -14,7 +14,7 @@ from experiments.lra.tasks.task import Split, Task
 from experiments.lra.training import checkpoint
 from experiments.lra.training.data import DeviceSplit, Order, fingerprint
 from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Evaluator, MaskedPixels, classify
+from experiments.lra.training.evaluate import Evaluator, MaskedPixels, Recorded, classify
 from experiments.lra.training.journal import Log
 from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
 from experiments.lra.training.step import AHEAD, Trainer
@@ -162,6 +162,33 @@ def test_evaluation_counts_every_example_once(batch):
     expected = nn.functional.cross_entropy(logits, labels).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+
+
+@pytest.mark.parametrize("batch", [3, 11])
+def test_the_examples_that_were_right_are_kept_in_order(batch):
+    class Parts:  # what two processes send to the first one
+        world = 2
+
+        def gather(self, own):
+            parts.append(own)
+            return list(parts)
+
+    data, model, parts = split(), Counting(), []
+    for rank in range(2):
+        kept = Recorded()
+        evaluate = Evaluator(
+            model, DeviceSplit(data, CPU), kept, Group(rank, 2, CPU), batch=batch,
+            dtype=torch.float32,
+        )  # fmt: skip
+        evaluate.group = Group(0, 1, CPU)  # nothing to wait for
+        evaluate()
+        if rank == 0:
+            parts.append(kept.right(Group(0, 1, CPU)))
+    with torch.no_grad():
+        logits = model.eval()(torch.from_numpy(data.tokens), None)
+    expected = logits.argmax(1).numpy() == data.labels
+    assert 0 < expected.sum() < len(expected)
+    assert np.array_equal(kept.right(Parts()), expected)  # pyright: ignore
 
 
 class Drawing(nn.Module):
