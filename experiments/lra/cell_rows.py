@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from experiments.lra import published as lra
 from experiments.lra.cells import Cell, Cells, Column, RowKey, speedup
 from experiments.lra.runs import PRETRAINED
-from experiments.lra.table_statistics import BASES, NO_DIFFERENCE, cell_difference
+from experiments.lra.table_statistics import BASES, cell_difference
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def cell_row(cells: Cells, row: RowKey, column: Column) -> CellRow:
     cell = cells.get((row, column), Cell())
     times = cell.ms_by_place
     differences = [cell_difference(cells, row, column, base) for base in BASES]
-    standard, flash = (found or NO_DIFFERENCE for found in differences)
+    standard, flash = (found or (None, None, 0, "") for found in differences)
     run = cell.runs[0] if cell.runs else None
     examples = run.examples if run else ()
     return CellRow(
@@ -77,12 +77,12 @@ def cell_row(cells: Cells, row: RowKey, column: Column) -> CellRow:
         speedup=speedup(cells, row, column),
         memory_mib=cell.memory_mib,
         held_out=column.held_out,
-        from_standard=standard.value,
-        from_standard_half=standard.half,
-        from_standard_covers=standard.covers,
-        from_flash=flash.value,
-        from_flash_half=flash.half,
-        from_flash_covers=flash.covers,
+        from_standard=standard[0],
+        from_standard_half=standard[1],
+        from_standard_covers=standard[3],
+        from_flash=flash[0],
+        from_flash_half=flash[1],
+        from_flash_covers=flash[3],
         batch=run.batch if run else None,
         train_examples=examples[0] if examples else None,
         test_examples=examples[-1] if examples else None,

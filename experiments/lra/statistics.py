@@ -20,7 +20,7 @@ LEVEL = 0.975  # both sides: 95 %
 class Difference(NamedTuple):
     """A mean difference in points over the seeds that two cells share."""
 
-    value: float | None
+    value: float
     half: float | None  # half of the 95 % interval; None for single runs without their examples
     seeds: int
     covers: str  # SEEDS, EXAMPLES, both, or neither

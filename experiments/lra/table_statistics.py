@@ -8,7 +8,6 @@ from experiments.lra.cells import Cell, Cells, Column, RowKey
 from experiments.lra.statistics import EXAMPLES, SEEDS, Difference, difference
 
 Lines = list[list[str]]
-NO_DIFFERENCE = Difference(None, None, 0, "")
 BASES = (lra.BASE, "flash")  # what differences are relative to
 COVERS = f"seeds of both rows; {SEEDS}: the interval covers seeds, {EXAMPLES}: test examples"
 
@@ -36,7 +35,7 @@ def difference_lines(
 
 
 def _text(value: Difference | None, cell: Cell) -> str:
-    if value is None or value.value is None:
+    if value is None:
         return MISSING
     half = "" if value.half is None else f" ± {value.half:.1f}"
     words = ", ".join(filter(None, (str(value.seeds), "+".join(value.covers))))
