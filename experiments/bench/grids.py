@@ -144,6 +144,7 @@ def page(device: torch.device) -> list[Part]:
     fa4_forms = ("fa4", "fa4_window", "fa4_varlen") if big and not fa4.missing() else ()
     dense_peer = "sdpa_cudnn" if big else "sdpa"
     block_sparse = (*own, *fa4_forms)
+    flex = ("flex", "flex_autotuned")  # the default is at times the faster one
     if big:
         wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
         narrow = replace(wide, heads=32, kv_heads=32, head_dim=64)
@@ -159,9 +160,9 @@ def page(device: torch.device) -> list[Part]:
         turned = replace(shape, layout=LAYOUTS[1])
         other_layout = _cases(turned, [DENSE, *_random_masks(128, 0.25)])
         parts.append(Part(other_layout, (*block_sparse, dense_peer)))
-        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense_peer, "flex_autotuned")))
-        parts.append(Part(_cases(turned, special), (*block_sparse, "flex_autotuned")))
-        parts.append(Part(by_density[::3], ("flex_autotuned",)))
+        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense_peer, *flex)))
+        parts.append(Part(_cases(turned, special), (*block_sparse, *flex)))
+        parts.append(Part(by_density[::3], flex))
     return [*parts, *(Part(cases, block_sparse) for cases in _long(wide, big))]
 
 

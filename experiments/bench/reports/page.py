@@ -18,7 +18,8 @@ COLUMNS = {
     "fa4_varlen": "its varlen",
     "sdpa_cudnn": "cuDNN, dense",
     "sdpa": "PyTorch, dense",
-    "flex_autotuned": "FlexAttention",
+    "flex": "FlexAttention",
+    "flex_autotuned": "autotuned",
 }
 MAIN = ("hopper", "cpu", "fa4", "sdpa_cudnn", "sdpa")  # of the table by density
 
