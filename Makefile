@@ -70,7 +70,7 @@ $(READY): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install "$(TORCH)"
 	$(RUN) -c "$$CONSTRAINTS" > $(VENV)/constraints.txt
-	$(PIP) install -c $(VENV)/constraints.txt -e '.[experiments,dev]'
+	$(PIP) install -c $(VENV)/constraints.txt -e '.[experiments,models,dev]'
 	touch $@
 
 $(DOCS): $(READY)

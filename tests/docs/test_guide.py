@@ -7,6 +7,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MODELS = re.compile(r"^from (transformers|diffusers|timm)\b", re.MULTILINE)
 PAGES = {
     page: found
     for page in sorted(DOCS.rglob("*.md"))
@@ -18,8 +19,11 @@ PAGES = {
 @pytest.mark.usefixtures("own_patterns")  # some pages define patterns
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for needed in ("matplotlib", "scipy"):
+    libraries = MODELS.findall(page.read_text())
+    for needed in ("matplotlib", "scipy", *libraries):
         pytest.importorskip(needed)
+    if libraries:  # models take long in the interpreter
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": page.stem}
     for block in PAGES[page]:

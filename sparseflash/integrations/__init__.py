@@ -1,0 +1,1 @@
+"""Models of other libraries. Import the module of the library: each needs that library only."""

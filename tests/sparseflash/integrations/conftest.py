@@ -1,0 +1,8 @@
+"""Models of other libraries run on the backend that a user's CPU takes, not in an interpreter."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def without_the_interpreter_of_triton(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -1,0 +1,315 @@
+"""Small models of transformers with random weights: through sparseflash and by their own."""
+
+import os
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+
+import masks
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+sparse = import_module("sparseflash.integrations.transformers")
+make_mask = import_module("sparseflash.integrations.transformers_masks").make_mask
+
+N, WORDS, PADDED = 48, 50, 11
+SIZES = dict(
+    vocab_size=WORDS, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=4, pad_token_id=0,
+)  # fmt: skip
+GROUPED = SIZES | dict(num_key_value_heads=2)
+MODELS = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | dict(sliding_window=9)),
+    "gemma3": (
+        "Gemma3ForCausalLM", "Gemma3TextConfig",
+        GROUPED | dict(head_dim=8, sliding_window=9, query_pre_attn_scalar=3)
+        | dict(layer_types=["sliding_attention", "full_attention"]),
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", dict(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4)
+        | dict(bos_token_id=1, eos_token_id=2)),
+    "bert": ("BertForMaskedLM", "BertConfig", SIZES),
+    "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", SIZES | dict(local_attention=10)),
+    "bart": (
+        "BartForConditionalGeneration", "BartConfig",
+        dict(vocab_size=WORDS, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=0)
+        | dict(encoder_ffn_dim=32, decoder_ffn_dim=32)
+        | dict(encoder_attention_heads=4, decoder_attention_heads=4),
+    ),
+    "gpt_oss": (  # with sinks; its own attention is eager
+        "GptOssForCausalLM", "GptOssConfig",
+        GROUPED | dict(head_dim=8, sliding_window=9, num_local_experts=2, num_experts_per_tok=1)
+        | dict(layer_types=["sliding_attention", "full_attention"]),
+    ),
+    "t5": ("T5ForConditionalGeneration", "T5Config",
+        dict(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GROUPED | dict(head_dim=8)),
+}  # fmt: skip
+OWN = ["llama", "mistral", "gemma3", "gpt2", "bert", "modernbert", "bart", "gpt_oss"]
+DECODERS = ["llama", "mistral", "gemma3", "gpt2", "gpt_oss"]
+
+
+def make(name, **changes):
+    """A model with random weights, with attention of its own."""
+    cls, config, arguments = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(getattr(transformers, config)(**(arguments | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 1))
+    if name == "gpt_oss":  # its experts know no float64
+        return model.eval()
+    if name != "gemma2":
+        model.set_attn_implementation("sdpa")
+    return model.eval().double()
+
+
+@cache
+def words(batch=2, n=N):
+    return torch.randint(3, WORDS, (batch, n), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side):
+    real = torch.ones(2, N, dtype=torch.long)
+    if side == "left":
+        real[1, :PADDED] = 0
+    elif side == "right":
+        real[1, -PADDED:] = 0
+    elif side == "both":
+        real[0, :3], real[0, -PADDED:], real[1, :PADDED] = 0, 0, 0
+    elif side == "between":
+        real[1, 20:25] = 0
+    return real
+
+
+def logits_and_gradients(model, mask=None, **given):
+    """Logits of real tokens, and the gradients of all parameters."""
+    model.zero_grad()
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = words().flip(1)
+    logits = model(words(), attention_mask=mask, **given).logits
+    if mask is not None and mask.ndim == 2 and not model.config.is_encoder_decoder:
+        logits = logits[mask.bool()]
+    logits.square().sum().backward()
+    return logits.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def assert_same(found, expected):
+    largest = max(y.abs().max().item() for y in expected[1])
+    error = 1e-6 if found[0].dtype == torch.float64 else 1e-5  # some norms are float32 in both
+    for x, y in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=error * largest)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
+@pytest.mark.parametrize("name", OWN)
+def test_own_mask_and_padding(name, side):
+    model, real = make(name), padding(side)
+    expected = logits_and_gradients(model, real)
+    assert_same(logits_and_gradients(sparse.use(model), real), expected)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_packed_sequences(name):
+    lengths = (7, 30, N - 37)
+    places = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
+    given = {"position_ids": places, "use_cache": False}
+    model = make(name)
+    expected = logits_and_gradients(model, None, **given)
+    assert_same(logits_and_gradients(sparse.use(model), None, **given), expected)
+    if name == "gpt_oss":  # its own attention differs as much, because of its experts
+        return
+    model = sparse.use(model, "local(5) | global(2)")
+    packed = model(words(), **given).logits
+    start = 0
+    for n in lengths:
+        alone = model(words()[:, start : start + n], use_cache=False).logits
+        torch.testing.assert_close(packed[:, start : start + n], alone, rtol=1e-4, atol=1e-4)
+        start += n
+
+
+@pytest.mark.parametrize("mask", [None, "butterfly(16) | global(3)"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation(name, mask):
+    model, real = make(name), padding("left")
+    options = dict(do_sample=False, max_new_tokens=10, min_new_tokens=10)
+    options |= dict(attention_mask=real, pad_token_id=0)
+    if mask is None:
+        expected = model.generate(words(), **options)
+    found = sparse.use(model, mask).generate(words(), **options)
+    if mask is not None:  # the whole sequence again for every word
+        expected = model.generate(words(), use_cache=False, **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("cut", [1, 30, N - 1])
+def test_words_after_those_in_the_cache_see_the_last_rows(cut):
+    model = sparse.use(make("mistral"), "dilated(30, 3) | sinks(4)")
+    first = model(words()[:, :cut], use_cache=True)
+    second = model(words()[:, cut:], past_key_values=first.past_key_values)
+    whole = model(words(), use_cache=False).logits
+    torch.testing.assert_close(second.logits, whole[:, cut:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_mask_of_the_user(name, kind):
+    text = "butterfly(16) | local(5)"
+    mask = masks.parse(text) if name == "bert" else masks.parse(text) & masks.causal()
+    window = masks.local(9)
+    given, less = (_pairs(x, kind) for x in (mask, mask & window))
+    model = make(name)
+    expected, expected_less = (logits_and_gradients(model, pairs) for pairs in (given, less))
+    assert_same(logits_and_gradients(sparse.use(model), given), expected)
+    assert_same(logits_and_gradients(sparse.use(model, text)), expected)
+    assert_same(logits_and_gradients(sparse.use(model, window), given), expected_less)
+
+
+def _pairs(mask, kind):
+    """(2, 1, N, N): booleans, or scores to add."""
+    pairs = torch.from_numpy(mask.build(N).to_dense()).expand(2, 1, -1, -1)
+    if kind == torch.bool:
+        return pairs
+    return torch.zeros(pairs.shape, dtype=kind).masked_fill(~pairs, torch.finfo(kind).min)
+
+
+def test_mask_of_the_user_begins_after_the_padding():
+    model = sparse.use(make("llama"), "butterfly(16) | global(3)")
+    padded = model(words(), attention_mask=padding("left")).logits[1, PADDED:]
+    alone = model(words()[1:, PADDED:]).logits[0]
+    torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_for_each_layer_and_head():
+    mask = "layers(heads(local(3), dense(), global(2), butterfly(16)), dilated(20, 4))"
+    model = sparse.use(make("llama"), mask)
+    found = logits_and_gradients(model)
+    pairs = [masks.parse(mask).layer(layer) & masks.causal() for layer in (0, 1)]
+    by_sdpa(model, [m.build(N, heads=4) for m in pairs])
+    assert_same(found, logits_and_gradients(model))
+
+
+def by_sdpa(model, blocks):
+    """Let every layer attend by sdpa, with the block mask of its number or the only one."""
+    pairs = [torch.from_numpy(mask.to_dense()) for mask in blocks]
+
+    def attend(module, q, k, v, mask, **given):
+        mine = pairs[module.layer_idx if len(pairs) > 1 else 0]
+        return transformers.AttentionInterface()["sdpa"](module, q, k, v, mine, **given)
+
+    transformers.AttentionInterface.register("by_sdpa", attend)
+    model.set_attn_implementation("by_sdpa")
+
+
+@pytest.mark.parametrize(
+    "name, sizes, text",
+    [  # a class token and 4 x 4 patches; 4 frames of 2 x 2 patches, for which it makes no mask
+        ("ViT", {"image_size": 32}, "neighborhood((4, 4), 3) >> shift(1) | global(1)"),
+        ("VideoMAE", {"image_size": 16, "num_frames": 8}, "neighborhood((4, 2, 2), (3, 1, 2))"),
+    ],
+)
+def test_images_and_videos(name, sizes, text):
+    sizes = SIZES | {"patch_size": 8} | sizes
+    torch.manual_seed(0)
+    model = getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**sizes))
+    images = torch.randn(2, 3, 32, 32) if name == "ViT" else torch.randn(2, 8, 3, 16, 16)
+    model.eval().set_attn_implementation("sdpa")
+    own = model(images)[0]
+    torch.testing.assert_close(sparse.use(model)(images)[0], own)
+    found = sparse.use(model, text)(images)[0]
+    assert not torch.allclose(found, own)
+    by_sdpa(model, [masks.parse(text).build(own.shape[1])])
+    torch.testing.assert_close(found, model(images)[0])
+
+
+def test_functions_that_transformers_does_not_make_are_evaluated():
+    create = transformers.masking_utils.create_causal_mask
+    config = sparse.use(make("llama"), "dilated(30, 3)").config
+    pairs = create(
+        config, torch.zeros(2, N, 32), padding("left"), None,
+        or_mask_function=lambda b, h, q, k: (q < 20) & (k < 20),
+    ).build(N).to_dense()  # fmt: skip
+    q, k = torch.arange(N)[:, None], torch.arange(N)
+    own = (k <= q) | ((q < 20) & (k < 20))
+    apart = ((q - k) % 3 == 0) & ((q - k).abs() <= 30)
+    expected = (own & apart).expand(2, 1, N, N).clone()
+    expected[1, :, :PADDED], expected[1, :, :, :PADDED] = False, False
+    assert torch.equal(torch.from_numpy(pairs), expected)
+
+
+def test_functions_that_transformers_makes_are_read():
+    module, sizes = transformers.masking_utils, dict(batch_size=1, q_length=N, kv_length=N)
+    chunked = module.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
+    for function, text in {
+        module.causal_mask_function: "causal()",
+        module.bidirectional_mask_function: "dense()",
+        module.sliding_window_causal_mask_function(9): "sliding(9)",
+        module.sliding_window_bidirectional_mask_function(9): "local(9)",
+        chunked: "causal() & block_diagonal(8)",
+    }.items():
+        mask = make_mask(None, mask_function=function, **sizes)
+        assert mask.spelled and mask.build(N) == masks.parse(text).build(N)
+
+
+def test_dropout_is_drawn_by_torch_and_in_training_only():
+    model = sparse.use(make("llama", attention_dropout=0.5))
+    expected = model(words()).logits
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(model.train()(words()).logits)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.allclose(drawn[0], drawn[2])
+    assert not torch.allclose(drawn[0], expected)
+    torch.testing.assert_close(model.eval()(words()).logits, expected)
+
+
+def test_the_mask_is_saved_with_the_model(tmp_path):
+    model = sparse.use(make("llama"), masks.causal() & masks.local(5))
+    model.save_pretrained(tmp_path)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="sparse")
+    assert loaded.config.sparse_mask == "causal() & local(5)"
+    torch.testing.assert_close(loaded(words()).logits, model(words()).logits)
+    assert not hasattr(sparse.use(loaded).config, "sparse_mask")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: sparse.use(make("t5"))(words(), decoder_input_ids=words()), "position_bias.*sdpa"),
+        (lambda: sparse.use(make("gemma2"))(words()), "softcap is 50.0.*eager"),
+        (lambda: sparse.use(make("llama"))(words(), output_attentions=True), "output_att.*eager"),
+        (lambda: sparse.use(make("bart"), "local(5)"), "several sequences.*mask=None"),
+        (lambda: sparse.use(make("bert", is_decoder=True, add_cross_attention=True), "local(5)"),
+            "several sequences"),
+        (lambda: sparse.use(make("llama"), masks.mask_from(torch.ones(N, N).bool().numpy())),
+            "masks.parse can read"),
+        (lambda: sparse.use(make("llama"), "lokal(5)"), "did you mean local"),
+        (lambda: sparse.use(make("llama")).generate(words(), cache_implementation="static",
+            max_new_tokens=3, min_new_tokens=3), "static.*dynamic cache"),
+        (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.randn(2, 1, N, N)),
+            "attention_mask is a bias.*booleans"),
+    ],
+    ids=["position_bias", "softcap", "weights", "encoder_decoder", "cross_attention", "no_text",
+        "no_mask", "static_cache", "bias"],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_model_that_cannot_be_switched_is_refused():
+    config = transformers.FalconConfig(**SIZES)
+    with pytest.raises(ValueError, match="AttentionInterface"):
+        sparse.use(transformers.FalconForCausalLM(config))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_model():
+    model = sparse.use(make("llama", num_hidden_layers=1), "butterfly(16)")
+    expected = model(words(), attention_mask=padding("left")).logits[1, PADDED:]
+    compiled = torch.compile(model, backend="eager")
+    found = compiled(words(), attention_mask=padding("left")).logits[1, PADDED:]
+    torch.testing.assert_close(found, expected)
