@@ -12,7 +12,7 @@ from experiments.pathfinder.render import INFO, MARGIN, draw_images, make_images
 from experiments.pathfinder.store import filled
 from experiments.pathfinder.tables import tables
 
-VERSION = 1  # of the images: raise it with every change of the image of a (seed, index)
+VERSION = 2  # of the images: raise it with every change of the image of a (seed, index)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
     for which, margin in enumerate(spec.margins):
         make_images(
             tables(spec, margin), which, len(spec.margins), seed, first, 2 * spec.seed_distance,
-            spec.contour, spec.distractor_length, spec.distractors, spec.intensity,
+            spec.contour, spec.distractor_length, spec.distractors, spec.contrast,
             images.pixels, images.info, images.placed, images.counts,
         )  # fmt: skip
     return images
@@ -58,7 +58,7 @@ def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
     pixels = np.empty_like(images.pixels)
     for which, margin in enumerate(spec.margins):
         draw_images(
-            tables(spec, margin), which, spec.intensity,
+            tables(spec, margin), which, spec.contrast,
             images.info, images.placed, images.counts, kept, pixels,
         )  # fmt: skip
     return pixels

@@ -21,9 +21,9 @@ RANDOM_TAILS = 100  # tried before all free ones are counted
 class Board(NamedTuple):
     """The occupancy of an image, and the values that pasting overwrote."""
 
-    mask: NDArray[np.float32]  # (W * W,)
+    mask: NDArray[np.float64]  # (W * W,)
     pasted: NDArray[np.int64]  # (paddles + 1, 2): direction, place; last: how many
-    old: NDArray[np.float32]  # (paddles, P * P)
+    old: NDArray[np.float64]  # (paddles, P * P)
     weight: NDArray[np.float64]  # (K,) of the turns from where a snake is
 
 
@@ -131,10 +131,17 @@ def _free_seed(t, board, paddles, snake, state, size, number, frame):
 
 
 @njit(cache=True, nogil=True)
+def _moved(y, x, way):
+    """A place moved and rounded up. A way along one axis has about 1e-16 in the other. This counts
+    near the top and the left of an image, where places are small numbers: as in the original."""
+    return np.int64(np.ceil(y + way[0])), np.int64(np.ceil(x + way[1]))
+
+
+@njit(cache=True, nogil=True)
 def _seed(t, paddles, snake, size, number, degree, y, x):
     """Whether the seed's head and pivot lie in the image; it is placed then."""
-    head_y, head_x = y + t.head[degree, 0], x + t.head[degree, 1]
-    pivot_y, pivot_x = y + t.pivot[degree, 0], x + t.pivot[degree, 1]
+    head_y, head_x = _moved(y, x, t.head[degree])
+    pivot_y, pivot_x = _moved(head_y, head_x, t.pivot[degree])
     if min(head_y, head_x, pivot_y, pivot_x) < 0 or max(head_y, head_x, pivot_y, pivot_x) >= size:
         return False
     snake[0], snake[1] = pivot_y, pivot_x
@@ -179,7 +186,7 @@ def _extend(t, board, paddles, snake, state, size, number):
     """Adds a paddle to the snake, if it finds room; its last one enters the mask then."""
     width = size + 2 * t.half
     last = snake[2]
-    pivot_y, pivot_x = snake[0] + t.step[last, 0], snake[1] + t.step[last, 1]
+    pivot_y, pivot_x = _moved(snake[0], snake[1], t.step[last])
     first = t.turn_start[last]
     turns = np.int64(t.turn_start[last + 1] - first)
     turn, turn_weight = t.turn[first : first + turns], t.turn_weight[first : first + turns]
@@ -193,7 +200,6 @@ def _extend(t, board, paddles, snake, state, size, number):
             for cell in t.disk:
                 value = board.mask[corner + cell]
                 near = value if value > near else near
-            # Below 0 where the mask overshoots 1: as in the original.
             board.weight[i] = (1.0 - near) * turn_weight[i]
             total += board.weight[i]
     if total < DEAD_END:

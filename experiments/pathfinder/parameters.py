@@ -1,14 +1,12 @@
 """Parameters of the four Pathfinder releases of the Long Range Arena.
 
 The documented values are from google-research/long-range-arena, lra_benchmarks/data/pathfinder.py.
-The released images differ from them in the number of distractors and the grey level of paddles.
-`spec` returns the values measured on the images, unless documented=True.
+The released images differ from them in the number of distractors. `spec` returns the number that
+they show, unless documented=True.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from experiments.common.checks import as_list, whole_number
 
@@ -23,7 +21,7 @@ SNAKE_DRAWS = 5  # attempts to place a distractor before it is left out
 
 @dataclass(frozen=True)
 class Spec:
-    """Lengths in pixels, intensities in units of the markers' one."""
+    """Lengths in pixels."""
 
     size: int
     contour: int  # paddles of each of the two long snakes
@@ -34,47 +32,39 @@ class Spec:
     seed_distance: int  # between the first paddles of the two snakes
     continuity: float  # how straight snakes are
     padding: int  # of the image, kept free
+    contrast: float  # of the two long snakes beside distractors
     distractors: int  # wanted; those without room are left out
-    target_intensity: float
-    distractor_intensity: float
 
     @property
     def distractor_length(self) -> int:
         return self.contour // 3
 
     @property
-    def intensity(self) -> np.ndarray:
-        """Of the two long snakes and of distractors."""
-        return np.array([self.target_intensity, self.distractor_intensity], np.float32)
-
-    @property
     def level(self) -> str:
         return LEVELS[self.contour]
 
 
-#                   length thickness margins radius seeds continuity padding
-_GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int]] = {
-    32: (2, 0.5, (1,), 1.5, 7, 1.0, 1),
-    64: (5, 1.0, (1,), 2.5, 12, 1.8, 1),
-    128: (5, 1.5, (2, 3), 3.0, 20, 1.8, 1),
-    256: (5, 2.0, (3,), 5.0, 27, 1.8, 22),
+#                   length thickness margins radius seeds continuity padding contrast
+_GEOMETRY: dict[int, tuple[int, float, tuple[int, ...], float, int, float, int, float]] = {
+    32: (2, 0.5, (1,), 1.5, 7, 1.0, 1, 0.75),
+    64: (5, 1.0, (1,), 2.5, 12, 1.8, 1, 1.0),
+    128: (5, 1.5, (2, 3), 3.0, 20, 1.8, 1, 1.0),
+    256: (5, 2.0, (3,), 5.0, 27, 1.8, 22, 1.0),
 }
-#          paddles of all distractors, intensity of the two snakes and of distractors
-_DOCUMENTED = {32: (20, 1.5, 2.0), 64: (22, 0.8, 0.8), 128: (35, 0.9, 0.9), 256: (30, 1.0, 1.0)}
-# Distractors at each contour length, and the intensities. Size 32: fitted to the mean and deviation
-# of the released levels. Sizes 64 and 128: seen on images of contour 14; the other levels take the
-# same number. Size 256: only the documented numbers are known.
+# Distractors: the documented number of their paddles, and how many were wanted at each contour. The
+# release has the number of contour 6 at all contours, as its statistics at size 32 and its images
+# of contour 14 at 64 and 128 show. An image of contour 14 at 256 shows that contour's own number.
+_DOCUMENTED = {32: 20, 64: 22, 128: 35, 256: 30}
 _MEASURED = {
-    32: ({6: 6, 9: 6, 14: 7}, 1.365, 1.82),
-    64: ({6: 11, 9: 11, 14: 11}, 0.927, 0.927),
-    128: ({6: 17, 9: 17, 14: 17}, 0.819, 0.819),
-    256: ({6: 15, 9: 10, 14: 7}, 1.0, 1.0),
+    32: {6: 10, 9: 10, 14: 10},
+    64: {6: 11, 9: 11, 14: 11},
+    128: {6: 17, 9: 17, 14: 17},
+    256: {6: 15, 9: 10, 14: 7},
 }
 SIZES = tuple(_GEOMETRY)
 STROKES = {  # the parts of strokes, and their fields
     "thickness": ("thickness",),
     "marks": ("marker_radius",),
-    "intensity": ("target_intensity", "distractor_intensity"),
 }
 
 
@@ -89,9 +79,8 @@ def spec(
 ) -> Spec:
     """Returns the parameters of a release (32, 64, 128, 256) and level (contour 6, 9, 14).
 
-    strokes: another size that gives the thickness and intensity of paddles and the marks. A number
-        between two sizes interpolates. A model can so learn on small images the strokes of large
-        ones.
+    strokes: another size that gives the thickness of paddles and the marks. A number between two
+        sizes interpolates. A model can so learn on small images the strokes of large ones.
     margins: pixels around paddles, drawn per image, at most those of the release. Contours have
         gaps of twice as many.
     distractors: how many are wanted. Both make easier images than the release's, for curricula
@@ -105,13 +94,8 @@ def spec(
         raise ValueError(
             f"contour={contour}: choose from {', '.join(map(str, LEVELS))} (easy to hard)"
         )
-    if documented:
-        paddles, target, distractor = _DOCUMENTED[size]
-        count = paddles // (contour // 3)
-    else:
-        counts, target, distractor = _MEASURED[size]
-        count = counts[contour]
-    own = Spec(size, contour, *_GEOMETRY[size], count, target, distractor)
+    count = _DOCUMENTED[size] // (contour // 3) if documented else _MEASURED[size][contour]
+    own = Spec(size, contour, *_GEOMETRY[size], count)
     if margins is not None:
         given, most = as_list(margins), max(own.margins)
         for margin in given or [margins]:

@@ -12,7 +12,7 @@ LABEL, MARGIN, RESTARTS, DISTRACTORS, ORIGIN, MARKERS, INFO = 0, 1, 2, 3, 4, 5, 
 
 @njit(cache=True, nogil=True)
 def make_images(
-    t, which, margins, seed, first, frame, contour, distractor, wanted, intensity,
+    t, which, margins, seed, first, frame, contour, distractor, wanted, contrast,
     images, info, placed, counts,
 ):  # fmt: skip
     """Makes those of the images first, first + 1, ... of a seed that draw margin number `which`.
@@ -21,7 +21,7 @@ def make_images(
         t: the Tables of that margin.
         frame: pixels at the border that the first seed leaves free.
         contour, distractor, wanted: paddles of a long snake and of a distractor, how many of these.
-        intensity: (2,) of the two long snakes and of distractors.
+        contrast: of the two long snakes; distractors have 1.
         images: (n, N, N), out.
         info: (n, INFO), out: label, which margin, restarts, distractors placed, the snake that the
             first marker is on, then row and column of both markers.
@@ -51,11 +51,11 @@ def make_images(
         row = info[n]
         row[0], row[1], row[2], row[3], row[4] = label, margin, restarts, distractors, origin
         row[5], row[6], row[7], row[8] = tail[2], tail[3], head[2], head[3]
-        _paint(canvas, t, placed[n], counts[n], every, row, intensity, images[n])
+        _paint(canvas, t, placed[n], counts[n], every, row, contrast, images[n])
 
 
 @njit(cache=True, nogil=True)
-def draw_images(t, which, intensity, info, placed, counts, kept, images):
+def draw_images(t, which, contrast, info, placed, counts, kept, images):
     """Draws images of margin number `which` again, with only the paddles that `kept` names.
 
     kept: bool (n, paddles). The others as in make_images.
@@ -63,39 +63,56 @@ def draw_images(t, which, intensity, info, placed, counts, kept, images):
     canvas = np.empty(images.shape[1:], np.float32)
     for n in range(len(images)):
         if info[n, 1] == which:
-            _paint(canvas, t, placed[n], counts[n], kept[n], info[n], intensity, images[n])
+            _paint(canvas, t, placed[n], counts[n], kept[n], info[n], contrast, images[n])
 
 
 @njit(cache=True, nogil=True)
 def _board(t, most):
     return Board(
-        np.empty(len(t.border), np.float32),
+        np.empty(len(t.border), np.float64),
         np.zeros((most + 1, 2), np.int64),
-        np.empty((most, (2 * t.half + 1) ** 2), np.float32),
+        np.empty((most, (2 * t.half + 1) ** 2), np.float64),
         np.empty(len(t.ring), np.float64),
     )
 
 
 @njit(cache=True, nogil=True)
-def _paint(canvas, t, placed, count, kept, row, intensity, image):
-    """An image from its paddles and its row of `info`."""
-    canvas[:] = 0
-    for i in range(count):
-        if kept[i]:
-            snake, direction, y, x = placed[i]
-            _draw(canvas, t.stroke[direction], y, x, t.half, intensity[1 if snake > 1 else 0])
+def _paint(canvas, t, placed, count, kept, row, contrast, image):
+    """An image from its paddles and its row of `info`.
+
+    The brightest pixel of all its paddles, kept or not, is as bright as the inside of a marker. The
+    edge of a marker is brighter.
+    """
+    _draw(canvas, t, placed[:count], contrast)
+    scale = np.float32(1) / _most(canvas)
+    if not kept[:count].all():
+        _draw(canvas, t, placed[:count][kept[:count]], contrast)
+    for i in range(len(canvas)):
+        for j in range(len(canvas)):
+            canvas[i, j] *= scale
     for i in range(2):
         _mark(canvas, t, row[5 + 2 * i], row[6 + 2 * i])
     _to_grey(canvas, image)
 
 
 @njit(cache=True, nogil=True)
-def _draw(canvas, patch, y, x, half, intensity):
-    size = canvas.shape[0]
-    for i in range(max(y - half, 0), min(y + half + 1, size)):
-        for j in range(max(x - half, 0), min(x + half + 1, size)):
-            value = patch[i - y + half, j - x + half] * intensity
-            canvas[i, j] = max(canvas[i, j], value)
+def _draw(canvas, t, placed, contrast):
+    canvas[:] = 0
+    size, half = canvas.shape[0], t.half
+    for snake, direction, y, x in placed:
+        patch, times = t.stroke[direction], np.float32(1 if snake > 1 else contrast)
+        for i in range(max(y - half, 0), min(y + half + 1, size)):
+            for j in range(max(x - half, 0), min(x + half + 1, size)):
+                canvas[i, j] = max(canvas[i, j], patch[i - y + half, j - x + half] * times)
+
+
+@njit(cache=True, nogil=True)
+def _most(canvas):
+    most = np.float32(0)
+    for row in canvas:
+        for value in row:
+            most = max(most, value)
+    return most
 
 
 @njit(cache=True, nogil=True)
@@ -120,11 +137,7 @@ def _mark(canvas, t, y, x):
 def _to_grey(canvas, image):
     """Scaled to 0..255 and truncated; the background is 0 always."""
     size = canvas.shape[0]
-    most = np.float32(0)
-    for i in range(size):
-        for j in range(size):
-            most = max(most, canvas[i, j])
-    scale = 255.0 / most
+    scale = 255.0 / _most(canvas)
     for i in range(size):
         for j in range(size):
             image[i, j] = np.uint8(min(np.float64(canvas[i, j]) * scale, 255.0))

@@ -27,14 +27,14 @@ class Statistics:
 
 
 # Of the release: 32 in the notebooks of Zakaria-El-Maachi/LRA-Pathfinder; 64 and 128 from the eight
-# images each that tsumansapkota/Solving-LRA-PathX shows (distractors by their summed intensity);
-# 256 counted in one image.
+# images each that tsumansapkota/Solving-LRA-PathX shows, taken apart into their paddles; 256
+# counted in one image of NasonovIvan/Pathfinder-Listops.
 OFFICIAL = {
     (32, 6): Statistics(199_999, 11.79, 40.16),
     (32, 9): Statistics(200_000, 15.55, 44.50, positive=100_222 / 200_000),
     (32, 14): Statistics(200_000, 19.95, 48.66, 395, positive=99_920 / 200_000),
-    (64, 14): Statistics(8, 16.15, 44.32, 1091, 4.9, mean_error=0.43, non_zero_error=25),
-    (128, 14): Statistics(8, 9.43, 36.12, 2640, 14.3, mean_error=0.32, non_zero_error=75),
+    (64, 14): Statistics(8, 16.15, 44.32, 1091, 5.5, mean_error=0.43, non_zero_error=25),
+    (128, 14): Statistics(8, 9.43, 36.12, 2640, 15.0, mean_error=0.32, non_zero_error=75),
     (256, 14): Statistics(1, distractors=7),
 }
 

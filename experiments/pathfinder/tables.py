@@ -40,22 +40,22 @@ class Tables(NamedTuple):
     mask_start: Ends  # (E + 1,) the paddle with its margin: cells above 0,
     mask_solid: Ends  # (E,) and where those end that are so much that they may collide
     mask_cell: Cells  # (cells,) from the corner of the patch
-    mask_value: Floats  # (cells,)
+    mask_value: NDArray[np.float64]  # (cells,)
     disk: Cells  # (cells,) of the margin as a radius, from the corner of its square
     margin: int
-    step: Ints  # (E, 2) from a pivot to the next
+    step: NDArray[np.float64]  # (E, 2) from a pivot to the next, to be rounded up
     ring: Ints  # (K, 2) from the pivot to the new head, in the order of rows and columns
     turn_start: Ends  # (E + 1,) ring cells a snake going in direction e may turn to:
     turn: Ints  # (turns,)
     turn_weight: NDArray[np.float64]  # (turns,)
     usable: NDArray[np.bool_]  # (360,) seed directions that OpenCV's dilation leaves
-    head: Ints  # (360, 2) from the tail of a seed to its head
-    pivot: Ints  # (360, 2) and to its pivot
+    head: NDArray[np.float64]  # (360, 2) from the tail of a seed to its head, to be rounded up
+    pivot: NDArray[np.float64]  # (360, 2) and from there to its pivot
     foot_start: Ends  # (361,) cells that must be free around the tail of a seed:
     foot: Cells  # (cells,) from the corner of the patch
     foot_box: Ints  # (360, 4) their first and last row, first and last column, from the tail
     second: Ints  # (360, 2) from the first seed's tail to the second's, by the direction between
-    border: Floats  # (W * W,) mask of an empty image with `half` more pixels around
+    border: NDArray[np.float64]  # (W * W,) mask of an empty image with `half` more pixels around
     reach: int  # pixels a marker covers, on each side of its centre
     marker: Floats  # (R, R, R, R), R = 2 reach + 1: rows and columns of the centre in a window
 
@@ -83,10 +83,9 @@ def tables(spec: Spec, margin: int) -> Tables:
         solid.append(np.count_nonzero(value >= least))
     mask_start = _starts(cells)
     turns = [_turns(angle, angles[: len(ring)], spec.continuity) for angle in angles]
-    head = _ceil(length, DEGREES)
     second = np.round(_vector(spec.seed_distance, np.arange(360) * (np.pi / 180)))
     feet = [_footprint(patch, half, full) for patch in mask[len(ring) :]]
-    border = np.zeros((width, width), np.float32)
+    border = np.zeros((width, width))
     image = border[half:-half, half:-half]
     image[:] = 1
     image[spec.padding : -spec.padding, spec.padding : -spec.padding] = 0
@@ -97,17 +96,17 @@ def tables(spec: Spec, margin: int) -> Tables:
         mask_start=mask_start,
         mask_solid=mask_start[:-1] + np.array(solid, np.uint64),
         mask_cell=_join(cells, np.uint32),
-        mask_value=_join(values, np.float32),
+        mask_value=_join(values, np.float64),
         disk=(np.argwhere(_disk(margin)) @ (width, 1)).astype(np.uint32),
         margin=margin,
-        step=_ceil(full + margin, angles),
+        step=_vector(full + margin, angles),
         ring=ring,
         turn_start=_starts([turn for turn, _ in turns]),
         turn=_join([turn for turn, _ in turns], np.int64),
         turn_weight=_join([weight for _, weight in turns], np.float64),
         usable=np.array([_in_all_quadrants(foot) for foot in feet]),
-        head=head,
-        pivot=head + _ceil(full, _flip(DEGREES)),
+        head=_vector(length, DEGREES),
+        pivot=_vector(full, _flip(DEGREES)),
         foot_start=_starts(feet),
         foot=_join([(foot + half) @ (width, 1) for foot in feet], np.uint32),
         foot_box=np.array([np.stack([foot.min(0), foot.max(0)], 1).ravel() for foot in feet]),
@@ -120,10 +119,6 @@ def tables(spec: Spec, margin: int) -> Tables:
 
 def _vector(distance: float, angles: np.ndarray) -> np.ndarray:
     return distance * np.stack([np.sin(angles), np.cos(angles)], -1)
-
-
-def _ceil(distance: float, angles: np.ndarray) -> Ints:
-    return np.ceil(INSIDE + _vector(distance, angles)).astype(np.int64) - INSIDE
 
 
 def _flip(angles: np.ndarray) -> np.ndarray:
@@ -145,11 +140,13 @@ def _turns(angle: float, ring: np.ndarray, continuity: float) -> tuple[np.ndarra
     return turn, weights[turn]
 
 
-def _patches(spec: Spec, margin: int, half: int, angles: np.ndarray) -> tuple[Floats, Floats]:
+def _patches(
+    spec: Spec, margin: int, half: int, angles: np.ndarray
+) -> tuple[Floats, NDArray[np.float64]]:
     """Paddles drawn from the centre, and their masks.
 
-    They keep the overshoot of the Lanczos filter. An image takes a maximum, which drops values
-    below 0.
+    Paddles keep the overshoot of the Lanczos filter, and an image takes a maximum, which drops
+    values below 0. Masks are scaled as whole numbers from 0 to 255.
     """
     scale, centre = ANTIALIAS, half * ANTIALIAS
     canvas = []
@@ -161,13 +158,14 @@ def _patches(spec: Spec, margin: int, half: int, angles: np.ndarray) -> tuple[Fl
         canvas.append(np.asarray(image))
     lines = np.stack(canvas)
     wide = _dilate(lines, margin * scale)
-    stroke, mask = (np.stack([_lanczos(i, 2 * half + 1) for i in each]) for each in (lines, wide))
-    return stroke.clip(0), mask.clip(0)
+    width = 2 * half + 1
+    stroke = np.stack([_lanczos(image, width) for image in lines]).astype(np.float32) / 255
+    mask = np.stack([_lanczos(image, width) for image in wide.astype(np.uint8)]) / 255
+    return stroke.clip(0), mask
 
 
-def _lanczos(image: np.ndarray, width: int) -> Floats:
-    small = Image.fromarray(image).resize((width, width), Image.Resampling.LANCZOS)
-    return np.asarray(small, np.float32) / np.float32(255)
+def _lanczos(image: np.ndarray, width: int) -> np.ndarray:
+    return np.asarray(Image.fromarray(image).resize((width, width), Image.Resampling.LANCZOS))
 
 
 def _disk(radius: int) -> np.ndarray:
@@ -213,7 +211,7 @@ def _marker(radius: float) -> tuple[int, Floats]:
     disks = np.empty((width, width, width, width), np.float32)
     for i, j in np.ndindex(width, width):
         inside = (y - i * ANTIALIAS) ** 2 + (x - j * ANTIALIAS) ** 2 <= (radius * ANTIALIAS) ** 2
-        disks[i, j] = _lanczos(np.where(inside, np.float32(255), np.float32(0)), width)
+        disks[i, j] = _lanczos(inside.astype(np.float32), width)
     return reach, np.maximum(disks, 0)
 
 

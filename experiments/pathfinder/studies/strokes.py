@@ -3,8 +3,8 @@
     python -m experiments.pathfinder.studies.strokes run=docs/results/lra/path_x
     python -m experiments.pathfinder.studies.strokes 'strokes=[256]' 'parts=[marks]'
 
-Strokes are the thickness and the intensity of paddles and the radius of the marks. `parts` changes
-some of them only, and so shows which of them the model depends on.
+Strokes are the thickness of paddles and the radius of the marks. `parts` changes one of them only,
+and so shows which of them the model depends on.
 """
 
 import sys

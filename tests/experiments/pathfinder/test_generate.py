@@ -9,6 +9,7 @@ from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
 from experiments.pathfinder.generate import ends, make
+from experiments.pathfinder.grow import _moved
 from experiments.pathfinder.parameters import SIZES, spec
 from experiments.pathfinder.render import LABEL, MARGIN, MARKERS, ORIGIN
 from experiments.pathfinder.statistics import OFFICIAL, measure, table
@@ -138,10 +139,11 @@ def test_rendering_equals_drawing_on_the_whole_image(made, size):
         t = tables(chosen, chosen.margins[images.info[n, MARGIN]])
         canvas = np.zeros((size + 2 * t.half, size + 2 * t.half))
         for snake, direction, row, column in images.placed[n, : images.counts[n]]:
-            value = chosen.distractor_intensity if snake > 1 else chosen.target_intensity
+            value = 1 if snake > 1 else chosen.contrast
             window = canvas[row : row + 2 * t.half + 1, column : column + 2 * t.half + 1]
             np.maximum(window, t.stroke[direction] * value, out=window)
         canvas = canvas[t.half : -t.half, t.half : -t.half]
+        canvas /= canvas.max()
         for row, column in images.info[n, MARKERS : MARKERS + 4].reshape(2, 2):
             y, x = np.ogrid[: 2 * size, : 2 * size]
             inside = (y - 2 * row) ** 2 + (x - 2 * column) ** 2 <= (2 * chosen.marker_radius) ** 2
@@ -170,9 +172,56 @@ def test_marker_equals_official_pixels():
     assert np.abs(ours - official).max() <= 1
 
 
+def test_official_contours_obey_the_rules():
+    """Two contours of the release's Path-X, the first and the fourth image of the same file: tails
+    and heads found by matching paddles. Close to the left and the top, a way straight up, down or
+    to the left also goes one pixel to the right or down."""
+    first = [(93, 42), (81, 38), (74, 34), (67, 29), (62, 23), (60, 16), (59, 8)]
+    first += [(53, 3), (45, 3), (37, 8), (29, 11), (22, 15), (13, 19), (5, 22)]
+    second = [(48, 79), (38, 68), (29, 65), (19, 61), (10, 59), (4, 51), (4, 42)]
+    second += [(8, 31), (14, 23), (23, 16), (32, 8), (41, 4), (52, 5), (63, 10)]
+    for margin, degree, places in ((2, -106, first), (3, -138, second)):
+        t = tables(spec(128), margin)
+        head = _moved(*places[0], t.head[180 + degree])
+        pivot = _moved(*head, t.pivot[180 + degree])
+        direction = len(t.ring) + 180 + degree
+        for place in places[1:]:
+            pivot = _moved(*pivot, t.step[direction])
+            turns = t.turn[t.turn_start[direction] : t.turn_start[direction + 1]]
+            (direction,) = np.flatnonzero((t.ring == np.subtract(place, pivot)).all(1))
+            assert direction in turns
+
+
+@pytest.mark.parametrize(
+    ("size", "margin", "grey"), [(64, 1, 203.9), (128, 2, 186.3), (128, 3, 186.6)]
+)
+def test_paddles_are_as_bright_as_official_ones(size, margin, grey):
+    """The grey level of a paddle of value 1, fitted to images of the release whose marks are not at
+    the edge of the image."""
+    images = make(replace(spec(size), margins=(margin,)), 5, 0, 12)
+    t = tables(spec(size), margin)
+    seen = 0
+    for n, pixels in enumerate(images.pixels):
+        canvas = np.zeros((size + 2 * t.half, size + 2 * t.half))
+        for _, direction, row, column in images.placed[n, : images.counts[n]]:
+            window = canvas[row : row + 2 * t.half + 1, column : column + 2 * t.half + 1]
+            np.maximum(window, t.stroke[direction], out=window)
+        canvas = canvas[t.half : -t.half, t.half : -t.half]
+        marks = images.info[n, MARKERS : MARKERS + 4].reshape(2, 2)
+        brightest = canvas.max() > t.stroke.max() - 1e-6  # an image without is brighter
+        if brightest and t.reach <= marks.min() and marks.max() < size - t.reach:
+            rows, columns = np.ogrid[:size, :size]
+            for row, column in marks:
+                canvas[(abs(rows - row) <= t.reach) & (abs(columns - column) <= t.reach)] = 0
+            apart = np.abs(pixels - np.trunc(canvas * grey))[canvas > 0]
+            assert apart.max() <= 1 and apart.mean() < 0.1
+            seen += 1
+    assert seen
+
+
 def test_directions_that_opencv_leaves():
     usable = {size: int(tables(spec(size), spec(size).margins[0]).usable.sum()) for size in SIZES}
-    assert usable == {32: 61, 64: 102, 128: 360, 256: 360}
+    assert usable == {32: 30, 64: 95, 128: 354, 256: 360}
 
 
 @pytest.mark.parametrize(("size", "contour"), LEVELS)
@@ -196,7 +245,7 @@ def test_statistics_agree_with_the_release(size, contour):
 
 def test_documented_parameters_and_refusals():
     assert [spec(s, documented=True).distractors for s in SIZES] == [5, 5, 8, 7]
-    assert [spec(s).distractors for s in SIZES] == [7, 11, 17, 7]
+    assert [spec(s).distractors for s in SIZES] == [10, 11, 17, 7]
     assert spec(128, 6, documented=True).distractors == 17
     with pytest.raises(ValueError, match="32, 64, 128, 256"):
         spec(96)
@@ -211,16 +260,17 @@ def test_strokes_of_another_size():
     small, large, mixed = spec(64, 6), spec(128, 6), spec(64, 6, strokes=128)
     assert (mixed.size, mixed.margins, mixed.distractors) == (64, small.margins, small.distractors)
     assert spec(64, 6, strokes=64) == small
-    common = [  # intensities beside those of the background
-        set(np.bincount(make(each, 0, 0, 40).pixels.ravel(), minlength=256)[9:].argsort()[-12:])
+    greys = [  # how often each, beside those of the background
+        np.bincount(make(each, 0, 0, 40).pixels.ravel(), minlength=256)[9:]
         for each in (small, mixed, large)
     ]
-    assert len(common[1] & common[2]) >= 6 > 3 >= len(common[0] & common[2])
+    alike = np.corrcoef(greys)
+    assert alike[1, 2] > 0.6 > 0.2 > alike[0, 2]
 
 
 def test_strokes_between_two_sizes():
     fine, coarse, half = spec(128), spec(256), spec(128, strokes=192)
-    names = ("thickness", "marker_radius", "target_intensity", "distractor_intensity")
+    names = ("thickness", "marker_radius")
     for name in names:
         own, low, high = (getattr(each, name) for each in (half, fine, coarse))
         assert own == pytest.approx((low + high) / 2)
@@ -242,7 +292,7 @@ def test_margins_and_distractors():
         placed = [all[:count] for all, count in zip(images.placed, images.counts, strict=True)]
         starts = [found[found[:, 0] == 0][:, 2:] for found in placed]
         steps = np.concatenate([np.linalg.norm(np.diff(at[1:], axis=0), axis=1) for at in starts])
-        assert abs(steps.mean() - (5 + 2 * margin)) < 0.5  # a paddle and its gap
+        assert abs(steps.mean() - (5 + 2 * margin)) < 1  # a paddle and its gap, bends apart
     assert (spec(128, margins=[3, 2]), spec(64, distractors=11)) == (spec(128), spec(64))
     few = spec(64, 6, distractors=2, strokes=128)
     assert (few.distractors, few.thickness) == (2, spec(128).thickness)

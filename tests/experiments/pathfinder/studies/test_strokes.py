@@ -49,7 +49,7 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
     [
         ({"strokes": 128}, "strokes=128: give a list of sizes"),
         ({"strokes": [64, 300]}, "strokes=300: images of size 64 can have those of 64 to 256"),
-        ({"parts": "marks"}, "parts='marks': give a list from thickness, marks, intensity"),
+        ({"parts": "marks"}, "parts='marks': give a list from thickness, marks"),
         ({"parts": ["mark"]}, r"parts=\['mark'\]: choose from thickness"),
         ({"batch": 0}, "batch=0: give a whole number"),
     ],
