@@ -1,4 +1,8 @@
-"""Draws a grown image, and the kernel that makes many images."""
+"""Draws a grown image, and the kernel that makes many images.
+
+Numba keeps the compiled kernel and notices changes of this file only. After a change of grow.py,
+philox.py or parameters.py, delete experiments/pathfinder/__pycache__.
+"""
 
 import numpy as np
 from numba import njit

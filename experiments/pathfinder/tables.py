@@ -7,6 +7,7 @@ look-up. Rows go down, columns to the right, and direction a goes (sin a, cos a)
 as in the original: up after a translation, down for the ring.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -67,7 +68,7 @@ def tables(spec: Spec, margin: int) -> Tables:
     half = length + int(np.ceil(spec.thickness)) + margin
     width = spec.size + 2 * half
     ring = _ring(full)
-    angles = np.concatenate([np.arctan2(ring[:, 0], ring[:, 1]), DEGREES])
+    angles = np.concatenate([[math.atan2(*way) for way in ring.tolist()], DEGREES])
     drawn = np.concatenate([_flip(angles[: len(ring)]), DEGREES])
     stroke, mask = _patches(spec, margin, half, drawn)
 
@@ -118,7 +119,9 @@ def tables(spec: Spec, margin: int) -> Tables:
 
 
 def _vector(distance: float, angles: np.ndarray) -> np.ndarray:
-    return distance * np.stack([np.sin(angles), np.cos(angles)], -1)
+    """With the last bit of the C library, as in the original. NumPy's depends on the processor, and
+    a way is rounded up."""
+    return distance * np.array([(math.sin(angle), math.cos(angle)) for angle in angles])
 
 
 def _flip(angles: np.ndarray) -> np.ndarray:
@@ -150,9 +153,9 @@ def _patches(
     """
     scale, centre = ANTIALIAS, half * ANTIALIAS
     canvas = []
-    for angle in angles:
+    for way in _vector(spec.length * scale, angles):
         image = Image.new("F", (2 * centre + 1, 2 * centre + 1))
-        y, x = np.ceil(centre + _vector(spec.length * scale, angle)).astype(int).tolist()
+        y, x = np.ceil(centre + way).astype(int).tolist()
         line = [(centre, centre), (x, y)]
         ImageDraw.Draw(image).line(line, fill=255, width=round(spec.thickness * scale))
         canvas.append(np.asarray(image))

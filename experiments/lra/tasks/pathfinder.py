@@ -26,6 +26,7 @@ from experiments.lra.tasks.task import (
     require,
     split_sizes,
 )
+from experiments.pathfinder.generate import VERSION as IMAGES
 from experiments.pathfinder.generate import on_disk
 from experiments.pathfinder.parameters import LEVELS, spec
 from experiments.pathfinder.store import filled
@@ -103,7 +104,7 @@ def load(
         splits[name] = Split(tokens, labels.astype(np.int64))
     return Task(
         name=f"pathfinder{size}",
-        source="generated" if generate else "official",
+        source=f"generated v{IMAGES}" if generate else "official",
         classes=2,
         vocab=256,
         splits=splits,

@@ -132,8 +132,9 @@ class Session:
         old = checkpoint.load(path, needs=STATE)
         if old["data"] != self.data:
             raise ValueError(
-                f"{self.folder} was trained on other data of {self.task.name}: restore them, or "
-                "give this run a folder of its own with name="
+                f"{self.folder} was trained on other data of {self.task.name} than these "
+                f"({self.task.source}): restore its data, or give this run a folder of its own "
+                "with name="
             )
         return old
 

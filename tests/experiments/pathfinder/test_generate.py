@@ -1,5 +1,6 @@
 """The Pathfinder generator against dense oracles, official pixels and official statistics."""
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from PIL import Image
 from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
-from experiments.pathfinder.generate import ends, make
+from experiments.pathfinder.generate import VERSION, ends, make
 from experiments.pathfinder.grow import _moved
 from experiments.pathfinder.parameters import SIZES, spec
 from experiments.pathfinder.render import LABEL, MARGIN, MARKERS, ORIGIN
@@ -48,6 +49,20 @@ def test_an_image_depends_on_seed_and_index_alone(made, size):
     assert all((alone.pixels[0] != other).any() for other in others)
     far = make(spec(size), 2**63 - 1, 2**41, 1)
     assert (far.pixels[0] != alone.pixels[0]).any()
+
+
+def test_other_images_need_another_version(made):
+    """Raise VERSION with what changes these: caches, runs and rows tell images by it."""
+    known = {
+        32: ("bf9b68321d9d", 20.09),
+        64: ("b7159e8e0227", 16.76),
+        128: ("b12151301e11", 9.73),
+        256: ("82e97802bd8d", 2.35),
+    }
+    assert VERSION == 2
+    for size, images in made.items():
+        places = hashlib.sha256(images.placed.tobytes() + images.info.tobytes()).hexdigest()[:12]
+        assert (places, pytest.approx(images.pixels.mean(), abs=0.005)) == known[size]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -264,7 +279,7 @@ def test_strokes_of_another_size():
         np.bincount(make(each, 0, 0, 40).pixels.ravel(), minlength=256)[9:]
         for each in (small, mixed, large)
     ]
-    alike = np.corrcoef(greys)
+    alike = np.asarray(np.corrcoef(greys))
     assert alike[1, 2] > 0.6 > 0.2 > alike[0, 2]
 
 
@@ -292,7 +307,8 @@ def test_margins_and_distractors():
         placed = [all[:count] for all, count in zip(images.placed, images.counts, strict=True)]
         starts = [found[found[:, 0] == 0][:, 2:] for found in placed]
         steps = np.concatenate([np.linalg.norm(np.diff(at[1:], axis=0), axis=1) for at in starts])
-        assert abs(steps.mean() - (5 + 2 * margin)) < 1  # a paddle and its gap, bends apart
+        # a paddle and its gap, less what bends and rounding take
+        assert abs(steps.mean() - (4.5 + 2 * margin)) < 0.3
     assert (spec(128, margins=[3, 2]), spec(64, distractors=11)) == (spec(128), spec(64))
     few = spec(64, 6, distractors=2, strokes=128)
     assert (few.distractors, few.thickness) == (2, spec(128).thickness)

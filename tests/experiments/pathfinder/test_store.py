@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.pathfinder import store
+from experiments.pathfinder import generate, store
 from experiments.pathfinder.generate import make, on_disk
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.store import filled
@@ -40,6 +40,16 @@ def test_generated_images_are_those_of_their_numbers(tmp_path, workers):
     np.testing.assert_array_equal(labels, expected.labels)
     names = sorted(path.suffixes[-1] for path in tmp_path.iterdir())
     assert names == [".lock", ".npy", ".npy"]
+
+
+def test_images_of_another_version_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "VERSION", 1)
+    monkeypatch.setattr(generate, "make", lambda _, *which: make(spec(32, 6), *which))
+    old, _ = on_disk([spec(32)], 3, 0, 10, tmp_path, 1)
+    monkeypatch.undo()
+    new, _ = on_disk([spec(32)], 3, 0, 10, tmp_path, 1)
+    assert (old != new).any()
+    np.testing.assert_array_equal(new, make(spec(32), 3, 0, 10).pixels)
 
 
 def test_made_once_and_read_only(tmp_path):

@@ -209,7 +209,7 @@ def test_generated_splits_do_not_depend_on_each_others_sizes(tmp_path):
         return load(32, "nowhere", cache_dir=tmp_path, seed=4, generate=True, **options)
 
     small, large = generated(examples=(20, 10, 10)), generated(examples=(80, 20, 10))
-    assert (small.source, len(large.splits["train"])) == ("generated", 80)
+    assert (small.source, len(large.splits["train"])) == ("generated v2", 80)
     for name, n in {"train": 20, "val": 10, "test": 10}.items():
         a, b = small.splits[name], large.splits[name]
         np.testing.assert_array_equal(a.tokens[:n], b.tokens[:n])

@@ -59,7 +59,7 @@ def test_the_committed_weights_of_path_x(capsys, tmp_path):
     """Of generated images only those that are tested are made."""
     options = {"cache_dir": str(tmp_path), "examples": 2}
     told = run(capsys, run=str(ROOT / "docs/results/lra/path_x"), **options)
-    assert "pathfinder128 (generated)" in told and "test accuracy 100.00 ± 0.00 %" in told
+    assert "pathfinder128 (generated v2)" in told and "test accuracy 100.00 ± 0.00 %" in told
     sizes = sorted(path.stat().st_size for path in tmp_path.glob("*[!s].npy"))
     assert sizes[-1] < 3 * 128 * 128
 

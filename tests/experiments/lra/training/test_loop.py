@@ -11,6 +11,7 @@ import masks
 from experiments.common.bits import unpack
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
+from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data
 from experiments.lra.training.journal import rounded
@@ -265,6 +266,13 @@ def test_other_data_in_the_same_folder(place, killed):
     refuse(place, r"\(exp_avg is \(7,\) there, .*delete it to start over", name="data")
     checkpoint.save(path, {"step": 1})
     refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
+
+
+def test_images_of_another_version_in_the_same_folder(place, killed, monkeypatch):
+    killed("pathfinder32", name="images")
+    monkeypatch.setattr(pathfinder, "IMAGES", pathfinder.IMAGES + 1)
+    words = rf"other data of pathfinder32 than these \(generated v{pathfinder.IMAGES}\): restore"
+    refuse(place, words, "pathfinder32", name="images")
 
 
 @pytest.mark.parametrize(
