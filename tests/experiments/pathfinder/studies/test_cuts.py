@@ -6,6 +6,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from experiments.common.provenance import ROOT
 from experiments.pathfinder.generate import ends, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
@@ -13,8 +14,10 @@ from experiments.pathfinder.studies import cuts
 from experiments.pathfinder.studies.probe import seen
 from tests.experiments.pathfinder.studies.small_run import options, small_run
 
+PATH_256 = ROOT / "docs/results/lra/path_256"
 
-@pytest.mark.parametrize(("size", "contour"), [(32, 6), (64, 9), (128, 14)])
+
+@pytest.mark.parametrize(("size", "contour"), [(32, 6), (64, 9), (128, 14), (256, 14)])
 def test_what_is_kept_is_drawn_as_it_was(size, contour):
     each = spec(size, contour)
     images = make(each, 3, 0, 12)
@@ -46,8 +49,9 @@ def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
     assert ((gap != images.pixels).sum((1, 2)) > 10).all()
 
 
-def test_at_both_marks_are_the_paddles_that_the_probe_sees():
-    each = spec(128, 9)
+@pytest.mark.parametrize("size", [128, 256])
+def test_at_both_marks_are_the_paddles_that_the_probe_sees(size):
+    each = spec(size, 9)
     images = make(each, 3, 0, 20)
     assert 5 < (images.labels == 0).sum() < 15
     marks, both = cuts.paddles_at(images, 9, 2, middle=False), ends(images, each)
@@ -97,7 +101,7 @@ def use(monkeypatch, model):
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: model)
 
 
-def test_a_run_is_asked(run, monkeypatch, answers, tmp_path):
+def test_a_run_is_asked(run, answers, tmp_path):
     rows = answers(run[0], erased=[0, 4])
     assert [row.left_out for row in rows] == [0, 4, 4]
     assert [row.place for row in rows] == ["the middle", "the middle", "the marks"]
@@ -106,10 +110,13 @@ def test_a_run_is_asked(run, monkeypatch, answers, tmp_path):
     counts = [(row.curve_yes, row.curve_both, row.other_yes) for row in rows]
     assert counts == [(row.curve_yes, row.curve_both, row.other_yes) for row in again]
 
-    images = make(spec(32), 1000, 0, 12)
+
+@pytest.mark.parametrize("size", [32, 256])
+def test_answers_follow_what_is_left_out(run, monkeypatch, answers, size):
+    images = make(spec(size), 1000, 0, 12)
     pixels = (images.pixels[images.labels == 1] > 0).sum((1, 2))
     use(monkeypatch, Bright(int(np.median(pixels)) - 1))
-    rows = answers(run[0], erased=[0, 6, 14], csv=tmp_path / "bright.csv")
+    rows = answers(run[0] if size == 32 else PATH_256, erased=[0, 6, 14])
     whole, middle, marks, none, none_too = (share for *_, share in shares(rows))
     assert whole >= 0.5 > middle >= none == none_too and marks < 0.5
 

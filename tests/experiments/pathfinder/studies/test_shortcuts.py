@@ -74,8 +74,9 @@ def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path):
     assert torch.isfinite(found(blind)).all()
 
 
-def test_the_program_measures_what_is_missing(run_program, tmp_path):
-    words = ["examples=200", "tested=100", "steps=5", "contour=6"]
+@pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
+def test_the_program_measures_what_is_missing(run_program, tmp_path, size, contour):
+    words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
     words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}"]
     for paddles in ("[0]", "[0,2]"):
         status, out, error = run_program(
