@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from sparseflash.backends.protocol import DIRECTIONS
+from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, TermTensors
 from sparseflash.backends.registry import BACKENDS, NAMES, note, reasons
 from sparseflash.cache import cache
 from sparseflash.checks import (
@@ -24,6 +24,7 @@ from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
+from sparseflash.terms import Terms, term_tensors
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
@@ -32,14 +33,16 @@ AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
-    scale: float | None = None, return_lse: Literal[False] = False, dropout_p: float = 0.0,
-    seed: int | Tensor | None = None, deterministic: bool = False, backend: str = "auto",
+    scale: float | None = None, terms: Terms | None = None, return_lse: Literal[False] = False,
+    dropout_p: float = 0.0, seed: int | Tensor | None = None, deterministic: bool = False,
+    backend: str = "auto",
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
-    scale: float | None = None, return_lse: Literal[True], dropout_p: float = 0.0,
-    seed: int | Tensor | None = None, deterministic: bool = False, backend: str = "auto",
+    scale: float | None = None, terms: Terms | None = None, return_lse: Literal[True],
+    dropout_p: float = 0.0, seed: int | Tensor | None = None, deterministic: bool = False,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     q: Tensor,
@@ -49,6 +52,7 @@ def attention(
     *,
     lengths: Lengths | None = None,
     scale: float | None = None,
+    terms: Terms | None = None,
     return_lse: bool = False,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -72,6 +76,7 @@ def attention(
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
             values above N_k then mean N_k, and negative values 0.
         scale: of the scores; D ** -0.5 by default.
+        terms: what the softmax has beside scale q k^T, such as attention sinks.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, differentiable.
         dropout_p: probability that a probability is dropped; the choice is a function of
@@ -89,18 +94,20 @@ def attention(
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
         options |= {"backend": backend, "scale": _float(scale), "return_lse": return_lse}
-        return attend_within(attention, q, k, v, mask, lengths, **options)
+        return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
     call = _float(scale), dropout_p, deterministic, backend
-    if plain(q, k, v):
-        plan, schedule = _known(q, k, v, mask, call), None
+    tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
+    if plain(q, k, v, *filter(torch.is_tensor, tensors)):
+        needs_grad = _needs_grad(q, k, v, *tensors)
+        plan, schedule = _known(q, k, v, mask, call, needs_grad), None
         if plan is None:
-            found = _checked(q, k, v, mask, call, _needs_grad(q, k, v))
+            found = _checked(q, k, v, mask, call, needs_grad)
             q, k, v, schedule = found.q, found.k, found.v, found.schedule
             plan = plan_for(found.problem, found.mask, schedule)
         seed = seed_tensor(seed, q.device) if dropout_p else None
-        out, lse = run(plan, q, k, v, seed, schedule)
+        out, lse = run(plan, q, k, v, seed, tensors, schedule)
     else:
-        out, lse = _through_operator(q, k, v, mask, seed, call)
+        out, lse = _through_operator(q, k, v, mask, seed, tensors, call)
     return (out, lse) if return_lse else out
 
 
@@ -112,6 +119,7 @@ def explain(
     *,
     lengths: Lengths | None = None,
     scale: float | None = None,
+    terms: Terms | None = None,
     return_lse: bool = False,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -134,6 +142,8 @@ def explain(
         schedule_for(found.mask, *extents, problem.device)  # raises where the mask does not fit
     if dropout_p:
         seed_tensor(seed, problem.device)
+    if terms is not None:
+        term_tensors(terms, q, k, v)
     lines = []
     for direction in DIRECTIONS:
         why_not = reasons(problem, direction)
@@ -213,7 +223,7 @@ class _Checked(NamedTuple):
         return _extents(self.q, self.k)
 
 
-def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Plan | None:
+def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> Plan | None:
     """The plan of a call that came before, at little cost; nothing but what it needs is checked."""
     if mask is not None and not isinstance(mask, (Mask, BlockMask)):
         return None
@@ -221,7 +231,7 @@ def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any) -> Plan | None
     if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
         return None
     key = None if mask is None else mask.key
-    return cache.get(key_of(q, k, v, key, call, _needs_grad(q, k, v)))
+    return cache.get(key_of(q, k, v, key, call, needs_grad))
 
 
 def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:
@@ -239,14 +249,15 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
 
 
 def _through_operator(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, call: Any
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, terms: TermTensors,
+    call: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The call as a compiler, a transform, a mode or a subclass has to see it."""
     check_tensors(q, k, v)
     compiling = torch.compiler.is_compiling()
     if not compiling:
-        check_transforms(q, k, v)
-    needs_grad = _needs_grad(q, k, v)
+        check_transforms(q, k, v, *(t for t in terms if t is not None))
+    needs_grad = _needs_grad(q, k, v, *terms)
     q, k, v = _contiguous(q, k, v)
     if compiling and isinstance(mask, np.ndarray | Tensor):
         raise ValueError(
@@ -258,15 +269,15 @@ def _through_operator(
         check_extents(mask, *_extents(q, k))
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
-    return call_operator(q, k, v, key, schedule, seed, call, needs_grad)
+    return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)
 
 
 def _float(scale: Any) -> float | None:
     return scale if scale is None or type(scale) is float else float(scale)
 
 
-def _needs_grad(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _extents(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:

@@ -5,13 +5,14 @@ A mask crosses an operator as its key, a schedule made at run time as its tensor
 the plan of the call is found in the cache, as in an eager call.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import Saved, empty_out
+from sparseflash.backends.protocol import Saved, TermTensors, empty_out
 from sparseflash.cache import cache
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import describe, key_of
@@ -19,8 +20,8 @@ from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
 _CALL = (
-    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, float? scale, float dropout_p,"
-    " bool deterministic, str backend"
+    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, float? scale,"
+    " float dropout_p, bool deterministic, str backend"
 )
 torch.library.define(
     "sparseflash::forward",
@@ -29,32 +30,35 @@ torch.library.define(
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 )
+_N_TERMS = len(TermTensors._fields)
 
 
 def run(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule | None
-) -> tuple[Tensor, Tensor]:
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
+    schedule: Schedule | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out and lse of an eager call, differentiable where the plan has a backward.
 
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
     if plan.run_backward is not None:
-        return _Attention.apply(q, k, v, seed, schedule, plan)
+        return _Attention.apply(q, k, v, seed, *terms, schedule, plan)
     with no_autocast(q):
-        return plan.forward(q, k, v, seed, schedule)
+        return plan.forward(q, k, v, seed, terms, schedule)
 
 
 def call_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
-    options: tuple[Any, ...], needs_grad: bool,
+    terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same through the operator."""
     flat = as_tensors(schedule) if schedule is not None else ([], [])
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return _Functional.apply(q, k, v, seed, *flat[0], (mask, flat[1], options))
-    return torch.ops.sparseflash.forward(q, k, v, mask, *flat, seed, *options, needs_grad)
+        return _Functional.apply(q, k, v, seed, *terms, *flat[0], (mask, flat[1], options))
+    call = mask, *flat, seed, *terms, *options, needs_grad
+    return torch.ops.sparseflash.forward(q, k, v, *call)
 
 
 def plain(*tensors: Any) -> bool:
@@ -84,17 +88,18 @@ class _Attention(torch.autograd.Function):
     """The two directions of a plan under autograd alone."""
 
     @staticmethod
-    def forward(ctx, q, k, v, seed, schedule, plan):  # type: ignore[override]
+    def forward(ctx, q, k, v, seed, *rest):  # type: ignore[override]
+        *terms, schedule, plan = rest
         with no_autocast(q):
-            out, lse = plan.forward(q, k, v, seed, schedule)
-        ctx.save_for_backward(q, k, v, out, lse, seed)
+            out, lse = plan.forward(q, k, v, seed, TermTensors(*terms), schedule)
+        ctx.save_for_backward(q, k, v, out, lse, seed, *terms)
         ctx.set_materialize_grads(False)
         ctx.schedule, ctx.plan = schedule, plan
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):  # type: ignore[override]
-        saved = Saved(*ctx.saved_tensors)
+        saved = _saved(*ctx.saved_tensors)
         if dout is None:
             dout = torch.zeros_like(saved.out)
         if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
@@ -103,20 +108,19 @@ class _Attention(torch.autograd.Function):
             flat = as_tensors(schedule) if schedule is not None else ([], [])
             mask = problem.mask if isinstance(problem.mask, str) else ""
             gradients = torch.ops.sparseflash.backward(
-                dout, dlse, *saved[:5], mask, *flat, saved.seed, *problem.options
+                dout, dlse, *saved[:5], mask, *flat, saved.seed, *saved.terms, *problem.options
             )
         else:
             gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
-        return *gradients, None, None, None
+        return *_with_seed(gradients, saved.terms), None, None
 
 
 class _Functional(torch.autograd.Function):
     """The operators as the transforms of torch.func take them."""
 
     @staticmethod
-    def forward(q, k, v, seed, *rest):  # type: ignore[override]
-        *schedule, (mask, numbers, options) = rest
-        return torch.ops.sparseflash.forward(q, k, v, mask, schedule, numbers, seed, *options, True)
+    def forward(q, k, v, *rest):  # type: ignore[override]
+        return torch.ops.sparseflash.forward(q, k, v, *_call(*rest), True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -130,7 +134,8 @@ class _Functional(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         gradients = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
-        return *gradients, *(None for _ in rest), None
+        terms, schedule = rest[1 : 1 + _N_TERMS], rest[1 + _N_TERMS :]
+        return *_with_seed(gradients, terms), *(None for _ in schedule), None
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
@@ -141,10 +146,8 @@ class _FunctionalBackward(torch.autograd.Function):
     """Their gradients, which have none of their own."""
 
     @staticmethod
-    def forward(dout, dlse, q, k, v, out, lse, seed, *rest):  # type: ignore[override]
-        *schedule, (mask, numbers, options) = rest
-        tensors = dout, dlse, q, k, v, out, lse
-        return torch.ops.sparseflash.backward(*tensors, mask, schedule, numbers, seed, *options)
+    def forward(dout, dlse, q, k, v, out, lse, *rest):  # type: ignore[override]
+        return torch.ops.sparseflash.backward(dout, dlse, q, k, v, out, lse, *_call(*rest))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -157,6 +160,25 @@ class _FunctionalBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *inputs):
         return _mapped(_FunctionalBackward, info, in_dims, inputs)
+
+
+def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of an operator after q, k and v, or lse; rest: terms, schedule, constants."""
+    *tensors, (mask, numbers, options) = rest
+    return mask, tensors[_N_TERMS:], numbers, seed, *tensors[:_N_TERMS], *options
+
+
+def _saved(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor | None,
+    *terms: Tensor | None,
+) -> Saved:  # fmt: skip
+    return Saved(q, k, v, out, lse, seed, TermTensors(*terms))
+
+
+def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Those of q, k, v, seed and terms; `gradients` has some tensor for a term that is None."""
+    of_terms = zip(terms, gradients[3:], strict=True)
+    return *gradients[:3], None, *(None if t is None else d for t, d in of_terms)
 
 
 def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
@@ -173,7 +195,7 @@ def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[An
 
 def _run_backward(
     plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, ...]:
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     with no_autocast(saved.q):
@@ -193,16 +215,18 @@ def _found(
 
 @torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
 def _forward(q, k, v, mask, schedule, numbers, seed, *call):
-    *options, needs_grad = call
+    *options, needs_grad = call[_N_TERMS:]
     plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
     with no_autocast(q):
-        return plan.forward(q, k, v, seed, made)
+        return plan.forward(q, k, v, seed, TermTensors(*call[:_N_TERMS]), made)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
-def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *options):
-    plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), True)
-    return _run_backward(plan, dout, dlse, Saved(q, k, v, out, lse, seed), made)
+def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
+    terms, options = call[:_N_TERMS], call[_N_TERMS:]
+    plan, made = _found((q, k, v), mask, schedule, numbers, options, True)
+    gradients = _run_backward(plan, dout, dlse, _saved(q, k, v, out, lse, seed, *terms), made)
+    return tuple(q.new_empty(0) if t is None else t for t in gradients)
 
 
 @torch.library.register_fake("sparseflash::forward")
@@ -212,28 +236,31 @@ def _forward_fake(q, k, v, *call):
 
 
 @torch.library.register_fake("sparseflash::backward")
-def _backward_fake(dout, dlse, q, k, v, *call):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+def _backward_fake(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
+    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in call[:_N_TERMS])
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_terms
 
 
 def _save(ctx, inputs, output):
-    q, k, v, mask, schedule, numbers, seed, *options, _needs_grad = inputs
-    ctx.save_for_backward(q, k, v, *output, seed, *schedule)
+    q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
+    ctx.save_for_backward(q, k, v, *output, seed, *rest[:_N_TERMS], *schedule)
     ctx.set_materialize_grads(False)
-    ctx.constants = mask, numbers, options
+    ctx.constants = mask, numbers, rest[_N_TERMS:]
 
 
 def _differentiate(ctx, dout, dlse):
-    q, k, v, out, lse, seed, *schedule = ctx.saved_tensors
-    mask, numbers, options = ctx.constants
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    terms, schedule = rest[1 : 1 + _N_TERMS], rest[1 + _N_TERMS :]
     if dout is None:
         dout = torch.zeros_like(out)
-    dq, dk, dv = torch.ops.sparseflash.backward(
-        dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *options
+    gradients = torch.ops.sparseflash.backward(
+        dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
     )
     # torch takes any empty list for a list of tensors, which wants a list of gradients
-    no_list = None if numbers else []
-    return dq, dk, dv, None, [None] * len(schedule), no_list, *(None for _ in range(6))
+    no_list = None if ctx.constants[1] else []
+    dq, dk, dv, *others = _with_seed(gradients, terms)
+    no_options = (None for _ in (*ctx.constants[2], "needs_grad"))
+    return dq, dk, dv, None, [None] * len(schedule), no_list, *others, *no_options
 
 
 def _refuse(ctx, *gradients):

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.backends.protocol import Backward, Forward, Saved, Walk
+from sparseflash.backends.protocol import Backward, Forward, Saved, TermTensors, Walk
 from sparseflash.backends.registry import choose
 from sparseflash.cache import cache
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, as_tensors, schedule_for
+from sparseflash.sinks import sink_gradient
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
@@ -32,22 +33,24 @@ class Plan(NamedTuple):
     backward_walk: Walk | None
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule | None
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
+        schedule: Schedule | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H, N_q, D_v) and lse (B, H, N_q).
 
         schedule: that of this call, where the mask of the problem is made at run time.
         """
         walk = self.forward_walk or _walk(schedule, self.run_forward.specs, self.problem)
-        return self.run_forward(q, k, v, seed, walk)
+        return self.run_forward(q, k, v, seed, walk, terms)
 
     def backward(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk, dv like q, k, v."""
+    ) -> tuple[Tensor | None, ...]:
+        """dq, dk, dv like q, k, v, and the gradients of the terms."""
         assert self.run_backward is not None
         walk = self.backward_walk or _walk(schedule, self.run_backward.specs, self.problem)
-        return self.run_backward(dout, dlse, saved, walk)
+        dqkv = self.run_backward(dout, dlse, saved, walk)
+        return *dqkv, None if saved.terms.sink is None else sink_gradient(dout, dlse, saved)
 
     def lists(self, schedule: Schedule | None) -> tuple[TileLists, ...]:
         """The work lists of both directions, none of them twice."""

@@ -3,7 +3,10 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from sparseflash.terms import Terms
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -47,6 +50,7 @@ def oracle(
     scale: float | None = None,
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
+    terms: Terms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float64 by plain torch operations, differentiable by autograd.
 
@@ -62,6 +66,12 @@ def oracle(
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     mask = torch.ones((), dtype=torch.bool, device=q.device) if dense_mask is None else dense_mask
     mask = mask.expand(scores.shape)
+    sink = None if terms is None else terms.sink
+    if sink is not None:  # one more key, whose value is 0
+        column = sink.double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores, mask = torch.cat([scores, column], -1), F.pad(mask, (0, 1), value=True)
+        v = F.pad(v, (0, 0, 0, 1))
+        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
     attends = mask.any(-1, keepdim=True)
     scores = scores.masked_fill(~mask, -math.inf)
     # An empty row is given finite scores first: -inf minus -inf would be NaN, also in backward.

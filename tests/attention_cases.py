@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ GPU_LENGTHS = (1, 63, 100, 257, 512, 1000)
 HEAD_DIMS = (4, 8, 16, 24, 32, 40, 64, 80, 128)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOW = DTYPES[1:]
+LEARNED = ("sink",)  # terms with a gradient
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Case:
     seed: int = 0
     v_head_dim: int | None = None  # that of q and k
     deterministic: bool = False
+    terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
 
     @property
     def width(self) -> int:
@@ -117,8 +120,9 @@ def skip_what_is_refused(case: Case, backend: str, refused: str | None) -> None:
 
 
 def plain(
-    q, k, v, mask: Tensor | None, scale: float, keep: Tensor | None, dropout_p: float
-) -> tuple[Tensor, Tensor]:
+    q, k, v, mask: Tensor | None, scale: float, keep: Tensor | None, dropout_p: float,
+    terms: sparseflash.Terms,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention by eager torch in the dtype of q: what a low-precision result is compared to."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -132,9 +136,22 @@ def plain(
     if mask is not None:
         p = p.masked_fill(empty, 0.0)
         lse = lse.masked_fill(empty.squeeze(-1), float("-inf"))
+    if terms.sink is not None:
+        total = torch.logaddexp(lse, terms.sink.float()[:, None])
+        p, lse = p * (lse - total).exp().to(p.dtype).unsqueeze(-1), total
     if keep is not None:
         p = p * keep / (1 - dropout_p)
     return p @ v, lse
+
+
+def draw_terms(case: Case, device: str) -> dict[str, Any]:
+    """The fields of Terms, tensors in the dtype of q."""
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    values = {"sink": torch.randn(case.heads, generator=generator)}
+    made = {name: values[name] for name in case.terms}
+    return {
+        name: x.to(device, case.dtype) if isinstance(x, Tensor) else x for name, x in made.items()
+    }
 
 
 def gradients(out, lse, dout, dlse, inputs) -> tuple[Tensor, ...]:
@@ -182,6 +199,8 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
     with few numbers in them one error can be the larger by chance.
     """
     qkv, dout, dlse = draw(case, device)
+    given = draw_terms(case, device)
+    learned = [name for name in given if name in LEARNED]
     blocks, dense = build(case, device)
     problem = problem_of(*qkv, blocks, dropout_p=case.dropout_p, deterministic=case.deterministic)
     if BACKENDS[backend].unsupported(problem, "forward") is None and refusal(backend, problem):
@@ -197,16 +216,18 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
 
     def run(function, inputs):
         inputs = [
-            t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs
+            t.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            for t in (*inputs, *(given[name].to(inputs[0].dtype) for name in learned))
         ]
-        out, lse = function(*inputs)
+        terms = given | dict(zip(learned, inputs[3:], strict=True))
+        out, lse = function(*inputs[:3], terms=sparseflash.Terms(**terms))
         return out, lse, *gradients(out, lse, dout, dlse, inputs)
 
     expected = run(
-        lambda q, k, v: oracle(q, k, v, dense, scale, keep, case.dropout_p),
+        lambda *qkv, terms: oracle(*qkv, dense, scale, keep, case.dropout_p, terms),
         [t.double() for t in qkv],
     )
-    same = run(lambda q, k, v: plain(q, k, v, dense, scale, keep, case.dropout_p), qkv)
+    same = run(lambda *qkv, terms: plain(*qkv, dense, scale, keep, case.dropout_p, terms), qkv)
     options = {
         "scale": scale,
         "dropout_p": case.dropout_p,
@@ -215,11 +236,15 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         "return_lse": True,
         "deterministic": case.deterministic,
     }
-    actual = run(lambda q, k, v: sparseflash.attention(q, k, v, blocks, **options), qkv)
+    if not given:
+        options["terms"] = None
+    actual = run(
+        lambda *qkv, terms: sparseflash.attention(*qkv, blocks, **{"terms": terms} | options), qkv
+    )
     # at most one key for every query
     lone = case.n_k == 1 or (dense is not None and bool((dense.sum(-1) <= 1).all()))
     for name, got, want, plain_result in zip(
-        ("out", "lse", "dq", "dk", "dv"), actual, expected, same, strict=True
+        ("out", "lse", "dq", "dk", "dv", *learned), actual, expected, same, strict=True
     ):
         if name in ("dq", "dk") and lone:
             # a lone key has p = 1: dS = dP - rowsum(out * dout) cancels to the rounding of its
@@ -228,9 +253,9 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
             limit = 4 * torch.finfo(case.dtype).eps * scale * (case.head_dim * terms) ** 0.5
             rms = (got.double() - want).square().mean().sqrt().item()
             assert rms < limit, f"{name}: root mean square error {rms:.3g} above {limit:.3g}"
-        elif slack > 1 and case.dtype in LOW:
-            error = relative_error(got, want)
-            limit = slack * relative_error(plain_result, want) + torch.finfo(got.dtype).eps
+        elif case.dtype in LOW and (slack > 1 or name in learned):
+            error, few = relative_error(got, want), 3 if name in learned else slack
+            limit = few * (relative_error(plain_result, want) + torch.finfo(got.dtype).eps)
             assert error < limit, f"{name}: relative error {error:.3g} above {limit:.3g}"
         else:
             assert_close(got, want, plain_result, name=name)

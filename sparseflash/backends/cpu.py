@@ -24,7 +24,7 @@ from sparseflash.backends.cpu_blocks import (
     to_blocks,
 )
 from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
-from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
 from sparseflash.kernels.scale import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
@@ -54,17 +54,20 @@ class Forward(NamedTuple):
     specs = ()
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
-        def run(q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+        def run(
+            q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors
+        ) -> tuple[Tensor, Tensor]:
             with threads_by_head(k) as by_heads:
-                return _forward(by_heads, q, k, v, seed, schedule, self.problem)
+                return _forward(by_heads, q, k, v, seed, terms, schedule, self.problem)
 
-        first = run(q, k, v, seed)
-        return first if all_finite(first[0]) else contain_forward(run, q, k, v, seed, first)
+        first = run(q, k, v, seed, terms)
+        return first if all_finite(first[0]) else contain_forward(run, q, k, v, seed, terms, first)
 
 
 class Backward(NamedTuple):
@@ -91,8 +94,8 @@ class Backward(NamedTuple):
 
 
 def _forward(
-    by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, schedule: Schedule,
-    problem: Problem,
+    by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
+    schedule: Schedule, problem: Problem,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
@@ -100,6 +103,9 @@ def _forward(
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     out_blocks = q_blocks.new_zeros((*q_blocks.shape[:2], v.shape[3]))
     lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
+    if terms.sink is not None:  # by query block; rows without a list keep it
+        sink = terms.sink.repeat(len(q)).repeat_interleave(len(q_blocks) // q.shape[:2].numel())
+        lse_blocks[:] = sink[:, None] * LOG2E
     tiles = Tiles(schedule, dtype)
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
 
@@ -108,6 +114,10 @@ def _forward(
         for own, chunks in groups.chunked(block_q * block_k + block_k * width):
             q_g = work.gather("q", q_blocks, own).mul_(problem.scale * LOG2E)
             softmax = None
+            if terms.sink is not None:  # one more key, whose value is 0
+                top = lse_blocks[own].unsqueeze(-1)
+                acc = work.zeros("acc", (*q_g.shape[:2], v.shape[3]))
+                softmax = _Softmax(top, torch.ones_like(top), acc)
             for chunk in chunks:
                 kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
@@ -138,7 +148,7 @@ def _backward(
     problem: Problem,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
-    q, k, v, out, lse, seed = saved
+    q, k, v, out, lse, seed, _ = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)

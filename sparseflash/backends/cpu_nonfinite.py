@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import Saved
+from sparseflash.backends.protocol import NO_TERMS, Saved, TermTensors
 
-RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, TermTensors], tuple[Tensor, Tensor]]
 RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -32,15 +32,15 @@ def _sum(t: Tensor) -> float:
 
 
 def contain_forward(
-    run: RunForward, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None,
+    run: RunForward, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
     first: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out and lse by `run`, which gave `first`."""
     bad = _not_finite(k) | _not_finite(v)
     if not bad.any():
         return first
-    out, lse = run(q, _without(k, bad), _without(v, bad), seed)
-    sees = run(_zeros(q), _zeros(k), bad.float().unsqueeze(-1), None)[0] > 0
+    out, lse = run(q, _without(k, bad), _without(v, bad), seed, terms)
+    sees = run(_zeros(q), _zeros(k), bad.float().unsqueeze(-1), None, NO_TERMS)[0] > 0
     first_out, first_lse = first
     return torch.where(sees, first_out, out), torch.where(sees.squeeze(-1), first_lse, lse)
 
@@ -50,7 +50,7 @@ def contain_backward(
     first: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk and dv, likewise."""
-    q, k, v, out, lse, _ = saved
+    q, k, v, out, lse, *_ = saved
     bad_key = _not_finite(k) | _not_finite(v)
     bad_row = _not_finite(q) | _not_finite(dout) | _not_finite(out)
     bad_row |= ~(lse.isfinite() | (lse == -torch.inf))

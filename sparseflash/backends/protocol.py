@@ -25,6 +25,15 @@ class Walk(NamedTuple):
     lists: tuple[TileLists, ...]
 
 
+class TermTensors(NamedTuple):
+    """Tensors of `sparseflash.Terms`, float32, or float64 like q."""
+
+    sink: Tensor | None = None  # (H,); the forward alone has to know it, see sparseflash/sinks.py
+
+
+NO_TERMS = TermTensors()
+
+
 class Saved(NamedTuple):
     """What the forward leaves for the backward."""
 
@@ -34,6 +43,7 @@ class Saved(NamedTuple):
     out: Tensor
     lse: Tensor
     seed: Tensor | None
+    terms: TermTensors = NO_TERMS
 
 
 class Forward(Protocol):
@@ -45,8 +55,9 @@ class Forward(Protocol):
         ...
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H, N_q, D_v), laid out like q, and lse (B, H, N_q)."""
         ...
 

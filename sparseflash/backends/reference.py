@@ -10,7 +10,7 @@ import torch
 from einops import rearrange, reduce, repeat
 from torch import Tensor
 
-from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_mask
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
@@ -43,10 +43,13 @@ class Forward(NamedTuple):
     specs = ()
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         scores, _, v_wide = _scores(q, k, v, walk.schedule, self.scale)
         lse = scores.logsumexp(-1)
+        if terms.sink is not None:
+            lse = torch.logaddexp(lse, terms.sink[:, None])
         p = _probabilities(scores, lse)
         p = p * _dropout_factor(p, self.dropout_p, seed)
         return empty_out(q, v).copy_(p @ v_wide), lse
@@ -60,7 +63,7 @@ class Backward(NamedTuple):
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, lse, seed = saved
+        q, k, v, out, lse, seed, _ = saved
         scores, k_wide, v_wide = _scores(q, k, v, walk.schedule, self.scale)
         dout = dout.to(scores.dtype)
         p = _probabilities(scores, lse)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.nvidia import nvidia_capability, told
-from sparseflash.backends.protocol import Direction, Saved, Walk, empty_out
+from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
@@ -76,8 +76,9 @@ class Forward:
         self.launch = Launch(attention_forward, static=self.cut.static)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
         cut, (batch, heads, n_q, _) = self.cut, q.shape
         out = empty_out(q, v)
@@ -90,10 +91,12 @@ class Forward:
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+                terms.sink,
             )  # fmt: skip
             return (n_tiles * batch * heads,), args, cut.options(k_desc)
 
-        self.launch((q, k, v, out, lse, seed), arguments, lists)
+        given = terms.sink is not None
+        self.launch((q, k, v, out, lse, seed, terms.sink), arguments, lists, layout=given)
         return out, lse
 
 
@@ -145,7 +148,7 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
-        cut, (q, k, v, *_, seed) = self.kv, saved
+        cut, (q, k, v, *_, seed, _) = self.kv, saved
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         lists = _lists(walk.schedule, "cols")
 
@@ -167,7 +170,7 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
         """dq, by query tiles over the rows of the mask."""
-        cut, (q, k, v, *_, seed) = self.q, saved
+        cut, (q, k, v, *_, seed, _) = self.q, saved
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
 

@@ -39,6 +39,16 @@ def rescale_factor(m, shift):
 
 
 @triton.jit
+def with_sink(m, total, sink):
+    """The maxima and sums of rows after a key with the score `sink` (base e), and the factor of the
+    sums of values.
+    """
+    m_new = tl.maximum(m, sink * LOG2E)
+    alpha = rescale_factor(m, finite(m_new))
+    return m_new, total * alpha + tl.exp2(sink * LOG2E - finite(m_new)), alpha
+
+
+@triton.jit
 def natural_lse(m, total):
     """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
     return (m + tl.log2(total)) * LN2

@@ -5,6 +5,7 @@ import torch
 
 import masks
 import sparseflash
+from sparseflash.backends.protocol import TermTensors
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
 from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
@@ -128,7 +129,8 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
         qkv = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
     seed = torch.tensor([3], device="cuda") if dropout_p else None
     arguments = (
-        *qkv, "" if mask is None else mask.key, [], [], seed, None, dropout_p, False, backend,
+        *qkv, "" if mask is None else mask.key, [], [], seed, *TermTensors(), None, dropout_p,
+        False, backend,
     )  # fmt: skip
     with_gradient = [t.detach().requires_grad_() for t in qkv]
     forward = torch.ops.sparseflash.forward

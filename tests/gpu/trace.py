@@ -21,7 +21,7 @@ from torch import Tensor
 from experiments.lra.training import loop as training
 from experiments.lra.training.config import make_settings
 from experiments.lra.training.step import Trainer
-from sparseflash.backends.protocol import Saved
+from sparseflash.backends.protocol import NO_TERMS, Saved
 from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors
 from sparseflash.testing import relative_error
@@ -53,8 +53,8 @@ class Watch:
         self.stepping = False
         self.forward, self.backward = Plan.forward, Plan.backward
 
-    def run_forward(self, plan, q, k, v, seed, schedule):
-        results = self.forward(plan, q, k, v, seed, schedule)
+    def run_forward(self, plan, q, k, v, seed, terms, schedule):
+        results = self.forward(plan, q, k, v, seed, terms, schedule)
         given = {"q": q, "k": k, "v": v, "seed": seed}
         found = dict(zip(("out", "lse"), results, strict=True))
         self.look("forward", plan, schedule, given, found)
@@ -62,8 +62,8 @@ class Watch:
 
     def run_backward(self, plan, dout, dlse, saved, schedule):
         results = self.backward(plan, dout, dlse, saved, schedule)
-        given = {"dout": dout, "dlse": dlse, **saved._asdict()}
-        found = dict(zip(("dq", "dk", "dv"), results, strict=True))
+        given = {"dout": dout, "dlse": dlse, **saved._replace(terms=None)._asdict()}
+        found = dict(zip(("dq", "dk", "dv"), results[:3], strict=True))
         self.look("backward", plan, schedule, given, found)
         return results
 
@@ -139,7 +139,7 @@ class Watch:
         problem = problem._replace(options=problem.options._replace(backend=backend))
         plan, qkv = plan_for(problem, schedule=schedule), (t["q"], t["k"], t["v"])
         if place.direction == "forward":
-            return self.forward(plan, *qkv, t.get("seed"), schedule)
+            return self.forward(plan, *qkv, t.get("seed"), NO_TERMS, schedule)
         saved = Saved(*qkv, t["out"], t["lse"], t.get("seed"))
         return self.backward(plan, t["dout"], t.get("dlse"), saved, schedule)
 

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import masks
 import sparseflash
 from sparseflash import ops
+from sparseflash.backends.protocol import TermTensors
 from sparseflash.testing import assert_close, make_qkv, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, detached, exact, run, small, token_major
 
@@ -29,7 +30,8 @@ LAYOUTS = {
 def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options):
     qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, **options)]
     seed = torch.tensor([3]) if dropout_p else None
-    return (*qkv, "" if mask is None else mask.key, [], [], seed, None, dropout_p, False, backend)
+    key = "" if mask is None else mask.key
+    return (*qkv, key, [], [], seed, *TermTensors(), None, dropout_p, False, backend)
 
 
 calls = pytest.mark.parametrize(

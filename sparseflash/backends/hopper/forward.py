@@ -7,13 +7,14 @@ from torch import Tensor
 
 from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
-from sparseflash.backends.protocol import Walk, empty_out
+from sparseflash.backends.protocol import NO_TERMS, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
+from sparseflash.sinks import add_sink
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 
@@ -39,8 +40,9 @@ class Forward:
         self._device = problem.device
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
+        terms: TermTensors = NO_TERMS,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
         lists = walk.lists[0]
         out, lse = empty_out(q, v), torch.empty(**self._lse)
@@ -50,7 +52,7 @@ class Forward:
         if lists.n_parts:
             tensors = (*parts, out, lse)
             self._merge(tensors, lambda: merge_arguments(lists, *tensors), [lists.merge])
-        return out, lse
+        return out, lse if terms.sink is None else add_sink(out, lse, terms.sink)
 
     def _arguments(self, lists, q, k, v, out, lse, counter, part_out, part_lse, seed):
         tiles, dropout_p = self.tiles, self.dropout_p

@@ -10,7 +10,13 @@ import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
 from sparseflash.kernels.dropout import head_keys
-from sparseflash.kernels.softmax import natural_lse, probabilities, rescale_factor, running_max
+from sparseflash.kernels.softmax import (
+    natural_lse,
+    probabilities,
+    rescale_factor,
+    running_max,
+    with_sink,
+)
 from sparseflash.kernels.tl.common import (
     UNSPECIALIZED,
     block_list,
@@ -54,7 +60,7 @@ def attention_forward(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
-    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h, Sink,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -142,6 +148,9 @@ def attention_forward(
         if WIDE:
             acc = finished(acc, t)
 
+    if Sink is not None:  # one more key, whose value is 0
+        m, l, alpha = with_sink(m, l, tl.load(Sink + h))
+        acc *= alpha[:, None]
     # an empty row has l = 0 and acc = 0: its output is 0 and its LSE -inf
     total = tl.where(l > 0, l, 1.0)
     acc = acc * (keep_scale / total)[:, None] if DROPOUT else acc / total[:, None]

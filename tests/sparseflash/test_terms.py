@@ -1,0 +1,124 @@
+"""Terms of the softmax: every backend against the float64 oracle, gradients, transforms, errors."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash import Terms
+from sparseflash.testing import make_qkv
+from tests.attention_cases import DTYPES, LEARNED, check, random_case
+from tests.op_cases import BACKENDS, MASK, detached, small
+
+TERMS = ("sink",)
+LENGTHS = {"triton": (1, 40, 70), "cpu": (1, 63, 100, 257), "reference": (1, 63, 100)}
+SINK = torch.tensor([0.5, -1.0])
+
+
+@pytest.mark.parametrize("seed", range(200, 208))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_problem(backend, seed):
+    """One term, or several: masks, grouped heads, ragged lengths, dropout, gradients of the LSE."""
+    dtypes = (torch.float32,) if backend == "triton" else DTYPES
+    case = random_case(seed, LENGTHS[backend], (8, 16, 40), dtypes)
+    rng = random.Random(seed)
+    terms = rng.sample(TERMS, rng.choice([1, len(TERMS)]))
+    check(replace(case, terms=tuple(terms)), backend, "cpu")
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_gradients_agree_with_differences(term):
+    inputs = make_qkv(1, 2, 4, 5, 2, dtype=torch.float64)
+    values = {"sink": SINK.double()}
+    given = {name: values[name] for name in (term,)}
+    learned = [name for name in given if name in LEARNED]
+
+    def attend(q, k, v, *tensors):
+        terms = Terms(**given | dict(zip(learned, tensors, strict=True)))
+        return sparseflash.attention(q, k, v, terms=terms, return_lse=True, backend="reference")
+
+    assert torch.autograd.gradcheck(attend, detached([*inputs, *(given[n] for n in learned)]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_query_with_nothing_but_a_sink(backend):
+    q, k, v = small()
+    sink = SINK.clone().requires_grad_()
+    nothing = masks.mask_from(torch.zeros(40, 40, dtype=torch.bool).numpy())
+    out, lse = sparseflash.attention(
+        q, k, v, nothing, terms=Terms(sink), return_lse=True, backend=backend
+    )
+    assert torch.equal(out, torch.zeros_like(out))
+    torch.testing.assert_close(lse, sink[:, None].expand_as(lse))
+    (out.sum() + lse.sum()).backward()
+    assert not q.grad.any() and not k.grad.any() and not v.grad.any()
+    torch.testing.assert_close(sink.grad, torch.full((2,), 80.0))  # one for every query
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    q, k, v = (t.requires_grad_() for t in make_qkv(1, 2, 20, 20, 8))
+    sink = torch.full((2,), -torch.inf, requires_grad=True)
+    mask = masks.causal(align="bottom_right") & masks.mask_from(
+        (torch.arange(20) > 0)[:, None].expand(20, 20).numpy()
+    )
+    options = {"return_lse": True, "backend": "cpu"}
+    out, lse = sparseflash.attention(q, k, v, mask, terms=Terms(sink), **options)
+    expected = sparseflash.attention(q, k, v, mask, **options)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    (out.sum() + lse[:, :, 1:].sum()).backward()
+    assert not sink.grad.any() and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_and_mapped_calls_agree(backend):
+    q, k, v = small()
+    sink = SINK.clone().requires_grad_()
+
+    def step(q, k, v, sink):
+        out = sparseflash.attention(q, k, v, MASK, terms=Terms(sink), backend=backend)
+        return out.square().sum()
+
+    inputs = q, k, v, sink
+    expected = torch.autograd.grad(step(*inputs), inputs)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    functional = torch.func.grad(step, argnums=(0, 1, 2, 3))
+    sinks = torch.stack([sink, sink + 1]).detach()
+    mapped = torch.vmap(functional, (None, None, None, 0))(*detached(inputs[:3]), sinks)
+    for result in (
+        torch.autograd.grad(compiled(*inputs), inputs),
+        functional(*detached(inputs)),
+        [t[0] for t in mapped],
+    ):
+        for got, wanted in zip(result, expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_padding_keeps_the_sink():
+    q, k, v = small()
+    lengths = torch.tensor([40, 23])
+    out, lse = sparseflash.attention(q, k, v, lengths=lengths, terms=Terms(SINK), return_lse=True)
+    wanted = sparseflash.attention(
+        q[1:, :, :23], k[1:, :, :23], v[1:, :, :23], terms=Terms(SINK), return_lse=True
+    )
+    torch.testing.assert_close(out[1:, :, :23], wanted[0])
+    torch.testing.assert_close(lse[1:, :, :23], wanted[1])
+
+
+@pytest.mark.parametrize(
+    "terms, message",
+    [
+        ({"sink": SINK}, "terms is a dict; pass sparseflash.Terms"),
+        (Terms([0.5, 1.0]), "terms.sink is list; pass a tensor of floating-point numbers"),
+        (Terms(torch.ones(2, dtype=torch.int64)), "terms.sink is torch.int64; pass a tensor"),
+        (Terms(torch.ones(3)), r"terms.sink has shape \(3,\); it must be \(2,\)"),
+        (Terms(torch.ones(2, device="meta")), "terms.sink is on meta, q on cpu"),
+    ],
+)
+def test_wrong_terms(terms, message):
+    q, k, v = small()
+    for function in (sparseflash.attention, sparseflash.explain):
+        with pytest.raises(ValueError, match=message):
+            function(q, k, v, terms=terms)
