@@ -141,7 +141,7 @@ class Watch:
         if place.direction == "forward":
             return self.forward(plan, *qkv, t.get("seed"), NO_TERMS, schedule)
         saved = Saved(*qkv, t["out"], t["lse"], t.get("seed"))
-        return self.backward(plan, t["dout"], t.get("dlse"), saved, schedule)
+        return self.backward(plan, t["dout"], t.get("dlse"), saved, schedule)[:3]
 
 
 def _where(t: Tensor, usual: float) -> str:
