@@ -151,9 +151,7 @@ class Runner:
     """One problem, ready to be launched."""
 
     def __init__(self, case: Case, backend: str):
-        # the hopper backend has no backward above head dim 128: "auto" takes its forward there
-        wide = backend == "hopper" and max(case.head_dim, case.v_head_dim or 0) > 128
-        self.case, self.backend = case, "auto" if wide else backend
+        self.case, self.backend = case, backend
         device = "cpu" if backend == "cpu" else "cuda"
         self.qkv, self.dout, self.dlse = draw(case, device)
         self.blocks, self.dense = build(case, device)
@@ -161,10 +159,13 @@ class Runner:
         self.scale = case.head_dim**-0.5
 
     def launch(self, *, deterministic: bool) -> list[Tensor]:
+        # above head dim 128 hopper has no deterministic backward: "auto" takes its forward
+        wide = self.backend == "hopper" and max(self.case.head_dim, self.case.width) > 128
+        backend = "auto" if wide and deterministic else self.backend
         q, k, v = inputs = [t.detach().requires_grad_() for t in self.qkv]
         out, lse = sparseflash.attention(
             q, k, v, self.blocks, dropout_p=self.case.dropout_p, seed=self.seed,
-            return_lse=True, deterministic=deterministic, backend=self.backend,
+            return_lse=True, deterministic=deterministic, backend=backend,
         )  # fmt: skip
         grads = gradients(out, lse, self.dout, self.dlse, inputs)
         return [out.detach(), lse.detach(), *grads]

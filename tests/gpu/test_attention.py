@@ -1,5 +1,7 @@
 """The backends of a GPU, in every dtype they take, against the float64 oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,8 @@ pytestmark = GPU
 WIDE = (*HEAD_DIMS, 96, 192, 256)
 STRUCTURED = masks.local(150) | masks.butterfly(128) | masks.global_tokens(40)
 GLOBAL = masks.local(100) | masks.global_tokens(64)
+PER_HEAD = masks.random_blocks(0.3, block=64, per_head=True)
+HOLE = masks.documents([400, 400, 200]) & ~masks.local(0) & ~masks.global_tokens(300)
 HALF = masks.mask_from(np.random.default_rng(0).random((100, 65500)) < 0.5)
 
 
@@ -58,8 +62,7 @@ def test_structured_masks_at_ragged_length(head_dim, dtype, backend):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grouped_heads_and_dropout(dtype, backend):
-    mask = masks.random_blocks(0.3, block=64, per_head=True)
-    options = {"mask": mask, "dropout_p": 0.2, "token_major": True}
+    options = {"mask": PER_HEAD, "dropout_p": 0.2, "token_major": True}
     check_case(backend, 1000, 700, 64, dtype, batch=2, heads=6, kv_heads=2, **options)
 
 
@@ -90,12 +93,37 @@ def test_every_pair_of_block_sizes(block_q, block_k, deterministic, backend):
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize(
     "head_dim, v_head_dim",
-    [(64, 128), (128, 64), (192, 128), (96, 64), (32, 64), (64, 32), (40, 72), (128, 256)],
+    [(64, 128), (128, 64), (192, 128), (96, 64), (32, 64), (64, 32), (40, 72), (64, 256)],
 )
 def test_values_of_another_head_dim(head_dim, v_head_dim, dtype, backend):
     for mask, block in ((STRUCTURED, (128, 128)), (STRUCTURED, (64, 32)), (None, (128, 128))):
         options = {"mask": mask, "block_size": block, "token_major": mask is None}
         check_case(backend, 700, 1000, head_dim, dtype, heads=4, v_head_dim=v_head_dim, **options)
+
+
+GROUPED = {"heads": 4, "kv_heads": 2}
+ABOVE_128 = {
+    "192": Case(2048, 2048, 192),
+    "256, ragged": Case(300, 333, 256, lse_gradient=False),
+    "256, causal": Case(1000, 1000, 256, batch=2, mask=masks.causal()),
+    "192, causal, grouped": Case(777, 777, 192, mask=masks.causal(), **GROUPED),
+    "192 and 128, causal": Case(700, 1000, 192, mask=masks.causal(), v_head_dim=128),
+    "256, blocks of 64": Case(890, 890, 256, mask=STRUCTURED, block_size=(64, 64)),
+    "256, blocks of 16": Case(890, 1001, 256, mask=STRUCTURED, block_size=(16, 16), **GROUPED),
+    "192, blocks of 32 x 256": Case(890, 890, 192, mask=STRUCTURED, block_size=(32, 256)),
+    "168, token-major": Case(1000, 999, 168, mask=STRUCTURED, token_major=True, scale=0.1),
+    "256, dropout": Case(700, 1000, 256, dropout_p=0.2, token_major=True),
+    "192, dropout, grouped": Case(1000, 700, 192, mask=PER_HEAD, dropout_p=0.2, **GROUPED),
+    "256, parts": Case(8192, 8192, 256, heads=1, kv_heads=1, mask=GLOBAL),
+    "256, empty rows": Case(1000, 1000, 256, mask=HOLE),
+    "256, short rows": Case(2000, 2000, 256, mask=masks.local(60)),
+}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", ABOVE_128)
+def test_head_dims_above_128(name, dtype, backend):
+    check(replace(ABOVE_128[name], dtype=dtype), backend, "cuda")
 
 
 LONG_ROWS = {
@@ -153,10 +181,8 @@ def test_rows_and_columns_with_nothing(head_dim, token_major, backend):
     """Whole tiles of queries that attend to nothing, of keys that nobody attends to, and a mask
     that is empty for one head, or for all.
     """
-    third = masks.documents([400, 400, 200]) & ~masks.local(0)
     none = masks.causal() & ~masks.causal()
-    hole = third & ~masks.global_tokens(300)
-    for mask in (hole, none, masks.heads(hole, none)):
+    for mask in (HOLE, none, masks.heads(HOLE, none)):
         for block in ((128, 128), (64, 64), (16, 32)):
             options = {"mask": mask, "block_size": block, "token_major": token_major}
             check_case(backend, 1000, 1000, head_dim, torch.float16, **options)

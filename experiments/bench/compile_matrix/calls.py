@@ -50,10 +50,16 @@ def hopper_calls() -> list[Call]:
             replace(causal, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
         ]
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
+    causal256 = replace(base, head_dim=256)
     return [
         *calls,
-        dense256, replace(dense256, name="causal", mask="causal"),
-        replace(dense256, name="dense, dropout", dropout_p=0.1),
+        dense256, causal256, replace(dense256, name="dense, dropout", dropout_p=0.1),
+        replace(causal256, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
+        replace(causal256, name="blocks of 16", block_size=(16, 16)),
+        replace(causal256, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
+        replace(base, head_dim=192), replace(base, name="dense", head_dim=192, mask=None),
+        replace(base, name="causal, v of 128", head_dim=192, v_head_dim=128),
+        replace(base, name="causal, v of 256", v_head_dim=256),
         replace(base, name="causal, v of 128", v_head_dim=128),
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
         replace(base, name="causal, v of 256", head_dim=128, v_head_dim=256),
@@ -97,6 +103,7 @@ def representative() -> list[Call]:
         Call("causal", "hopper", 128),
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
+        Call("causal, v of 128", "hopper", 192, v_head_dim=128),
         Call("dense", "fp8", 64, mask=None),
         Call("causal", "triton", 128),
     ]

@@ -46,6 +46,8 @@ def backward_form(problem: Problem, facts: ScheduleFacts | None) -> BackwardForm
     one_pass = not problem.options.deterministic and keys > _FEW_KEYS
     if problem.options.dropout_p > 0 and width > 64:  # not enough registers
         one_pass = False
+    if width > 128:  # what it runs has no other form
+        one_pass = True
     block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)
     cols = cols_tiles(width, block_k, with_dq=one_pass)
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
@@ -67,7 +69,7 @@ class Backward:
         spare = dynamic or gathered_tokens(facts, self.specs[0]) < form.cols.minor
         n_pad = -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
         self.buffer = *problem.q_shape[:2], n_pad
-        self.width = padded(problem.head_dim)
+        self.width = form.cols.extent(problem.head_dim)
         scale = problem.scale
         self.call = passes.Call
         self.prepare, self.finish = passes.Prepare(scale), passes.Finish(scale)

@@ -9,9 +9,9 @@ from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descr
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_threshold
-from sparseflash.kernels.hopper.backward_cols import backward_cols
-from sparseflash.kernels.hopper.backward_rows import backward_rows
-from sparseflash.kernels.hopper.configs import BackwardTiles, padded
+from sparseflash.kernels.hopper.backward.cols import backward_cols
+from sparseflash.kernels.hopper.backward.rows import backward_rows
+from sparseflash.kernels.hopper.configs import BackwardTiles, padded, wide_columns
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2, start_scale
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -57,8 +57,8 @@ class Prepare:
             )  # fmt: skip
             options = {
                 "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "BLOCK_M": 64,
-                "DQ_BLOCK_D": padded(call.q.shape[-1]), "LSE_GRAD": dlse is not None,
-                "CLEAR": dq_sum is not None, "num_warps": 4,
+                "DQ_BLOCK_D": padded(call.q.shape[-1]) if dq_sum is None else dq_sum.shape[-1],
+                "LSE_GRAD": dlse is not None, "CLEAR": dq_sum is not None, "num_warps": 4,
             }  # fmt: skip
             return (batch * heads * call.n_pad // 64,), args, options
 
@@ -81,7 +81,7 @@ class Finish:
         def arguments():
             args = (dq_sum, dq, *dq.stride()[:3], n_q, call.n_pad, heads, self.scale)
             options = {
-                "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "BLOCK_M": 64, "num_warps": 4,
+                "HEAD_DIM": head_dim, "BLOCK_D": dq_sum.shape[-1], "BLOCK_M": 64, "num_warps": 4,
             }  # fmt: skip
             return (batch * heads * call.n_pad // 64,), args, options
 
@@ -95,7 +95,7 @@ class _Pass:
     def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
         self.problem, self.tiles, self.static = problem, tiles, static
         self.scale_log2 = scale_log2(problem.scale)
-        self.head_dim, self.dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
+        self.head_dim, self.dim_v = map(tiles.extent, (problem.head_dim, problem.head_dim_v))
         self.programs = multiprocessors(problem.device) * tiles.programs
         self.launch = Launch(kernel, static=static)
         self.merges = {first: Launch(backward_merge, static=static) for first in (0, self.head_dim)}
@@ -148,6 +148,8 @@ class ColumnPass(_Pass):
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         super().__init__(problem, tiles, backward_cols, static=static)
+        dims = problem.head_dim, problem.head_dim_v
+        self.columns = [wide_columns(dim) if tiles.wide else 0 for dim in dims]
 
     def __call__(
         self, call: Call, lists: TileLists, dq_sum: Tensor | None
@@ -180,7 +182,8 @@ class ColumnPass(_Pass):
             options = self.options(parts) | {
                 "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
-                "WITH_DQ": dq_sum is not None, "LATE": 4,
+                "WITH_DQ": dq_sum is not None, "COLUMNS": self.columns[0],
+                "COLUMNS_V": self.columns[1], "LATE": 4,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

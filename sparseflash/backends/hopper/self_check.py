@@ -52,6 +52,7 @@ CHECKS = (
     Check(128, False, mask=_MASK),
     Check(128, True, mask=_MASK),
     Check(128, False),
+    Check(256, False, mask=_MASK),
 )
 
 

@@ -58,25 +58,34 @@ def forward_tiles(head_dim: int, head_dim_v: int, block_q: int, n_q: int) -> For
 class BackwardTiles(NamedTuple):
     """Of a pass of the backward: tiles of 64 * consumers (major) x minor tokens, stages of what
     streams by, and of what stays for a tile.
+
+    wide: the two consumers share the products of 64 tokens (major).
     """
 
     consumers: int
     minor: int
     stages: int
     ring: int
+    wide: bool = False
 
     @property
     def major(self) -> int:
-        return 64 * self.consumers
+        return 64 if self.wide else 64 * self.consumers
 
     @property
     def programs(self) -> int:
         """Of one multiprocessor."""
         return 3 - self.consumers
 
+    def extent(self, head_dim: int) -> int:
+        """What a head dim takes in shared memory."""
+        return max(128, padded(head_dim)) if self.wide else padded(head_dim)
+
 
 def cols_tiles(width: int, block_k: int, *, with_dq: bool) -> BackwardTiles:
     """Of the pass over columns, for head dims up to `width` and a mask with blocks of block_k."""
+    if width > 128:
+        return BackwardTiles(2, 64, stages=2, ring=1, wide=True)
     if width > 64:
         return BackwardTiles(2, 64, stages=2, ring=2)
     if block_k % 128:
@@ -93,6 +102,11 @@ def rows_tiles(width: int, block_q: int) -> BackwardTiles:
     if block_q % 128:
         return BackwardTiles(1, 128, stages=2, ring=2)
     return BackwardTiles(2, 128, stages=2, ring=2)
+
+
+def wide_columns(head_dim: int) -> int:
+    """What the wide pass multiplies of a head dim: 128, 192 or 256."""
+    return max(128, -(-head_dim // 64) * 64)
 
 
 def padded(head_dim: int) -> int:

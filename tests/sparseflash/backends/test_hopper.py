@@ -12,7 +12,7 @@ from sparseflash.backends import hopper, nvidia
 from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.backends.registry import NAMES
 from sparseflash.plan import Plan, plan_for
-from sparseflash.schedule import as_tensors, from_tensors
+from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 from tests.problems import problem_of
@@ -55,7 +55,7 @@ def test_takes_every_block_size(block_q, block_k, capability):
     mask = masks.local(40).build(256, block_size=(block_q, block_k))
     for head_dim in (32, 128, 256):
         assert reason(*inputs(head_dim=head_dim), mask) is None
-        assert (reason(*inputs(head_dim=head_dim), mask, "backward") is None) == (head_dim <= 128)
+        assert reason(*inputs(head_dim=head_dim), mask, "backward") is None
 
 
 def test_takes_the_layouts_that_models_have(capability):
@@ -131,7 +131,7 @@ def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(block, capab
     assert found is None or ("selection" in found and "48 x 48" in found)
 
 
-@pytest.mark.parametrize("head_dim, keys", [(32, 8), (64, 8), (128, 8), (64, 2)])
+@pytest.mark.parametrize("head_dim, keys", [(32, 8), (64, 8), (128, 8), (256, 8), (64, 2)])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_plan_brings_every_list_that_is_walked(
@@ -166,12 +166,18 @@ def plan_with(backend, problem, schedule) -> Plan:
         return plan_for(problem, schedule=schedule)
 
 
-@pytest.mark.parametrize("head_dim, v_head_dim", [(136, 64), (64, 136), (256, 256)])
-def test_backward_refuses_wide_heads_that_the_forward_takes(head_dim, v_head_dim, capability):
+@pytest.mark.parametrize("head_dim, v_head_dim", [(256, None), (192, 128), (64, 256), (136, 8)])
+def test_the_backward_of_wide_heads_has_one_form(head_dim, v_head_dim, capability):
+    """Whatever the rows and the dropout; what is deterministic goes to another backend."""
     qkv = inputs(head_dim=head_dim, v_head_dim=v_head_dim)
-    assert reason(*qkv) is None
-    found = reason(*qkv, direction="backward")
-    assert found and re.search("backward kernels hold head dims up to 128, not", found)
+    small = masks.local(40).build(256, block_size=(16, 48))
+    for mask, facts in ((None, None), (small, schedule_for(small, 256, 256, 1, 4, "cpu").facts)):
+        assert reason(*qkv, mask, "backward", dropout_p=0.5) is None
+        form = backward.backward_form(problem_of(*qkv, mask, dropout_p=0.5), facts)
+        assert form.one_pass and form.cols.wide
+        assert reason(*qkv, mask, deterministic=True) is None
+        found = reason(*qkv, mask, "backward", deterministic=True)
+        assert found and re.search("deterministic backward holds head dims up to 128, not", found)
 
 
 def test_is_first_and_the_others_follow():

@@ -10,9 +10,9 @@ dQ is summed in float32 by vector reductions. Its buffer keeps slabs of 16 queri
 the registers, (slab, D / 8, 32 lanes, 4), so that a warp adds 512 contiguous bytes at a time;
 `backward_finish` brings it into order.
 
-The grid is persistent. Warps: two consumer warpgroups of 64 keys each, a producer that copies
-tiles in, a scheduler that claims work, and a storer that copies dK and dV out of the place of K
-and V while the consumers are at the next tile.
+The grid is persistent. Warps: two consumer warpgroups of 64 keys each (above head dim 128 those of
+`wide.py`), a producer that copies tiles in, a scheduler that claims work, and a storer that copies
+dK and dV out of the place of K and V while the consumers are at the next tile.
 """
 
 from triton.experimental import gluon
@@ -24,56 +24,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.dropout import column_key, head_keys, keeps, row_key
 from sparseflash.kernels.gluon import HOISTS
-from sparseflash.kernels.hopper.backward_common import Inputs, scheduler, store_part
-from sparseflash.kernels.hopper.backward_dq import add_dq, start_dq
-from sparseflash.kernels.hopper.backward_feed import (
+from sparseflash.kernels.hopper.backward.common import Inputs, scheduler, store_part
+from sparseflash.kernels.hopper.backward.dq import add_dq, start_dq
+from sparseflash.kernels.hopper.backward.feed import (
     Barriers,
     Buffers,
     Columns,
     operands,
     producer,
-    split_index,
     storer,
 )  # fmt: skip
-from sparseflash.kernels.hopper.common import (
-    WARPGROUP,
-    accumulator,
-    fields,
-    meet,
-    new_barriers,
-)  # fmt: skip
-from sparseflash.kernels.hopper.masking import entry_tokens, where_allowed, words_below
-from sparseflash.kernels.hopper.work import (
-    BATCH_HEAD,
-    BEGIN,
-    FIRST_BIT,
-    N_ENTRIES,
-    N_PARTIAL,
-    PART,
-    RECORD,
-    TILE,
-    read,
-    wait_record,
-)  # fmt: skip
+from sparseflash.kernels.hopper.backward.tile import allowed_words, kept, open_tile
+from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
+from sparseflash.kernels.hopper.common import WARPGROUP, accumulator, meet, new_barriers
+from sparseflash.kernels.hopper.masking import where_allowed
+from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
 from sparseflash.kernels.softmax import (
     gradient_scale,
     neg_lse_log2,
     shifted_probabilities,
     started_probabilities,
 )  # fmt: skip
-
-
-@fields
-class Origin:
-    """Where a consumer's part of a tile lies."""
-
-    bh: gl.tensor  # batch x key head
-    k_start: gl.tensor  # its first key
-    row0: gl.tensor  # in dQ: the first row of (b, first head of the group)
-    row_head: gl.tensor  # keys of dropout, where a tile has one head
-    column_head: gl.tensor
 
 
 @gluon.jit
@@ -87,15 +59,7 @@ def _as_rows(vector, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _words(f, bit, limit, CONSUMER: gl.constexpr):
-    if f.PARTIAL:
-        return words_below(f.bits, bit, limit, CONSUMER, f.BLOCK_N, f.BLOCK_M)
-    else:
-        return 0
-
-
-@gluon.jit
-def _block(f, dk, dv, tiles, g, words, masked, entry, origin, CONSUMER: gl.constexpr,
+def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constexpr,
            FIRST: gl.constexpr):  # fmt: skip
     """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first.
 
@@ -141,18 +105,18 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, origin, CONSUMER: gl.const
     if f.PARTIAL:
         if masked:
             p = where_allowed(p, words, 0.0)
-    kept = p
+    values = p
     if f.DROPOUT:
-        keep = _keep(f, entry, origin, SCORES)
-        kept = gl.where(keep, p, 0.0)
-    pb = gl.convert_layout(kept.to(DTYPE), P_OPERAND, assert_trivial=True)
+        keep = kept(f, entry, tile, SCORES)
+        values = gl.where(keep, p, 0.0)
+    pb = gl.convert_layout(values.to(DTYPE), P_OPERAND, assert_trivial=True)
     if f.WITH_DQ:
         # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
         # otherwise.
         mbarrier.wait(bars.dout_full.index(s), phase)
         if PIPELINED:
             dq = warpgroup_mma_wait(0, deps=(dq_async,))
-            add_dq(f, dq, entry - f.GATHER, origin.row0, CONSUMER)
+            add_dq(f, dq, entry - f.GATHER, tile.row0, CONSUMER)
             if HOISTS and not f.PARTIAL and f.BLOCK_D > 64:
                 # One more boundary, or ptxas spills, and serialises wgmma.
                 mbarrier.wait(bars.dout_full.index(s), phase)
@@ -196,45 +160,29 @@ def _consumer(f, CONSUMER: gl.constexpr):
     t = 0  # tiles
     g = 0  # blocks, over all tiles
     wait_record(bars.record_full, 0)
-    tile = read(record, 0, TILE, WARPGROUP)
-    while tile >= 0:
-        begin = read(record, t & 1, BEGIN, WARPGROUP)
-        n = read(record, t & 1, N_ENTRIES, WARPGROUP)
-        bh = read(record, t & 1, BATCH_HEAD, WARPGROUP)
-        part = read(record, t & 1, PART, WARPGROUP)
-        n_partial = read(record, t & 1, N_PARTIAL, WARPGROUP)
-        bit = read(record, t & 1, FIRST_BIT, WARPGROUP)
-        mbarrier.arrive(bars.record_empty.index(t & 1), count=1)
-        kv = t % f.KV_STAGES
-        k_start = tile * BLOCK_N + CONSUMER * 64
-        limit = f.n_k - k_start  # keys of this consumer that exist
-        row0 = (bh // f.kv_heads * f.kv_heads + bh % f.kv_heads) * f.group * f.n_pad
-        row_head = 0
-        column_head = 0
-        if f.DROPOUT and not f.GROUPED:
-            row_head, column_head = head_keys(f.seed, bh)
-        origin = Origin(
-            bh=bh, k_start=k_start, row0=row0, row_head=row_head, column_head=column_head
-        )
-        entry = f.idx + begin.to(gl.int64) * f.GATHER
+    tile_index = read(record, 0, TILE, WARPGROUP)
+    while tile_index >= 0:
+        tile = open_tile(f, t, tile_index, CONSUMER * 64)
+        kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
+        bit = tile.bit
         dk = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
         dv = gl.zeros([64, BLOCK_DV], gl.float32, accumulator(BLOCK_DV))
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
         if f.WITH_DQ:
             if n > 0:
-                first_words = _words(f, bit, limit, CONSUMER)
-                bit = gl.load(f.bit + begin + 1, mask=n_partial > 1, other=-1)
+                first_words = allowed_words(f, bit, limit, CONSUMER)
+                bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
                 dk, dv = _block(
                     f, dk, dv, operands(f, kv, g % f.STAGES, 0, CONSUMER), g, first_words,
-                    (n_partial > 0) | (limit < 64), entry, origin, CONSUMER, True,
+                    (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
                 )  # fmt: skip
                 g += 1
         for j in range(FIRST, n):
-            words = _words(f, bit, limit, CONSUMER)
-            bit = gl.load(f.bit + begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            words = allowed_words(f, bit, limit, CONSUMER)
+            bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
             dk, dv = _block(
                 f, dk, dv, operands(f, kv, g % f.STAGES, j, CONSUMER), g, words,
-                (j < n_partial) | (limit < 64), entry + j * f.GATHER, origin, CONSUMER, False,
+                (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER, False,
             )  # fmt: skip
             g += 1
         if f.WITH_DQ:
@@ -244,15 +192,15 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 k = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D])
                 dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER)
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
-                add_dq(f, dq, entry + (n - 1) * f.GATHER, row0, CONSUMER)
+                add_dq(f, dq, entry + (n - 1) * f.GATHER, tile.row0, CONSUMER)
             if f.CONSUMERS == 2:
                 meet(n)  # dQ of either consumer reads all of K
         dk *= gradient_scale(f.scale_log2)
         if f.DROPOUT:
             dv *= f.keep_scale
         if f.SPLIT:
-            if part >= 0:
-                row = (bh.to(gl.int64) * f.n_parts + part) * BLOCK_N + CONSUMER * 64
+            if tile.part >= 0:
+                row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * BLOCK_N + CONSUMER * 64
                 at = f.parts + row * (BLOCK_D + BLOCK_DV)
                 store_part(at, dk, BLOCK_D + BLOCK_DV)
                 store_part(at + BLOCK_D, dv, BLOCK_D + BLOCK_DV)
@@ -264,25 +212,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
         mbarrier.arrive(bars.out_full.index(kv), count=1)
         t += 1
         wait_record(bars.record_full, t)
-        tile = read(record, t & 1, TILE, WARPGROUP)
-
-
-@gluon.jit
-def _keep(f, entry, origin, SCORES: gl.constexpr):
-    """What dropout keeps of [64 keys, BLOCK_M queries]."""
-    BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
-    row_head, column_head = origin.row_head, origin.column_head
-    idx, token = entry_tokens(entry, f.BLOCK_M, BLOCK_Q, gl.SliceLayout(0, SCORES))
-    hg, block = split_index(f, idx)
-    if f.GROUPED:
-        row_head, column_head = head_keys(f.seed, origin.bh * f.group + hg)
-    q_token = block * BLOCK_Q + token
-    k_token = origin.k_start + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
-    if f.GROUPED and f.GATHER > 1:  # a head for every column
-        column_keys = column_key(k_token[:, None], column_head[None, :])
-    else:
-        column_keys = column_key(k_token, column_head)[:, None]
-    return keeps(row_key(q_token, row_head)[None, :], column_keys, f.threshold)
+        tile_index = read(record, t & 1, TILE, WARPGROUP)
 
 
 @gluon.jit(do_not_specialize=[
@@ -297,12 +227,16 @@ def backward_cols(
     scale_log2, threshold, keep_scale,
     BLOCK_M: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
-    WITH_DQ: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
+    REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; score_start and neg_delta (B, H_q, n_pad) come from
     `backward_prepare`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
     BLOCK_D + BLOCK_DV) in float32, for `backward_merge`.
+
+    COLUMNS, COLUMNS_V: 0, or the columns of D and D_v that are in use; then the consumers are those
+    of `wide.py`, and tiles 64 x 64.
     """
     gl.static_assert(num_warps == 4)
     BLOCK_D: gl.constexpr = q_desc.block_shape[3]
@@ -310,7 +244,8 @@ def backward_cols(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     GATHER: gl.constexpr = BLOCK_M // q_desc.block_shape[2]
     DTYPE: gl.constexpr = q_desc.dtype
-    gl.static_assert(BLOCK_N == 64 * CONSUMERS)
+    WIDE: gl.constexpr = COLUMNS > 0
+    gl.static_assert(BLOCK_N == (64 if WIDE else 64 * CONSUMERS))
     VECTOR: gl.constexpr = score_start_desc.layout
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
     dout_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, BLOCK_DV], dout_desc.layout)
@@ -335,7 +270,7 @@ def backward_cols(
         ds_s = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, BLOCK_M], DS_LAYOUT)
         ds_full = new_barriers(2)
         for i in gl.static_range(2):
-            mbarrier.init(ds_full.index(i), count=CONSUMERS)
+            mbarrier.init(ds_full.index(i), count=1 if WIDE else CONSUMERS)
     for i in gl.static_range(KV_STAGES):
         mbarrier.init(kv_full.index(i), count=1)
         mbarrier.init(kv_empty.index(i), count=1)
@@ -349,6 +284,13 @@ def backward_cols(
         mbarrier.init(record_full.index(i), count=1)
         mbarrier.init(record_empty.index(i), count=CONSUMERS + 2)
     mbarrier.init(record_go, count=1)
+    if WIDE:
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        p_s = gl.allocate_shared_memory(gl.float32, [BLOCK_N * BLOCK_M], FLAT)
+        p_full = new_barriers(1)
+        p_empty = new_barriers(1)
+        mbarrier.init(p_full.index(0), count=1)
+        mbarrier.init(p_empty.index(0), count=1)
     fence_async_shared()
     f = Columns(
         descs=Inputs(
@@ -375,7 +317,22 @@ def backward_cols(
         DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
     )  # fmt: skip
     # a list has all heads of a group: 1
-    if CONSUMERS == 2:
+    if WIDE:
+        w = Wide(
+            cols=f, p=p_s, p_full=p_full, p_empty=p_empty, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V
+        )
+        gl.warp_specialize(
+            [
+                (values, (w,)),
+                (keys, (w,)),
+                (producer, (f,)),
+                (scheduler, (f, kv_heads, 1)),
+                (storer, (f,)),
+            ],
+            [4, 1, 1, 1],
+            [REGISTERS, 24, 24, 24],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (f, 0)),

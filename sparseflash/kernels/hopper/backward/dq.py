@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
-from sparseflash.kernels.hopper.backward_feed import split_index
+from sparseflash.kernels.hopper.backward.feed import split_index
 from sparseflash.kernels.hopper.common import accumulator
 
 
@@ -66,10 +66,16 @@ def start_dq(ds, k, CONSUMER: gl.constexpr):
 @gluon.jit
 def add_dq(f, dq, entry, row0, CONSUMER: gl.constexpr):
     """Add this consumer's part of the dQ of a block. row0: the first row of the group in dQ."""
-    BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
     BY_QUERY: gl.constexpr = f.BLOCK_M == f.BLOCK_N
     FIRST_ROW: gl.constexpr = CONSUMER * 64 if BY_QUERY else 0
     FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * dq.shape[1]
+    add_part(f, dq, entry, row0, FIRST_ROW, FIRST_COL)
+
+
+@gluon.jit
+def add_part(f, dq, entry, row0, FIRST_ROW: gl.constexpr, FIRST_COL: gl.constexpr):
+    """Add 64 queries of the dQ of a block, FIRST_ROW and following, to columns FIRST_COL and on."""
+    BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
     row = gl.arange(0, 64, gl.SliceLayout(1, dq.type.layout)) + FIRST_ROW
     hg, block = split_index(f, gl.load(entry if f.GATHER == 1 else entry + row // BLOCK_Q))
     row = row0 + hg * f.n_pad + block * BLOCK_Q + row % BLOCK_Q // 16 * 16

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
 from sparseflash.kernels.gluon import async_load, async_store
-from sparseflash.kernels.hopper.backward_common import Inputs
+from sparseflash.kernels.hopper.backward.common import Inputs
 from sparseflash.kernels.hopper.common import WARP, fields
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descript
 
 from sparseflash.kernels.dropout import head_keys, row_key
 from sparseflash.kernels.gluon import async_load, async_store
-from sparseflash.kernels.hopper.backward_common import Inputs, scheduler, store_part
+from sparseflash.kernels.hopper.backward.common import Inputs, scheduler, store_part
 from sparseflash.kernels.hopper.common import (
     WARP,
     WARPGROUP,

@@ -1,0 +1,1 @@
+"""The backward on Hopper: a pass over the columns of a mask, and one over its rows."""

@@ -1,0 +1,90 @@
+"""A tile of keys, as a consumer of the pass over columns sees it."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from sparseflash.kernels.dropout import column_key, head_keys, keeps, row_key
+from sparseflash.kernels.hopper.backward.feed import split_index
+from sparseflash.kernels.hopper.common import WARPGROUP, fields
+from sparseflash.kernels.hopper.masking import entry_tokens, words_below
+from sparseflash.kernels.hopper.work import (
+    BATCH_HEAD,
+    BEGIN,
+    FIRST_BIT,
+    N_ENTRIES,
+    N_PARTIAL,
+    PART,
+    read,
+)  # fmt: skip
+
+
+@fields
+class Tile:
+    """64 keys of a tile, and where its list lies."""
+
+    kv: gl.tensor  # its place in the rings of K and V
+    begin: gl.tensor  # its first entry
+    n: gl.tensor  # how many
+    n_partial: gl.tensor
+    bit: gl.tensor  # bit tile of the first entry
+    part: gl.tensor  # -1: it is not split
+    entry: gl.tensor  # pointer to the blocks of the first entry
+    bh: gl.tensor  # batch x key head
+    k_start: gl.tensor  # the first of these keys
+    limit: gl.tensor  # how many of them exist
+    row0: gl.tensor  # in dQ: the first row of (b, first head of the group)
+    row_head: gl.tensor  # keys of dropout, where a tile has one head
+    column_head: gl.tensor
+
+
+@gluon.jit
+def open_tile(f, t, tile, KEYS: gl.constexpr):
+    """Tile t of this program, which the record names; KEYS: the first of it that are meant."""
+    record = f.bufs.record
+    begin = read(record, t & 1, BEGIN, WARPGROUP)
+    n = read(record, t & 1, N_ENTRIES, WARPGROUP)
+    bh = read(record, t & 1, BATCH_HEAD, WARPGROUP)
+    part = read(record, t & 1, PART, WARPGROUP)
+    n_partial = read(record, t & 1, N_PARTIAL, WARPGROUP)
+    bit = read(record, t & 1, FIRST_BIT, WARPGROUP)
+    mbarrier.arrive(f.bars.record_empty.index(t & 1), count=1)
+    kv = t % f.KV_STAGES
+    k_start = tile * f.BLOCK_N + KEYS
+    row0 = (bh // f.kv_heads * f.kv_heads + bh % f.kv_heads) * f.group * f.n_pad
+    row_head = 0
+    column_head = 0
+    if f.DROPOUT and not f.GROUPED:
+        row_head, column_head = head_keys(f.seed, bh)
+    return Tile(
+        kv=kv, begin=begin, n=n, n_partial=n_partial, bit=bit, part=part,
+        entry=f.idx + begin.to(gl.int64) * f.GATHER, bh=bh, k_start=k_start,
+        limit=f.n_k - k_start, row0=row0, row_head=row_head, column_head=column_head,
+    )  # fmt: skip
+
+
+@gluon.jit
+def allowed_words(f, bit, limit, CONSUMER: gl.constexpr):
+    """The bits of a block, or any number where there are no partial blocks."""
+    if f.PARTIAL:
+        return words_below(f.bits, bit, limit, CONSUMER, f.BLOCK_N, f.BLOCK_M)
+    else:
+        return 0
+
+
+@gluon.jit
+def kept(f, entry, tile, SCORES: gl.constexpr):
+    """What dropout keeps of [64 keys, BLOCK_M queries]."""
+    BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
+    row_head, column_head = tile.row_head, tile.column_head
+    idx, token = entry_tokens(entry, f.BLOCK_M, BLOCK_Q, gl.SliceLayout(0, SCORES))
+    hg, block = split_index(f, idx)
+    if f.GROUPED:
+        row_head, column_head = head_keys(f.seed, tile.bh * f.group + hg)
+    q_token = block * BLOCK_Q + token
+    k_token = tile.k_start + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+    if f.GROUPED and f.GATHER > 1:  # a head for every column
+        column_keys = column_key(k_token[:, None], column_head[None, :])
+    else:
+        column_keys = column_key(k_token, column_head)[:, None]
+    return keeps(row_key(q_token, row_head)[None, :], column_keys, f.threshold)

@@ -1,0 +1,322 @@
+"""The consumers of `cols.py` for head dims above 128.
+
+The sums of dK and dV for 64 keys fill the registers of two warpgroups, so these share the products
+instead of the keys. One has S^T = K Q^T, P^T and dV += P^T dO, the other dP^T = V dO^T, dS^T and
+dK += dS^T Q. P^T goes from the first to the second through shared memory, in float32, and dS^T
+back for dQ = dS K, of which each takes columns of its own.
+
+Of padded head dims, columns that are not in use are not multiplied: 192 is 128 and 64.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)  # fmt: skip
+
+from sparseflash.kernels.hopper.backward.common import store_part
+from sparseflash.kernels.hopper.backward.dq import add_part
+from sparseflash.kernels.hopper.backward.feed import Columns
+from sparseflash.kernels.hopper.backward.tile import allowed_words, kept, open_tile
+from sparseflash.kernels.hopper.common import (
+    WARPGROUP,
+    accumulator,
+    arrive,
+    fields,
+    meet,
+    wait_empty,
+    wait_full,
+)  # fmt: skip
+from sparseflash.kernels.hopper.masking import where_allowed
+from sparseflash.kernels.hopper.work import TILE, read, wait_record
+from sparseflash.kernels.softmax import gradient_scale, neg_lse_log2, shifted_probabilities
+
+# columns of dQ that one consumer has; the other has those in use beyond
+FIRST_DQ = gl.constexpr(128)
+
+
+@fields
+class Wide:
+    """What the kernel has beside the fields of `backward_cols`."""
+
+    cols: Columns
+    p: gl.shared_memory_descriptor  # float32 [4096]: P^T, in the order of the registers
+    p_full: gl.shared_memory_descriptor
+    p_empty: gl.shared_memory_descriptor
+    COLUMNS: gl.constexpr  # of Q and K that are in use: 128, 192 or 256
+    COLUMNS_V: gl.constexpr  # likewise of V and dO
+
+
+# ------------------------------------------------------------------ products
+@gluon.constexpr_function
+def _tail(columns):
+    """Products have powers of two as extents: 192 columns are two products, of 128 and of 64."""
+    return columns % 128
+
+
+@gluon.constexpr_function
+def _products(columns):
+    """How many products `_scores` and `_add_product` leave in flight."""
+    return 1 + (columns % 128 > 0)
+
+
+@gluon.jit
+def _matrix(ring, i):
+    """Place i of a ring as [64, columns]. Its addresses are computed here: compilers would do so
+    long before, and run out of registers.
+    """
+    i = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], gl.int32, is_pure=False, pack=1)
+    return ring.index(i).reshape([64, ring.shape[4]])
+
+
+@gluon.jit
+def _scores(a, b, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr):
+    """a b^T [64, 64] over the columns in use."""
+    TAIL: gl.constexpr = _tail(COLUMNS)
+    HEAD: gl.constexpr = COLUMNS - TAIL
+    s = gl.zeros([64, 64], gl.float32, LAYOUT)
+    head_a, head_b = a.slice(0, HEAD, 1), b.slice(0, HEAD, 1).permute((1, 0))
+    s = warpgroup_mma(head_a, head_b, s, use_acc=False, is_async=True)
+    if TAIL > 0:
+        s = warpgroup_mma(
+            a.slice(HEAD, TAIL, 1), b.slice(HEAD, TAIL, 1).permute((1, 0)), s, is_async=True
+        )
+    return s
+
+
+@gluon.jit
+def _zeros(COLUMNS: gl.constexpr):
+    """Sums of a gradient of 64 keys: of the columns of both products, if there are two."""
+    TAIL: gl.constexpr = _tail(COLUMNS)
+    REST: gl.constexpr = TAIL if TAIL > 0 else 8
+    HEAD: gl.constexpr = COLUMNS - TAIL
+    head = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
+    return head, gl.zeros([64, REST], gl.float32, accumulator(REST))
+
+
+@gluon.jit
+def _add_product(a, b, head, tail, COLUMNS: gl.constexpr):
+    """Add a b to both sums; a [64, 64] in registers."""
+    TAIL: gl.constexpr = _tail(COLUMNS)
+    HEAD: gl.constexpr = COLUMNS - TAIL
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, head.type.layout, 2)
+    first = gl.convert_layout(a, OPERAND, assert_trivial=True)
+    head = warpgroup_mma(first, b.slice(0, HEAD, 1), head, is_async=True)
+    if TAIL > 0:
+        TAIL_OPERAND: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, 2)
+        second = gl.convert_layout(a, TAIL_OPERAND, assert_trivial=True)
+        tail = warpgroup_mma(second, b.slice(HEAD, TAIL, 1), tail, is_async=True)
+    return head, tail
+
+
+@gluon.jit
+def _start_dq(f, g, kv, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """dQ [64, WIDTH] of a block, columns FIRST and following, once its dS is there."""
+    mbarrier.wait(f.bars.ds_full.index(g & 1), (g >> 1) & 1)
+    zero = gl.zeros([64, WIDTH], gl.float32, accumulator(WIDTH))
+    ds, k = f.bufs.ds.index(g & 1).permute((1, 0)), _matrix(f.bufs.k, kv)
+    return warpgroup_mma(ds, k.slice(FIRST, WIDTH, 1), zero, use_acc=False, is_async=True)
+
+
+# ------------------------------------------------------------------ P^T between the consumers
+@gluon.constexpr_function
+def _exchange_layout():
+    """Four numbers of a thread beside each other, those of a warp's next thread behind them."""
+    return gl.DistributedLinearLayout(
+        [[1], [2], [128], [256], [512]],
+        [[4], [8], [16], [32], [64]],
+        [[1024], [2048]], [], [4096],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _give(place, p):
+    """Store an accumulator [64, 64], 16 bytes of a thread at a time."""
+    # warp, half, row, 8 columns, pair of them, one of the pair
+    p = p.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4096])
+    place.store(gl.convert_layout(p, _exchange_layout(), assert_trivial=True))
+
+
+@gluon.jit
+def _take(place, LAYOUT: gl.constexpr):
+    """Load what `_give` stored."""
+    p = place.load(_exchange_layout()).reshape([4, 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5))
+    return gl.convert_layout(p.reshape([64, 64]), LAYOUT, assert_trivial=True)
+
+
+# ------------------------------------------------------------------ consumers
+@gluon.jit
+def _value_block(w, dv, dv_tail, tile, g, entry, words, masked, FIRST: gl.constexpr):
+    """P^T of a block, for the other consumer too, and dV; dQ of the block before, unless this is
+    the first. dV is in flight between blocks.
+    """
+    f = w.cols
+    bufs, bars = f.bufs, f.bars
+    SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of S^T and P^T
+    QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)  # of a number for each query
+    s = g % f.STAGES
+    phase = (g // f.STAGES) & 1
+    mbarrier.wait(bars.q_full.index(s), phase)
+    st = _scores(_matrix(bufs.k, tile.kv), _matrix(bufs.q, s), SCORES, w.COLUMNS)
+    shift = neg_lse_log2(bufs.score_start.index(s).load(QUERIES), f.scale_log2)
+    st = warpgroup_mma_wait(0, deps=(st,))
+    mbarrier.arrive(bars.q_empty.index(s), count=1)
+    p = shifted_probabilities(st, f.scale_log2, shift[None, :])  # P^T [64, BLOCK_M]
+    if f.PARTIAL:
+        if masked:
+            p = where_allowed(p, words, 0.0)
+    given = p
+    if f.DROPOUT:
+        keep = kept(f, entry, tile, SCORES)
+        given = gl.where(keep, p, -p)  # a sign tells what was dropped
+        p = gl.where(keep, p, 0.0)
+    wait_empty(w.p_empty, g)
+    _give(w.p, given)
+    arrive(w.p_full, g)
+    p = p.to(bufs.q.dtype)
+    if w.COLUMNS > FIRST_DQ and not FIRST:
+        dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, w.COLUMNS - FIRST_DQ)
+    mbarrier.wait(bars.dout_full.index(s), phase)
+    dv, dv_tail = _add_product(p, _matrix(bufs.dout, s), dv, dv_tail, w.COLUMNS_V)
+    if w.COLUMNS > FIRST_DQ and not FIRST:
+        dq = warpgroup_mma_wait(_products(w.COLUMNS_V), deps=(dq_async,))
+        add_part(f, dq, entry - f.GATHER, tile.row0, 0, FIRST_DQ)
+        # The boundary of a basic block: ptxas hoists the wait for dV above the additions otherwise.
+        mbarrier.wait(bars.dout_full.index(s), phase)
+    dv, dv_tail = warpgroup_mma_wait(0, deps=(dv, dv_tail))
+    mbarrier.arrive(bars.dout_empty.index(s), count=1)
+    return dv, dv_tail
+
+
+@gluon.jit
+def values(w):
+    """Four warps: P^T and dV of 64 keys, and the last columns of dQ."""
+    f = w.cols
+    bufs, bars, record = f.bufs, f.bars, f.bufs.record
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
+    tile_index = read(record, 0, TILE, WARPGROUP)
+    while tile_index >= 0:
+        tile = open_tile(f, t, tile_index, 0)
+        n, n_partial, entry, limit = tile.n, tile.n_partial, tile.entry, tile.limit
+        dv, dv_tail = _zeros(w.COLUMNS_V)
+        mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
+        if n > 0:
+            words = allowed_words(f, tile.bit, limit, 0)
+            bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+            dv, dv_tail = _value_block(
+                w, dv, dv_tail, tile, g, entry, words,
+                (n_partial > 0) | (limit < 64), True,
+            )  # fmt: skip
+            g += 1
+            for j in range(1, n):
+                words = allowed_words(f, bit, limit, 0)
+                bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
+                dv, dv_tail = _value_block(
+                    w, dv, dv_tail, tile, g,
+                    entry + j * f.GATHER, words, (j < n_partial) | (limit < 64), False,
+                )  # fmt: skip
+                g += 1
+            if w.COLUMNS > FIRST_DQ:
+                dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, w.COLUMNS - FIRST_DQ)
+                dq = warpgroup_mma_wait(0, deps=(dq_async,))
+                add_part(f, dq, entry + (n - 1) * f.GATHER, tile.row0, 0, FIRST_DQ)
+        meet(n)  # all of K has been read
+        if f.DROPOUT:
+            dv *= f.keep_scale
+            dv_tail *= f.keep_scale
+        _store(f, tile, _matrix(bufs.v, tile.kv), dv, dv_tail, f.BLOCK_D, w.COLUMNS_V)
+        fence_async_shared()
+        mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
+        t += 1
+        wait_record(bars.record_full, t)
+        tile_index = read(record, t & 1, TILE, WARPGROUP)
+
+
+@gluon.jit
+def _key_block(w, dk, dk_tail, tile, g, entry):
+    """dS^T and dK of a block, and its dQ. Both products are in flight between blocks."""
+    f = w.cols
+    bufs, bars = f.bufs, f.bars
+    DTYPE: gl.constexpr = bufs.q.dtype
+    SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of dP^T and dS^T
+    QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)
+    s = g % f.STAGES
+    phase = (g // f.STAGES) & 1
+    mbarrier.wait(bars.dout_full.index(s), phase)
+    dpt = _scores(_matrix(bufs.v, tile.kv), _matrix(bufs.dout, s), SCORES, w.COLUMNS_V)
+    wait_full(w.p_full, g)
+    p = _take(w.p, SCORES)
+    arrive(w.p_empty, g)
+    dpt = warpgroup_mma_wait(0, deps=(dpt,))
+    if f.DROPOUT:
+        dpt = gl.where(p > 0.0, dpt * f.keep_scale, 0.0)
+        p = gl.abs(p)
+    dpt += bufs.neg_delta.index(s).load(QUERIES)[None, :]
+    mbarrier.arrive(bars.dout_empty.index(s), count=1)
+    ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
+    bufs.ds.index(g & 1).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(bars.ds_full.index(g & 1), count=1)
+    dq = _start_dq(f, g, tile.kv, 0, FIRST_DQ)
+    mbarrier.wait(bars.q_full.index(s), phase)
+    dk, dk_tail = _add_product(ds, _matrix(bufs.q, s), dk, dk_tail, w.COLUMNS)
+    dq = warpgroup_mma_wait(_products(w.COLUMNS), deps=(dq,))
+    add_part(f, dq, entry, tile.row0, 0, 0)
+    mbarrier.wait(bars.q_full.index(s), phase)  # the boundary of a block, as above
+    dk, dk_tail = warpgroup_mma_wait(0, deps=(dk, dk_tail))
+    mbarrier.arrive(bars.q_empty.index(s), count=1)
+    return dk, dk_tail
+
+
+@gluon.jit
+def keys(w):
+    """Four warps: dS^T and dK of 64 keys, and the first columns of dQ."""
+    f = w.cols
+    bufs, bars, record = f.bufs, f.bars, f.bufs.record
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
+    tile_index = read(record, 0, TILE, WARPGROUP)
+    while tile_index >= 0:
+        tile = open_tile(f, t, tile_index, 0)
+        n, entry = tile.n, tile.entry
+        dk, dk_tail = _zeros(w.COLUMNS)
+        mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
+        for j in range(n):
+            dk, dk_tail = _key_block(
+                w, dk, dk_tail, tile, g,
+                entry + j * f.GATHER,
+            )  # fmt: skip
+            g += 1
+        meet(n)  # all of K has been read
+        dk *= gradient_scale(f.scale_log2)
+        dk_tail *= gradient_scale(f.scale_log2)
+        _store(f, tile, _matrix(bufs.k, tile.kv), dk, dk_tail, 0, w.COLUMNS)
+        fence_async_shared()
+        mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
+        t += 1
+        wait_record(bars.record_full, t)
+        tile_index = read(record, t & 1, TILE, WARPGROUP)
+
+
+@gluon.jit
+def _store(f, tile, place, head, tail, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
+    """A gradient of 64 keys: where K or V was, and columns FIRST.. of the parts of a split tile."""
+    WIDTH: gl.constexpr = f.BLOCK_D + f.BLOCK_DV
+    TAIL: gl.constexpr = _tail(COLUMNS)
+    HEAD: gl.constexpr = COLUMNS - TAIL
+    if f.SPLIT:
+        if tile.part >= 0:
+            row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * f.BLOCK_N
+            at = f.parts + row * WIDTH + FIRST
+            store_part(at, head, WIDTH)
+            if TAIL > 0:
+                store_part(at + HEAD, tail, WIDTH)
+    place.slice(0, HEAD, 1).store(head.to(place.dtype))
+    if TAIL > 0:
+        place.slice(HEAD, TAIL, 1).store(tail.to(place.dtype))
