@@ -17,14 +17,14 @@ from sparseflash.checks import (
     check_transforms,
     seed_tensor,
 )
-from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within
+from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within, padding_for
 from sparseflash.ops import call_operator, plain, run
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
-from sparseflash.terms import Terms, term_tensors
+from sparseflash.terms import Terms, term_options, term_tensors
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
@@ -76,7 +76,7 @@ def attention(
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
             values above N_k then mean N_k, and negative values 0.
         scale: of the scores; D ** -0.5 by default.
-        terms: what the softmax has beside scale q k^T, such as attention sinks.
+        terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, differentiable.
         dropout_p: probability that a probability is dropped; the choice is a function of
@@ -95,7 +95,7 @@ def attention(
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
         options |= {"backend": backend, "scale": _float(scale), "return_lse": return_lse}
         return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
-    call = _float(scale), dropout_p, deterministic, backend
+    call = _float(scale), dropout_p, deterministic, backend, *term_options(terms)
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
     if plain(q, k, v, *filter(torch.is_tensor, tensors)):
         needs_grad = _needs_grad(q, k, v, *tensors)
@@ -134,8 +134,12 @@ def explain(
     if lengths is not None:
         check_tensors(q, k, v)
         factor = _float(scale) or q.shape[-1] ** -0.5
-        q, k, v, mask, _ = keep_within(q, k, v, mask, check_lengths(lengths, q, k), factor)
-    call = _float(scale), dropout_p, deterministic, backend
+        lengths, padding = (
+            check_lengths(lengths, q, k),
+            padding_for(terms, mask, q.shape[2], k.shape[2]),
+        )
+        q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding)
+    call = _float(scale), dropout_p, deterministic, backend, *term_options(terms)
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem, extents = found.problem, found.extents
     if found.mask is not None:
@@ -197,7 +201,7 @@ def plan(
     """
     check_options(scale, dropout_p, deterministic, False, backend, NAMES)
     q, k, v = _autocast(q, k, v)
-    call = _float(scale), dropout_p, deterministic, backend
+    call = _float(scale), dropout_p, deterministic, backend, *term_options(None)
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
     problem = found.problem
     if backend != "auto" and BACKENDS[backend].unsupported(problem, "backward") is not None:

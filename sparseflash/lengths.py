@@ -21,6 +21,7 @@ from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import grid_codes, heads_of, to_device
+from sparseflash.terms import term_options
 
 HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
 BLOCK = 128  # tokens of the blocks that are skipped
@@ -41,6 +42,7 @@ def attend_within(
     padding: str = "auto",
     *,
     scale: float | None = None,
+    terms: Any = None,
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
@@ -48,12 +50,14 @@ def attend_within(
 
     padding, scale: as in `keep_within`; options: the further arguments of `attend`.
     """
+    options["terms"] = terms
     if lengths is None:
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     check_tensors(q, k, v)
     lengths = check_lengths(lengths, q, k)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
+    padding = padding_for(terms, mask, n_q, n_k, padding)
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
     out, lse = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
@@ -79,6 +83,23 @@ def keep_within(
     if padding == "skip":
         return q, k, v, _schedule(mask, lengths, q), -torch.inf
     return *hide_padding(q, k, v, lengths, scale), mask, HIDDEN / 2
+
+
+def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
+    """The padding for these terms: softcap, slopes and bias change the score of a hidden key.
+
+    Raises ValueError where such terms meet a mask or extents that cannot skip.
+    """
+    if not any(term_options(terms)):
+        return padding
+    if padding == "hide" or not skippable(mask, n_q, n_k):
+        raise ValueError(
+            f"lengths with terms.softcap, slopes or bias take a Mask or None and N_q = N_k, a"
+            f" multiple of {BLOCK}, without padding=hide; got a mask of type {type(mask).__name__},"
+            f" N_q {n_q}, N_k {n_k}, padding={padding}: pad to that, or pass an array as mask that"
+            " has the lengths"
+        )
+    return "skip"
 
 
 def check_lengths(lengths: Any, q: Tensor, k: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
 _CALL = (
-    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, float? scale,"
-    " float dropout_p, bool deterministic, str backend"
+    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
+    " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
+    " float softcap, bool biased"
 )
 torch.library.define(
     "sparseflash::forward",
@@ -30,7 +31,7 @@ torch.library.define(
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
 )
 _N_TERMS = len(TermTensors._fields)
 
@@ -177,7 +178,7 @@ def _saved(
 
 def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
     """Those of q, k, v, seed and terms; `gradients` has some tensor for a term that is None."""
-    of_terms = zip(terms, gradients[3:], strict=True)
+    of_terms = zip(terms, (*gradients[3:], None), strict=True)  # none of the slopes
     return *gradients[:3], None, *(None if t is None else d for t, d in of_terms)
 
 
@@ -237,7 +238,7 @@ def _forward_fake(q, k, v, *call):
 
 @torch.library.register_fake("sparseflash::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
-    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in call[:_N_TERMS])
+    of_terms = (q.new_empty(0) if t is None else torch.empty_like(t) for t in call[:2])
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_terms
 
 

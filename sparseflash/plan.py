@@ -46,11 +46,12 @@ class Plan(NamedTuple):
     def backward(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
     ) -> tuple[Tensor | None, ...]:
-        """dq, dk, dv like q, k, v, and the gradients of the terms."""
+        """dq, dk, dv like q, k, v, and the gradients of sink and bias."""
         assert self.run_backward is not None
         walk = self.backward_walk or _walk(schedule, self.run_backward.specs, self.problem)
-        dqkv = self.run_backward(dout, dlse, saved, walk)
-        return *dqkv, None if saved.terms.sink is None else sink_gradient(dout, dlse, saved)
+        dq, dk, dv, *dbias = self.run_backward(dout, dlse, saved, walk)
+        dsink = None if saved.terms.sink is None else sink_gradient(dout, dlse, saved)
+        return dq, dk, dv, dsink, *(dbias or [None])
 
     def lists(self, schedule: Schedule | None) -> tuple[TileLists, ...]:
         """The work lists of both directions, none of them twice."""

@@ -16,6 +16,8 @@ class Options(NamedTuple):
     dropout_p: float
     deterministic: bool
     backend: str
+    softcap: float = 0.0  # 0: none
+    biased: bool = False  # whether the terms have slopes or a bias
 
 
 class Problem(NamedTuple):
@@ -112,4 +114,4 @@ def describe(
 ) -> Problem:
     """The problem of a call."""
     problem = Problem._make(key_of(q, k, v, mask, options, needs_grad))
-    return problem._replace(options=Options._make(problem.options))
+    return problem._replace(options=Options(*problem.options))

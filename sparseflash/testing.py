@@ -64,11 +64,21 @@ def oracle(
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    terms = Terms() if terms is None else terms
+    if terms.softcap is not None:
+        scores = terms.softcap * (scores / terms.softcap).tanh()
+    n_q, n_k = scores.shape[-2:]
+    i, j = (torch.arange(n, device=q.device) for n in (n_q, n_k))
+    distance = (j - n_k) - (i - n_q)[:, None]
+    if terms.slopes is not None:
+        scores = scores - terms.slopes.double()[:, None, None] * distance.abs()
+    if terms.bias is not None:
+        radius = terms.bias.shape[1] // 2
+        scores = scores + terms.bias.double()[:, distance.clamp(-radius, radius) + radius]
     mask = torch.ones((), dtype=torch.bool, device=q.device) if dense_mask is None else dense_mask
     mask = mask.expand(scores.shape)
-    sink = None if terms is None else terms.sink
-    if sink is not None:  # one more key, whose value is 0
-        column = sink.double()[:, None, None].expand(*scores.shape[:3], 1)
+    if terms.sink is not None:  # one more key, whose value is 0
+        column = terms.sink.double()[:, None, None].expand(*scores.shape[:3], 1)
         scores, mask = torch.cat([scores, column], -1), F.pad(mask, (0, 1), value=True)
         v = F.pad(v, (0, 0, 0, 1))
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)

@@ -10,9 +10,11 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import masks
+from sparseflash.backends.cpu_biases import Biases
 from sparseflash.backends.cpu_blocks import (
     BlockGroups,
     ByHeads,
@@ -25,6 +27,7 @@ from sparseflash.backends.cpu_blocks import (
 )
 from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
 from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
+from sparseflash.backends.score_terms import cap_slope, capped
 from sparseflash.kernels.scale import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
@@ -79,11 +82,11 @@ class Backward(NamedTuple):
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
-        def run(dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+        def run(dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, ...]:
             with threads_by_head(saved.k) as by_heads:
                 return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
 
@@ -106,7 +109,8 @@ def _forward(
     if terms.sink is not None:  # by query block; rows without a list keep it
         sink = terms.sink.repeat(len(q)).repeat_interleave(len(q_blocks) // q.shape[:2].numel())
         lse_blocks[:] = sink[:, None] * LOG2E
-    tiles = Tiles(schedule, dtype)
+    tiles, biases = Tiles(schedule, dtype), Biases(schedule, terms, q, by_query=True)
+    cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
 
     def attend(kv_heads: range) -> None:
@@ -121,7 +125,7 @@ def _forward(
             for chunk in chunks:
                 kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
-                scores = work.bmm("scores", q_g, k_g.mT)
+                scores = biases.add(capped(work.bmm("scores", q_g, k_g.mT), cap), own, chunk.other)
                 tiles.hide(scores, chunk.tile, by_query=True)
                 top, total = _exponentiate(scores, softmax)
                 if (keep := dropout.keep(own, chunk.other)) is not None:
@@ -146,16 +150,17 @@ def _forward(
 def _backward(
     by_heads: ByHeads, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule,
     problem: Problem,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
-    q, k, v, out, lse, seed, _ = saved
+    q, k, v, out, lse, seed, terms = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
-    tiles = Tiles(schedule, dtype)
+    tiles, biases = Tiles(schedule, dtype), Biases(schedule, terms, q, by_query=False)
+    cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=False)
     if dropout.rescale != 1.0:
         dout_blocks = dout_blocks * dropout.rescale  # serves dv and dp
@@ -171,7 +176,9 @@ def _backward(
                 rows = chunk.other
                 q_g = work.gather("q", q_blocks, rows)
                 dout_g = work.gather("dout", dout_blocks, rows)
-                p = work.bmm("p", k_g, q_g.mT)
+                p = capped(work.bmm("p", k_g, q_g.mT), cap)
+                slope = cap_slope(p, cap) if cap else None
+                p = biases.add(p, own, rows)
                 p.sub_(lse_blocks[rows].view(len(own), 1, -1))
                 tiles.hide(p, chunk.tile, by_query=False)
                 p.exp2_()
@@ -179,6 +186,9 @@ def _backward(
                 if (keep := dropout.keep(own, rows)) is not None:
                     ds.mul_(keep)
                 ds.sub_(delta_blocks[rows].view(len(own), 1, -1)).mul_(p)
+                biases.gather(ds, own, rows)
+                if slope is not None:
+                    ds.mul_(slope)
                 dk_g.baddbmm_(ds, q_g)
                 if keep is not None:
                     p.mul_(keep)
@@ -195,7 +205,7 @@ def _backward(
         from_blocks(blocks, torch.empty_like(x))
         for blocks, x in ((dq_blocks, q), (dk_blocks, k), (dv_blocks, v))
     )
-    return dq, dk, dv
+    return dq, dk, dv, *biases.gradient()
 
 
 class _Softmax(NamedTuple):
@@ -226,8 +236,10 @@ def _row_terms(
     delta = (dout.to(dtype) * out.to(dtype)).sum(-1)
     if dlse is not None:
         delta = (delta - dlse).masked_fill_(empty, 0.0)
-    # With lse +inf the probabilities of an empty row come out as 0.
-    lse = (lse * LOG2E).masked_fill_(empty, math.inf)
+    # With lse +inf the probabilities of an empty row, or one beyond the end, come out as 0.
+    lse = F.pad(
+        (lse * LOG2E).masked_fill_(empty, math.inf), (0, -lse.shape[2] % block_q), value=math.inf
+    )
     lse, delta = (to_blocks(x.unsqueeze(-1), block_q, dtype).squeeze(-1) for x in (lse, delta))
     return lse, delta
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparseflash.backends.protocol import NO_TERMS, Saved, TermTensors
 
 RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, TermTensors], tuple[Tensor, Tensor]]
-RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, Tensor, Tensor]]
+RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, ...]]
 
 
 def all_finite(*tensors: Tensor) -> bool:
@@ -47,9 +47,9 @@ def contain_forward(
 
 def contain_backward(
     run: RunBackward, dout: Tensor, dlse: Tensor | None, saved: Saved,
-    first: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk and dv, likewise."""
+    first: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients, likewise; that of the bias is the sum over all that is finite."""
     q, k, v, out, lse, *_ = saved
     bad_key = _not_finite(k) | _not_finite(v)
     bad_row = _not_finite(q) | _not_finite(dout) | _not_finite(out)
@@ -62,14 +62,14 @@ def contain_backward(
         q=_without(q, bad_row), k=_without(k, bad_key), v=_without(v, bad_key),
         out=_without(out, bad_row), lse=lse.masked_fill(bad_row, -torch.inf),
     )  # fmt: skip
-    dq, dk, dv = run(_without(dout, bad_row), dlse, clean)
+    dq, dk, dv, *dbias = run(_without(dout, bad_row), dlse, clean)
     # with scores of 0 and an LSE of 0 every pair has the probability 1: dv counts the bad rows
     marks = bad_row.float().unsqueeze(-1)
     counted = Saved(_zeros(q), _zeros(k), _zeros(v), _zeros(q), _zeros(q).squeeze(-1), None)
     seen = run(marks, None, counted)[2] > 0
-    first_dq, first_dk, first_dv = first
+    first_dq, first_dk, first_dv = first[:3]
     dq = torch.where(bad_row.unsqueeze(-1), first_dq, dq)
-    return dq, torch.where(seen, first_dk, dk), torch.where(seen, first_dv, dv)
+    return dq, torch.where(seen, first_dk, dk), torch.where(seen, first_dv, dv), *dbias
 
 
 def _not_finite(t: Tensor) -> Tensor:

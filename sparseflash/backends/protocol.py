@@ -29,6 +29,8 @@ class TermTensors(NamedTuple):
     """Tensors of `sparseflash.Terms`, float32, or float64 like q."""
 
     sink: Tensor | None = None  # (H,); the forward alone has to know it, see sparseflash/sinks.py
+    bias: Tensor | None = None  # (H, 2 radius + 1), by the distance of key and query
+    slopes: Tensor | None = None  # (H,), without a gradient
 
 
 NO_TERMS = TermTensors()
@@ -72,8 +74,8 @@ class Backward(Protocol):
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk, dv like q, k, v."""
+    ) -> tuple[Tensor, ...]:
+        """dq, dk, dv like q, k, v, and dbias where there is a bias."""
         ...
 
 

@@ -11,6 +11,7 @@ from einops import rearrange, reduce, repeat
 from torch import Tensor
 
 from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
+from sparseflash.backends.score_terms import cap_slope, capped, distances, entry, position_bias
 from sparseflash.dropout import keep_mask
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
@@ -30,23 +31,25 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
 
 
 def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    return Forward(problem.scale, problem.options.dropout_p)
+    return Forward(problem.scale, problem.options.dropout_p, problem.options.softcap)
 
 
 def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
-    return Backward(problem.scale, problem.options.dropout_p)
+    return Backward(problem.scale, problem.options.dropout_p, problem.options.softcap)
 
 
 class Forward(NamedTuple):
     scale: float
     dropout_p: float
+    softcap: float
     specs = ()
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        scores, _, v_wide = _scores(q, k, v, walk.schedule, self.scale)
+        scores, _, v_wide = _scores(q, k, v, self.scale)
+        scores = _logits(capped(scores, self.softcap), walk.schedule, terms)
         lse = scores.logsumexp(-1)
         if terms.sink is not None:
             lse = torch.logaddexp(lse, terms.sink[:, None])
@@ -58,15 +61,17 @@ class Forward(NamedTuple):
 class Backward(NamedTuple):
     scale: float
     dropout_p: float
+    softcap: float
     specs = ()
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, lse, seed, _ = saved
-        scores, k_wide, v_wide = _scores(q, k, v, walk.schedule, self.scale)
+    ) -> tuple[Tensor, ...]:
+        q, k, v, out, lse, seed, terms = saved
+        scores, k_wide, v_wide = _scores(q, k, v, self.scale)
+        scores = capped(scores, self.softcap)
         dout = dout.to(scores.dtype)
-        p = _probabilities(scores, lse)
+        p = _probabilities(_logits(scores, walk.schedule, terms), lse)
         factor = _dropout_factor(p, self.dropout_p, seed)
 
         # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
@@ -78,6 +83,14 @@ class Backward(NamedTuple):
         if dlse is not None:
             delta = delta - dlse.masked_fill(lse == -math.inf, 0.0)
         dscores = p * (dp - delta.unsqueeze(-1))
+        dbias = None
+        if terms.bias is not None:
+            column = entry(terms.bias, _distances(scores)).flatten()
+            dbias = torch.zeros_like(terms.bias)
+            # unlike index_add_, this is the same from run to run on a GPU
+            dbias.T.index_put_((column,), dscores.sum(0).flatten(1).T, accumulate=True)
+        if self.softcap:
+            dscores = dscores * cap_slope(scores, self.softcap)
         dq = dscores @ k_wide * self.scale
         dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * self.scale
 
@@ -85,7 +98,7 @@ class Backward(NamedTuple):
         heads_kv = k.shape[1]
         dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
         dq, dk, dv = (torch.empty_like(x).copy_(dx) for x, dx in ((q, dq), (k, dk), (v, dv)))
-        return dq, dk, dv
+        return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
 
 
 def dense_mask(schedule: Schedule) -> Tensor:
@@ -105,17 +118,28 @@ def dense_mask(schedule: Schedule) -> Tensor:
     return mask[..., : schedule.n_q, : schedule.n_k]
 
 
-def _scores(
-    q: Tensor, k: Tensor, v: Tensor, schedule: Schedule | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The masked scores, and k and v for every query head, in float32 or float64."""
+def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores, and k and v for every query head, in float32 or float64."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
     k, v = (repeat(x.to(dtype), "b h n d -> b (h g) n d", g=group) for x in (k, v))
-    scores = q.to(dtype) @ k.transpose(-1, -2) * scale
+    return q.to(dtype) @ k.transpose(-1, -2) * scale, k, v
+
+
+def _logits(scores: Tensor, schedule: Schedule | None, terms: TermTensors) -> Tensor:
+    """The scores with the biases, -inf where the mask forbids them."""
+    if terms.bias is not None or terms.slopes is not None:
+        heads = torch.arange(scores.shape[1], device=scores.device)[:, None, None]
+        scores = scores + position_bias(terms, heads, _distances(scores))
     if schedule is not None:
         scores = scores.masked_fill(~dense_mask(schedule), -math.inf)
-    return scores, k, v
+    return scores
+
+
+def _distances(scores: Tensor) -> Tensor:
+    n_q, n_k = scores.shape[-2:]
+    q, k = (torch.arange(n, device=scores.device) for n in (n_q, n_k))
+    return distances(q[:, None], k, n_q, n_k)
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

@@ -91,12 +91,12 @@ class Forward:
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                terms.sink,
+                *cut.terms(terms), terms.sink,
             )  # fmt: skip
             return (n_tiles * batch * heads,), args, cut.options(k_desc)
 
-        given = terms.sink is not None
-        self.launch((q, k, v, out, lse, seed, terms.sink), arguments, lists, layout=given)
+        given = terms.sink is not None, *_kinds(terms)
+        self.launch((q, k, v, out, lse, seed, *terms), arguments, lists, layout=given)
         return out, lse
 
 
@@ -119,10 +119,11 @@ class Backward:
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         delta, lse_log2 = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        return self.queries(dout, delta, lse_log2, saved, walk), dk, dv
+        dq, *dbias = self.queries(dout, delta, lse_log2, saved, walk)
+        return dq, dk, dv, *dbias
 
     def rows(self, dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor]:
         """delta = rowsum(out * dout) - dlse, and the LSE in base 2, inf for empty rows."""
@@ -148,7 +149,7 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
-        cut, (q, k, v, *_, seed, _) = self.kv, saved
+        cut, (q, k, v, *_, seed, terms) = self.kv, saved
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         lists = _lists(walk.schedule, "cols")
 
@@ -158,35 +159,37 @@ class Backward:
             args = (
                 q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
                 *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=False),
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=False), *cut.terms(terms),
             )  # fmt: skip
             return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
 
-        tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed)
-        self.launch_kv(tensors, arguments, lists, dout.stride())
+        tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed, terms.slopes, terms.bias)
+        self.launch_kv(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
         return dk, dv
 
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
-    ) -> Tensor:
-        """dq, by query tiles over the rows of the mask."""
-        cut, (q, k, v, *_, seed, _) = self.q, saved
+    ) -> tuple[Tensor, ...]:
+        """dq, by query tiles over the rows of the mask, and dbias where there is a bias."""
+        cut, (q, k, v, *_, seed, terms) = self.q, saved
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
+        n_tiles, bias, sums = _cdiv(q.shape[2], cut.tiles.block_m), terms.bias, None
+        if bias is not None:
+            sums = bias.new_zeros(q.shape[0], q.shape[1], n_tiles, bias.shape[1])
 
         def arguments():
-            n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
                 *_strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), sums,
             )  # fmt: skip
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
 
-        tensors = (q, k, v, dout, dq, lse_log2, delta, seed)
-        self.launch_q(tensors, arguments, lists, dout.stride())
-        return dq
+        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums)
+        self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
+        return (dq,) if sums is None else (dq, sums.sum((0, 2)))
 
 
 class Cut:
@@ -246,6 +249,13 @@ class Cut:
     def dropout(self, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
         return seed, keep_threshold(self.dropout_p), 1.0 / (1.0 - self.dropout_p)
 
+    def terms(self, terms: TermTensors) -> tuple[Any, ...]:
+        """cap, per_scale, slopes, bias and radius, in units of 1 / scale; None for what is off."""
+        options, bias = self.problem.options, terms.bias
+        cap = options.softcap / self.scale if options.softcap else None
+        per_scale = 1.0 / self.scale if options.biased else None
+        return cap, per_scale, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
+
     def counts(self, n_tiles: int, *, by_query: bool) -> tuple[int, ...]:
         """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column)
         lists of the mask.
@@ -289,6 +299,11 @@ def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
     if schedule is None:
         return (None,) * 5
     return (*(schedule.rows if side == "rows" else schedule.cols), schedule.bits)
+
+
+def _kinds(terms: TermTensors) -> tuple[bool, int]:
+    """What a launch depends on."""
+    return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
     seed = torch.tensor([3], device="cuda") if dropout_p else None
     arguments = (
         *qkv, "" if mask is None else mask.key, [], [], seed, *TermTensors(), None, dropout_p,
-        False, backend,
+        False, backend, 0.0, False,
     )  # fmt: skip
     with_gradient = [t.detach().requires_grad_() for t in qkv]
     forward = torch.ops.sparseflash.forward

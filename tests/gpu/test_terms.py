@@ -15,3 +15,11 @@ def test_random_problem(seed, backend):
     hopper = backend == "hopper"  # it rounds an output with a sink twice
     case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), LOW if hopper else DTYPES)
     check(replace(case, terms=("sink",)), backend, "cuda", slack=2 if hopper else 1)
+
+
+@pytest.mark.parametrize("seed", range(340, 380))
+def test_terms_of_the_scores(seed):
+    """Those that only the portable kernels have: one, or all with a sink."""
+    case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), DTYPES)
+    terms = ("sink", "softcap", "slopes", "bias")
+    check(replace(case, terms=terms[seed % 5 : seed % 5 + 1] or terms), "triton", "cuda")

@@ -31,7 +31,7 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
     qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, **options)]
     seed = torch.tensor([3]) if dropout_p else None
     key = "" if mask is None else mask.key
-    return (*qkv, key, [], [], seed, *TermTensors(), None, dropout_p, False, backend)
+    return (*qkv, key, [], [], seed, *TermTensors(), None, dropout_p, False, backend, 0.0, False)
 
 
 calls = pytest.mark.parametrize(

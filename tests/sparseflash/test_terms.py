@@ -9,17 +9,21 @@ import torch
 import masks
 import sparseflash
 from sparseflash import Terms
+from sparseflash.backends.registry import BACKENDS as BACKEND_MODULES
 from sparseflash.testing import make_qkv
 from tests.attention_cases import DTYPES, LEARNED, check, random_case
 from tests.op_cases import BACKENDS, MASK, detached, small
+from tests.problems import problem_of
 
-TERMS = ("sink",)
-LENGTHS = {"triton": (1, 40, 70), "cpu": (1, 63, 100, 257), "reference": (1, 63, 100)}
+TERMS = ("sink", "softcap", "slopes", "bias")
+LENGTHS = {"triton": (1, 40), "cpu": (1, 63, 100, 257), "reference": (1, 63, 100)}
 SINK = torch.tensor([0.5, -1.0])
 
 
-@pytest.mark.parametrize("seed", range(200, 208))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend, seed",
+    [(name, seed) for name in BACKENDS for seed in range(200, 206 if name == "triton" else 240)],
+)
 def test_random_problem(backend, seed):
     """One term, or several: masks, grouped heads, ragged lengths, dropout, gradients of the LSE."""
     dtypes = (torch.float32,) if backend == "triton" else DTYPES
@@ -32,7 +36,8 @@ def test_random_problem(backend, seed):
 @pytest.mark.parametrize("term", TERMS)
 def test_gradients_agree_with_differences(term):
     inputs = make_qkv(1, 2, 4, 5, 2, dtype=torch.float64)
-    values = {"sink": SINK.double()}
+    bias = torch.randn(2, 5, dtype=torch.float64)
+    values = {"sink": SINK.double(), "softcap": 0.7, "slopes": SINK.double(), "bias": bias}
     given = {name: values[name] for name in (term,)}
     learned = [name for name in given if name in LEARNED]
 
@@ -75,18 +80,21 @@ def test_a_sink_of_minus_infinity_is_none():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_and_mapped_calls_agree(backend):
     q, k, v = small()
-    sink = SINK.clone().requires_grad_()
+    sink, bias = SINK.clone().requires_grad_(), torch.randn(2, 7).requires_grad_()
 
-    def step(q, k, v, sink):
-        out = sparseflash.attention(q, k, v, MASK, terms=Terms(sink), backend=backend)
+    def step(q, k, v, sink, bias):
+        terms = Terms(sink, softcap=2.0, slopes=SINK.abs(), bias=bias)
+        out = sparseflash.attention(q, k, v, MASK, terms=terms, backend=backend)
         return out.square().sum()
 
-    inputs = q, k, v, sink
+    inputs = q, k, v, sink, bias
     expected = torch.autograd.grad(step(*inputs), inputs)
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    functional = torch.func.grad(step, argnums=(0, 1, 2, 3))
+    functional = torch.func.grad(step, argnums=(0, 1, 2, 3, 4))
     sinks = torch.stack([sink, sink + 1]).detach()
-    mapped = torch.vmap(functional, (None, None, None, 0))(*detached(inputs[:3]), sinks)
+    mapped = torch.vmap(functional, (None, None, None, 0, None))(
+        *detached(inputs[:3]), sinks, bias.detach()
+    )
     for result in (
         torch.autograd.grad(compiled(*inputs), inputs),
         functional(*detached(inputs)),
@@ -107,6 +115,41 @@ def test_padding_keeps_the_sink():
     torch.testing.assert_close(lse[1:, :, :23], wanted[1])
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.local(20)])
+def test_padding_is_skipped_with_terms_of_the_scores(mask):
+    """A cap, or a steep slope, would bring hidden keys back."""
+    q, k, v = (torch.randn(2, 2, 256, 8) for _ in range(3))
+    bias = torch.randn(2, 9)
+    terms = Terms(sink=SINK, softcap=1.5, slopes=torch.tensor([300.0, 0.1]), bias=bias)
+    options = {"terms": terms, "return_lse": True}
+    out, lse = sparseflash.attention(q, k, v, mask, lengths=[256, 130], **options)
+    short = (t[1:, :, :130] for t in (q, k, v))
+    wanted = sparseflash.attention(*short, mask, **options)
+    torch.testing.assert_close(out[1:, :, :130], wanted[0])
+    torch.testing.assert_close(lse[1:, :, :130], wanted[1])
+    assert not out[1:, :, 130:].any() and torch.all(lse[1:, :, 130:] == -torch.inf)
+
+
+@pytest.mark.parametrize("n, mask", [(40, None), (256, torch.ones(256, 256, dtype=torch.bool))])
+def test_padding_that_cannot_be_skipped(n, mask):
+    qkv = make_qkv(1, 2, n, n, 8)
+    for function in (sparseflash.attention, sparseflash.explain):
+        with pytest.raises(ValueError, match=f"lengths with terms.softcap.* N_q {n}"):
+            function(*qkv, mask, lengths=[9], terms=Terms(softcap=2.0))
+
+
+def test_hopper_leaves_terms_of_the_scores_to_others():
+    problem = problem_of(*make_qkv(1, 2, 64, 64, 64, dtype=torch.float16))
+    problem = problem._replace(device=torch.device("cuda"))
+    for changed in ({"softcap": 2.0}, {"biased": True}):
+        options = problem.options._replace(**changed)
+        for direction in ("forward", "backward"):
+            reason = BACKEND_MODULES["hopper"].unsupported(
+                problem._replace(options=options), direction
+            )
+            assert reason == "its kernels have no softcap, slopes or bias"
+
+
 @pytest.mark.parametrize(
     "terms, message",
     [
@@ -115,6 +158,15 @@ def test_padding_keeps_the_sink():
         (Terms(torch.ones(2, dtype=torch.int64)), "terms.sink is torch.int64; pass a tensor"),
         (Terms(torch.ones(3)), r"terms.sink has shape \(3,\); it must be \(2,\)"),
         (Terms(torch.ones(2, device="meta")), "terms.sink is on meta, q on cpu"),
+        (Terms(softcap=0.0), "terms.softcap is 0.0; pass a positive finite number or None"),
+        (Terms(softcap=torch.inf), "terms.softcap is inf; pass a positive finite number"),
+        (Terms(softcap=SINK), "terms.softcap is tensor.*; pass a positive finite number"),
+        (Terms(slopes=torch.ones(3)), r"terms.slopes has shape \(3,\); it must be \(2,\)"),
+        (Terms(slopes=torch.ones(2, requires_grad=True)), "and has none; pass slopes.detach"),
+        (Terms(bias=[0.5]), "terms.bias is list; pass a tensor of floating-point numbers"),
+        (Terms(bias=torch.ones(2, 4)), r"terms.bias has shape \(2, 4\); it must be .H_q, 2 R"),
+        (Terms(bias=torch.ones(3, 5)), r"terms.bias has shape \(3, 5\); it must be \(2, 5\)"),
+        (Terms(bias=torch.ones(5)), r"terms.bias has shape \(5,\)"),
     ],
 )
 def test_wrong_terms(terms, message):

@@ -26,6 +26,8 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels run on CUDA tensors, not on {problem.device.type}"
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"its kernels take bfloat16 and float16, not {problem.dtype}"
+    if problem.options.softcap or problem.options.biased:
+        return "its kernels have no softcap, slopes or bias"
     if reason := missing(problem.device):
         return reason
     widest = max(problem.head_dim, problem.head_dim_v)

@@ -23,17 +23,22 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
+from sparseflash.kernels.tl.terms import add_bias_gradient, cap_slope, with_terms
 
 
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, per_scale, Slopes, Bias, radius, first,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
     s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
-    p = probabilities(s, scale_log2, lse_log2[None, :])
+    logits = with_terms(
+        s, cap, per_scale, Slopes, Bias, radius, first, q.shape[0], k.shape[0], True
+    )
+    p = probabilities(logits, scale_log2, lse_log2[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -41,6 +46,8 @@ def kv_step(
         kept = tl.where(keep, p, 0.0)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[None, :])
+    if cap is not None:
+        ds *= cap_slope(s, cap)
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
     dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_DV]
     return dk, dv
@@ -55,6 +62,7 @@ def backward_kv(
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    cap, per_scale, Slopes, Bias, radius,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -77,6 +85,7 @@ def backward_kv(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     query = tl.arange(0, BLOCK_M)
+    first_key = k_start - (n_k - n_q)  # its distance from query 0
 
     for g in range(group):
         h = h_kv * group + g
@@ -94,6 +103,9 @@ def backward_kv(
         partial_idx = row_idx if DENSE else row_idx + first
         full_idx = row_idx if DENSE else row_idx + middle
         partial_tile = tile_idx if DENSE else tile_idx + first
+        # the kernel walks several heads, so that these pointers are not moved in place
+        slopes = Slopes if Slopes is None else Slopes + h
+        bias = Bias if Bias is None else Bias + h * (2 * radius + 1) + radius
         row_head = 0
         column_head = 0
         if DROPOUT:
@@ -134,6 +146,7 @@ def backward_kv(
                     )
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+                    cap, per_scale, slopes, bias, radius, first_key - start,
                     not DENSE, DROPOUT, PRECISION,
                 )  # fmt: skip
 
@@ -156,6 +169,7 @@ def backward_kv(
                 )
             dk, dv = kv_step(
                 dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
+                cap, per_scale, slopes, bias, radius, first_key - start,
                 False, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -171,17 +185,25 @@ def backward_kv(
 @triton.jit
 def q_step(
     dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, per_scale, Slopes, Bias, radius, first, DBias,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys."""
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-    p = probabilities(s, scale_log2, lse_log2[:, None])
+    logits = with_terms(
+        s, cap, per_scale, Slopes, Bias, radius, first, q.shape[0], k.shape[0], False
+    )
+    p = probabilities(logits, scale_log2, lse_log2[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     if DROPOUT:
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
+    if DBias is not None:
+        add_bias_gradient(DBias, ds, radius, first, q.shape[0], k.shape[0])
+    if cap is not None:
+        ds *= cap_slope(s, cap)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
 
 
@@ -194,12 +216,15 @@ def backward_q(
     stride_dqb, stride_dqh, stride_dqn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    cap, per_scale, Slopes, Bias, radius, DBias,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
+
+    DBias, zeros (B * H_q, n_tiles, 2 radius + 1), where there is one: a program sums its own.
 
     q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
     k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]
@@ -208,6 +233,13 @@ def backward_q(
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
     q_start = tile * BLOCK_M
+    first_key = q_start + n_k - n_q  # at distance 0 from the first query
+    if Slopes is not None:
+        Slopes += h
+    if Bias is not None:
+        Bias += h * (2 * radius + 1) + radius
+    if DBias is not None:
+        DBias += tl.program_id(0).to(tl.int64) * (2 * radius + 1) + radius
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -255,6 +287,7 @@ def backward_q(
                 )
             dq = q_step(
                 dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+                cap, per_scale, Slopes, Bias, radius, start - first_key, DBias,
                 True, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -278,6 +311,7 @@ def backward_q(
             )
         dq = q_step(
             dq, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
+            cap, per_scale, Slopes, Bias, radius, start - first_key, DBias,
             False, DROPOUT, PRECISION,
         )  # fmt: skip
         start = next_start

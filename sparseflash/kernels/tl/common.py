@@ -8,6 +8,7 @@ from sparseflash.kernels.dropout import column_key, keeps, row_key
 # kernel arguments of which every value takes the same compiled kernel
 UNSPECIALIZED = (
     "n_q", "n_k", "n_tiles", "heads", "mask_stride_b", "mask_stride_h", "drop_threshold",
+    "radius",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
+from sparseflash.kernels.tl.terms import with_terms
 
 
 @triton.jit
@@ -60,7 +61,8 @@ def attention_forward(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
-    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h, Sink,
+    n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
+    cap, per_scale, Slopes, Bias, radius, Sink,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -76,6 +78,11 @@ def attention_forward(
     b = (bh // heads).to(tl.int64)
     h = (bh % heads).to(tl.int64)
     q_start = tile * BLOCK_M
+    first_key = q_start + n_k - n_q  # at distance 0 from the first query
+    if Slopes is not None:
+        Slopes += h
+    if Bias is not None:
+        Bias += h * (2 * radius + 1) + radius
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -117,6 +124,9 @@ def attention_forward(
                 )  # fmt: skip
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+            s = with_terms(
+                s, cap, per_scale, Slopes, Bias, radius, start - first_key, BLOCK_M, BLOCK_N, False
+            )
             s = tl.where(allowed, s, float("-inf"))
             p, alpha, m, l = online_softmax(s, m, l, scale_log2, True)
             if DROPOUT:
@@ -135,6 +145,9 @@ def attention_forward(
             k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
         )
         s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        s = with_terms(
+            s, cap, per_scale, Slopes, Bias, radius, start - first_key, BLOCK_M, BLOCK_N, False
+        )
         p, alpha, m, l = online_softmax(s, m, l, scale_log2, False)
         if DROPOUT:
             keep = keep_bits(

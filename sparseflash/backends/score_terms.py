@@ -1,0 +1,37 @@
+"""Soft-capping and biases by distance, by plain torch operations. See `sparseflash.Terms`."""
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends.protocol import TermTensors
+
+
+def capped(scores: Tensor, cap: float) -> Tensor:
+    """The scores within -cap and cap; cap 0: as they are."""
+    return (scores / cap).tanh_().mul_(cap) if cap else scores
+
+
+def cap_slope(capped: Tensor, cap: float) -> Tensor:
+    """The derivative of capped scores, by the capped scores."""
+    return 1.0 - (capped / cap).square_()
+
+
+def distances(q: Tensor, k: Tensor, n_q: int, n_k: int) -> Tensor:
+    """Of all keys (..., 1, K) from all queries (..., Q, 1), given their numbers."""
+    return k - q + (n_q - n_k)
+
+
+def position_bias(terms: TermTensors, head: Tensor, distance: Tensor) -> Tensor:
+    """What slopes and bias add to the logits of these heads at these distances, broadcast."""
+    total = torch.zeros((), device=distance.device)
+    if terms.slopes is not None:
+        total = -terms.slopes[head] * distance.abs()
+    if terms.bias is not None:
+        total = total + terms.bias[head, entry(terms.bias, distance)]
+    return total
+
+
+def entry(bias: Tensor, distance: Tensor) -> Tensor:
+    """The column of the bias that a distance takes."""
+    radius = bias.shape[1] // 2
+    return distance.clamp(-radius, radius).add_(radius)
