@@ -1,6 +1,5 @@
 """`flex_attention` of torch, computed by sparseflash. See docs/guide/flex_attention.md."""
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from masks import BlockMask, Mask
 from masks.interop import from_flex
 from sparseflash.attention import attention
+from sparseflash.terms import Terms
 
 _converted: "WeakKeyDictionary[FlexMask, BlockMask]" = WeakKeyDictionary()
 
@@ -20,7 +20,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[..., Tensor] | None = None,
+    score_mod: Terms | None = None,
     block_mask: FlexMask | BlockMask | Mask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -35,7 +35,7 @@ def flex_attention(
 
     Args:
         query, key, value: (B, H_q, N_q, D), (B, H_kv, N_k, D) and (B, H_kv, N_k, D_v).
-        score_mod: None; see `score_terms`.
+        score_mod: `sparseflash.Terms`, which say by name what a function of torch's computes.
         block_mask: of `create_block_mask`, which is converted once as long as it lives, or a mask
             of `masks`. Inside torch.compile only the latter; `convert` makes it.
         scale: of the scores; D ** -0.5 by default.
@@ -45,7 +45,8 @@ def flex_attention(
         return_aux: AuxRequest(lse=True) gives (output, AuxOutput), with a differentiable LSE.
 
     Raises:
-        ValueError: a score_mod, maximal scores, or what `sparseflash.attention` does not take.
+        ValueError: a function as score_mod, maximal scores, or what `sparseflash.attention`
+            does not take.
     """
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
@@ -58,7 +59,7 @@ def flex_attention(
         )
     wanted = return_lse or (return_aux is not None and return_aux.lse)
     mask = convert(block_mask) if isinstance(block_mask, FlexMask) else block_mask
-    options = {"scale": scale, "return_lse": wanted, **score_terms(score_mod)}
+    options = {"scale": scale, "return_lse": wanted, "terms": _terms(score_mod)}
     found = attention(query, key, value, mask, **options)
     if return_aux is None:
         return found
@@ -81,15 +82,12 @@ def convert(block_mask: FlexMask) -> BlockMask:
     return _converted[block_mask]
 
 
-def score_terms(score_mod: Callable[..., Tensor] | None) -> dict[str, Any]:
-    """Arguments of `sparseflash.attention` that change the scores as `score_mod` does.
-
-    None changes nothing. Raises ValueError for any function: none is recognised yet.
-    """
-    if score_mod is None:
-        return {}
+def _terms(score_mod: Any) -> Terms | None:
+    if score_mod is None or isinstance(score_mod, Terms):
+        return score_mod
     name = getattr(score_mod, "__qualname__", repr(score_mod))
     raise ValueError(
-        f"score_mod is {name}; pass None. What it forbids belongs into a mask_mod, a factor into"
-        " scale; for a bias take torch's flex_attention"
+        f"score_mod is {name}; pass sparseflash.Terms(...) for soft-capping, slopes or a bias by"
+        " distance, or None. What it forbids belongs into a mask_mod, a factor into scale; for all"
+        " else take torch's flex_attention"
     )

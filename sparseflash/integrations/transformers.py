@@ -14,13 +14,13 @@ import masks
 from masks import Mask, mask_from
 from sparseflash.attention import attention
 from sparseflash.integrations.transformers_masks import make_mask
+from sparseflash.terms import Terms
 
 NAME = "sparse"  # names with "flash" would be taken for FlashAttention
 ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask
 
 # Arguments that change the scores, and so cannot be ignored.
 REFUSED = {
-    "softcap": "take attn_implementation='eager'",
     "position_bias": "take attn_implementation='sdpa'",
     "indices": "take attn_implementation='eager'",
     "cache": "take generate() in place of continuous batching",
@@ -93,6 +93,7 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The function of AttentionInterface: (B, N_q, H, D_v), and no weights.
@@ -102,6 +103,7 @@ def attend(
             makes none.
         is_causal: whether None means causal, as for sdpa; by default what the module says.
         s_aux: (H,) learned scores of attention sinks, which have no value.
+        softcap: bound of the scores, as in Gemma 2.
     """
     for name, remedy in REFUSED.items():
         if (given := others.get(name)) is not None and given is not False:
@@ -117,12 +119,9 @@ def attend(
         attention_mask = own if chosen is None else chosen if own is None else own & chosen
     if attention_mask is not None and attention_mask.per_layer:
         attention_mask = attention_mask.layer(module.layer_idx)  # pyright: ignore
-    options = {"scale": scaling, "dropout_p": dropout}
-    if s_aux is None:
-        out = attention(query, key, value, attention_mask, **options)
-    else:
-        out, lse = attention(query, key, value, attention_mask, return_lse=True, **options)
-        out = out * torch.sigmoid(lse - s_aux.float()[:, None])[..., None].to(out.dtype)
+    terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
+    options = {"scale": scaling, "dropout_p": dropout, "terms": terms}
+    out = attention(query, key, value, attention_mask, **options)
     return out.transpose(1, 2).contiguous(), None
 
 

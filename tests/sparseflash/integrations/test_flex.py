@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 import masks
+from sparseflash import Terms
 from sparseflash.integrations import flex
 
 N = 200
@@ -84,6 +85,19 @@ def test_without_a_mask_and_with_one_of_masks():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_terms_take_the_place_of_score_mods():
+    tensors = [t.detach() for t in inputs()]
+    slopes, bias = torch.rand(4), torch.randn(4, 21)
+    for terms, score_mod in (
+        (Terms(softcap=0.7), lambda s, b, h, q, k: 0.7 * torch.tanh(s / 0.7)),
+        (Terms(slopes=slopes), lambda s, b, h, q, k: s + slopes[h] * (k - q)),
+        (Terms(bias=bias), lambda s, b, h, q, k: s + bias[h, (k - q).clamp(-10, 10) + 10]),
+    ):
+        expected = theirs.flex_attention(*tensors, score_mod, block_mask("causal"))
+        found = flex.flex_attention(*tensors, terms, block_mask("causal"))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_block_mask_is_converted_once_while_it_lives(monkeypatch):
     calls, mask = [], block_mask("causal")
     before = len(flex._converted)
@@ -113,7 +127,10 @@ def test_inside_a_compiled_function():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"score_mod": lambda score, b, h, q, k: score * 2}, "score_mod is .*lambda.*pass None"),
+        (
+            {"score_mod": lambda score, b, h, q, k: score * 2},
+            "score_mod is .*lambda.*pass sparseflash.Terms",
+        ),
         ({"return_aux": theirs.AuxRequest(max_scores=True)}, r"AuxRequest\(lse=True\)"),
         ({"return_aux": theirs.AuxRequest(lse=True), "return_lse": True}, "alone"),
         ({"heads": 2}, "4 heads, key 2: pass enable_gqa=True"),
