@@ -8,7 +8,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, TermTensors
-from sparseflash.backends.registry import BACKENDS, NAMES, note, reasons
+from sparseflash.backends.registry import NAMES, note, reasons
 from sparseflash.cache import cache
 from sparseflash.checks import (
     check_extents,
@@ -19,12 +19,14 @@ from sparseflash.checks import (
 )
 from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within, padding_for
 from sparseflash.ops import call_operator, plain, run
-from sparseflash.plan import Plan, plan_for
+from sparseflash.plan import Plan, plan_for, prepared, traced_specs
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms, term_options, term_tensors
+from sparseflash.tiles.lists import tile_lists
+from sparseflash.tiles.tile_spec import TileSpec
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
@@ -202,14 +204,31 @@ def plan(
     check_options(scale, dropout_p, deterministic, False, backend, NAMES)
     q, k, v = _autocast(q, k, v)
     call = _float(scale), dropout_p, deterministic, backend, *term_options(None)
+    if torch.compiler.is_compiling():
+        return _traced_plan(q, k, v, mask, call)
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
-    problem = found.problem
-    if backend != "auto" and BACKENDS[backend].unsupported(problem, "backward") is not None:
-        problem = problem._replace(needs_grad=False)  # `attention` refuses where it needs gradients
-    made = plan_for(problem, found.mask, found.schedule)
+    made = prepared(found.problem, found.mask, found.schedule)
     if found.schedule is None:
         return found.mask
     return found.schedule._replace(lists=made.lists(found.schedule))
+
+
+def _traced_plan(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any
+) -> Mask | BlockMask | Schedule | None:
+    """`plan` as torch.compile traces it: the lists become part of its graph."""
+    check_tensors(q, k, v)
+    mask = _as_mask(mask)
+    schedule = _schedule(mask, q, k)
+    if schedule is None:
+        return mask
+    known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
+    # the lists belong to these lengths: len(range(n)) is n itself where n is a symbol
+    *layouts, facts = (tuple(len(range(n)) for n in numbers) for numbers in known)
+    fields = q.dtype, q.device, facts, call, "", torch.is_grad_enabled()
+    specs = [TileSpec(*spec) for spec in traced_specs(*layouts, *fields)]
+    lists = tuple(tile_lists(schedule, spec, q.device) for spec in specs)
+    return schedule._replace(lists=lists)
 
 
 class _Checked(NamedTuple):

@@ -1,17 +1,18 @@
 """Plans: all that calls of one problem share, prepared once and kept in the cache."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
 from sparseflash.backends.protocol import Backward, Forward, Saved, TermTensors, Walk
-from sparseflash.backends.registry import choose
+from sparseflash.backends.registry import BACKENDS, choose
 from sparseflash.cache import cache
-from sparseflash.problem import Problem
-from sparseflash.schedule import Schedule, as_tensors, schedule_for
+from sparseflash.problem import Options, Problem
+from sparseflash.schedule import BlockLists, Schedule, ScheduleFacts, as_tensors, schedule_for
 from sparseflash.sinks import sink_gradient
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_lists import TileLists
@@ -53,16 +54,17 @@ class Plan(NamedTuple):
         dsink = None if saved.terms.sink is None else sink_gradient(dout, dlse, saved)
         return dq, dk, dv, dsink, *(dbias or [None])
 
-    def lists(self, schedule: Schedule | None) -> tuple[TileLists, ...]:
+    @property
+    def specs(self) -> tuple[TileSpec, ...]:
         """The work lists of both directions, none of them twice."""
-        specs = dict.fromkeys(self.run_forward.specs)
+        wanted = dict.fromkeys(self.run_forward.specs)
         if self.run_backward is not None:
-            specs |= dict.fromkeys(self.run_backward.specs)
-        made: tuple[TileLists, ...] = ()
-        for spec in specs:
-            if not any(spec.matches(lists) for lists in made):
-                made += (tile_lists(schedule, spec, self.problem.device),)
-        return made
+            wanted |= dict.fromkeys(self.run_backward.specs)
+        return tuple({spec._replace(sms=0): spec for spec in wanted}.values())
+
+    def lists(self, schedule: Schedule | None) -> tuple[TileLists, ...]:
+        """The lists of `specs`."""
+        return tuple(tile_lists(schedule, spec, self.problem.device) for spec in self.specs)
 
 
 def plan_for(
@@ -99,6 +101,38 @@ def plan_for(
     plan = Plan(problem, *names, run_forward, run_backward, *walks)
     cache.put(problem, plan, tensors)
     return plan
+
+
+def prepared(
+    problem: Problem, mask: Mask | BlockMask | None = None, schedule: Schedule | None = None
+) -> Plan:
+    """`plan_for`, without a backward where the named backend has none: `attention` refuses it only
+    where it needs gradients.
+    """
+    name = problem.options.backend
+    if name != "auto" and BACKENDS[name].unsupported(problem, "backward") is not None:
+        problem = problem._replace(needs_grad=False)
+    return plan_for(problem, mask, schedule)
+
+
+def traced_specs(*fields: Any) -> tuple[tuple[Any, ...], ...]:
+    """The fields of each `TileSpec` of calls with a selection.
+
+    fields: those of their problem, with the ints of a `ScheduleFacts` for the mask.
+    torch.compile calls it while it traces, and takes the result for a constant. That works with
+    plain tuples only.
+    """
+    problem = Problem._make(fields)
+    facts = ScheduleFacts(*fields[8], lists=())
+    problem = problem._replace(mask=facts, options=Options(*problem.options))
+    nothing = torch.empty(0, device="meta")
+    lists = BlockLists(nothing, nothing, torch.empty(facts.entries, device="meta"), nothing)
+    made = prepared(problem, schedule=Schedule(lists, lists, nothing, *facts[:7]))
+    return tuple(tuple(spec) for spec in made.specs)
+
+
+# what torch.compiler.assume_constant_result does, which takes seconds to import the compiler
+traced_specs._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _walk(schedule: Schedule | None, specs: Sequence[TileSpec], problem: Problem) -> Walk:

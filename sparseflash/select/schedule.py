@@ -2,17 +2,17 @@
 
 from functools import lru_cache
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import FULL
-from masks.tiles import edge_tiles
 from sparseflash.checks import check_extents
 from sparseflash.schedule import BlockLists, Schedule
 from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
+from sparseflash.tiles.bits import interval_bits
 
 
 @torch.no_grad()
@@ -33,14 +33,16 @@ def schedule_from_selection(
         raise ValueError(f"the selection is on {selection.device}, q on {wanted}: select from q")
     block_q, block_k = selection.block_size
     cut = bool(n_q % block_q), bool(n_k % block_k)
-    edges = _edges(n_q, n_k, selection.block_size, selection.device)
+    edges = (edge_bits if torch.compiler.is_compiling() else _known_edges)(
+        n_q, n_k, selection.block_size, selection.device
+    )
     if not len(selection.bits):
         bits = edges
     else:
         bits = torch.cat([selection.bits, edges]) if any(cut) else selection.bits
     codes = selection.codes.contiguous().flatten(0, 1)
     given = (codes, len(selection.bits), selection.max_blocks, cut)
-    if on_nvidia(codes):
+    if on_nvidia(codes) and not torch.compiler.is_compiling():
         by_row, by_col = kernels().block_lists(*given)
     else:
         by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
@@ -50,9 +52,22 @@ def schedule_from_selection(
 
 
 @lru_cache(maxsize=32)
-def _edges(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
+def _known_edges(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
+    return to_device(edge_bits(n_q, n_k, block_size, torch.device("cpu")).numpy(), device)
+
+
+def edge_bits(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
     """int32 (3, block_q, words): all of a block cut by the last key, the last query, and both."""
-    return to_device(edge_tiles(n_q, n_k, block_size)[1:].view(np.int32), device)
+    block_q, block_k = block_size
+    last_q, last_k = n_q % block_q or block_q, n_k % block_k or block_k
+    row = torch.arange(block_q, device=device)
+    stop = torch.stack(
+        [
+            torch.where(row < q, k, 0)
+            for q, k in ((block_q, last_k), (last_q, block_k), (last_q, last_k))
+        ]
+    )
+    return interval_bits(torch.zeros_like(stop), stop, row.new_zeros(3), block_k)
 
 
 def lists_torch(
@@ -69,8 +84,7 @@ def lists_torch(
     codes = codes.flatten(0, 1)  # one line for each list
     partial, full = codes >= 0, codes == FULL
     n_partial = partial.sum(1)
-    ptr = torch.zeros(len(codes) + 1, dtype=torch.int64, device=codes.device)
-    torch.cumsum(n_partial + full.sum(1), 0, out=ptr[1:])
+    ptr = F.pad((n_partial + full.sum(1)).cumsum(0), (1, 0))
     mid = ptr[:-1] + n_partial
     place = torch.where(partial, ptr[:-1, None] + partial.cumsum(1), mid[:, None] + full.cumsum(1))
     place = torch.where(partial | full, place - 1, max_blocks).flatten()  # empty ones go to the end

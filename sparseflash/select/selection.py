@@ -144,6 +144,20 @@ class Selection:
         )
 
 
+def number_tiles(taken: Tensor, partial: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """int32 codes of blocks of which the partial ones take the tiles 0, 1, .. in order, and int64
+    (room,): the block of every tile, as its place in the flattened `partial`.
+
+    taken, partial: bool of one shape. Partial blocks beyond `room` are taken whole.
+    """
+    number = partial.flatten().cumsum(0, dtype=torch.int32)
+    codes = torch.where(taken, FULL, EMPTY).int()
+    number = number.view_as(partial)
+    codes = torch.where(partial & (number <= room), number - 1, codes)
+    tile = torch.arange(1, room + 1, dtype=torch.int32, device=number.device)
+    return codes, torch.searchsorted(number.flatten(), tile).clamp(max=number.numel() - 1)
+
+
 def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection:
     """a & b, where FULL is neutral and EMPTY absorbs, or a | b, where it is the other way round.
 

@@ -18,7 +18,7 @@ from sparseflash.select.choose import choose
 from sparseflash.select.device import kernels, on_nvidia
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
-from sparseflash.select.selection import Selection
+from sparseflash.select.selection import Selection, number_tiles
 from sparseflash.select.static import heads_of, static_codes, to_device
 
 GROUP = 16  # queries in a word of those that take a chunk; it divides every block size
@@ -92,15 +92,9 @@ class TokenSelector(Selector):
         partial = picked & (words != _existing(n, block_q, words.device)).any(3)
         per_chunk = self.chunk // block_k
         picked, partial = (_by_block(x, per_chunk, cols) for x in (picked, partial))
-        number = partial.flatten().cumsum(0)
-        room = min(self.capacity or int(number[-1]), picked.numel())
-        tile = (number - 1).int().view_as(partial)
-        code = torch.where(picked, FULL, EMPTY).int()
-        code = torch.where(partial & (tile < room), tile, code)
-        cell = torch.zeros(room + 1, dtype=torch.int64, device=code.device)
-        index = torch.where(code >= 0, code, room).long().flatten()
-        cell.scatter_(0, index, torch.arange(code.numel(), device=code.device))
-        row, col = cell[:-1] // cols, cell[:-1] % cols
+        room = min(self.capacity or int(partial.sum()), picked.numel())
+        code, cell = number_tiles(picked, partial, room)
+        row, col = cell // cols, cell % cols
         word = words.flatten(0, 2)[row, :, col // per_chunk]  # (T, block_q / 16)
         bit = torch.arange(GROUP, dtype=torch.int16, device=code.device)
         chosen = ((word[..., None] >> bit) & 1).flatten(1) != 0  # (T, block_q)

@@ -21,7 +21,7 @@ def cell_bytes(schedule: Schedule, by_rows: bool, cell_major: int, cell_minor: i
         packed = schedule.bits.contiguous().view(torch.uint8)[..., : n_minor // 8]
     else:
         n_minor = schedule.block_q
-        packed = _transposed(schedule.bits, schedule.block_k)
+        packed = transposed(schedule.bits, schedule.block_k)
     tiles, n_major = packed.shape[:2]
     cells = packed.reshape(
         tiles, n_major // cell_major, cell_major, n_minor // cell_minor, cell_minor // 8
@@ -29,7 +29,7 @@ def cell_bytes(schedule: Schedule, by_rows: bool, cell_major: int, cell_minor: i
     return cells.transpose(2, 3).contiguous()
 
 
-def _transposed(bits: Tensor, block_k: int) -> Tensor:
+def transposed(bits: Tensor, block_k: int) -> Tensor:
     """uint8 (tiles, block_k, block_q / 8): query 8 * g + j of a key is bit j of byte g."""
     tiles, block_q, _ = bits.shape
     place = torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]
@@ -39,6 +39,17 @@ def _transposed(bits: Tensor, block_k: int) -> Tensor:
         eights = queries.unflatten(1, (-1, 8)) << place  # (tiles, bytes, 8, keys)
         packed[some] = eights.sum(2, dtype=torch.uint8).transpose(1, 2)
     return packed
+
+
+def interval_bits(first: Tensor, stop: Tensor, start: Tensor, block_k: int) -> Tensor:
+    """int32 (T, block_q, words): bit tiles in which row i has the keys first[t, i]..stop[t, i] of
+    the block_k keys from start[t] on.
+    """
+    word = torch.arange(0, block_k, 32, device=start.device)
+    width = (block_k - word).clamp(max=32)
+    base = (start[:, None] + word)[:, None]  # (T, 1, words)
+    low, high = ((end[..., None] - base).clamp(min=0).minimum(width) for end in (first, stop))
+    return ((1 << high) - (1 << low)).to(torch.int32)
 
 
 def _chunks(n: int, pairs: int) -> list[slice]:

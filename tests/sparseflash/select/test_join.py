@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 from sparseflash import select
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
+from tests.no_sync import NoSync
 from tests.sparseflash.select import oracle
 
 HEADS = 2
@@ -105,21 +105,6 @@ def test_tiles_are_made_canonical():
     assert found.layout().max() == 2
     assert found == masks.BlockMask.from_dense(found.to_dense(), 16)
     assert np.array_equal(dense_of(joined), dense_of(masks.local(30)))
-
-
-class NoSync(TorchDispatchMode):
-    """Fails on the operators that make the host wait for the device."""
-
-    waiting = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        assert name not in self.waiting, f"{name} waits for the device"
-        if name in ("index", "index_put", "index_put_"):
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), "boolean index"
-        if name == "repeat_interleave":
-            assert (kwargs and kwargs.get("output_size") is not None) or len(args) > 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("make", SELECTORS.values(), ids=SELECTORS)

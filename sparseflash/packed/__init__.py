@@ -1,0 +1,11 @@
+"""Masks of packed sequences, made on the device from tensors such as `cu_seqlens`.
+
+Every function returns a `Selection`, which `sparseflash.attention` takes for its mask. No function
+waits for the device. Other values in tensors of the same shapes compile nothing again, and a CUDA
+graph follows them. See docs/guide/packed.md.
+"""
+
+from sparseflash.packed.documents import documents
+from sparseflash.packed.offsets import pad
+
+__all__ = ["documents", "pad"]

@@ -1,0 +1,111 @@
+"""Packed documents: plain, causal, with windows and prefixes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masks.checks import block_sizes, flag, integer
+from sparseflash.packed.intervals import from_intervals, touching
+from sparseflash.packed.offsets import check_integers, check_offsets, stretches
+from sparseflash.select.selection import Selection
+
+
+@torch.no_grad()
+def documents(
+    cu_seqlens: Tensor,
+    n: int,
+    *,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    prefix: int | Tensor | None = None,
+    shared: bool = False,
+    block_size: int | tuple[int, int] = 128,
+) -> Selection:
+    """Documents packed one after another into n tokens, which do not see each other.
+
+    With the lengths of the documents this is `masks.documents(lengths)`, and the options join it to
+    further masks. Tokens after the last document are padding: they see nothing, and nobody sees
+    them.
+
+    Args:
+        cu_seqlens: int32 or int64 (M + 1,), where each of M documents begins and the last one ends:
+            [0, 3, 8] means lengths 3 and 5. Or (B, M + 1), a packing for every batch entry. A
+            document may have no tokens, so `pad` gives every step the same shape.
+        n: tokens of q and k.
+        causal: a query sees keys up to itself: `& masks.causal()`.
+        window: (left, right), or one number for both: `& masks.local(left, right)`.
+        prefix: tokens at the beginning of every document that all of it sees, whatever `causal` and
+            `window` say (prefix-LM, or sinks beside a window). One number, or int (M,) or (B, M).
+        shared: the first document is seen by all that follow, as in `masks.shared_prefix`. `window`
+            does not limit that.
+        block_size: tokens, one size or (block_q, block_k).
+
+    Raises:
+        ValueError: arguments of a wrong type, shape or range, and values of `cu_seqlens` on a CPU
+            that do not ascend from 0 to at most n. Those on a GPU are not read.
+    """
+    block_size = block_sizes(block_size)
+    n, causal, shared = integer("n", n, min=1), flag("causal", causal), flag("shared", shared)
+    offsets = check_offsets("cu_seqlens", cu_seqlens, n)
+    left, right = _sides(window, n)
+    right = 0 if causal else right
+    number, start, stop = stretches(offsets, n)
+    token = torch.arange(n, device=offsets.device)
+    spans = []
+    if shared:
+        others = (number > 0) & (start < stop)
+        spans.append(
+            (torch.zeros_like(stop), torch.where(others, offsets[:, 1:2].minimum(token + 1), 0))
+        )
+    if prefix is not None:
+        length = _prefix(prefix, offsets)
+        if isinstance(length, Tensor):
+            length = length.expand_as(offsets[:, 1:]).gather(1, number)
+        spans.append((start, stop.minimum(start + length)))
+    spans.append((start.maximum(token - left), stop.minimum(token + right + 1)))
+    rows, cols, diagonal = _sizes(n, n, block_size)
+    # A row of blocks within one document has partial blocks where a span begins or ends in it. In
+    # one with several documents all blocks of the first and of the last one may be partial. Each
+    # document is the first or last of one such row.
+    ahead = prefix is not None or not causal
+    edges = 2 + diagonal * (1 + (left < n) + ahead) + (left < n) + shared + (prefix is not None)
+    room = rows * edges + (1 + ahead) * (cols + 2 * rows) + shared * cols
+    most = rows * cols if ahead else touching(n, block_size)
+    if not shared and prefix is None:
+        most = min(most, rows * (-(-(left + right + block_size[0] - 1) // block_size[1]) + 1))
+    batch = len(offsets)
+    return from_intervals(spans, n, block_size, batch * min(room, most), batch * most)
+
+
+def _sides(window: Any, n: int) -> tuple[int, int]:
+    """Tokens to the left and to the right that a query sees; n for all."""
+    sides = (n, n) if window is None else window
+    if not isinstance(sides, tuple | list):
+        sides = (sides, sides)
+    if len(sides) != 2:
+        raise ValueError(f"window is {window!r}: give one number, or (left, right)")
+    left, right = (min(integer("window", side, min=0), n) for side in sides)
+    return left, right
+
+
+def _prefix(prefix: int | Tensor, offsets: Tensor) -> int | Tensor:
+    if not isinstance(prefix, Tensor):
+        return integer("prefix", prefix, min=0)
+    rows, count = check_integers("prefix", prefix), offsets.shape[1] - 1
+    if rows.device != offsets.device:
+        raise ValueError(
+            f"prefix is on {rows.device}, cu_seqlens on {offsets.device}: give both on one device"
+        )
+    if rows.shape[1] != count or len(rows) not in (1, len(offsets)):
+        raise ValueError(
+            f"prefix has shape {tuple(prefix.shape)}, and cu_seqlens {count} documents in"
+            f" {len(offsets)} rows: give one number for each"
+        )
+    return rows
+
+
+def _sizes(n_q: int, n_k: int, block_size: tuple[int, int]) -> tuple[int, int, int]:
+    """Query blocks, key blocks, and the most key blocks that block_q tokens in a row lie in."""
+    block_q, block_k = block_size
+    return -(-n_q // block_q), -(-n_k // block_k), -(-block_q // block_k) + 1

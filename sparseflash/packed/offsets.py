@@ -1,0 +1,85 @@
+"""Tensors of offsets, such as `cu_seqlens`: their checks, and the stretch that a token lies in."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from masks.checks import integer
+
+
+def pad(offsets: Tensor, length: int) -> Tensor:
+    """Offsets of one length for every step: the last one again and again, (..., length).
+
+    It adds documents of no tokens to `cu_seqlens` (M + 1,).
+    Raises ValueError where there are more than `length`.
+    """
+    check_integers("offsets", offsets)
+    missing = integer("length", length, min=1) - offsets.shape[-1]
+    if missing < 0:
+        raise ValueError(
+            f"offsets has {offsets.shape[-1]} numbers in a row, length is {length}: declare a"
+            " greater one, or pack fewer documents"
+        )
+    return torch.cat([offsets, offsets[..., -1:].expand(*offsets.shape[:-1], missing)], -1)
+
+
+def check_integers(name: str, given: Tensor, least: int = 1) -> Tensor:
+    """(batch, numbers), from that or from (numbers,).
+
+    Raises ValueError for other tensors, and for fewer than `least` numbers in a row.
+    """
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} is a {type(given).__name__}: give a tensor on the device of q")
+    if given.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} is {given.dtype}: give int32 or int64")
+    if given.ndim not in (1, 2) or given.shape[-1] < least or given.numel() == 0:
+        raise ValueError(
+            f"{name} has shape {tuple(given.shape)}: give at least {least} numbers, or as many for"
+            " every batch entry"
+        )
+    return given if given.ndim == 2 else given[None]
+
+
+def readable(given: Tensor) -> bool:
+    """Whether values can be checked without waiting for a device or stopping a compiler."""
+    return (
+        type(given) is Tensor and given.device.type == "cpu" and not torch.compiler.is_compiling()
+    )
+
+
+def check_offsets(name: str, given: Tensor, n: int) -> Tensor:
+    """`check_integers` of offsets; where they are readable, they ascend from 0 to at most n."""
+    rows = check_integers(name, given, least=2)
+    if readable(given):
+        bad = (rows.diff() < 0).any(1) | (rows[:, 0] != 0) | (rows[:, -1] > n)
+        if bad.any():
+            row = rows[int(bad.nonzero()[0])]
+            raise ValueError(
+                f"{name} is {_shown(row)}: it must ascend from 0 to no more than {n}, the tokens"
+            )
+    return rows
+
+
+def _shown(row: Tensor) -> str:
+    numbers = [str(number) for number in row.tolist()]
+    return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:4], "..", *numbers[-3:]])
+
+
+class Stretches(NamedTuple):
+    """Of every token, int64 (batch, n): the number of its document, and where that lies."""
+
+    number: Tensor
+    start: Tensor
+    stop: Tensor  # start where the token lies in no document
+
+
+def stretches(offsets: Tensor, n: int) -> Stretches:
+    """The documents that tokens 0 to n - 1 lie in; offsets: (batch, documents + 1)."""
+    token = torch.arange(n, dtype=offsets.dtype, device=offsets.device)
+    token = token.expand(len(offsets), n).contiguous()
+    number = torch.searchsorted(offsets[:, 1:].contiguous(), token, right=True)
+    inside = number < offsets.shape[1] - 1
+    number = number.clamp(max=offsets.shape[1] - 2)
+    start, stop = offsets.gather(1, number), offsets.gather(1, number + 1)
+    return Stretches(number, start, torch.where(inside, stop, start))

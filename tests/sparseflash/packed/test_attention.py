@@ -1,0 +1,105 @@
+"""Attention over packed documents: exact, without waiting, in one graph for all lengths."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import masks
+import sparseflash
+from sparseflash import packed
+from sparseflash.packed.intervals import from_intervals
+from sparseflash.schedule import as_tensors
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.testing import assert_close, make_qkv, oracle
+from tests.no_sync import NoSync
+from tests.op_cases import assert_same, run
+
+N = 150
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 9, "prefix": 2},
+    "shared": {"causal": True, "shared": True},
+}
+MASKS = {
+    name: lambda offsets, options=options: packed.documents(offsets, N, block_size=16, **options)
+    for name, options in OPTIONS.items()
+}
+every_mask = pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
+
+
+def offsets_of(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    cuts = torch.randint(0, N - 8, (4,), generator=generator).sort().values
+    return torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), N - 8)])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Nothing reads values of tensors."""
+    monkeypatch.setattr("sparseflash.packed.offsets.readable", lambda _: False)
+
+
+@every_mask
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_results_and_gradients(make, backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    q, k, v = make_qkv(1, 2, N, N, 16, kv_heads=1, requires_grad=True)
+    mask = make(offsets_of(0))
+    out, lse = sparseflash.attention(q, k, v, mask, return_lse=True, backend=backend)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    dense = torch.from_numpy(mask.to_block_mask().to_dense())
+    expected, expected_lse = oracle(exact[0], exact[1], exact[2], dense)
+    assert not out[:, :, -8:].any() and lse[:, :, -8:].eq(-torch.inf).all()  # padding
+    assert_close(out, expected, name="out")
+    assert_close(lse, expected_lse, name="lse")
+    weight = torch.linspace(-1, 2, out.numel()).view(out.shape)
+    found = torch.autograd.grad(out, (q, k, v), weight)
+    wanted = torch.autograd.grad(expected, exact, weight.double())
+    for name, a, b in zip(("dq", "dk", "dv"), found, wanted, strict=True):
+        assert_close(a, b, name=name)
+
+
+@every_mask
+def test_nothing_waits_for_the_device(make, as_on_a_gpu):
+    offsets = offsets_of(0)
+    with NoSync():
+        as_tensors(schedule_from_selection(make(offsets), N, N, 1, 2, "cpu"))
+
+
+@pytest.mark.parametrize("name, planned", [("shared", False), ("window", True)])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_one_graph_for_all_lengths(name, planned):
+    """The mask is made inside of the graph, whose results are those of eager calls."""
+
+    def step(q, k, v, offsets):
+        mask = MASKS[name](offsets)
+        if planned:
+            mask = sparseflash.plan(mask, q, k, v, backend="cpu")
+        return sparseflash.attention(q, k, v, mask, backend="cpu")
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for seed in range(4):
+        qkv = make_qkv(1, 2, N, N, 16, kv_heads=1, seed=seed)
+        offsets = offsets_of(seed)
+        assert_same(run(compiled, qkv, offsets), run(step, qkv, offsets), tolerance=0)
+    assert counter.frame_count == 1
+
+
+def test_more_partial_blocks_than_room_are_an_error():
+    """No bound of ours is met; a mask that went beyond one would be wrong without a word."""
+    token = torch.arange(64)[None]
+    with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
+        from_intervals([(0 * token, token + 1)], 64, (16, 16), room=3, max_blocks=16)
+
+
+def test_joins_masks_as_selections_do():
+    offsets = offsets_of(1)
+    found = packed.documents(offsets, N, block_size=16) & masks.strided(3)
+    lengths = [*offsets.diff().tolist(), 8]
+    expected = masks.documents(lengths) & masks.strided(3)
+    real = torch.arange(N) < N - 8
+    dense = torch.from_numpy(expected.build(N, N, 16).to_dense()) & real & real[:, None]
+    assert torch.equal(torch.from_numpy(found.to_block_mask().to_dense()), dense)

@@ -1,0 +1,138 @@
+"""Masks of packed documents made from tensors: the blocks of the static masks, and clear errors."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from masks.block_lists import FULL
+from sparseflash import packed
+from sparseflash.select.static import grid_codes
+
+BLOCKS = [16, 32, (16, 48), (64, 16), 128]
+
+
+def dense_of(offsets, n, causal=False, window=None, prefix=None, shared=False) -> np.ndarray:
+    """Bool (n, n), token by token."""
+    left, right = window or (n, n)
+    seen = np.zeros((n, n), bool)
+    ends = list(pairwise(offsets))
+    for number, (start, stop) in enumerate(ends):
+        for q in range(start, stop):
+            for k in range(start, stop):
+                near = q - left <= k <= q + right
+                early = prefix is not None and k < start + prefix[number]
+                seen[q, k] = early or (near and (k <= q or not causal))
+            if shared and number > 0:
+                seen[q, slice(*ends[0])] = True
+    return seen
+
+
+def assert_same_blocks(found, expected: masks.BlockMask) -> None:
+    """Block by block empty, partial or full alike, with the same pairs, within the bounds."""
+    codes, theirs = found.codes.numpy(), grid_codes(expected)
+    for kind in (codes == FULL, theirs == FULL), (codes >= 0, theirs >= 0):
+        assert np.array_equal(*kind)
+    assert found.to_block_mask() == expected
+    assert (codes != -2).sum() <= found.max_blocks and codes.max() < len(found.bits)
+
+
+def packings(seed: int, count: int):
+    """Offsets: at random, with equal lengths, and around the edges of blocks."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        n, m = int(rng.integers(1, 400)), int(rng.choice([1, 2, 5, 12, 100]))
+        step = int(rng.integers(1, 60))
+        cuts = {
+            "random": rng.integers(0, n + 1, m - 1),
+            "equal": np.arange(step, n, step),
+            "edges": np.clip(rng.integers(0, n // 16 + 1, m - 1) * 16 + rng.integers(-1, 2), 0, n),
+        }[rng.choice(["random", "equal", "edges"])]
+        yield rng, n, [0, *sorted(cuts.tolist()), n]
+
+
+def as_tensor(rng, offsets) -> torch.Tensor:
+    dtype = (torch.int32, torch.int64)[rng.integers(2)]
+    return packed.pad(torch.tensor(offsets, dtype=dtype), len(offsets) + int(rng.integers(3)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_the_static_masks(seed):
+    for rng, n, offsets in packings(seed, 60):
+        lengths, block_size = np.diff(offsets).tolist(), BLOCKS[rng.integers(len(BLOCKS))]
+        window = [None, (int(rng.integers(n)),) * 2, (int(rng.integers(50)), int(rng.integers(50)))]
+        window, causal = window[rng.integers(3)], bool(rng.integers(2))
+        options: dict[str, Any] = {"causal": causal, "block_size": block_size}
+        offsets = as_tensor(rng, offsets)
+        limits = masks.causal() if causal else masks.dense()
+        if sum(lengths[1:]):
+            expected = masks.shared_prefix(lengths[0], lengths[1:]) & limits
+            found = packed.documents(offsets, n, shared=True, **options)
+            assert_same_blocks(found, expected.build(n, n, block_size))
+        if window is not None:
+            limits &= masks.local(*window)
+        expected = (masks.documents(lengths) & limits).build(n, n, block_size)
+        assert_same_blocks(packed.documents(offsets, n, window=window, **options), expected)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pairs_of_prefixes_and_padding(seed):
+    for rng, n, offsets in packings(seed, 15):
+        n += int(rng.integers(40))  # padding
+        options: dict[str, Any] = {"causal": bool(rng.integers(2)), "shared": bool(rng.integers(2))}
+        options["window"] = (int(rng.integers(9)), int(rng.integers(9)))
+        prefix = rng.integers(0, 20, len(offsets) - 1)
+        expected = masks.BlockMask.from_dense(dense_of(offsets, n, prefix=prefix, **options), 16)
+        options |= {"prefix": torch.from_numpy(prefix), "block_size": 16}
+        assert_same_blocks(packed.documents(torch.tensor(offsets), n, **options), expected)
+
+
+def test_a_packing_for_every_batch_entry():
+    offsets = torch.tensor([[0, 10, 50, 50], [0, 33, 60, 80]], dtype=torch.int32)
+    found = packed.documents(
+        offsets, 80, causal=True, prefix=torch.tensor([3, 2, 1]), block_size=32
+    )
+    for entry, row in zip(found.to_block_mask().to_dense()[:, 0], offsets.tolist(), strict=True):
+        assert np.array_equal(entry, dense_of(row, 80, causal=True, prefix=[3, 2, 1]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_token_a_document(causal):
+    """As many partial blocks as there can be: none of them is taken for a full one."""
+    found = packed.documents(torch.arange(129), 128, causal=causal, block_size=16)
+    assert np.array_equal(found.to_block_mask().to_dense()[0, 0], np.eye(128, dtype=bool))
+
+
+OFFSETS = torch.tensor([0, 30, 64])
+REFUSED = {
+    "a list": (([0, 30, 64], 64), {}, "cu_seqlens is a list: give a tensor on the device of q"),
+    "dtype": ((OFFSETS.float(), 64), {}, "cu_seqlens is torch.float32: give int32 or int64"),
+    "no document": ((OFFSETS[:1], 64), {}, "cu_seqlens has shape (1,): give at least 2 numbers"),
+    "shape": ((OFFSETS[None, None], 64), {}, "cu_seqlens has shape (1, 1, 3)"),
+    "beyond": ((OFFSETS, 60), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
+    "lengths": ((OFFSETS.diff(), 64), {}, "cu_seqlens is 30, 34: it must ascend from 0"),
+    "descends": ((OFFSETS.flip(0), 64), {}, "cu_seqlens is 64, 30, 0: it must ascend"),
+    "n": ((OFFSETS, 0), {}, "n is 0: give an integer >= 1"),
+    "causal": ((OFFSETS, 64), {"causal": 1}, "causal is 1: give True or False"),
+    "window": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3): give one number, or"),
+    "left": ((OFFSETS, 64), {"window": (-1, 2)}, "window is -1: give an integer >= 0"),
+    "prefix": ((OFFSETS, 64), {"prefix": -1}, "prefix is -1: give an integer >= 0"),
+    "prefixes": ((OFFSETS, 64), {"prefix": OFFSETS}, "prefix has shape (3,), and cu_seqlens 2"),
+    "devices": ((OFFSETS, 64), {"prefix": OFFSETS[1:].to("meta")}, "prefix is on meta, cu_seqle"),
+    "block size": ((OFFSETS, 64), {"block_size": 24}, "block_size is 24: give multiples of 16"),
+}
+
+
+@pytest.mark.parametrize("given, options, message", REFUSED.values(), ids=REFUSED)
+def test_refused(given, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        packed.documents(*given, **options)
+
+
+def test_more_documents_than_declared():
+    with pytest.raises(ValueError, match="offsets has 3 numbers in a row, length is 2: declare a"):
+        packed.pad(OFFSETS, 2)
