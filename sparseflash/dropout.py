@@ -1,62 +1,87 @@
 """Counter-based dropout: the bits are a function of (seed, batch, head, query, key) alone.
 
 Every backend computes the same bits, whatever its tiling, so the backward pass stores none of them.
+docs/internals/kernels.md has the definition. The four entries of queries q, q + 8 and keys k, k + 8
+share a hash, and multiply it by factors of their own. Entries that are 2**24 tokens apart, or more,
+go together a little (a correlation of 0.002 to 0.03); nearer ones do not.
+
 The arithmetic is that of uint32 with wrap-around. torch has no such products and shifts, so the
 values are held in int32: products and sums have the same bits, right shifts are masked.
-`_mix` is the `lowbias32` hash of C. Wellons, https://nullprogram.com/blog/2018/07/31/. What kernels
-compute for every probability is the middle of it: its first line is that of the keys, since it
-commutes with ^, and its last changes no high bit. Entries that are 2**24 tokens apart, or more, go
-together a little (a correlation of 0.002 to 0.03); nearer ones do not.
 """
 
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B9  # 2**32 / golden ratio: spreads neighbouring heads over the 32 bits
-_COLUMN = 0x85EBCA6B  # sets the stream of the columns apart from that of the rows
-_ROW_STEP, _COLUMN_STEP = 0x9E3779B1, 0x85EBCA77
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # the factors of lowbias32
+VERSION = 2  # of what a seed drops; 1, to 23 November 2026, had a hash for every entry
+
+# The constants of the definition, for the kernels too.
+HEAD_STEP = 0x9E3779B9  # 2**32 / golden ratio: spreads neighbouring heads over the 32 bits
+KEY_STREAM = 0x85EBCA6B  # sets the stream of the keys apart from that of the queries
+QUERY_STEP, KEY_STEP = 0x9E3779B1, 0x85EBCA77
+SPREAD = 0xD2511F53  # a factor of Philox: both halves of a product of 64 bits
+FACTOR, QUERY_FACTOR, KEY_FACTOR = 0x846CA68B, 0x88F4DA73, 0x5B010BA3
 
 
 def keep_threshold(dropout_p: float) -> int:
-    """The uint32 value below which a hash drops its entry."""
-    return min(round(dropout_p * 2**32), 2**32 - 1)
+    """The 16-bit value below which the upper half of a noise drops its entry."""
+    return min(round(dropout_p * 2**16), 2**16 - 1)
+
+
+def keep_scale(dropout_p: float) -> float:
+    """The factor of what is kept: 1 / (1 - p), with the probability that the threshold gives."""
+    return 2**16 / (2**16 - keep_threshold(dropout_p))
 
 
 def dropout_keys(seed: Tensor, batch: int, heads: int, n_q: int, n_k: int) -> tuple[Tensor, Tensor]:
-    """The row keys (batch, heads, n_q) and column keys (batch, heads, n_k): uint32 bits in int32.
+    """Keys (batch, heads, n / 2) of queries and of keys: uint32 bits in int32. Tokens 8 apart share
+    one, so 16 tokens have 8 in a row; n is rounded up to a multiple of 16.
 
     seed: int64 tensor with one element; the keys live on its device.
     """
     seed = seed.reshape(())
-    q, k = (torch.arange(n, dtype=torch.int32, device=seed.device) for n in (n_q, n_k))
     head_id = torch.arange(batch * heads, device=seed.device).view(batch, heads, 1)
-    head = _mix(_mix(_low32(seed)) ^ _low32(seed >> 32) ^ _low32(head_id * _GOLDEN))
-    column = _mix(head + _signed(_COLUMN))
-    return _fold(q * _signed(_ROW_STEP) + head), _fold(k * _signed(_COLUMN_STEP) + column)
+    head = _mix(_mix(_low32(seed)) ^ _low32(seed >> 32) ^ _low32(head_id * HEAD_STEP))
+    key_head = _mix(head + _signed(KEY_STREAM))
+    q, k = (_first_of_pairs(n, seed.device) for n in (n_q, n_k))
+    return q * _signed(QUERY_STEP) + head, k * _signed(KEY_STEP) + key_head
 
 
-def keep_from_keys(row_key: Tensor, col_key: Tensor, dropout_p: float) -> Tensor:
-    """Bool (..., queries, keys) from any row keys (..., queries) and column keys (..., keys)."""
-    x = row_key.unsqueeze(-1) ^ col_key.unsqueeze(-2)
-    x.mul_(_FIRST).bitwise_xor_((x >> 15) & 0x1FFFF).mul_(_signed(_SECOND))
+def keep_from_keys(rows: Tensor, columns: Tensor, dropout_p: float, *, transposed: bool = False):
+    """Bool (..., 2 rows, 2 columns) from the keys of rows (..., rows) and of columns: 8 keys for
+    each 16 tokens that follow one another. transposed: the rows are of keys, not of queries.
+    """
+    x = (rows.unsqueeze(-1) ^ columns.unsqueeze(-2)).long() & 0xFFFFFFFF
+    x.mul_(SPREAD)
+    x = x.int() ^ (x >> 32).int()  # [..., rows, columns]
+    x = x.mul_(_signed(FACTOR)).unflatten(-1, (-1, 8)).unflatten(-3, (-1, 8))
+    row_factor, column_factor = QUERY_FACTOR, KEY_FACTOR
+    if transposed:
+        row_factor, column_factor = column_factor, row_factor
+    x = torch.stack((x, x * _signed(row_factor)), -4)  # [..., 16s, 2, 8, 16s, 8]
+    x = torch.stack((x, x * _signed(column_factor)), -2)  # [..., 16s, 2, 8, 16s, 2, 8]
+    x = x.flatten(-3).flatten(-4, -2)
     # With the sign bit of both sides flipped, the signed order is the unsigned one.
-    return x.bitwise_xor_(-(2**31)) >= keep_threshold(dropout_p) - 2**31
+    return x.bitwise_xor_(-(2**31)) >= (keep_threshold(dropout_p) << 16) - 2**31
 
 
 def keep_mask(seed: Tensor, batch: int, heads: int, n_q: int, n_k: int, dropout_p: float) -> Tensor:
     """Bool (batch, heads, n_q, n_k): True where an attention probability survives dropout."""
-    return keep_from_keys(*dropout_keys(seed, batch, heads, n_q, n_k), dropout_p)
+    keep = keep_from_keys(*dropout_keys(seed, batch, heads, n_q, n_k), dropout_p)
+    return keep[..., :n_q, :n_k]
+
+
+def _first_of_pairs(n: int, device: torch.device) -> Tensor:
+    """0 to 7, 16 to 23, and so on below n."""
+    sixteens = torch.arange(0, n, 16, dtype=torch.int32, device=device)
+    return (sixteens[:, None] + torch.arange(8, dtype=torch.int32, device=device)).flatten()
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of uint32 in which every input bit reaches every output bit."""
-    x = _fold(x)
-    x.mul_(_FIRST).bitwise_xor_((x >> 15) & 0x1FFFF).mul_(_signed(_SECOND))
-    return _fold(x)
-
-
-def _fold(x: Tensor) -> Tensor:
+    """lowbias32 of C. Wellons, https://nullprogram.com/blog/2018/07/31/: a bijection of uint32 in
+    which every input bit reaches every output bit.
+    """
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x.mul_(0x7FEB352D).bitwise_xor_((x >> 15) & 0x1FFFF).mul_(_signed(0x846CA68B))
     return x ^ ((x >> 16) & 0xFFFF)
 
 

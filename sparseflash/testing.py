@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparseflash.dropout import keep_scale
 from sparseflash.terms import Terms
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -55,7 +56,7 @@ def oracle(
     """Attention in float64 by plain torch operations, differentiable by autograd.
 
     dense_mask: bool, broadcastable to (B, Hq, N_q, N_k), True where a query may attend to a key.
-    keep: bool of that shape, the probabilities that dropout leaves, divided by 1 - dropout_p.
+    keep: bool of that shape, the probabilities that dropout leaves, scaled up for dropout_p.
     Returns out (B, Hq, N_q, D_v) and the natural-log lse (B, Hq, N_q) of the softmax before
     dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
@@ -89,7 +90,7 @@ def oracle(
     p = (scores - finite_lse).exp()
     lse = finite_lse.masked_fill(~attends, -math.inf).squeeze(-1)
     if keep is not None:
-        p = p * keep / (1.0 - dropout_p)
+        p = p * keep * keep_scale(dropout_p)
     return p @ v, lse
 
 

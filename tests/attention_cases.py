@@ -12,7 +12,7 @@ from torch import Tensor
 import masks
 import sparseflash
 from sparseflash.backends.registry import BACKENDS
-from sparseflash.dropout import keep_mask
+from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.testing import assert_close, oracle, relative_error
 from tests.problems import problem_of, refusal
 
@@ -149,7 +149,7 @@ def plain(
         total = torch.logaddexp(lse, terms.sink.float()[:, None])
         p, lse = p * (lse - total).exp().to(p.dtype).unsqueeze(-1), total
     if keep is not None:
-        p = p * keep / (1 - dropout_p)
+        p = p * keep * keep_scale(dropout_p)
     return p @ v, lse
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from sparseflash.dropout import dropout_keys, keep_from_keys
+from sparseflash.dropout import dropout_keys, keep_from_keys, keep_scale
 from sparseflash.schedule import Schedule
 
 # Numbers in the buffers of one batch of products: more of them fall out of the cache, with fewer
@@ -177,24 +177,25 @@ class Dropout:
         by_query: bool,
     ):
         self.p = 0.0 if seed is None else dropout_p
-        self.rescale = 1.0 / (1.0 - self.p)
+        self.rescale = keep_scale(self.p)
         if seed is not None and self.p:
             block_q, block_k = schedule.block_q, schedule.block_k
             padded_q = schedule.n_q + -schedule.n_q % block_q
             padded_k = schedule.n_k + -schedule.n_k % block_k
             row, col = dropout_keys(seed, q.shape[0], q.shape[1], padded_q, padded_k)
-            row, col = row.view(-1, block_q), col.view(-1, block_k)
+            row, col = row.view(-1, block_q // 2), col.view(-1, block_k // 2)
             self.own, self.other = (row, col) if by_query else (col, row)
+            self.transposed = not by_query
 
     def keep(self, own: Tensor, other: Tensor) -> Tensor | None:
         """Bool (lists, own block, others), True for what stays; None without dropout.
 
-        The rows are those of `own`, whether its blocks are of queries or of keys: the hash takes
-        both alike.
+        The rows are those of `own`, whether its blocks are of queries or of keys.
         """
         if not self.p:
             return None
-        return keep_from_keys(self.own[own], self.other[other].view(len(own), -1), self.p)
+        others = self.other[other].view(len(own), -1)
+        return keep_from_keys(self.own[own], others, self.p, transposed=self.transposed)
 
 
 ByHeads = Callable[[Callable[[range], None]], None]  # runs a task over ranges of key heads

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
 from sparseflash.backends.score_terms import cap_slope, capped, distances, entry, position_bias
-from sparseflash.dropout import keep_mask
+from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
 
@@ -152,4 +152,4 @@ def _dropout_factor(p: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor 
         return 1.0
     batch, heads, n_q, n_k = p.shape
     keep = keep_mask(seed, batch, heads, n_q, n_k, dropout_p)
-    return keep.to(p.dtype) / (1.0 - dropout_p)
+    return keep.to(p.dtype) * keep_scale(dropout_p)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparseflash.backends.nvidia import nvidia_capability, told
 from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
-from sparseflash.dropout import keep_threshold
+from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
@@ -247,7 +247,7 @@ class Cut:
         return options | {"maxnreg": tiles.max_registers} if tiles.max_registers else options
 
     def dropout(self, seed: Tensor | None) -> tuple[Tensor | None, int, float]:
-        return seed, keep_threshold(self.dropout_p), 1.0 / (1.0 - self.dropout_p)
+        return seed, keep_threshold(self.dropout_p), keep_scale(self.dropout_p)
 
     def terms(self, terms: TermTensors) -> tuple[Any, ...]:
         """cap, per_scale, slopes, bias and radius, in units of 1 / scale; None for what is off."""

@@ -1,11 +1,26 @@
 """Dropout inside kernels: which probabilities are kept, a hash of (seed, head, query, key).
 
-The same arithmetic as sparseflash/dropout.py, for the kernels in Triton and those in Gluon.
-docs/internals/kernels.md has the definition.
+The same arithmetic as sparseflash/dropout.py, with its constants, for the kernels in Triton and
+those in Gluon. docs/internals/kernels.md has the definition.
+
+Four entries share a hash: those of queries q, q + 8 and keys k, k + 8. In the accumulators of MMA
+and wgmma one thread holds all four, whether the scores are transposed or not. Kernels name the
+tokens of every entry, and the compiler finds what they share.
 """
 
 import triton
 import triton.language as tl
+
+from sparseflash import dropout as definition
+
+QUERY_STEP = tl.constexpr(definition.QUERY_STEP)
+KEY_STEP = tl.constexpr(definition.KEY_STEP)
+_HEAD_STEP = tl.constexpr(definition.HEAD_STEP)
+_KEY_STREAM = tl.constexpr(definition.KEY_STREAM)
+_SPREAD = tl.constexpr(definition.SPREAD)
+_FACTOR = tl.constexpr(definition.FACTOR)
+_FACTOR_8 = tl.constexpr(definition.FACTOR * definition.QUERY_FACTOR % 2**32)
+_KEY_FACTOR = tl.constexpr(definition.KEY_FACTOR)
 
 
 @triton.jit
@@ -25,27 +40,32 @@ def head_keys(seed_ptr, head):
     seed = tl.load(seed_ptr)
     low = seed.to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
-    key = mix(mix(low) ^ high ^ (head.to(tl.uint32) * 0x9E3779B9))
-    return key, mix(key + 0x85EBCA6B)
+    key = mix(mix(low) ^ high ^ (head.to(tl.uint32) * _HEAD_STEP))
+    return key, mix(key + _KEY_STREAM)
 
 
 @triton.jit
-def row_key(q_token, row_head):
-    x = q_token.to(tl.uint32) * 0x9E3779B1 + row_head
-    return x ^ (x >> 16)
+def key_of(token, step, head):
+    """That of a query or key; one that is 8 tokens away has the same."""
+    return (token & -9).to(tl.uint32) * step + head
 
 
 @triton.jit
-def column_key(k_token, column_head):
-    x = k_token.to(tl.uint32) * 0x85EBCA77 + column_head
-    return x ^ (x >> 16)
+def group_hash(query_keys, key_keys):
+    """The hash of four entries; the keys broadcast to the shape of the tile."""
+    x = (query_keys ^ key_keys).to(tl.uint64) * _SPREAD
+    return x.to(tl.uint32) ^ (x >> 32).to(tl.uint32)
 
 
 @triton.jit
-def keeps(row_keys, column_keys, threshold):
-    """Which probabilities are kept; the keys broadcast to the shape of the tile."""
-    x = row_keys ^ column_keys
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    return x >= threshold.to(tl.uint32)
+def noise(group, q_token, k_token):
+    """A uniform uint32 for every entry, from the hash of its four."""
+    query_factor = tl.where((q_token & 8) == 0, _FACTOR, _FACTOR_8).to(tl.uint32)
+    key_factor = tl.where((k_token & 8) == 0, 1, _KEY_FACTOR).to(tl.uint32)
+    return group * (query_factor * key_factor)
+
+
+@triton.jit
+def keeps(noise, threshold):
+    """Which probabilities are kept."""
+    return noise >= threshold.to(tl.uint32) << 16

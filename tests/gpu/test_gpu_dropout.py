@@ -6,6 +6,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.dropout import keep_mask
+from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.gpu_calls import GPU, MASK, assert_equal, inputs, run
 
 pytestmark = GPU
@@ -55,3 +56,40 @@ def test_seed_none_is_drawn_from_the_generator_of_torch():
     torch.manual_seed(4)
     assert torch.equal(first, out()) and torch.equal(second, out())
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 192, 256])
+@pytest.mark.parametrize(
+    ("mask", "block", "kv_heads", "n", "deterministic"),
+    [
+        ("dense", 128, 4, 1999, False),
+        ("dense", 128, 4, 2048, True),
+        ("causal", 128, 2, 1999, False),
+        ("causal", 128, 4, 2048, True),
+        ("random_blocks(0.125, block=128, seed=1)", 128, 4, 2048, False),  # two passes: few keys
+        ("random_blocks(0.5, block=64, seed=1)", 64, 2, 2048, False),
+        ("random_blocks(0.5, block=64, seed=1)", 16, 4, 1024, False),
+    ],
+)
+def test_output_and_gradients_are_those_of_float64(
+    head_dim, mask, block, kv_heads, n, deterministic
+):
+    torch.manual_seed(0)
+    qkv = make_qkv(
+        1, 4, n, n, head_dim, kv_heads=kv_heads, dtype=torch.bfloat16, device="cuda",
+        requires_grad=True,
+    )  # fmt: skip
+    blocks = None if mask == "dense" else masks.parse(mask).build(n, block_size=block)
+    dout, seed, p = torch.randn_like(qkv[0]), torch.tensor([2**40 + 9], device="cuda"), 0.3
+    out, lse = sparseflash.attention(
+        *qkv, blocks, dropout_p=p, seed=seed, return_lse=True, deterministic=deterministic
+    )
+    dlse = torch.full_like(lse, 0.1)
+    found = (out, lse, *torch.autograd.grad((out, lse), qkv, (dout, dlse)))
+    q, k, v = exact = [t.detach().double().requires_grad_() for t in qkv]
+    allowed = None if blocks is None else torch.from_numpy(blocks.to_dense()).cuda()
+    keep = keep_mask(seed, 1, 4, n, n, p)
+    out, lse = oracle(q, k, v, allowed, keep=keep, dropout_p=p)
+    exact = (out, lse, *torch.autograd.grad((out, lse), exact, (dout.double(), dlse.double())))
+    for name, a, e in zip("out lse dq dk dv".split(), found, exact, strict=True):
+        assert relative_error(a, e) < 1e-2, name

@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from sparseflash.dropout import dropout_keys, keep_from_keys, keep_mask, keep_threshold
+from sparseflash.dropout import (
+    dropout_keys,
+    keep_from_keys,
+    keep_mask,
+    keep_scale,
+    keep_threshold,
+)  # fmt: skip
 
 LOW32 = 2**32 - 1
 
@@ -23,17 +29,18 @@ def keep_by_definition(seed: int, b_h: int, q: int, k: int, dropout_p: float) ->
     low, high = seed & LOW32, (seed >> 32) & LOW32
     head = mix(mix(low) ^ high ^ ((b_h * 0x9E3779B9) & LOW32))
     column = mix((head + 0x85EBCA6B) & LOW32)
-    row_key, col_key = (q * 0x9E3779B1 + head) & LOW32, (k * 0x85EBCA77 + column) & LOW32
-    x = (row_key ^ (row_key >> 16)) ^ (col_key ^ (col_key >> 16))
-    x = (x * 0x7FEB352D) & LOW32
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW32
-    return x >= min(round(dropout_p * 2**32), LOW32)
+    row_key, col_key = (q // 16 * 16 + q % 8) * 0x9E3779B1, (k // 16 * 16 + k % 8) * 0x85EBCA77
+    x = ((row_key + head) & LOW32) ^ ((col_key + column) & LOW32)
+    x *= 0xD2511F53
+    x = (x & LOW32) ^ (x >> 32)
+    x *= 0x846CA68B * (0x88F4DA73 if q & 8 else 1) * (0x5B010BA3 if k & 8 else 1)
+    return (x & LOW32) >> 16 >= min(round(dropout_p * 2**16), 2**16 - 1)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -1, 2**40 + 7, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
 def test_bits_of_the_definition(seed, dropout_p):
-    batch, heads, n_q, n_k = 2, 3, 5, 7
+    batch, heads, n_q, n_k = 2, 3, 19, 29
     places = itertools.product(range(batch * heads), range(n_q), range(n_k))
     expected = [keep_by_definition(seed, *place, dropout_p) for place in places]
     actual = keep_mask(torch.tensor([seed]), batch, heads, n_q, n_k, dropout_p)
@@ -41,17 +48,23 @@ def test_bits_of_the_definition(seed, dropout_p):
 
 
 def test_any_rows_and_columns_have_the_bits_of_the_whole():
-    seed, rows, cols = torch.tensor([3]), torch.tensor([9, 0, 40]), torch.tensor([63, 5])
-    whole = keep_mask(seed, 2, 2, 50, 64, 0.3)
-    row_key, col_key = dropout_keys(seed, 2, 2, 50, 64)
-    part = keep_from_keys(row_key[..., rows], col_key[..., cols], 0.3)
-    assert torch.equal(part, whole[..., rows, :][..., cols])
+    seed, rows, cols = torch.tensor([3]), torch.tensor([1, 0, 2]), torch.tensor([3, 1])
+    whole = keep_mask(seed, 2, 2, 48, 64, 0.3).unflatten(-1, (4, 16)).unflatten(-3, (3, 16))
+    row_key, col_key = (keys.unflatten(-1, (-1, 8)) for keys in dropout_keys(seed, 2, 2, 48, 64))
+    row_key, col_key = row_key[..., rows, :].flatten(-2), col_key[..., cols, :].flatten(-2)
+    expected = whole[:, :, rows][..., cols, :].flatten(-2).flatten(-3, -2)
+    assert torch.equal(keep_from_keys(row_key, col_key, 0.3), expected)
+    by_key = keep_from_keys(col_key, row_key, 0.3, transposed=True)
+    assert torch.equal(by_key.mT, expected)
 
 
-def test_threshold():
-    assert keep_threshold(0.0) == 0
-    assert keep_threshold(0.5) == 2**31
-    assert keep_threshold(1.0) == LOW32
+def test_threshold_and_scale():
+    assert keep_threshold(0.0) == 0 and keep_scale(0.0) == 1
+    assert keep_threshold(0.5) == 2**15 and keep_scale(0.5) == 2
+    assert keep_threshold(1.0) == 2**16 - 1
+    for p in (1e-6, 0.1, 0.3, 0.99999):  # what is kept is scaled by the rate at which it is kept
+        assert keep_scale(p) * (1 - keep_threshold(p) / 2**16) == pytest.approx(1, rel=1e-15)
+        assert abs(keep_threshold(p) / 2**16 - p) <= 2**-17 or p > 1 - 2**-16
     assert keep_mask(torch.tensor([1]), 1, 1, 64, 64, 0.0).all()
 
 
@@ -87,12 +100,12 @@ def test_no_two_entries_go_together_at_any_distance(dropout_p):
 def test_entries_far_apart_do_not_go_together(distance):
     generator = torch.Generator().manual_seed(0)
     n = 2048
-    rows, cols = (torch.randint(2**23, (n,), generator=generator) for _ in range(2))
+    rows, cols = (torch.randint(2**23, (n // 2,), generator=generator) for _ in range(2))
 
     def moved(dq: int, dk: int) -> torch.Tensor:
         x = ((rows + dq) * 0x9E3779B1) & LOW32
         y = ((cols + dk) * 0x85EBCA77 + 123456789) & LOW32
-        keys = ((((t ^ (t >> 16)) ^ 2**31) - 2**31).int() for t in (x, y))
+        keys = (((t ^ 2**31) - 2**31).int() for t in (x, y))
         return keep_from_keys(*keys, 0.5).double() * 2 - 1
 
     here = moved(0, 0)
@@ -103,7 +116,21 @@ def test_entries_far_apart_do_not_go_together(distance):
 def test_no_rectangle_of_entries_goes_together():
     # A hash of row key ^ column key could make the parity of the four corners uneven.
     x = keep_mask(torch.tensor([5]), 2, 2, 256, 256, 0.5).double() * 2 - 1
-    for shift_q, shift_k in itertools.product((1, 2, 16), repeat=2):
+    for shift_q, shift_k in itertools.product((1, 2, 8, 16), repeat=2):
         pairs = x * x.roll(shift_q, -2)
         parity = pairs * pairs.roll(shift_k, -1)
         assert abs(parity.mean().item()) < 5 / math.sqrt(parity.numel()), (shift_q, shift_k)
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5])
+def test_the_four_entries_of_a_hash_are_independent(dropout_p):
+    drop = ~keep_mask(torch.tensor([8]), 1, 4, 2048, 2048, dropout_p)
+    drop = drop.unflatten(-1, (-1, 2, 8)).unflatten(-4, (-1, 2, 8)).long()
+    a, b = drop.unbind(3)  # queries q and q + 8
+    pattern = a[..., 0, :] + 2 * a[..., 1, :] + 4 * b[..., 0, :] + 8 * b[..., 1, :]
+    counts = pattern.flatten().bincount(minlength=16).double()
+    rate = keep_threshold(dropout_p) / 2**16
+    dropped = torch.tensor([bin(i).count("1") for i in range(16)])
+    expected = pattern.numel() * rate**dropped * (1 - rate) ** (4 - dropped)
+    # 16 counts with one sum: 15 degrees of freedom
+    assert ((counts - expected) ** 2 / expected).sum() < 15 + 5 * math.sqrt(30)

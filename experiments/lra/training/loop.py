@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from experiments.common.bits import pack
 from experiments.common.devices import device_name
 from experiments.common.files import write_whole
-from experiments.common.provenance import code_version, now
+from experiments.common.provenance import now
 from experiments.lra.tasks.task import SPLITS, Task
 from experiments.lra.training import checkpoint
 from experiments.lra.training.clock import Clock, Interrupted, Stop
@@ -24,11 +24,11 @@ from experiments.lra.training.evaluate import Evaluator, Objective, Recorded, ob
 from experiments.lra.training.journal import Log, Progress, duration
 from experiments.lra.training.model import make_model, mask_of, origin, start_from
 from experiments.lra.training.result import (
-    SOURCES,
     make_result,
     read_result,
     refuse_other_settings,
     summary,
+    versions,
     write_result,
 )
 from experiments.lra.training.step import Trainer, explained_memory, micro_batches, seed_everything
@@ -196,7 +196,7 @@ class Session:
             density=self.mask[1],
             device=device,
             processes=self.group.world,
-            versions=code_version(SOURCES),
+            versions=versions(),
             params=parameters,
             task={
                 "name": task.name,

@@ -14,9 +14,15 @@ from experiments.lra.training.checkpoint import CHECKPOINT
 from experiments.lra.training.config import CONFIG, Settings
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.journal import duration, rounded
+from sparseflash import dropout
 
 RESULT = "result.json"
 SOURCES = ("masks", "sparseflash", "experiments/lra")  # the code that a result depends on
+
+
+def versions() -> dict[str, Any]:
+    """What a result depends on beside the settings; `dropout`: which entries a seed drops."""
+    return code_version(SOURCES) | {"dropout": dropout.VERSION}
 
 
 def make_result(settings: Settings, task: Task, group: Group, **measured: Any) -> dict[str, Any]:
@@ -32,7 +38,7 @@ def make_result(settings: Settings, task: Task, group: Group, **measured: Any) -
         **measured,
         "processes": group.world,
         "device": device_name(str(group.device)),
-        "versions": code_version(SOURCES),
+        "versions": versions(),
         "date": now(),
         "baselines": task.baselines,
     }

@@ -44,8 +44,6 @@ def backward_form(problem: Problem, facts: ScheduleFacts | None) -> BackwardForm
     width = max(padded(problem.head_dim), padded(problem.head_dim_v))
     keys = problem.n_k if facts is None else facts.keys_per_query
     one_pass = not problem.options.deterministic and keys > _FEW_KEYS
-    if problem.options.dropout_p > 0 and width > 64:  # not enough registers
-        one_pass = False
     if width > 128:  # what it runs has no other form
         one_pass = True
     block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)

@@ -8,7 +8,7 @@ from torch import Tensor
 from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, TermTensors, Walk, empty_out
-from sparseflash.dropout import keep_threshold
+from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
@@ -64,7 +64,7 @@ class Forward:
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
-            self.scale_log2, seed, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p),
+            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p),
         )  # fmt: skip
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "K_STAGES": tiles.k_stages,

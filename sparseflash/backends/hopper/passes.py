@@ -8,7 +8,7 @@ from torch import Tensor
 from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
-from sparseflash.dropout import keep_threshold
+from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.backward.cols import backward_cols
 from sparseflash.kernels.hopper.backward.rows import backward_rows
 from sparseflash.kernels.hopper.configs import BackwardTiles, padded, wide_columns
@@ -103,7 +103,7 @@ class _Pass:
     def scalars(self) -> tuple[float, int, float]:
         """Scale in base 2, dropout threshold and the factor of what dropout keeps."""
         dropout_p = self.problem.options.dropout_p
-        return self.scale_log2, keep_threshold(dropout_p), 1.0 / (1.0 - dropout_p)
+        return self.scale_log2, keep_threshold(dropout_p), keep_scale(dropout_p)
 
     def options(self, parts: Tensor | None) -> dict[str, Any]:
         """Compile-time arguments of both kernels, and how they share out the register file: one

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.dropout import head_keys, row_key
+from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -29,9 +29,10 @@ from sparseflash.kernels.hopper.common import (
     take_turn,
     wait_full,
 )  # fmt: skip
+from sparseflash.kernels.hopper.dropout import entry_blocks, kept, signed, tile_hash
 from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descriptors, Forward
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
-from sparseflash.kernels.hopper.masking import bit_words, kept_keys, where_allowed, words_layout
+from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
 from sparseflash.kernels.hopper.softmax import online_softmax, row_sums
 from sparseflash.kernels.hopper.work import (
     BATCH,
@@ -70,13 +71,19 @@ def _start_pv(f, p, acc, add, g, pred):
 
 
 @gluon.jit
-def _dropped(f, p, entry, row_keys, column_head):
-    """P [64, BLOCK_N] with what dropout takes set to 0."""
-    SCORES: gl.constexpr = p.type.layout
+def _blocks(f, entry):
+    """The mask blocks of a list entry."""
     BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
     at = f.idx + entry.to(gl.int64) * (f.BLOCK_N // BLOCK_K)
-    keep = kept_keys(row_keys, column_head, at, f.threshold, SCORES, f.BLOCK_N, BLOCK_K)
-    return gl.where(keep, p, 0.0)
+    return entry_blocks(at, f.BLOCK_N, BLOCK_K)
+
+
+@gluon.jit
+def _with_signs(f, p, blocks, row, row_head, column_head):
+    """P [64, BLOCK_N] as `signed` has it; row: the first query, blocks: those of the keys."""
+    BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
+    group = tile_hash(row, row_head, blocks, column_head, f.BLOCK_N, BLOCK_K, False)
+    return signed(p, group, f.threshold, False)
 
 
 @gluon.jit
@@ -132,8 +139,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
     m = gl.full([64], float("-inf"), gl.float32, ROWS)
     l = gl.zeros([64, 4], gl.float32, WORDS)
     p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
-    row_keys = gl.zeros([64], gl.uint32, ROWS)
-    column_head = f.threshold.to(gl.uint32)
+    row_head = f.threshold.to(gl.uint32)
+    column_head = row_head
     add = g > 0  # whether the tile has begun its sum
     last_bh = 0
     last_part = -1
@@ -157,7 +164,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 words = bit_words(f.bits, bit, n_partial > 0, CONSUMER, f.BLOCK_M, BLOCK_N)
             if f.DROPOUT:
                 row_head, column_head = head_keys(f.seed, bh)
-                row_keys = row_key(row + gl.arange(0, 64, ROWS), row_head)
+                blocks = _blocks(f, begin)
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
             q = shared_rows(f.bufs.q, i, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
@@ -180,8 +187,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
             p32, m_new, _unused = online_softmax(s, nothing, f.scale_log2, PARTIAL)
             l_new = row_sums(p32)
             if f.DROPOUT:
-                p32 = _dropped(f, p32, begin, row_keys, column_head)
-            p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
+                p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
+                p16 = kept(p32, DTYPE)
+            else:
+                p16 = p32.to(DTYPE)
+            p = gl.convert_layout(p16, P_OPERAND, assert_trivial=True)
             g += 1
             wait_full(bars.k_full, g, n > 1)
             if not f.DRAIN:
@@ -207,6 +217,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 s_async = _start_qk(f, q, g)
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
                 token = pass_turn(token, CONSUMER, CONSUMERS)
+                if f.DROPOUT:
+                    blocks = _blocks(f, begin + j)
+                    # a barrier that has been passed, for one more basic block: ptxas computes the
+                    # signs after the wait for PV otherwise
+                    wait_full(bars.k_full, g)
                 s = warpgroup_mma_wait(1, deps=(s_async,))  # [64, BLOCK_N]
                 if not f.PAIRS:
                     arrive(bars.k_empty, g)
@@ -217,11 +232,14 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 alpha_l = gl.convert_layout(alpha, gl.SliceLayout(1, WORDS), assert_trivial=True)
                 l = l * alpha_l[:, None] + row_sums(p32)  # [64, 4]
                 if f.DROPOUT:
-                    p32 = _dropped(f, p32, begin + j, row_keys, column_head)
-                p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
+                    p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
+                else:
+                    p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
                 # a basic-block boundary: without it ptxas hoists the wait for PV above the exp2s
                 wait_full(bars.k_full, g + 1, j + 1 < n)
                 acc = warpgroup_mma_wait(0, deps=(acc_async,))
+                if f.DROPOUT:
+                    p = gl.convert_layout(kept(p32, DTYPE), P_OPERAND, assert_trivial=True)
                 if f.PAIRS:
                     arrive(bars.k_empty, g)
                 else:

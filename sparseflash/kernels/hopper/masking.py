@@ -1,9 +1,7 @@
-"""Which scores of a tile count: bits of partial blocks, and the tokens that dropout hashes."""
+"""Which scores of a tile count: bits of partial blocks."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
-from sparseflash.kernels.dropout import column_key, keeps
 
 
 @gluon.constexpr_function
@@ -62,24 +60,3 @@ def where_allowed(x, words, other):
     bit = (w >> (group * 2 + pair)) & 1  # [64, COLUMNS / 8, 4, 2]
     keep = gl.convert_layout(bit.reshape(x.shape), x.type.layout, assert_trivial=True)
     return gl.where(keep != 0, x, other)  # [64, COLUMNS]
-
-
-@gluon.jit
-def entry_tokens(entry, COLUMNS: gl.constexpr, BLOCK: gl.constexpr, LAYOUT: gl.constexpr):
-    """(number of the block, token in it) of the columns of a list entry of COLUMNS // BLOCK blocks;
-    `entry` points to the first.
-    """
-    column = gl.arange(0, COLUMNS, LAYOUT)
-    if BLOCK == COLUMNS:
-        return gl.load(entry), column
-    else:
-        return gl.load(entry + column // BLOCK), column % BLOCK
-
-
-@gluon.jit
-def kept_keys(row_keys, column_head, entry, threshold, SCORES: gl.constexpr, COLUMNS: gl.constexpr,
-              BLOCK: gl.constexpr):  # fmt: skip
-    """What dropout keeps of [64 queries, COLUMNS keys]; SCORES: the layout of the scores."""
-    block, token = entry_tokens(entry, COLUMNS, BLOCK, gl.SliceLayout(0, SCORES))
-    column_keys = column_key(block * BLOCK + token, column_head)
-    return keeps(row_keys[:, None], column_keys[None, :], threshold)

@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.dropout import column_key, keeps, row_key
+from sparseflash.kernels.dropout import (
+    KEY_STEP,
+    QUERY_STEP,
+    group_hash,
+    keeps,
+    key_of,
+    noise,
+)  # fmt: skip
 
 # kernel arguments of which every value takes the same compiled kernel
 UNSPECIALIZED = (
@@ -145,9 +152,9 @@ def keep_bits(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Which probabilities of a tile dropout keeps: [BLOCK_M, BLOCK_N], or its transpose."""
-    q_keys = row_key(q_start + tl.arange(0, BLOCK_M), row_head)
-    k_keys = column_key(k_start + tl.arange(0, BLOCK_N), column_head)
-    if TRANSPOSED:
-        return keeps(q_keys[None, :], k_keys[:, None], threshold)
-    else:
-        return keeps(q_keys[:, None], k_keys[None, :], threshold)
+    q = q_start + tl.arange(0, BLOCK_M)
+    k = k_start + tl.arange(0, BLOCK_N)
+    q = q[None, :] if TRANSPOSED else q[:, None]
+    k = k[:, None] if TRANSPOSED else k[None, :]
+    group = group_hash(key_of(q, QUERY_STEP, row_head), key_of(k, KEY_STEP, column_head))
+    return keeps(noise(group, q, k), threshold)

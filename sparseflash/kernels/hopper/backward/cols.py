@@ -35,9 +35,10 @@ from sparseflash.kernels.hopper.backward.feed import (
     producer,
     storer,
 )  # fmt: skip
-from sparseflash.kernels.hopper.backward.tile import allowed_words, kept, open_tile
+from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator, meet, new_barriers
+from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
 from sparseflash.kernels.softmax import (
@@ -76,6 +77,8 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     before = g - 1
+    if f.DROPOUT:  # long before it is used
+        idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
     STARTED: gl.constexpr = f.WITH_DQ or BLOCK_M == 64  # the sums of S begin at score_start
     # and those of dP at -delta: so they take no registers
@@ -105,11 +108,8 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     if f.PARTIAL:
         if masked:
             p = where_allowed(p, words, 0.0)
-    values = p
-    if f.DROPOUT:
-        keep = kept(f, entry, tile, SCORES)
-        values = gl.where(keep, p, 0.0)
-    pb = gl.convert_layout(values.to(DTYPE), P_OPERAND, assert_trivial=True)
+    if not f.DROPOUT:
+        pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     if f.WITH_DQ:
         # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
         # otherwise.
@@ -125,16 +125,23 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
         else:
             dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
         dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
+    if f.DROPOUT:  # beside the product that makes dP
+        p = signed(p, block_hash(f, idx, tile), f.threshold, True)
+        pb = gl.convert_layout(kept(p, DTYPE), P_OPERAND, assert_trivial=True)
+    if f.WITH_DQ:
         dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
         dpt = warpgroup_mma_wait(1, deps=(dpt,))
     else:
         dpt = warpgroup_mma_wait(0, deps=(dpt,))
         dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
     if f.DROPOUT:
-        dpt = gl.where(keep, dpt * f.keep_scale, 0.0)
-    if f.DROPOUT or not f.WITH_DQ:
-        dpt += bufs.neg_delta.index(s).load(QUERIES)[None, :]
-    ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
+        neg_delta = bufs.neg_delta.index(s).load(QUERIES)[None, :]
+        ds = dropped_gradient(p, dpt, f.keep_scale, neg_delta)
+    elif f.WITH_DQ:
+        ds = p * dpt
+    else:
+        ds = p * (dpt + bufs.neg_delta.index(s).load(QUERIES)[None, :])
+    ds = ds.to(DTYPE)  # dS^T [64, BLOCK_M]
     if f.WITH_DQ:
         bufs.ds.index(g & 1).slice(CONSUMER * 64, 64, 0).store(ds)
         fence_async_shared()

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.dropout import head_keys, row_key
+from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.gluon import async_load, async_store
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler, store_part
 from sparseflash.kernels.hopper.common import (
@@ -28,7 +28,13 @@ from sparseflash.kernels.hopper.common import (
     new_barriers,
     wait_full,
 )  # fmt: skip
-from sparseflash.kernels.hopper.masking import kept_keys, where_allowed, words_below
+from sparseflash.kernels.hopper.dropout import (
+    dropped_gradient,
+    entry_blocks,
+    signed,
+    tile_hash,
+)  # fmt: skip
+from sparseflash.kernels.hopper.masking import where_allowed, words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -219,14 +225,16 @@ def _consumer(f, CONSUMER: gl.constexpr):
         neg_delta = bufs.neg_delta.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
         if f.DROPOUT:
             row_head, column_head = head_keys(f.seed, bh)
-            first = tile * BLOCK_M + CONSUMER * 64
-            row_keys = row_key(first + gl.arange(0, 64, ROWS), row_head)
+            row = tile * BLOCK_M + CONSUMER * 64
         wait_full(bars.k_full, g, n > 0)
         for j in range(n):
             s = g % f.STAGES
             if f.PARTIAL:
                 words = words_below(f.bits, bit, 64, CONSUMER, BLOCK_M, BLOCK_N)
                 bit = gl.load(f.bit + begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            if f.DROPOUT:  # long before it is used
+                entry = f.idx + (begin + j).to(gl.int64) * f.GATHER
+                block = entry_blocks(entry, BLOCK_N, BLOCK_K)
             k = bufs.k.index(s).reshape([BLOCK_N, BLOCK_D])
             v = bufs.v.index(s).reshape([BLOCK_N, f.BLOCK_DV])
             scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
@@ -241,6 +249,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if f.PARTIAL:
                 if j < n_partial:
                     p = where_allowed(p, words, 0.0)
+            if f.DROPOUT:
+                group = tile_hash(row, row_head, block, column_head, BLOCK_N, BLOCK_K, False)
+                p = signed(p, group, f.threshold, False)
             g += 1
             # a basic-block boundary before the wait for dP, which ptxas hoists above the
             # exponentials otherwise
@@ -248,12 +259,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
             dp = warpgroup_mma_wait(0, deps=(dp,))
             mbarrier.arrive(bars.v_empty.index(s), count=1)
             if f.DROPOUT:
-                entry = f.idx + (begin + j).to(gl.int64) * f.GATHER
-                keep = kept_keys(
-                    row_keys, column_head, entry, f.threshold, SCORES, BLOCK_N, BLOCK_K
-                )
-                dp = gl.where(keep, dp * f.keep_scale, 0.0) + neg_delta[:, None]
-            ds = gl.convert_layout((p * dp).to(DTYPE), DS_OPERAND, assert_trivial=True)
+                ds = dropped_gradient(p, dp, f.keep_scale, neg_delta[:, None])
+            else:
+                ds = p * dp
+            ds = gl.convert_layout(ds.to(DTYPE), DS_OPERAND, assert_trivial=True)
             dq_async = warpgroup_mma(ds, k, dq, is_async=True)  # [64, BLOCK_D]
             dq = warpgroup_mma_wait(0, deps=(dq_async,))
             mbarrier.arrive(bars.k_empty.index(s), count=1)

@@ -4,10 +4,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from sparseflash.kernels.dropout import column_key, head_keys, keeps, row_key
+from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.hopper.backward.feed import split_index
 from sparseflash.kernels.hopper.common import WARPGROUP, fields
-from sparseflash.kernels.hopper.masking import entry_tokens, words_below
+from sparseflash.kernels.hopper.dropout import tile_hash
+from sparseflash.kernels.hopper.masking import words_below
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -73,18 +74,11 @@ def allowed_words(f, bit, limit, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def kept(f, entry, tile, SCORES: gl.constexpr):
-    """What dropout keeps of [64 keys, BLOCK_M queries]."""
+def block_hash(f, idx, tile):
+    """`tile_hash` of 64 keys and the queries of a list entry; idx: its `entry_blocks`."""
     BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
     row_head, column_head = tile.row_head, tile.column_head
-    idx, token = entry_tokens(entry, f.BLOCK_M, BLOCK_Q, gl.SliceLayout(0, SCORES))
     hg, block = split_index(f, idx)
     if f.GROUPED:
         row_head, column_head = head_keys(f.seed, tile.bh * f.group + hg)
-    q_token = block * BLOCK_Q + token
-    k_token = tile.k_start + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
-    if f.GROUPED and f.GATHER > 1:  # a head for every column
-        column_keys = column_key(k_token[:, None], column_head[None, :])
-    else:
-        column_keys = column_key(k_token, column_head)[:, None]
-    return keeps(row_key(q_token, row_head)[None, :], column_keys, f.threshold)
+    return tile_hash(tile.k_start, column_head, block, row_head, f.BLOCK_M, BLOCK_Q, True)

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from sparseflash.kernels.hopper.backward.common import store_part
 from sparseflash.kernels.hopper.backward.dq import add_part
 from sparseflash.kernels.hopper.backward.feed import Columns
-from sparseflash.kernels.hopper.backward.tile import allowed_words, kept, open_tile
+from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -30,6 +30,7 @@ from sparseflash.kernels.hopper.common import (
     wait_empty,
     wait_full,
 )  # fmt: skip
+from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
 from sparseflash.kernels.softmax import gradient_scale, neg_lse_log2, shifted_probabilities
@@ -168,15 +169,13 @@ def _value_block(w, dv, dv_tail, tile, g, entry, words, masked, FIRST: gl.conste
     if f.PARTIAL:
         if masked:
             p = where_allowed(p, words, 0.0)
-    given = p
     if f.DROPOUT:
-        keep = kept(f, entry, tile, SCORES)
-        given = gl.where(keep, p, -p)  # a sign tells what was dropped
-        p = gl.where(keep, p, 0.0)
+        idx = entry_blocks(entry, f.BLOCK_M, f.BLOCK_M // f.GATHER)
+        p = signed(p, block_hash(f, idx, tile), f.threshold, True)
     wait_empty(w.p_empty, g)
-    _give(w.p, given)
+    _give(w.p, p)
     arrive(w.p_full, g)
-    p = p.to(bufs.q.dtype)
+    p = kept(p, bufs.q.dtype) if f.DROPOUT else p.to(bufs.q.dtype)
     if w.COLUMNS > FIRST_DQ and not FIRST:
         dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, w.COLUMNS - FIRST_DQ)
     mbarrier.wait(bars.dout_full.index(s), phase)
@@ -253,12 +252,13 @@ def _key_block(w, dk, dk_tail, tile, g, entry):
     p = _take(w.p, SCORES)
     arrive(w.p_empty, g)
     dpt = warpgroup_mma_wait(0, deps=(dpt,))
+    neg_delta = bufs.neg_delta.index(s).load(QUERIES)[None, :]
     if f.DROPOUT:
-        dpt = gl.where(p > 0.0, dpt * f.keep_scale, 0.0)
-        p = gl.abs(p)
-    dpt += bufs.neg_delta.index(s).load(QUERIES)[None, :]
+        ds = dropped_gradient(p, dpt, f.keep_scale, neg_delta)
+    else:
+        ds = p * (dpt + neg_delta)
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
-    ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
+    ds = ds.to(DTYPE)  # dS^T [64, BLOCK_M]
     bufs.ds.index(g & 1).store(ds)
     fence_async_shared()
     mbarrier.arrive(bars.ds_full.index(g & 1), count=1)
