@@ -11,6 +11,8 @@ from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
 from experiments.lra.table import Table, as_csv, as_markdown
+from experiments.pathfinder.studies import shortcuts
+from experiments.pathfinder.studies.rows import ShortcutRow
 
 RESULTS = ROOT / "docs" / "results" / "lra"
 ARCHIVES = sorted(RESULTS.rglob("*.jsonl"))
@@ -22,6 +24,14 @@ def test_the_table_follows_from_the_rows(monkeypatch):
     table = Table(read_runs("docs/results/lra/runs"), steps)
     assert as_csv(table) == (RESULTS / "table.csv").read_text()
     assert as_markdown(table) == (RESULTS / "table.md").read_text()
+
+
+def test_the_table_of_shortcuts_follows_from_the_rows():
+    made = shortcuts.table(read(RESULTS / "shortcuts.csv", ShortcutRow)).strip().splitlines()
+    assert (
+        len(made) == 2 + 12
+        and "\n".join(made[2:]) in (RESULTS.parent / "pathfinder.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.relative_to(RESULTS).as_posix())
