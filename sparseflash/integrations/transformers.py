@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 import masks
-from masks import Mask, mask_from
+from masks import Mask
 from sparseflash.attention import attention
+from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.integrations.transformers_masks import make_mask
 from sparseflash.terms import Terms
 
@@ -111,12 +112,11 @@ def attend(
             raise ValueError(f"{name} is {what}, which sparseflash has no place for: {remedy}")
     if not isinstance(attention_mask, Mask):
         if attention_mask is not None:
-            own = _of_tensor(attention_mask)
+            own = mask_of_tensor(attention_mask, query.shape[2])
         else:
             is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             own = masks.causal() if is_causal and query.shape[2] > 1 else None
-        chosen = mask_of(getattr(module, "config", None))
-        attention_mask = own if chosen is None else chosen if own is None else own & chosen
+        attention_mask = join(own, mask_of(getattr(module, "config", None)))
     if attention_mask is not None and attention_mask.per_layer:
         attention_mask = attention_mask.layer(module.layer_idx)  # pyright: ignore
     terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
@@ -128,19 +128,6 @@ def attend(
 def sparse_mask(*, config: Any = None, **given: Any) -> Mask:
     """The function of AttentionMaskInterface: `make_mask`, with the mask that the config has."""
     return make_mask(mask_of(config), **given)
-
-
-def _of_tensor(mask: Tensor) -> Mask:
-    """The mask of a 4D tensor: booleans, or scores to add, which are 0 or so low as to forbid."""
-    if mask.dtype != torch.bool:
-        allowed, floor = mask == 0, torch.finfo(mask.dtype).min / 2
-        if not (allowed | (mask <= floor)).all():
-            raise ValueError(
-                f"attention_mask is a bias of {mask.dtype}, {tuple(mask.shape)}, with values other"
-                " than 0 and the least: pass booleans, or take attn_implementation='sdpa'"
-            )
-        mask = allowed
-    return mask_from(mask.cpu().numpy())
 
 
 AttentionInterface.register(NAME, attend)

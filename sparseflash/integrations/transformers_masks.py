@@ -18,6 +18,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 import masks
 from masks import Mask, mask_from
 from masks.checks import FAR
+from sparseflash.integrations.tensors import between_real, to_real
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
     raise ImportError(f"transformers is {transformers.__version__}; install 5.23 or newer")
@@ -67,7 +68,7 @@ def make_mask(
     if parts:
         mask = reduce(and_, parts)
         if real is not None:
-            mask = _to_all(real, ends[0]) if mask == masks.dense() else _between(mask, real)
+            mask = to_real(real, ends[0]) if mask == masks.dense() else between_real(mask, real)
         elif ids is not None:
             mask = mask >> masks.packed(_lengths(ids))
         parts = [mask >> masks.shift(-q_offset, -kv_offset) if q_offset or kv_offset else mask]
@@ -137,36 +138,3 @@ def _real(attention_mask: Tensor, tokens: int) -> np.ndarray | None:
     given = attention_mask[:, :tokens].bool().cpu().numpy()
     real = np.pad(given, ((0, 0), (0, tokens - given.shape[1])))
     return None if real.all() else real
-
-
-def _between(mask: Mask, real: np.ndarray) -> Mask:
-    """The mask from the first real token to the last one, and nothing for padding."""
-    first, middle, after = _stretches(real)
-    nothing = np.zeros_like(first)
-    # Documents of padding have queries only or keys only.
-    queries = np.stack([first, nothing, middle, after, nothing], axis=1)
-    keys = np.stack([nothing, first, middle, nothing, after], axis=1)
-    return _hide_holes(mask >> masks.packed(queries, keys), real, real.shape[1])
-
-
-def _to_all(real: np.ndarray, queries: int) -> Mask:
-    """All real keys for every query, which may be of another sequence."""
-    keys = np.stack(_stretches(real), axis=1)
-    return _hide_holes(masks.documents([[0, queries, 0]] * len(keys), keys), real, queries)
-
-
-def _stretches(real: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens before the first real one of every row, from there to the last one, and after it."""
-    n = real.shape[1]
-    first = np.where(real.any(1), real.argmax(1), n)
-    after = np.where(real.any(1), real[:, ::-1].argmax(1), 0)
-    return first, n - first - after, after
-
-
-def _hide_holes(mask: Mask, real: np.ndarray, queries: int) -> Mask:
-    """The mask without the keys of padding between real tokens."""
-    if (real.sum(1) == _stretches(real)[1]).all():
-        return mask
-    return mask & masks.documents_from_ids(
-        np.zeros((len(real), queries), int), 1 - real.astype(int)
-    )

@@ -7,7 +7,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-MODELS = re.compile(r"^from (transformers|diffusers|timm)\b", re.MULTILINE)
+MODELS = re.compile(r"^(?:from|import) (transformers|diffusers|timm)\b", re.MULTILINE)
 PAGES = {
     page: found
     for page in sorted(DOCS.rglob("*.md"))

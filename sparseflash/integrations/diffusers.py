@@ -1,0 +1,147 @@
+"""Attention for the transformers of `diffusers`, by masks of images and videos.
+
+See docs/guide/images_and_videos.md.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor
+
+import masks
+from masks import Mask
+from masks.transforms.reorder import Reorder
+from sparseflash.attention import attention
+from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.select.base import Selector
+
+
+def use(
+    model: ModelMixin,
+    mask: Mask | Selector | str | None = None,
+    *,
+    order: Reorder | None = None,
+    latents: int | None = None,
+    text_first: bool = False,
+) -> ModelMixin:
+    """Let the self-attention of `model` go through sparseflash with a mask, and return it.
+
+    Calls between sequences of two lengths, and layers that say they are cross-attention, stay
+    dense. Padding that the model passes is left out too. A later call takes the place of this one,
+    so another mask can follow after some steps of denoising.
+
+    Args:
+        mask: of the latent tokens, row by row, such as `masks.neighborhood((frames, height, width),
+            kernel)`; or its text. None is dense attention. A selector chooses again in each call,
+            among the text, if any, and then the latents in `order`.
+        order: `masks.tiled(canvas, tile)` or another order of the tokens, in which attention is
+            computed. It changes no result, and makes the blocks denser.
+        latents: their number, where the model joins text to them in one sequence. The text then
+            sees all, and is seen by all. By default all tokens are latents.
+        text_first: whether the text comes before the latents rather than after.
+
+    Raises:
+        ValueError: a model without attention that goes through diffusers' backends.
+    """
+    mask = masks.parse(mask) if isinstance(mask, str) else mask
+    layers = [m for m in model.modules() if hasattr(_processor(m), "_attention_backend")]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no layer that goes through diffusers' attention backends:"
+            " take a model that does, or put sparseflash.BlockSparseAttention into its layers"
+        )
+    number = 0
+    for layer in layers:
+        chosen = None
+        if mask is not None and not getattr(layer, "is_cross_attention", False):
+            chosen = mask.layer(number) if isinstance(mask, Mask) else mask
+            number += 1
+        attend = Attend(chosen, order, latents, text_first)
+        _processor(layer)._attention_backend = _backend(attend)
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """The function of one backend: attention by a mask, in an order."""
+
+    mask: Mask | Selector | None
+    order: Reorder | None
+    latents: int | None
+    text_first: bool
+
+    @property
+    def key(self) -> str:
+        mask = f"{self.mask} at {id(self.mask)}" if isinstance(self.mask, Selector) else self.mask
+        return f"sparse({mask}, {self.order}, {self.latents}, {self.text_first})"
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        _parallel_config: Any = None,
+    ) -> Tensor:
+        """(B, N_q, H, D_v) from query (B, N_q, H, D), key and value."""
+        if _parallel_config is not None:
+            raise ValueError("the model is context parallel: use it without a parallel_config")
+        n_q, n_k = query.shape[1], key.shape[1]
+        own = None if attn_mask is None else mask_of_tensor(attn_mask, n_q)
+        own = join(own, masks.causal() if is_causal else None)
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        options = {"scale": scale, "dropout_p": dropout_p}
+        if self.mask is None or n_q != n_k:
+            return attention(q, k, v, own, **options).transpose(1, 2)
+        text = n_q - (n_q if self.latents is None else self.latents)
+        if text < 0:
+            raise ValueError(f"latents is {self.latents}, and there are {n_q} tokens: pass fewer")
+        index = None
+        if self.order is not None or (text and not self.text_first):
+            places, index = _places(self.order, n_q, text, self.text_first, q.device)
+            q, k, v = (x[:, :, index] for x in (q, k, v))
+            own = None if own is None else own >> masks.permuted(places)
+        if isinstance(self.mask, Selector):
+            chosen = self.mask(q, k)
+        else:
+            chosen = self.mask if self.order is None else self.mask >> self.order
+            chosen = chosen >> masks.shift(text) if text else chosen
+        if text:
+            chosen = chosen | masks.global_tokens(text)
+        out = attention(q, k, v, chosen if own is None else chosen & own, **options)
+        if index is not None:
+            out = torch.empty_like(out).index_copy(2, index, out)
+        return out.transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _places(
+    order: Reorder | None, n: int, text: int, text_first: bool, device: torch.device
+) -> tuple[np.ndarray, Tensor]:
+    """Tokens in the order of attention, with the text first; and the same on the device."""
+    latents = np.arange(n - text) if order is None else order.order(n - text)
+    first = text if text_first else 0  # the first latent token of the model
+    places = np.append(np.arange(text) + (0 if text_first else n - text), latents + first)
+    with torch.inference_mode(False):  # so that a later call may train
+        return places, torch.from_numpy(places).to(device)
+
+
+def _processor(layer: torch.nn.Module) -> Any:
+    return getattr(layer, "processor", None)
+
+
+def _backend(attend: Attend) -> AttentionBackendName:
+    """A name that diffusers finds `attend` by. Its names are an enumeration, which this extends."""
+    name = str.__new__(AttentionBackendName, attend.key)
+    name._name_ = name._value_ = attend.key
+    _AttentionBackendRegistry.register(name)(attend)
+    return name

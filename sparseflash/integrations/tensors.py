@@ -1,0 +1,79 @@
+"""Masks that models pass as tensors: padding, pairs of tokens, and scores to add."""
+
+from functools import reduce
+from operator import and_
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import masks
+from masks import Mask, mask_from
+
+FORBIDS = -9_000.0  # models write -10,000 for it, which bfloat16 rounds
+
+
+def join(*parts: Mask | None) -> Mask | None:
+    """What all parts allow; None allows everything."""
+    given = [part for part in parts if part is not None]
+    return reduce(and_, given) if given else None
+
+
+def mask_of_tensor(given: Tensor, queries: int) -> Mask | None:
+    """The mask of (B, N_k), or of (B, H, N_q, N_k) with extents of 1; None where all is allowed.
+
+    Args:
+        given: booleans, True where allowed, or scores to add: 0, or so low as to forbid.
+
+    Raises:
+        ValueError: scores that do more than allow and forbid.
+    """
+    allowed = given
+    if given.dtype != torch.bool:
+        allowed = given == 0
+        if not (allowed | (given <= FORBIDS)).all():
+            raise ValueError(
+                f"attention_mask is a bias of {given.dtype}, {tuple(given.shape)}, with values"
+                f" other than 0 and below {FORBIDS}: pass booleans, or take the model's own"
+                " attention"
+            )
+    pairs = allowed.cpu().numpy()
+    if pairs.all():
+        return None
+    if pairs.ndim == 2 or pairs.shape[1:3] == (1, 1):
+        return to_real(pairs.reshape(len(pairs), -1), queries)
+    shape = (*pairs.shape[:2], queries, pairs.shape[3])
+    return mask_from(np.broadcast_to(pairs, shape))
+
+
+def to_real(real: np.ndarray, queries: int) -> Mask:
+    """Every query, which may be of another sequence, sees the real keys; real: bool (B, N_k)."""
+    keys = np.stack(_stretches(real), axis=1)
+    return _hide_holes(masks.documents([[0, queries, 0]] * len(keys), keys), real, queries)
+
+
+def between_real(mask: Mask, real: np.ndarray) -> Mask:
+    """The mask from the first real token to the last one, and nothing for padding."""
+    first, middle, after = _stretches(real)
+    nothing = np.zeros_like(first)
+    # Documents of padding have queries only or keys only.
+    queries = np.stack([first, nothing, middle, after, nothing], axis=1)
+    keys = np.stack([nothing, first, middle, nothing, after], axis=1)
+    return _hide_holes(mask >> masks.packed(queries, keys), real, real.shape[1])
+
+
+def _stretches(real: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens before the first real one of every row, from there to the last one, and after it."""
+    n = real.shape[1]
+    first = np.where(real.any(1), real.argmax(1), n)
+    after = np.where(real.any(1), real[:, ::-1].argmax(1), 0)
+    return first, n - first - after, after
+
+
+def _hide_holes(mask: Mask, real: np.ndarray, queries: int) -> Mask:
+    """The mask without the keys of padding between real tokens."""
+    if (real.sum(1) == _stretches(real)[1]).all():
+        return mask
+    return mask & masks.documents_from_ids(
+        np.zeros((len(real), queries), int), 1 - real.astype(int)
+    )
