@@ -122,9 +122,9 @@ def test_versions_of_triton_stand_side_by_side():
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
-        ("README.md", "page.csv"),
-        ("docs/results/hopper.md", "page.csv"),
-        ("docs/results/triton_versions.md", "tritons.csv"),
+        ("README.md", "page.csv.gz"),
+        ("docs/results/hopper.md", "page.csv.gz"),
+        ("docs/results/triton_versions.md", "tritons.csv.gz"),
     ],
 )
 def test_pages_show_their_rows(page, rows):
