@@ -3,6 +3,7 @@
 from sparseflash import cost, select
 from sparseflash.attention import attention, explain, plan
 from sparseflash.cache import clear_cache
+from sparseflash.decoding.call import decode
 from sparseflash.layers import BlockSparseAttention, Rotary
 from sparseflash.terms import Terms
 
@@ -13,6 +14,7 @@ __all__ = [
     "attention",
     "clear_cache",
     "cost",
+    "decode",
     "explain",
     "plan",
     "select",

@@ -136,10 +136,8 @@ def explain(
     if lengths is not None:
         check_tensors(q, k, v)
         factor = _float(scale) or q.shape[-1] ** -0.5
-        lengths, padding = (
-            check_lengths(lengths, q, k),
-            padding_for(terms, mask, q.shape[2], k.shape[2]),
-        )
+        lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
+        padding = padding_for(terms, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding)
     call = _float(scale), dropout_p, deterministic, backend, *term_options(terms)
     found = _checked(q, k, v, mask, call, needs_grad=True)

@@ -185,8 +185,8 @@ def plan_lengths(
         torch.empty(len(lengths), n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
         for h in (heads[0], heads[1], heads[1])
     )
-    blocks = blocks_of(mask, n, heads[0], device)
-    made = plan(skip_padding(blocks, check_lengths(lengths, q, k)), q, k, v, **options)
+    lengths = check_lengths(lengths, len(q), n, q.device)
+    made = plan(skip_padding(blocks_of(mask, n, heads[0], device), lengths), q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
 

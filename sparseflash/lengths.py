@@ -54,7 +54,7 @@ def attend_within(
     if lengths is None:
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     check_tensors(q, k, v)
-    lengths = check_lengths(lengths, q, k)
+    lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
@@ -102,13 +102,12 @@ def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
     return "skip"
 
 
-def check_lengths(lengths: Any, q: Tensor, k: Tensor) -> Tensor:
-    """int32 (B,) on the device of q.
+def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Tensor:
+    """int32 (batch,) on the device, of sequences with room for n keys.
 
-    Raises ValueError for lengths of another shape or type, and for values outside [0, N_k] where
-    they are on the host. Values on a GPU are not read.
+    Raises ValueError for lengths of another shape or type, and for values outside [0, n] where they
+    are on the host. Values on a GPU are not read.
     """
-    batch, n = q.shape[0], k.shape[2]
     if not isinstance(lengths, Tensor):
         values = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
         if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values):
@@ -126,7 +125,7 @@ def check_lengths(lengths: Any, q: Tensor, k: Tensor) -> Tensor:
             raise ValueError(
                 f"lengths holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
             )
-    return lengths.to(q.device, torch.int32, non_blocking=True)
+    return lengths.to(device, torch.int32, non_blocking=True)
 
 
 def real_tokens(lengths: Tensor, n: int) -> Tensor:

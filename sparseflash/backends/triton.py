@@ -109,11 +109,10 @@ class Backward:
     specs = ()
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.tl import backward
-        from sparseflash.kernels.tl.backward_prepare import backward_prepare
+        from sparseflash.kernels.tl import backward, backward_prepare
 
         self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
-        self.launch_rows = Launch(backward_prepare, static=True)
+        self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=self.kv.static)
         self.launch_q = Launch(backward.backward_q, static=self.q.static)
 
@@ -138,7 +137,7 @@ class Backward:
                 out, dout, lse, dlse, delta, lse_log2, *_strides(out, dout), *dlse_strides,
                 n_q, n_tiles, heads,
             )  # fmt: skip
-            shape = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "BLOCK_M": 64}
+            shape = {"HEAD_DIM": head_dim, "BLOCK_D": padded_dim(head_dim), "BLOCK_M": 64}
             return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
 
         layout = out.stride(), dout.stride(), dlse is not None and (dlse_strides, dlse.dtype)
@@ -213,8 +212,8 @@ class Cut:
         dtype = torch.float16 if interpreted() else problem.dtype
         self.tiles = tiles_for(
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
-            family=_family(problem.device), block_q=block_q, block_k=block_k,
-            padded=not interpreted() and any(_padded(d) != d for d in (head_dim, head_dim_v)),
+            family=family_of(problem.device), block_q=block_q, block_k=block_k,
+            padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -225,8 +224,8 @@ class Cut:
         self.shape = {
             "HEAD_DIM": head_dim,
             "HEAD_DIM_V": head_dim_v,
-            "BLOCK_D": _padded(head_dim),
-            "BLOCK_DV": _padded_v(head_dim, head_dim_v),
+            "BLOCK_D": padded_dim(head_dim),
+            "BLOCK_DV": padded_dim_v(head_dim, head_dim_v),
             "BLOCK_M": self.tiles.block_m,
             "BLOCK_N": self.tiles.block_n,
             "BLOCK_Q": block_q,
@@ -284,7 +283,7 @@ def _has_tma(device: torch.device) -> bool:
 
 
 @cache
-def _family(device: torch.device) -> Family:
+def family_of(device: torch.device) -> Family:
     """The GPUs whose tiles a device takes; the interpreter takes those of Hopper."""
     if device.type == "cpu":
         return "hopper"
@@ -356,17 +355,17 @@ def _matrix_rows(t: Tensor) -> int:
     return last // t.stride(2) + 1
 
 
-def _padded(head_dim: int) -> int:
+def padded_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def _padded_v(head_dim: int, head_dim_v: int) -> int:
+def padded_dim_v(head_dim: int, head_dim_v: int) -> int:
     """The extent of v in the kernels.
 
     Under wider keys a tile of 32 columns can be the last in shared memory, and there Triton 3.6's
     wgmma reads beyond its end (an illegal access for D = 64, D_v = 32): it gets 64 columns.
     """
-    width = _padded(head_dim_v)
+    width = padded_dim(head_dim_v)
     return 64 if width == 32 < head_dim else width
 
 

@@ -10,7 +10,7 @@ class Call:
     """A forward and, unless the backend has none, a backward."""
 
     name: str
-    backend: str  # hopper | triton | fp8
+    backend: str  # hopper | triton | fp8 | decode
     head_dim: int
     v_head_dim: int | None = None  # None: head_dim
     dtype: str = "bfloat16"
@@ -20,6 +20,8 @@ class Call:
     kv_heads: int = 2  # of 4 heads
     dropout_p: float = 0.0
     deterministic: bool = False
+    n_q: int = 1  # of a step of decoding
+    page: int = 0  # tokens of a page of its cache
 
     @property
     def label(self) -> str:
@@ -94,6 +96,26 @@ def portable_calls() -> list[Call]:
         *(replace(base, head_dim=head_dim) for head_dim in (24, 40, 72, 192)),
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
         *(replace(base, name="causal, float32", head_dim=d, dtype="float32") for d in (64, 128)),
+        *decode_calls(),
+    ]
+
+
+def decode_calls() -> list[Call]:
+    """Steps of decoding with one query and with 16, of every kind of cache and mask."""
+    dense = Call("decode", "decode", 128, mask=None, kv_heads=1, block_size=(64, 64))
+    steps = [
+        replace(dense, name=f"decode {name}, {n_q} queries", mask=mask, page=page, n_q=n_q)
+        for n_q in (1, 16)
+        for name, mask, page in (
+            ("dense", None, 0), ("causal", "causal", 0), ("pages of 64", None, 64),
+            ("pages of 16", None, 16), ("blocks", GLOBAL, 0), ("blocks, pages of 16", GLOBAL, 16),
+        )
+    ]  # fmt: skip
+    widest = [s for s in steps if "blocks, pages" in s.name]
+    return [
+        *steps,
+        *(replace(s, head_dim=head_dim) for head_dim in (32, 64, 80, 256) for s in widest),
+        *(replace(s, name=f"{s.name}, float32", dtype="float32") for s in widest),
     ]
 
 
@@ -106,4 +128,5 @@ def representative() -> list[Call]:
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
         Call("dense", "fp8", 64, mask=None),
         Call("causal", "triton", 128),
+        Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),
     ]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -26,6 +27,8 @@ from sparseflash import fp8
 from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.decoding import triton as decoding
+from sparseflash.decoding.pattern import pattern_of
 from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv
@@ -103,7 +106,7 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
         mock.patch("torch.cuda.get_device_properties", lambda device: properties),
         mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
         mock.patch.object(portable, "_has_tma", lambda device: chip.tma),
-        mock.patch.object(portable, "_family", lambda device: chip.family),
+        mock.patch.object(portable, "family_of", lambda device: chip.family),
     ):
         _launch(call)
     yield from kernels
@@ -131,6 +134,9 @@ def _launch(call: Call) -> None:
         1, heads, n, n, call.head_dim, kv_heads=call.kv_heads, v_head_dim=call.v_head_dim,
         dtype=getattr(torch, call.dtype),
     )  # fmt: skip
+    if call.backend == "decode":
+        _launch_decode(call, q, k, v)
+        return
     schedule = None
     if call.mask is not None:
         mask = masks.parse(call.mask).build(n, block_size=call.block_size)
@@ -152,6 +158,21 @@ def _launch(call: Call) -> None:
     backward = backend.plan_backward(problem, schedule)
     saved = Saved(q, k, v, out, lse, seed)
     backward(torch.zeros_like(out), None, saved, walk(backward.specs))
+
+
+def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
+    batch, heads, n, _ = k.shape
+    mask = None if call.mask is None else masks.parse(call.mask)
+    if mask is not None and mask != masks.causal():
+        mask = mask.build(n, block_size=call.block_size)
+    q, table = q[:, :, : call.n_q].contiguous(), None
+    if call.page:
+        k, v = (t.new_zeros(n // call.page, heads, call.page, t.shape[3]) for t in (k, v))
+        table = torch.zeros(batch, n // call.page, dtype=torch.int32)
+    options = Options(None, 0.0, True, "triton")
+    problem = describe(q, k, v, call.mask, options, False)
+    step = decoding.Decode(problem, pattern_of(mask, problem, n), n, call.page, splits=4)
+    step(q, k, v, torch.zeros(batch, dtype=torch.int32), table, None)
 
 
 def _number(pattern: str, text: str) -> int:

@@ -125,13 +125,23 @@ def tile_bits(
 ):  # fmt: skip
     """Bits of queries row0.. and keys col0.. of one bit tile: [BLOCK_M, BLOCK_N] bool, or its
     transpose.
+    """
+    row = tl.cast(tile, tl.int64) * BLOCK_Q + row0 + tl.arange(0, BLOCK_M)
+    return row_bits(bits, row, col0, BLOCK_K, BLOCK_N, TRANSPOSED)
+
+
+@triton.jit
+def row_bits(
+    bits, row, col0, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """Bits of some rows [BLOCK_M] of the bit tiles and of keys col0..: [BLOCK_M, BLOCK_N] bool, or
+    its transpose.
 
     Every word is loaded once for a query row. Which word a key uses is a compile-time constant of
     its register, so the selects below vanish.
     """
     WORDS: tl.constexpr = (BLOCK_K + 31) // 32
-    first = tl.cast(tile, tl.int64) * BLOCK_Q + row0
-    row = bits + (first + tl.arange(0, BLOCK_M)) * WORDS + col0 // 32
+    row = bits + row * WORDS + col0 // 32
     key = tl.arange(0, BLOCK_N)
     shift = (col0 + key) % 32 if BLOCK_N < 32 else key % 32
     if TRANSPOSED:

@@ -47,7 +47,7 @@ def no_plans():
 @pytest.mark.parametrize("head_dim", [32, 72, 128, 256])
 @pytest.mark.parametrize("family", ["ampere", "blackwell", "geforce", "cdna"])
 def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):
-    monkeypatch.setattr(backend, "_family", lambda device: family)
+    monkeypatch.setattr(backend, "family_of", lambda device: family)
     monkeypatch.setattr(backend, "_has_tma", lambda device: family not in ("ampere", "cdna"))
     check(Case(150, 150, head_dim, mask=masks.causal(), dropout_p=0.1), "triton", "cpu")
 

@@ -15,6 +15,7 @@ KERNELS = {
     "hopper": {"attention_forward", "backward_start", "backward_cols", "backward_rows"},
     "fp8": {"attention_forward_fp8"},
     "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
+    "decode": {"decode_parts", "merge_splits"},
 }
 
 

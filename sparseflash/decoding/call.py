@@ -1,0 +1,169 @@
+"""The public function `decode`: check the arguments, find the plan of the call, run it."""
+
+from collections.abc import Callable
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from masks import BlockMask, Mask
+from masks.spec import find
+from sparseflash.backends import triton as portable
+from sparseflash.backends.protocol import empty_out
+from sparseflash.cache import cache
+from sparseflash.checks import check_options, check_transforms
+from sparseflash.decoding import cpu
+from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
+from sparseflash.decoding.pattern import AnyMask, pattern_of
+from sparseflash.lengths import Lengths, check_lengths
+from sparseflash.ops import no_autocast, plain
+from sparseflash.problem import Problem, describe, key_of
+from sparseflash.schedule import Schedule, as_tensors, from_tensors
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.select.selection import Selection
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+
+torch.library.define(
+    "sparseflash::decode",
+    "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? table, str mask, Tensor[] schedule,"
+    " int[] numbers, float? scale, int? splits, str backend) -> (Tensor out, Tensor lse)",
+)
+
+
+@overload
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
+    lengths: Lengths | None = None, block_table: Tensor | None = None, scale: float | None = None,
+    return_lse: Literal[False] = False, splits: int | None = None, backend: str = "auto",
+) -> Tensor: ...  # fmt: skip
+@overload
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
+    lengths: Lengths | None = None, block_table: Tensor | None = None, scale: float | None = None,
+    return_lse: Literal[True], splits: int | None = None, backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AnyMask | Selection = None,
+    *,
+    lengths: Lengths | None = None,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    splits: int | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of the last few tokens of each sequence against its cache: (B, H_q, N_q, D_v).
+
+    Made for 1 to 16 queries and long caches: the keys are split among the multiprocessors. It has
+    no gradients. On a GPU nothing waits for the device, so a CUDA graph serves growing lengths. A
+    query with nothing to attend to gives output 0 and LSE -inf.
+
+    Args:
+        q: (B, H_q, N_q, D), bfloat16, float16, float32 or float64 (CPU); H_q is a multiple of H_kv.
+            Query i of sequence b is its token lengths[b] - N_q + i.
+        k: (B, H_kv, N, D), with room for N keys; with a block_table (pages, page size, H_kv, D).
+            Any strides but that of the head dim: pass a cache with heads before tokens transposed.
+        v: likewise, with the head dim D_v.
+        mask: None for all keys, or a `masks.Mask`, of which a query takes the row of its token in
+            the mask of N x N. Pass `masks.causal()` where several new tokens see each other. A
+            `masks.BlockMask`, a `select.Selection` or its `plan` may also have N_q rows, one for
+            each query; its heads are 1, H_kv or H_q.
+        lengths: (B,) ints, the keys of each sequence with its new ones; N where None. A tensor on a
+            GPU is not read: values above N then mean N, and negative values 0.
+        block_table: int32 (B, pages of a sequence): the page of its keys number page size * j and
+            following is block_table[b, j]. N is the page size times the columns. Entries beyond the
+            length are not read; the others are not checked, because that would wait for a GPU.
+        scale: of the scores; D ** -0.5 by default.
+        return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
+            float32.
+        splits: parts that the keys of a sequence are split into; chosen by the device by default.
+        backend: "triton", "cpu", or "auto", which takes the first of them that can run the call.
+
+    Raises:
+        ValueError: inputs that do not fit together, a gradient that is asked for, or a backend that
+            cannot run them.
+    """
+    check_options(scale, 0.0, False, return_lse, backend, ("triton", "cpu"))
+    check_splits(splits)
+    check_no_gradient(q, k, v)
+    n = check_cache(q, k, v, block_table)
+    if lengths is not None:
+        lengths = check_lengths(lengths, q.shape[0], n, q.device)
+    if q.stride(-1) != 1:
+        q = q.contiguous()
+    if block_table is not None:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if isinstance(mask, Selection):
+        heads = k.shape[1] if mask.heads == k.shape[1] else q.shape[1]
+        mask = schedule_from_selection(mask, q.shape[2], n, q.shape[0], heads, q.device)
+    elif not isinstance(mask, Mask | BlockMask | Schedule | None):
+        raise ValueError(
+            f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a selection of"
+            " sparseflash.select or None (BlockMask.from_dense takes a bool array)"
+        )
+    call = None if scale is None else float(scale), splits, backend
+    if plain(q, k, v):
+        out, lse = _run(q, k, v, lengths, block_table, mask, call)
+    else:
+        if not torch.compiler.is_compiling():
+            check_transforms(q, k, v)
+        key = mask.key if isinstance(mask, Mask | BlockMask) else ""
+        flat = as_tensors(mask) if isinstance(mask, Schedule) else ([], [])
+        out, lse = torch.ops.sparseflash.decode(q, k, v, lengths, block_table, key, *flat, *call)
+    return (out, lse) if return_lse else out
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None, mask: AnyMask,
+    call: tuple[float | None, int | None, str],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out and lse; k and v (pages, H_kv, page, D) where there is a table."""
+    scale, splits, backend = call
+    identity = mask.facts if isinstance(mask, Schedule) else None if mask is None else mask.key
+    options = scale, 0.0, True, backend
+    pages = None if table is None else (table.shape[1], table.stride(0))
+    key = "decode", key_of(q, k, v, identity, options, False), pages, lengths is None, splits
+    step: Step | None = cache.get(key)
+    if step is None:
+        n = k.shape[2] * (1 if table is None else table.shape[1])
+        page = 0 if table is None else k.shape[2]
+        step = _prepare(describe(q, k, v, identity, options, False), mask, n, page, splits)
+        cache.put(key, step)
+    with no_autocast(q):
+        return step(q, k, v, lengths, table, mask if isinstance(mask, Schedule) else None)
+
+
+def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None) -> Step:
+    """What steps of one layout share; page: tokens of a page, or 0."""
+    why_not = {
+        "triton": portable.unsupported(problem, "forward"),
+        "cpu": None if problem.device.type == "cpu" else f"it runs on a CPU, not {problem.device}",
+    }
+    backend = problem.options.backend
+    wanted = why_not if backend == "auto" else [backend]
+    chosen = next((name for name in wanted if why_not[name] is None), None)
+    if chosen is None:
+        reasons = "; ".join(f"backend {name!r} cannot decode: {why_not[name]}" for name in wanted)
+        raise ValueError(reasons)
+    pattern = pattern_of(mask, problem, n)
+    if chosen == "cpu":
+        return cpu.Decode(problem, pattern, n)
+    from sparseflash.decoding import triton
+
+    return triton.Decode(problem, pattern, n, page, splits)
+
+
+@torch.library.impl("sparseflash::decode", ("CPU", "CUDA"))
+def _decode(q, k, v, lengths, table, mask, schedule, numbers, *call):
+    given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
+    return _run(q, k, v, lengths, table, given, call)
+
+
+@torch.library.register_fake("sparseflash::decode")
+def _decode_fake(q, k, v, *call):
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=dtype)

@@ -1,0 +1,155 @@
+"""Decoding by Triton kernels: the keys are split into parts, whose results a second kernel merges.
+
+The grid follows from the layout alone. Lengths, pages and lists are read on the device, so nothing
+waits for it, and a CUDA graph serves caches that grow.
+"""
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends import triton as portable
+from sparseflash.backends.nvidia import multiprocessors
+from sparseflash.backends.protocol import empty_out
+from sparseflash.decoding.pattern import Pattern
+from sparseflash.kernels.configs import Family, Tiles, power_of_two_divisor
+from sparseflash.kernels.launch import Launch
+from sparseflash.kernels.scale import scale_log2
+from sparseflash.kernels.tl.decode import MIN_TILES, decode_parts, merge_splits
+from sparseflash.problem import Problem
+from sparseflash.schedule import Schedule
+
+PROGRAMS = 2  # for each multiprocessor: their copies in flight fill the memory's bandwidth
+LONGEST = 128  # key tiles of a part: sequences of unlike lengths share the device
+MOST_PARTS = 256
+TILE_BYTES = 2**14  # of keys, and of values
+
+
+class Decode:
+    """A decoding step of one problem; k and v (pages, H_kv, page, D) where there is a table."""
+
+    def __init__(self, problem: Problem, pattern: Pattern, n: int, page: int, splits: int | None):
+        self.problem, self.pattern, self.n = problem, pattern, n
+        group, schedule = problem.group, pattern.schedule
+        # where the query heads of a key head have masks of their own, each reads its keys itself
+        self.pack = group if pattern.heads in (1, problem.kv_heads) else 1
+        block_q, block_k = (schedule.block_q, schedule.block_k) if schedule else BLOCKLESS
+        head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
+        width, width_v = portable.padded_dim(head_dim), portable.padded_dim_v(head_dim, head_dim_v)
+        tiles = decode_tiles(
+            self.pack * problem.n_q, max(width, width_v), problem.dtype,
+            portable.family_of(problem.device), block_k,
+            lookups=(page > 0) + (schedule is not None),
+        )  # fmt: skip
+        self.m_tiles = -(-self.pack * problem.n_q // tiles.block_m)
+        self.packs = problem.heads // self.pack
+        programs = problem.batch * self.packs * self.m_tiles
+        self.parts = splits or _parts(programs, _most_tiles(pattern, n, tiles.block_n), problem)
+        self.lists = schedule if schedule is not None and not schedule.dynamic else None
+        static = schedule is None or self.lists is not None
+        self.launch_parts = Launch(decode_parts, static=static)
+        self.launch_merge = Launch(merge_splits, static=True)
+        self.options = {
+            "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "BLOCK_D": width, "BLOCK_DV": width_v,
+            "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_Q": block_q,
+            "BLOCK_K": block_k, "PAGE": page,
+            "LISTED": schedule is not None, "FROM_END": pattern.from_end,
+            "PARTIAL": schedule is not None and schedule.n_partial > 0, "CAUSAL": pattern.causal,
+            "PRECISION": "ieee" if problem.dtype == torch.float32 else "tf32",
+            "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        }  # fmt: skip
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
+        schedule: Schedule | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
+        problem = self.problem
+        out = empty_out(q, v)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        parts, part_lse = out, lse
+        if self.parts > 1:
+            parts = q.new_empty(self.parts, *out.shape, dtype=torch.float32)
+            part_lse = q.new_empty(self.parts, *lse.shape, dtype=torch.float32)
+        schedule = self.lists or schedule
+        lists = (None,) * 4
+        if schedule is not None:
+            lists = (*schedule.rows[:1], *schedule.rows[2:], schedule.bits)
+
+        def arguments():
+            step = parts.stride()[1:] if self.parts > 1 else parts.stride()
+            args = (
+                q, k, v, parts, part_lse, lengths, table, *lists,
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *step[:3],
+                out.numel(), lse.numel(), 0 if table is None else table.stride(0),
+                scale_log2(problem.scale), problem.n_q, self.n, self.parts, self.m_tiles,
+                self.packs, self.pack, problem.group, *_list_strides(schedule),
+            )  # fmt: skip
+            grid = (self.parts * self.m_tiles * problem.batch * self.packs,)
+            return grid, args, self.options | {"LENGTHS": lengths is not None}
+
+        self.launch_parts((q, k, v, parts, part_lse, lengths, table), arguments, lists)
+        if self.parts > 1:
+            self._merge(parts, part_lse, out, lse)
+        return out, lse
+
+    def _merge(self, parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+        def arguments():
+            width = self.options["BLOCK_DV"]
+            args = (
+                parts, part_lse, out, lse, *out.stride()[:3], self.parts, lse.numel(),
+                *lse.shape[1:],
+            )  # fmt: skip
+            shape = {"HEAD_DIM": out.shape[3], "BLOCK_D": width, "BLOCK_P": max(16, 4096 // width)}
+            return (lse.numel(),), args, {**shape, "num_warps": 4}
+
+        self.launch_merge((parts, part_lse, out, lse), arguments)
+
+
+BLOCKLESS = 256, 256  # of a call without lists
+
+
+def decode_tiles(
+    rows: int, width: int, dtype: torch.dtype, family: Family, block_k: int, *, lookups: int
+) -> Tiles:
+    """The tiles for `rows` rows that share a key head; width: the wider head dim, padded.
+
+    lookups: loads, one after the other, that the address of a tile takes. Triton shares the stages
+        out among them and the tile.
+    """
+    block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
+    if dtype == torch.float32 and not portable.interpreted():
+        return Tiles(16, min(16, power_of_two_divisor(block_k)), 4, 1)
+    tile_bytes = TILE_BYTES // 2 if family == "cdna" else TILE_BYTES
+    block_n = min(128, tile_bytes // (2 * width), power_of_two_divisor(block_k))
+    in_flight = 2 if family in ("hopper", "blackwell") else 1
+    warps = 8 if block_m * width > 64 * 128 else 4
+    return Tiles(block_m, block_n, warps, 1 + in_flight * (1 + lookups))
+
+
+def _most_tiles(pattern: Pattern, n: int, block_n: int) -> int:
+    """Key tiles that a query may have: at most, but of a dynamic mask in the mean."""
+    schedule = pattern.schedule
+    if schedule is None:
+        return -(-n // block_n)
+    if schedule.dynamic:
+        blocks = -(-schedule.facts.entries // len(schedule.rows.mid))
+    else:
+        blocks = int(schedule.rows.ptr.diff().max())
+    return blocks * (schedule.block_k // block_n)
+
+
+def _parts(programs: int, tiles: int, problem: Problem) -> int:
+    """Parts that fill the device, none of them too long or shorter than a program takes."""
+    on_gpu = problem.device.type == "cuda"
+    slots = PROGRAMS * (multiprocessors(problem.device) if on_gpu else 4)
+    wanted = max(slots // programs, tiles // LONGEST)
+    return max(1, min(wanted, -(-tiles // MIN_TILES.value), MOST_PARTS))
+
+
+def _list_strides(schedule: Schedule | None) -> tuple[int, int]:
+    """Lists from one batch entry, and from one pack of heads, to the next."""
+    if schedule is None:
+        return 0, 0
+    lists = -(-schedule.n_q // schedule.block_q)
+    heads = schedule.heads
+    return (lists * heads if schedule.batch > 1 else 0), (lists if heads > 1 else 0)

@@ -1,0 +1,253 @@
+"""Decoding steps on a CPU, the Triton kernels in the interpreter, against float64."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from masks import BlockMask
+from sparseflash import select
+from sparseflash.testing import assert_close, make_qkv, oracle
+from tests.decode_cases import Step, random_step
+
+BACKENDS = ("cpu", "triton")
+both = pytest.mark.parametrize("backend", BACKENDS)
+LISTED = masks.local(50) & masks.causal() | masks.global_tokens(3)
+
+
+def agree(step: Step, backend: str) -> None:
+    found, expected = step.run(backend=backend), step.exact()
+    for name, a, e in zip(("out", "lse"), found, expected, strict=True):
+        assert a.shape == e.shape and a.dtype == torch.float32
+        assert_close(a, e, name=name)
+    assert torch.equal(found[1] == -math.inf, expected[1] == -math.inf)
+    assert not found[0][found[1] == -math.inf].any()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_steps(seed):
+    agree(random_step(seed), "cpu")
+    if seed % 7 == 0:  # the interpreter takes its time
+        agree(random_step(seed), "triton")
+
+
+@both
+@pytest.mark.parametrize("n_q, head_dim", [(1, 40), (16, 80), (1, 256)])
+def test_head_dims(n_q, head_dim, backend):
+    agree(Step(n_q, 100, head_dim, (100, 37), LISTED, heads=2, kv_heads=1), backend)
+
+
+@both
+def test_more_queries_than_it_is_made_for(backend):
+    agree(Step(40, 60, 32, (60, 9), LISTED, heads=2, kv_heads=1, splits=2), backend)
+
+
+@both
+@pytest.mark.parametrize(
+    "mask, layout",
+    [(None, "heads first"), (masks.causal(), "tokens first"), (LISTED, "heads first")],
+)
+def test_pages_change_no_bit(layout, mask, backend):
+    step = Step(3, 384, 32, (250, 1), mask, heads=2, kv_heads=1, layout=layout, splits=2)
+    contiguous = step.run(backend=backend)
+    for page in (16, 48, 128):
+        for a, b in zip(replace(step, page=page).run(backend=backend), contiguous, strict=True):
+            assert torch.equal(a, b), page
+
+
+@both
+def test_queries_of_two_query_blocks(backend):
+    """Their lists are two, and each query takes its own."""
+    blocks = LISTED.build(96, block_size=(16, 32))
+    for end in (31, 32, 40):
+        agree(Step(16, 96, 32, (end,), blocks, heads=2, kv_heads=1, splits=2), backend)
+
+
+@both
+@pytest.mark.parametrize("splits", [1, 2, 40])
+def test_parts_that_have_no_keys(splits, backend):
+    agree(Step(1, 150, 32, (150, 0), None, heads=1, kv_heads=1, splits=splits), backend)
+
+
+@both
+def test_lengths_grow_under_one_plan(backend):
+    whole = Step(1, 200, 32, (200,), LISTED)
+    q, k, v = whole.tensors()
+    lengths = torch.zeros(1, dtype=torch.int32)
+    for end in range(0, 201, 40):
+        lengths.fill_(end)
+        out = sparseflash.decode(q, k, v, LISTED, lengths=lengths, backend=backend)
+        expected = Step(1, 200, 32, (end,), LISTED)
+        allowed = expected.allowed()
+        assert_close(out, oracle(q, k, v, allowed)[0], name=f"out at {end}")
+
+
+@both
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_selections_for_each_step(heads, backend):
+    """Of all heads, of the key heads, and of the query heads."""
+    q, k, v = make_qkv(2, 8, 3, 192, 32, kv_heads=2)
+    asking = q.unflatten(1, (heads, -1)).mean(2)
+    picked = select.top_k(3, block_size=(16, 32))(asking, k if heads > 1 else k[:, :1])
+    lengths = torch.tensor([192, 150])
+    within = torch.arange(192) < lengths[:, None, None, None]
+    allowed = torch.from_numpy(picked.to_block_mask().to_dense())
+    allowed = allowed.repeat_interleave(8 // heads, 1) & within
+    expected, lse = oracle(q, k, v, allowed)
+    mask = picked if heads != 2 else picked | masks.local(5)  # partial blocks beside full ones
+    if heads == 2:
+        near = torch.from_numpy(masks.local(5).build(3, 192).to_dense())
+        expected, lse = oracle(q, k, v, (allowed | near) & within)
+    for given in (mask, mask.to_block_mask()):
+        found = sparseflash.decode(
+            q, k, v, given, lengths=lengths, return_lse=True, backend=backend
+        )
+        assert_close(found[0], expected, name="out")
+        assert_close(found[1], lse, name="lse")
+
+
+def test_as_attention_at_full_length():
+    """The last rows of training, and a sink that joins afterwards, as the guide says."""
+    q, k, v = make_qkv(2, 4, 96, 96, 32, kv_heads=2, dtype=torch.float64)
+    mask = masks.butterfly(16) & masks.causal()
+    sink = torch.arange(4.0, dtype=torch.float64)
+    expected = sparseflash.attention(q, k, v, mask)
+    with_sink = sparseflash.attention(q, k, v, mask, terms=sparseflash.Terms(sink))
+    for n_q in (1, 4, 16):
+        found, lse = sparseflash.decode(q[:, :, -n_q:], k, v, mask, return_lse=True)
+        torch.testing.assert_close(found, expected[:, :, -n_q:])
+        found = found * torch.sigmoid(lse - sink[:, None]).unsqueeze(-1)
+        torch.testing.assert_close(found, with_sink[:, :, -n_q:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_on_a_cpu(dtype):
+    step = Step(3, 150, 64, (150, 70), LISTED, dtype=dtype)
+    q, k, v = (t.nan_to_num() for t in step.tensors())
+    expected = step.exact()[0]
+    own = sparseflash.attention(q, k, v, step.allowed(), backend="reference")
+    assert_close(step.run(backend="cpu")[0], expected, own, name="out")
+
+
+def test_float16_in_the_interpreter():
+    step = Step(3, 150, 64, (150, 70), LISTED, dtype=torch.float16, splits=2)
+    out, lse = step.run(backend="triton")
+    assert (out - step.exact()[0]).abs().max() < 4e-3
+    assert (lse - step.exact()[1]).abs().max() < 1e-3
+
+
+# ---- what is refused
+
+
+def small(**options):
+    return make_qkv(2, 4, 1, 64, 32, kv_heads=2, **options)
+
+
+def pages(n=4, page=16, dtype=torch.float32):
+    return torch.zeros(n, page, 2, 32, dtype=dtype)
+
+
+TABLE = torch.zeros(2, 4, dtype=torch.int32)
+
+
+def test_gradients_are_refused():
+    q, k, v = small()
+    with pytest.raises(ValueError, match=r"k requires a gradient.*no_grad.*attention"):
+        sparseflash.decode(q, k.requires_grad_(), v)
+    with torch.no_grad():
+        assert sparseflash.decode(q, k, v).shape == q.shape
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"q": torch.zeros(2, 3, 1, 32)}, "q has 3 heads, k and v 2"),
+        ({"v": torch.zeros(2, 2, 63, 32)}, "all but the head dim must be equal"),
+        ({"k": torch.zeros(2, 2, 64, 32, dtype=torch.float64)}, "k is torch.float64"),
+        ({"k": torch.zeros(2, 2, 32, 64).mT}, "not copied"),
+        ({"k": None}, "k is a NoneType"),
+        ({"lengths": [64]}, r"lengths is torch.int64 of shape \(1,\)"),
+        ({"lengths": [64, 65]}, r"lengths holds 65; they must lie in 0\.\.64"),
+        ({"lengths": torch.ones(2)}, "lengths is torch.float32"),
+        ({"splits": 0}, "splits is 0; pass an int between 1 and 256"),
+        ({"splits": 2.0}, "splits is 2.0"),
+        ({"scale": -1.0}, "scale is -1.0"),
+        ({"backend": "hopper"}, "backend is 'hopper'; choose one of auto, triton, cpu"),
+        ({"mask": "causal"}, "mask is a str"),
+        ({"mask": torch.ones(1, 64, dtype=torch.bool)}, "mask is a Tensor.*from_dense"),
+        ({"mask": masks.causal().build(32)}, "32 queries and 32 keys.*room for 64"),
+        ({"mask": masks.heads(*[masks.causal()] * 3).build(64, heads=3)}, "heads 3"),
+        ({"block_table": TABLE}, "q has 4 heads, k and v 64"),
+    ],
+)
+def test_bad_inputs(change, message):
+    q, k, v = small()
+    arguments = {"q": q, "k": k, "v": v} | change
+    with pytest.raises(ValueError, match=message):
+        sparseflash.decode(**arguments)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"block_table": TABLE.long()}, r"block_table is torch.int64 of shape \(2, 4\)"),
+        ({"block_table": TABLE[:1]}, r"pass an int32 tensor \(2, pages of a sequence\)"),
+        ({"block_table": [0, 1]}, "block_table is a list|block_table is list"),
+        ({"block_table": TABLE.expand(2, 4).T.contiguous().T}, "its columns side by side"),
+        ({"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
+        ({"v": pages(5)}, "all but the head dim must be equal"),
+        ({"k": pages(dtype=torch.float16), "v": pages(dtype=torch.float16)}, "k is torch.float16"),
+        ({"lengths": [64, 65]}, r"0\.\.64"),
+        ({"mask": masks.causal().build(80)}, "room for 64"),
+    ],
+)
+def test_bad_pages(change, message):
+    arguments = {"q": small()[0], "k": pages(), "v": pages(), "block_table": TABLE} | change
+    with pytest.raises(ValueError, match=message):
+        sparseflash.decode(**arguments)
+
+
+def test_the_kernels_say_why_not():
+    q, k, v = small(dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"'triton' cannot decode.*float64"):
+        sparseflash.decode(q, k, v, backend="triton")
+    assert sparseflash.decode(q, k, v).dtype == torch.float64
+
+
+def test_every_parameter_is_documented():
+    text = sparseflash.decode.__doc__ or ""
+    names = re.findall(r"^        (\w+):", text, re.MULTILINE)
+    assert names == [*list(sparseflash.decode.__annotations__)[:-1], "ValueError"]
+
+
+# ---- compilers
+
+
+def test_opcheck():
+    (q, k, v), options = Step(2, 64, 32, (64, 30), page=16).arguments()
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    rest = options["lengths"], options["block_table"], LISTED.key, [], [], None, 2, "cpu"
+    torch.library.opcheck(torch.ops.sparseflash.decode.default, (q, k, v, *rest))
+
+
+@pytest.mark.parametrize("mask", [None, LISTED, LISTED.build(64)], ids=str)
+def test_it_compiles_into_one_graph(mask, fresh_dynamo):
+    def call(q, k, v, lengths):
+        return sparseflash.decode(q, k, v, mask, lengths=lengths, return_lse=True, backend="cpu")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="aot_eager")
+    step = Step(2, 64, 32, (64, 30), mask)
+    (q, k, v), options = step.arguments()
+    for lengths in (options["lengths"], options["lengths"].flip(0)):
+        for a, b in zip(compiled(q, k, v, lengths), call(q, k, v, lengths), strict=True):
+            assert torch.equal(a, b) or a.isnan().any()
+
+
+def test_rows_may_be_arrays_of_a_block_mask():
+    """A mask with as many rows as queries needs no positions."""
+    rows = BlockMask.from_dense(torch.rand(3, 100) < 0.3, (16, 32))
+    agree(Step(3, 100, 32, (100, 60), rows), "cpu")
