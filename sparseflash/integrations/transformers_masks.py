@@ -102,14 +102,16 @@ def _read(function: Callable[..., Any]) -> Mask | None:
     return None
 
 
+_PACKED = dict.fromkeys(("packed_sequence_mask_function", "remap_positions_for_packed_sequence"))
+
+
 def _packed(function: Callable[..., Any]) -> tuple[Tensor | None, Callable[..., Any]]:
     """Numbers of the documents that are packed into a sequence, (batch, tokens) ascending, and the
     function within a document; None and the function itself where none are."""
     if _name(function) == "and_masks":
-        parts = _values(function)["mask_functions"]
-        names = [_name(part) for part in parts]
-        if names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
-            ids, within = (_values(part) for part in parts)
+        parts = {_name(part): _values(part) for part in _values(function)["mask_functions"]}
+        if parts.keys() == _PACKED.keys():  # in the order of the version of transformers
+            ids, within = (parts[name] for name in _PACKED)
             return ids["packed_sequence_mask"], within["mask_function"]
     return None, function
 
