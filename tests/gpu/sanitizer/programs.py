@@ -26,12 +26,13 @@ CALLS = {
     "causal": CAUSAL,
     "head dim 32": replace(CAUSAL, head_dim=32),
     "head dim 128": replace(CAUSAL, head_dim=128),
-    "head dim 256": replace(CAUSAL, head_dim=256),  # its backward is that of the triton backend
+    "head dim 256": replace(CAUSAL, head_dim=256),  # its backward is the wide one
     "wider v": replace(CAUSAL, v_head_dim=128),
     "blocks of 64": replace(CAUSAL, block_size=(64, 64)),
     "blocks of 16": replace(CAUSAL, block_size=(16, 16)),
     "grouped heads": replace(CAUSAL, kv_heads=1),
     "dropout": replace(CAUSAL, dropout_p=0.2),
+    "dropout, head dim 256": replace(CAUSAL, head_dim=256, dropout_p=0.2),
     "deterministic": replace(CAUSAL, deterministic=True),  # columns without dQ, and rows
     "split rows": replace(
         CAUSAL, n_q=3000, n_k=3000, heads=1, kv_heads=1,
