@@ -35,7 +35,7 @@ def transposed(bits: Tensor, block_k: int) -> Tensor:
     place = torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]
     packed = torch.empty(tiles, block_k, block_q // 8, dtype=torch.uint8, device=bits.device)
     for some in _chunks(tiles, block_q * block_k):
-        queries = unpack_bits(bits[some], block_k).view(torch.uint8)
+        queries = unpack_bits(bits[some], block_k).to(torch.uint8)
         eights = queries.unflatten(1, (-1, 8)) << place  # (tiles, bytes, 8, keys)
         packed[some] = eights.sum(2, dtype=torch.uint8).transpose(1, 2)
     return packed
