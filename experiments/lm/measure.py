@@ -34,10 +34,11 @@ def saved_mib(trainer: Any, settings: Settings) -> float | None:
     own = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+        # detached, or the graph and its hook would hold each other for ever
+        storage, kept = tensor.untyped_storage(), tensor.detach()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so addresses differ
-        return tensor.detach()  # an output itself would hold its own graph, for ever
+            found[storage.data_ptr()] = (storage.nbytes(), kept)  # alive, so addresses differ
+        return kept
 
     state = torch.get_rng_state()
     size = settings.batch // trainer.group.world // trainer.parts

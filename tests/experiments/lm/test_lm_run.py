@@ -1,5 +1,6 @@
 """Runs of language models: they learn, continue bit for bit, and become rows and tables."""
 
+import gc
 import json
 from dataclasses import replace
 
@@ -29,6 +30,16 @@ def test_the_loss_decreases(model, settings):
     assert curve[-1] < (3.4 if model == "tiny" else 4.2) and result["val_loss"] < 4.2
     assert len(result["positions"]) == (32 if model == "tiny" else 0)
     assert result["saved_mib"] > 0
+
+
+def test_a_complete_run_leaves_no_memory(settings):
+    """The next run of the process has it."""
+    train(settings(model="tiny", provider="standard", context=24, steps=2))
+    gc.collect()
+    activations = [
+        x for x in gc.get_objects() if type(x) is torch.Tensor and x.ndim > 2 and 24 in x.shape
+    ]
+    assert not activations
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": "bert-tiny"}, {"packed": True, "dropout": 0.1}])
