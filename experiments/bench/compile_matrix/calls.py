@@ -113,7 +113,7 @@ def portable_calls() -> list[Call]:
                 ("sink", (64,)),
                 ("softcap", (128, 256)),
                 ("slopes", (64, 128)),
-                ("bias", (64, 128)),
+                ("bias", (32, 64, 128, 256)),
             )
             for head_dim in head_dims
         ),
