@@ -111,10 +111,14 @@ class Backward:
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.tl import backward, backward_prepare
 
-        self.kv, self.q = (Cut(name, problem, schedule) for name in ("backward_kv", "backward_q"))
+        self.kv, self.q = (
+            {bias: Cut(kernel, problem, schedule, bias=bias) for bias in (False, True)}
+            for kernel in ("backward_kv", "backward_q")
+        )
+        static = self.kv[False].static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
-        self.launch_kv = Launch(backward.backward_kv, static=self.kv.static)
-        self.launch_q = Launch(backward.backward_q, static=self.q.static)
+        self.launch_kv = Launch(backward.backward_kv, static=static)
+        self.launch_q = Launch(backward.backward_q, static=static)
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
@@ -148,7 +152,8 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
-        cut, (q, k, v, *_, seed, terms) = self.kv, saved
+        q, k, v, *_, seed, terms = saved
+        cut = self.kv[terms.bias is not None]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         lists = _lists(walk.schedule, "cols")
 
@@ -170,7 +175,8 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, ...]:
         """dq, by query tiles over the rows of the mask, and dbias where there is a bias."""
-        cut, (q, k, v, *_, seed, terms) = self.q, saved
+        q, k, v, *_, seed, terms = saved
+        cut = self.q[terms.bias is not None]
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
         n_tiles, bias, sums = _cdiv(q.shape[2], cut.tiles.block_m), terms.bias, None
@@ -192,9 +198,14 @@ class Backward:
 
 
 class Cut:
-    """How one kernel is cut for a problem: its tiles and the arguments that follow from them."""
+    """How one kernel is cut for a problem: its tiles and the arguments that follow from them.
 
-    def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
+    bias: whether its calls have one.
+    """
+
+    def __init__(
+        self, kernel: str, problem: Problem, schedule: Schedule | None, *, bias: bool = False
+    ):
         facts = schedule.facts if schedule is not None else None
         self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic
@@ -214,6 +225,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
+            bias=bias,
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"

@@ -27,8 +27,9 @@ Table = dict[tuple[str, int], Tiles]
 # (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
-# copy: addresses need registers. Rows are measured for Hopper, the padded ones apart; all others
-# are chosen by what compiles with few spills (docs/results/compile_matrix.md).
+# copy: addresses need registers. A row " bias" is for scores with a bias by distance: its pointers
+# and sums need registers. Rows are measured for Hopper, the padded ones apart; those for a bias and
+# for other GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -61,6 +62,14 @@ _PADDED: Table = {
     ("backward_q padded", 64): Tiles(64, 32, 4, 2),
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
+}
+_BIAS: Table = {
+    ("backward_kv bias", 256): Tiles(32, 16, 4, 1),
+    ("backward_q bias", 256): Tiles(16, 32, 4, 1),
+} | {
+    (kernel, width): Tiles(32, 32, 4, 1)
+    for kernel in ("backward_kv bias", "backward_q bias")
+    for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),
@@ -108,11 +117,11 @@ _FLOAT32 = {
 def _tables(family: Family) -> tuple[Table, ...]:
     """The tables of a family, the first that has a row decides."""
     return {
-        "ampere": (_AMPERE, _PADDED),
-        "hopper": (HOPPER, _PADDED),
-        "blackwell": (_BLACKWELL, HOPPER, _PADDED),
-        "geforce": (_GEFORCE, _AMPERE, _PADDED),
-        "cdna": (_CDNA, _AMPERE),
+        "ampere": (_AMPERE, _PADDED, _BIAS),
+        "hopper": (HOPPER, _PADDED, _BIAS),
+        "blackwell": (_BLACKWELL, HOPPER, _PADDED, _BIAS),
+        "geforce": (_GEFORCE, _AMPERE, _PADDED, _BIAS),
+        "cdna": (_CDNA, _AMPERE, _BIAS),
     }[family]
 
 
@@ -127,17 +136,19 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
+    bias: bool = False,
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
     padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
-        partial blocks; keys_per_query: the mean over its query blocks.
+        partial blocks; keys_per_query: the mean over its query blocks; bias: whether the scores
+        have a bias by distance.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
         tiles = _FLOAT32[width]
     else:
-        kinds = ["padded"] if padded else []
+        kinds = ["bias"] * bias + ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
         rows = [(f"{kernel} {kind}", width) for kind in kinds] + [(kernel, width)]
         tables = _tables(family)

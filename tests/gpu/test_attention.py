@@ -129,6 +129,24 @@ def test_head_dims_above_128(name, dtype, backend):
     check(replace(ABOVE_128[name], dtype=dtype), backend, "cuda")
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@pytest.mark.parametrize("head_dim, v_head_dim", [(256, 256), (192, 192), (192, 128), (128, 256)])
+def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p, backend):
+    """A program runs two or three tiles one after the other, parts and whole ones."""
+    n_q, n_k, heads, kv_heads = 2000, 8111, 12, 4
+    case = Case(
+        n_q, n_k, head_dim, torch.bfloat16, heads=heads, kv_heads=kv_heads, mask=GLOBAL,
+        v_head_dim=v_head_dim, dropout_p=dropout_p,
+    )  # fmt: skip
+    blocks, _ = build(case, "cuda")
+    schedule = schedule_for(blocks, n_q, n_k, 1, heads, "cuda")
+    spec = TileSpec(True, 128, 64, n_q, n_k, 1, heads, kv_heads, sms=132)
+    lists = tile_lists(schedule, spec, "cuda")
+    assert lists.n_parts > 0  # the case is about them
+    assert heads * lists.n_items > 2 * spec.sms
+    check(case, backend, "cuda")
+
+
 LONG_ROWS = {
     # name: mask, n_q, n_k, which sides have parts
     "global tokens": (GLOBAL, 8192, 8192, "rows cols"),

@@ -11,7 +11,7 @@ import sparseflash
 from sparseflash import Terms
 from sparseflash.backends.registry import BACKENDS as BACKEND_MODULES
 from sparseflash.testing import make_qkv
-from tests.attention_cases import DTYPES, LEARNED, check, random_case
+from tests.attention_cases import DTYPES, LEARNED, Case, check, random_case
 from tests.op_cases import BACKENDS, MASK, detached, small
 from tests.problems import problem_of
 
@@ -31,6 +31,12 @@ def test_random_problem(backend, seed):
     rng = random.Random(seed)
     terms = rng.sample(TERMS, rng.choice([1, len(TERMS)]))
     check(replace(case, terms=tuple(terms)), backend, "cpu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bias_at_head_dim_256(backend):
+    """Where the tiles of the portable backward are not square."""
+    check(Case(40, 70, 256, mask=masks.causal(), terms=("bias",), seed=30), backend, "cpu")
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -20,6 +20,8 @@ class Call:
     kv_heads: int = 2  # of 4 heads
     dropout_p: float = 0.0
     deterministic: bool = False
+    lse_gradient: bool = False
+    terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
     n_q: int = 1  # of a step of decoding
     page: int = 0  # tokens of a page of its cache
 
@@ -50,13 +52,21 @@ def hopper_calls() -> list[Call]:
             replace(causal, name="causal, float16", dtype="float16"),
             replace(causal, name="blocks of 16", block_size=(16, 16)),
             replace(causal, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
+            replace(causal, name="causal, LSE gradient", lse_gradient=True),
         ]
+    split = replace(base, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
     causal256 = replace(base, head_dim=256)
     return [
         *calls,
         dense256, causal256, replace(dense256, name="dense, dropout", dropout_p=0.1),
-        replace(causal256, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
+        replace(split, head_dim=256),
+        replace(split, name="split rows, v of 128", head_dim=192, v_head_dim=128),
+        replace(split, name="split rows, v of 256", head_dim=128, v_head_dim=256),
+        *(replace(split, name="split rows, dropout", head_dim=d, dropout_p=0.1)
+          for d in (64, 128, 256)),
+        *(replace(split, name="split rows, grouped heads", head_dim=d, kv_heads=1)
+          for d in (64, 128, 256)),
         replace(causal256, name="blocks of 16", block_size=(16, 16)),
         replace(causal256, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
         replace(base, head_dim=192), replace(base, name="dense", head_dim=192, mask=None),
@@ -96,6 +106,17 @@ def portable_calls() -> list[Call]:
         *(replace(base, head_dim=head_dim) for head_dim in (24, 40, 72, 192)),
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
         *(replace(base, name="causal, float32", head_dim=d, dtype="float32") for d in (64, 128)),
+        replace(base, name="causal, LSE gradient", lse_gradient=True),
+        *(
+            replace(base, name=f"causal, {term}", head_dim=head_dim, terms=(term,))
+            for term, head_dims in (
+                ("sink", (64,)),
+                ("softcap", (128, 256)),
+                ("slopes", (64, 128)),
+                ("bias", (32, 64, 128, 256)),
+            )
+            for head_dim in head_dims
+        ),
         *decode_calls(),
     ]
 

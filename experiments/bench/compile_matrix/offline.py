@@ -26,7 +26,7 @@ from experiments.bench.compile_matrix.chips import Chip
 from sparseflash import fp8
 from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
-from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.decoding import triton as decoding
 from sparseflash.decoding.pattern import pattern_of
 from sparseflash.problem import Options, describe
@@ -147,17 +147,25 @@ def _launch(call: Call) -> None:
         return
     backend = hopper if call.backend == "hopper" else portable
     seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
-    options = Options(scale, call.dropout_p, call.deterministic, call.backend)
+    cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
+    options = Options(scale, call.dropout_p, call.deterministic, call.backend, cap, bool(biased))
+    terms = _terms(call, heads)
     problem = describe(q, k, v, call.mask, options, True)
 
     def walk(specs) -> Walk:
         return Walk(schedule, tuple(tile_lists(schedule, spec, "cpu") for spec in specs))
 
     forward = backend.plan_forward(problem, schedule)
-    out, lse = forward(q, k, v, seed, walk(forward.specs))
+    out, lse = forward(q, k, v, seed, walk(forward.specs), terms)
     backward = backend.plan_backward(problem, schedule)
-    saved = Saved(q, k, v, out, lse, seed)
-    backward(torch.zeros_like(out), None, saved, walk(backward.specs))
+    dlse = torch.zeros_like(lse) if call.lse_gradient else None
+    saved = Saved(q, k, v, out, lse, seed, terms)
+    backward(torch.zeros_like(out), dlse, saved, walk(backward.specs))
+
+
+def _terms(call: Call, heads: int) -> TermTensors:
+    shapes = {"sink": (heads,), "bias": (heads, 255), "slopes": (heads,)}
+    return TermTensors(**{k: torch.zeros(shapes[k]) for k in call.terms if k in shapes})
 
 
 def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -88,7 +88,7 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 @gluon.jit
 def _store(f, acc, m, sums, i, bh, row, part):
-    """Hands O [64, BLOCK_DV] to the storer, in place i of Q, or keeps that of a part.
+    """Hands O [64, BLOCK_DV] to the storer, in place i of Q, or keeps that of a part. Returns O.
 
     acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; row: the first query.
     """
@@ -115,6 +115,7 @@ def _store(f, acc, m, sums, i, bh, row, part):
         r = row + gl.arange(0, 64, ROWS)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
     mbarrier.arrive(f.bars.out_full.index(i), count=1)
+    return o
 
 
 @gluon.jit
@@ -251,7 +252,9 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
                 acc = warpgroup_mma_wait(0, deps=(acc_async,))
                 arrive(bars.v_empty, g - 1)
-                _store(f, acc, m, l, i, bh, row, part)
+                o = _store(f, acc, m, l, i, bh, row, part)
+                if f.SPLIT:
+                    acc = o  # the next tile begins a sum of its own: acc need not outlive O
             last_bh = bh + 0
             last_part = part + 0
             last_row = row + 0

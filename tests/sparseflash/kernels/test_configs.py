@@ -27,10 +27,10 @@ def tiles(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_family_has_tiles_that_divide_the_blocks(dtype, head_dim, kernel, family):
     for padded in (False, True):
-        for partial in (False, True):
+        for partial, bias in ((False, False), (True, False), (True, True)):
             for block in (16, 48, 64, 128):
                 found = tiles(
-                    kernel, head_dim, family, dtype, padded=padded, partial=partial,
+                    kernel, head_dim, family, dtype, padded=padded, partial=partial, bias=bias,
                     keys_per_query=100.0, block_q=block, block_k=block,
                 )  # fmt: skip
                 assert block % found.block_m == 0 == block % found.block_n
@@ -42,6 +42,8 @@ def test_a_row_for_a_kind_comes_before_the_row_of_its_kernel():
     assert tiles(head_dim=64)[:2] == (128, 128)
     assert tiles(head_dim=64, keys_per_query=100.0)[:2] == (64, 128)
     assert tiles(head_dim=100, padded=True, partial=True)[:2] == (64, 32)
+    assert tiles("backward_q", 100, bias=True, padded=True, partial=True)[:2] == (32, 32)
+    assert tiles(bias=True) == tiles()  # of the backward only
     assert tiles(partial=True, family="ampere") == tiles(family="ampere")
 
 
