@@ -1,6 +1,7 @@
 """Rows of experiments.papers.memory as a table, a figure and beside what is published."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot as plt
@@ -18,7 +19,7 @@ from experiments.common.figures import (
     style,
 )
 from experiments.common.records import OK
-from experiments.common.text_table import MISSING, markdown
+from experiments.common.text_table import markdown, short
 from experiments.papers.attention.published import LAYERS, SEVEN_B, readings
 from experiments.papers.attention.rows import MemoryRow
 
@@ -52,6 +53,12 @@ def tables(rows: Sequence[MemoryRow]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def named(rows: Sequence[MemoryRow]) -> dict[str, Callable[[], str]]:
+    """The tables that a page may hold: stacks, published and formula."""
+    found = {"stacks": partial(measured_table, newest(rows))}
+    return {**found, "published": published_table, "formula": gpu_formula_table}
+
+
 def measured_table(rows: Sequence[MemoryRow]) -> str:
     """A line for each configuration and length."""
     lines = [
@@ -61,7 +68,7 @@ def measured_table(rows: Sequence[MemoryRow]) -> str:
         own = [row for row in rows if (row.attention, row.checkpoint) == key]
         for row in sorted(own, key=lambda r: r.n):
             cells = [row.peak_mib, row.layer_mib, row.formula_mib, row.scaled_gb, row.ms_median]
-            texts = [MISSING if x is None else f"{x:.3g}" for x in cells]
+            texts = [*map(short, cells)]
             if row.status != OK:
                 texts[0] = row.status.split(":")[0]
             lines.append([f"{name} ({row.layers} layers)", f"{row.n:,}", *texts])

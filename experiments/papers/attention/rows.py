@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import masks
 from experiments.common.records import TimedRow
 
 SOURCES = ("masks", "sparseflash", "experiments/papers", "experiments/lra/models")
@@ -50,9 +51,14 @@ class LengthRow(TimedRow):
     peak_mib: float | None = None  # of forward and backward on a GPU, inputs included
     error: float | None = None  # relative to float64, of attentions that are exact
 
-    WHAT = "method direction dropout padding batch heads n head_dim dtype".split()
+    WHAT = "method direction dropout padding batch heads n head_dim dtype".split()  # and the mask
     SOURCES = SOURCES
     COMMAND = "python -m experiments.papers.attention_table"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees keys up to its own only, as the end of the mask says."""
+        return self.mask.endswith(str(masks.causal()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from experiments.common.program import program
 from experiments.common.progress import progress
 from experiments.common.records import Records, read
 from experiments.common.text_table import aligned, fill
+from experiments.papers.attention.resume import page_text
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
 from experiments.papers.softmax.report import draw, table, tables
@@ -31,7 +32,7 @@ SECONDS = {"cuda": 0.1, "cpu": 0.2}
 @program("softmax", "experiments.papers.softmax")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it as tables and draws it."""
-    pages = [(Path(page), _text(page)) for page in as_list(options["pages"])]
+    pages = [(Path(page), page_text(page)) for page in as_list(options["pages"])]
     rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
     if not rows:
         raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
@@ -91,13 +92,6 @@ def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
     if not fitting:
         raise ValueError(f"limit_gib={limit:.3g}: no shape fits; give more, or smaller shapes")
     return fitting
-
-
-def _text(page: str) -> str:
-    try:
-        return Path(page).read_text()
-    except OSError as error:
-        raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
 
 
 if __name__ == "__main__":
