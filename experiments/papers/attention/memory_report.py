@@ -20,7 +20,14 @@ from experiments.common.figures import (
 )
 from experiments.common.records import OK
 from experiments.common.text_table import markdown, short
-from experiments.papers.attention.published import LAYERS, SEVEN_B, readings
+from experiments.papers.attention.published import (
+    LAYERS,
+    SELECTIVE,
+    SEVEN_B,
+    attention_share,
+    layer_units,
+    readings,
+)
 from experiments.papers.attention.rows import MemoryRow
 
 NAMES = {
@@ -49,14 +56,15 @@ def tables(rows: Sequence[MemoryRow]) -> str:
         f"batch {last.batch}; {last.device}, torch {last.torch}."
     )
     parts = [head, measured_table(rows), "\n".join(f"- {text}" for text in growth(rows))]
-    parts += [published_table(), gpu_formula_table()]
+    parts += [published_table(), gpu_formula_table(), selective_table()]
     return "\n\n".join(parts) + "\n"
 
 
 def named(rows: Sequence[MemoryRow]) -> dict[str, Callable[[], str]]:
-    """The tables that a page may hold: stacks, published and formula."""
+    """The tables that a page may hold: stacks, published, formula and selective."""
     found = {"stacks": partial(measured_table, newest(rows))}
-    return {**found, "published": published_table, "formula": gpu_formula_table}
+    found |= {"published": published_table, "formula": gpu_formula_table}
+    return found | {"selective": selective_table}
 
 
 def measured_table(rows: Sequence[MemoryRow]) -> str:
@@ -72,6 +80,19 @@ def measured_table(rows: Sequence[MemoryRow]) -> str:
             if row.status != OK:
                 texts[0] = row.status.split(":")[0]
             lines.append([f"{name} ({row.layers} layers)", f"{row.n:,}", *texts])
+    return markdown(lines)
+
+
+def selective_table() -> str:
+    """The share of activations that selective recomputation saves, by the formula and published."""
+    lines = [["model", "heads", "tokens", "dim", "5 a s / h", "share saved", "published"]]
+    for name, (heads, n, dim, published) in SELECTIVE.items():
+        scores, _ = layer_units(heads, n, dim)
+        shares = (
+            f"{100 * attention_share(heads, n, dim):.1f} %",
+            f"{100 * published:.0f} %",
+        )
+        lines.append([name, f"{heads}", f"{n:,}", f"{dim:,}", f"{scores:g}", *shares])
     return markdown(lines)
 
 

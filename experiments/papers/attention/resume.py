@@ -62,7 +62,7 @@ def publish(
     named: the tables that a page may hold. A line `<!-- rows: NAME FOLDER/FILE -->` of a page takes
         one of this file, and `<!-- end -->` ends it.
     """
-    pages = [(Path(page), page_text(page)) for page in as_list(options["pages"])]
+    pages = Pages(options["pages"], path)
     rows = read(path, kind)
     if not rows:
         raise ValueError(f"{path} holds no rows; measure first: {kind.COMMAND}")
@@ -72,16 +72,27 @@ def publish(
         table = path.with_name(f"{path.name.partition('.')[0]}.md")
         table.write_text(text, encoding="utf-8")
         written.append(table)
-    for page, old in pages:
-        own = f"{path.resolve().parent.name}/{path.name.removesuffix('.gz')}"
-        page.write_text(fill(old, named(rows), own), encoding="utf-8")
-        written.append(page)
+    written += pages.fill(named(rows))
     print("\n".join(f"written: {place}" for place in written))
 
 
-def page_text(page: str) -> str:
-    """What a page holds. Raises ValueError if it cannot be read."""
-    try:
-        return Path(page).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+class Pages:
+    """Markdown pages, read before anything is measured, whose tables of one file are filled.
+
+    Raises ValueError for a page that cannot be read.
+    """
+
+    def __init__(self, pages: Any, csv: Path):
+        self.rows = f"{csv.resolve().parent.name}/{csv.name.removesuffix('.gz')}"
+        self.texts: dict[Path, str] = {}
+        for page in as_list(pages):
+            try:
+                self.texts[Path(page)] = Path(page).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+
+    def fill(self, tables: Tables) -> list[Path]:
+        """Fills and writes the pages. Raises ValueError for a page without a table of the file."""
+        for page, text in self.texts.items():
+            page.write_text(fill(text, tables, self.rows), encoding="utf-8")
+        return list(self.texts)
