@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import masks
-from experiments.common.records import TimedRow
+from experiments.common.records import Row, TimedRow
 
 SOURCES = ("masks", "sparseflash", "experiments/papers", "experiments/lra/models")
 
@@ -83,3 +83,23 @@ class MemoryRow(TimedRow):
     WHAT = "attention checkpoint batch n dim hidden heads layers dtype".split()
     SOURCES = SOURCES
     COMMAND = "python -m experiments.papers.memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Row):
+    """The error of an attention's output against float64: experiments.papers.accuracy."""
+
+    method: str
+    batch: int
+    heads: int
+    n: int
+    head_dim: int
+    dtype: str  # e4m3: of float16 inputs that the method rounds
+    outliers: float  # share of the entries that are
+    status: str = ""  # ok, or the reason why there is no error
+    rmse: float | None = None
+    relative: float | None = None  # to the root mean square of the output
+
+    WHAT = "method batch heads n head_dim dtype outliers".split()
+    SOURCES = SOURCES
+    COMMAND = "python -m experiments.papers.accuracy"
