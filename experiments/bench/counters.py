@@ -1,14 +1,16 @@
 """Hardware counters of one call, by Nsight Compute, which runs this file as its child.
 
-`under_ncu` and `counted` do the same for other programs.
+`under_ncu` and `counted` do the same for other programs, `each_under_ncu` and `counted_each` for
+several calls of one process.
 """
 
 import csv
+import gc
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +24,7 @@ from sparseflash.cost import CEILINGS, cost, ideal
 
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2, TENSOR = "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor"
+MARK = "spin_kernel"  # that torch.cuda._sleep launches
 INSTRUCTIONS = "smsp__inst_executed.sum"
 NAMES = {TIME: "us", READ: "read MB", WRITTEN: "written MB", L2: "L2 MB", INSTRUCTIONS: "1e6 inst"}
 UNITS = {TIME: 1e3, READ: 1e6, WRITTEN: 1e6, L2: 1e6}  # of what ncu gives in ns and bytes
@@ -56,18 +59,55 @@ def under_ncu(module: str, task: dict[str, Any]) -> Kernels:
 
     Raises ValueError if ncu does not run.
     """
+    return _run(module, task, metrics(_program()))
+
+
+def each_under_ncu(
+    module: str, tasks: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[Kernels]:
+    """The counters `names` of each task, in one process: `python -m module TASKS`.
+
+    Start-up, imports and compiled kernels are shared. The child separates the tasks with
+    `counted_each`; a task that failed has no kernels.
+
+    Raises ValueError if ncu does not run, or what it printed does not fall into as many parts.
+    """
+    found = apart(_run(module, list(tasks), names))
+    if len(found) != len(tasks):
+        raise ValueError(f"ncu gave counters of {len(found)} calls instead of {len(tasks)}")
+    return found
+
+
+def _program() -> str:
+    """The path of Nsight Compute. Raises ValueError if it, or a GPU, is missing."""
     if not torch.cuda.is_available():
         raise ValueError("counters need a CUDA device")
-    program = ncu()
+    return ncu()
+
+
+def _run(module: str, argument: Any, names: Sequence[str]) -> Kernels:
+    """What ncu prints of `python -m module ARGUMENT`. Raises ValueError if it does not run."""
+    program = _program()
     options = "--clock-control none --profile-from-start off --csv --print-units base".split()
-    command = [program, *options, "--metrics", ",".join(metrics(program))]
-    command += [sys.executable, "-m", module, json.dumps(task)]
+    command = [program, *options, "--metrics", ",".join(names)]
+    command += [sys.executable, "-m", module, json.dumps(argument)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     kernels = parse(done.stdout)
     if done.returncode or not kernels:
         said = (done.stdout + done.stderr).strip().splitlines()[-8:]
         raise ValueError(f"ncu gave no counters ({done.returncode}): " + " | ".join(said))
     return kernels
+
+
+def apart(kernels: Kernels) -> list[Kernels]:
+    """The kernels after each one that marks the begin of a task."""
+    found: list[Kernels] = []
+    for name, values in kernels:
+        if MARK in name:
+            found.append([])
+        elif found:
+            found[-1].append((name, values))
+    return found
 
 
 def parse(text: str) -> Kernels:
@@ -111,6 +151,23 @@ def child(task: dict) -> None:
     bench = Bench(torch.device("cuda"), 0.0)
     call = bench.ungated(Measurement(case, task["provider"], task["direction"]))
     counted(call)
+
+
+def counted_each(prepared: Iterable[Callable[[], Callable[[], object]]]) -> None:
+    """Prepares calls and runs them as `counted`, one by one, each after a kernel that marks it.
+
+    One that fails says why, and has a mark alone.
+    """
+    for prepare in prepared:
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)  # MARK
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        try:
+            counted(prepare())
+        except Exception as error:
+            print(f"not counted: {error}", file=sys.stderr)
+        gc.collect()
 
 
 def counted(call: Callable[[], object]) -> None:

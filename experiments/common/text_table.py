@@ -25,8 +25,19 @@ def markdown(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def fill(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
+def short(value: float | None) -> str:
+    """A number with three digits, in whole thousands apart: 0.123, 12.3, 1,230."""
+    if value is None:
+        return MISSING
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
+def fill(page: str, tables: Mapping[str, Callable[[], str]], rows: str = "") -> str:
     """A page with what stands between `<!-- rows: NAME -->` and `<!-- end -->` made by a table.
+
+    rows: the end of a file's path, for a page with tables of several files; then the line is
+        `<!-- rows: NAME PATH -->`, and those of other files stay.
 
     Raises ValueError for a name that is no table, and for a page without one.
     """
@@ -36,8 +47,10 @@ def fill(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
             raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(tables)}")
         return f"{found[1]}\n{tables[found[2]]()}\n{found[3]}"
 
-    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
+    place = f" {re.escape(rows)}" if rows else ""
+    pattern = rf"(<!-- rows: (\w+){place} -->)\n.*?(<!-- end -->)"
     filled, count = re.subn(pattern, table, page, flags=re.DOTALL)
     if not count:
-        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
+        line = f"<!-- rows: NAME{' ' * bool(rows)}{rows} -->"
+        raise ValueError(f"the page has no line {line} with <!-- end --> after it")
     return filled

@@ -2,6 +2,8 @@
 
     python -m experiments.papers.attention_table
     python -m experiments.papers.attention_table 'lengths=[1024,4096]' 'methods=[standard,flash]'
+    python -m experiments.papers.attention_table head_dim=128 causal=true      # as in Figure 6
+    python -m experiments.papers.attention_table 'variants=[dropout]'  # padding, plain, both
     python -m experiments.papers.attention_table measure=false csv=docs/results/cpu/lengths.csv.gz
 
 Exact attentions pass a gate against float64 first. What runs out of memory, or would take too long,
@@ -17,9 +19,9 @@ from experiments.common.checks import as_list, choose, positive_number, whole_nu
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
-from experiments.papers.attention.length_report import describe, draw_all, tables
+from experiments.papers.attention.length_report import describe, draw_all, named, tables
 from experiments.papers.attention.lengths import Run, settings
-from experiments.papers.attention.methods import CPU_METHODS, GPU_METHODS, METHODS
+from experiments.papers.attention.methods import CAUSAL, CPU_METHODS, GPU_METHODS, METHODS
 from experiments.papers.attention.resume import publish, tell
 from experiments.papers.attention.rows import LengthRow
 
@@ -45,13 +47,15 @@ def main(options: dict[str, Any], command: str) -> None:
         for name, value in DEFAULTS[device.type].items():
             options[name] = value if options[name] is None else options[name]
         known = CPU_METHODS if device.type == "cpu" else GPU_METHODS
+        if options["causal"]:
+            known = tuple(name for name in known if METHODS[name].kind in CAUSAL)
         methods = as_list(options["methods"]) or known
         check(options, methods)
         records = Records(path, LengthRow, allow_changes=options["allow_changes"])
         run = Run(device, options["seconds"], options["limit_s"], records, command)
         wanted = settings(options, methods, options["dtype"])
         tell(run.go(wanted, options["minutes"]), 3 * len(wanted), describe)
-    publish(path, LengthRow, tables, draw_all, options)
+    publish(path, LengthRow, tables, draw_all, options, named)
 
 
 def check(options: dict[str, Any], methods: Any) -> None:
@@ -70,6 +74,8 @@ def check(options: dict[str, Any], methods: Any) -> None:
     choose("dtype", options["dtype"], DTYPES)
     for name in ("seconds", "limit_s", "minutes"):
         positive_number(name, options[name])
+    if not isinstance(options["causal"], bool):
+        raise ValueError(f"causal={options['causal']!r}: give true or false")
     if not isinstance(options["dropout"], int | float) or not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout={options['dropout']!r}: give a number from 0 to below 1")
 

@@ -5,9 +5,9 @@
     python -m experiments.papers.io measure=false csv=docs/results/cpu/io.csv
 
 Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
-against sparsity. On a GPU, Nsight Compute counts the bytes where it may. Each passes a gate against
-float64 first. Rows that the CSV holds are not measured again: the same command continues a run
-that stopped. See docs/results/io.md.
+against sparsity. On a GPU, Nsight Compute counts the bytes where it may, in one process for all
+rows. Each passes a gate against float64 first. Rows that the CSV holds are not measured again: the
+same command continues a run that stopped. See docs/results/io.md.
 """
 
 from functools import partial
@@ -20,9 +20,9 @@ from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
-from experiments.common.records import Records
-from experiments.papers.attention.io_report import describe, draw, tables
-from experiments.papers.attention.io_run import PARTS, Measured, measured, plan
+from experiments.common.records import OK, Records
+from experiments.papers.attention.io_report import describe, draw, named, tables
+from experiments.papers.attention.io_run import PARTS, Counts, Measured, measured, plan
 from experiments.papers.attention.methods import METHODS
 from experiments.papers.attention.resume import publish, resumed, tell
 from experiments.papers.attention.rows import IoRow
@@ -55,17 +55,28 @@ def main(options: dict[str, Any], command: str) -> None:
         shape = {name: options[name] for name in SHAPE}
         wanted = plan(options["parts"], options["methods"], shape, options)
         records = Records(path, IoRow, allow_changes=options["allow_changes"])
+        rows = {what: what.row(device, command) for what in wanted}
+        known = {what: records.find(row) for what, row in rows.items()}
+        lacking = [what for what, row in known.items() if row is None or row.status != OK]
+        lacking = [what for what in lacking if not what.setting().unsupported(device)]
+        counts = Counts(lacking) if device.type == "cuda" else None
         groups = (
-            ([what.row(device, command)], partial(measure, what, device, options["seconds"]))
-            for what in wanted
+            ([row], partial(measure, what, device, options["seconds"], counts))
+            for what, row in rows.items()
         )
         tell(resumed(groups, records, options["minutes"]), len(wanted), describe)
-    publish(path, IoRow, tables, draw, options)
+    publish(path, IoRow, tables, draw, options, named)
 
 
-def measure(what: Measured, device: torch.device, seconds: float, rows: list[IoRow]) -> list[IoRow]:
+def measure(
+    what: Measured,
+    device: torch.device,
+    seconds: float,
+    counts: Counts | None,
+    rows: list[IoRow],
+) -> list[IoRow]:
     """The rows of one thing, measured."""
-    return [measured(what, row, device, seconds) for row in rows]
+    return [measured(what, row, device, seconds, counts) for row in rows]
 
 
 def check(options: dict[str, Any]) -> None:

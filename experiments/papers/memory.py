@@ -21,7 +21,7 @@ from experiments.common.checks import as_list, choose, positive_number, whole_nu
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
-from experiments.papers.attention.memory_report import describe, draw, tables
+from experiments.papers.attention.memory_report import describe, draw, named, tables
 from experiments.papers.attention.memory_run import base_row, measured
 from experiments.papers.attention.resume import publish, resumed, tell
 from experiments.papers.attention.rows import MemoryRow
@@ -52,7 +52,7 @@ def main(options: dict[str, Any], command: str) -> None:
         rows = planned(options, device, command)
         groups = (([row], partial(measure, device, options["seconds"])) for row in rows)
         tell(resumed(groups, records, options["minutes"]), len(rows), describe)
-    publish(path, MemoryRow, tables, draw, options)
+    publish(path, MemoryRow, tables, draw, options, named)
 
 
 def planned(options: dict[str, Any], device: torch.device, command: str) -> list[MemoryRow]:

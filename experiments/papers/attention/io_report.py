@@ -1,6 +1,7 @@
 """Rows of experiments.papers.io as the paper's Figure 2: a table and two panels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot as plt
@@ -16,7 +17,7 @@ from experiments.common.figures import (
     style,
 )
 from experiments.common.records import OK
-from experiments.common.text_table import MISSING, markdown
+from experiments.common.text_table import MISSING, markdown, short
 from experiments.papers.attention.methods import METHODS
 from experiments.papers.attention.published import FIGURE_2, FIGURE_2_DEVICE, FIGURE_2_SHAPE
 from experiments.papers.attention.rows import IoRow
@@ -44,6 +45,17 @@ def tables(rows: Sequence[IoRow]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def named(rows: Sequence[IoRow]) -> dict[str, Callable[[], str]]:
+    """The tables that a page may hold: shape, block, sparsity and tiles."""
+    rows = newest(rows)
+    made = {"shape": shape_table, "block": block_table, "sparsity": sparse_table}
+    found = {
+        part: partial(make, [row for row in rows if row.part == part])
+        for part, make in made.items()
+    }
+    return {**found, "tiles": tile_table}
+
+
 def shape_words(row: IoRow) -> str:
     """The shape of a part."""
     sizes = f"Batch {row.batch}, {row.heads} heads of {row.head_dim}, {row.n:,} tokens"
@@ -59,7 +71,7 @@ def shape_table(rows: Sequence[IoRow]) -> str:
         gain = base.ms / row.ms if base and row.status == OK else None
         forward = row.forward_model_gb, row.forward_counted_gb
         cells = [row.gflop, *forward, row.model_gb, row.counted_gb, row.ms_median, row.saved_mib]
-        texts = [*map(_number, cells), MISSING if gain is None else f"{gain:.2f}x"]
+        texts = [*map(short, cells), MISSING if gain is None else f"{gain:.2f}x"]
         if row.status != OK:
             texts[5] = row.status.split(":")[0]
         lines.append([METHODS[row.method].label, *texts])
@@ -77,7 +89,7 @@ def block_table(rows: Sequence[IoRow]) -> str:
     lines = [["block", "density", "model GB", "counted GB", "ms"]]
     for row in sorted(rows, key=lambda r: r.block):
         cells = (row.density, row.model_gb, row.counted_gb, row.ms_median)
-        lines.append([str(row.block), *map(_number, cells)])
+        lines.append([str(row.block), *map(short, cells)])
     return markdown(lines)
 
 
@@ -88,9 +100,9 @@ def sparse_table(rows: Sequence[IoRow]) -> str:
     for row in sorted(rows, key=lambda r: (r.block > 0, -(r.density or 0))):
         gain = f"{dense.ms / row.ms:.2f}x" if dense and row.status == OK else MISSING
         ideal = f"{1 / row.density:.2f}x" if row.density else MISSING
-        name = "no mask" if row.block == 0 else _number(row.density)
+        name = "no mask" if row.block == 0 else short(row.density)
         cells = (row.model_gb, row.counted_gb, row.ms_median)
-        lines.append([name, *map(_number, cells), gain, ideal])
+        lines.append([name, *map(short, cells), gain, ideal])
     return markdown(lines)
 
 
@@ -101,10 +113,6 @@ def tile_table() -> str:
     lines = [["keys of a tile", "forward GB"]]
     lines += [[str(t), f"{2 * heads * flash_accesses(n, d, 4 * d * t) / 1e9:.2f}"] for t in TILES]
     return markdown(lines)
-
-
-def _number(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3g}"
 
 
 def draw(rows: Sequence[IoRow], out: Path) -> list[Path]:

@@ -1,18 +1,19 @@
 """The measurements of experiments.papers.io: forward and backward of one attention.
 
-Nsight Compute runs this file as its child, to count the bytes of one step.
+Nsight Compute runs this file as its child, to count the bytes of steps.
 """
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
+from experiments.bench.counters import READ, WRITTEN, Kernels, counted_each, each_under_ncu
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
 from experiments.common.records import OK
@@ -122,8 +123,10 @@ def _case(shape: dict[str, Any], mask: str, block: int) -> Case:
     return Case(mask, batch, heads, heads, n, n, head_dim, dtype, block, block)
 
 
-def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -> IoRow:
-    """The row with times, memory and, where Nsight Compute can count, bytes."""
+def measured(
+    what: Measured, row: IoRow, device: torch.device, seconds: float, counts: "Counts | None" = None
+) -> IoRow:
+    """The row with times, memory and, with `counts`, the bytes of Nsight Compute."""
     if reason := what.setting().unsupported(device):
         return replace(row, status=reason)
     try:
@@ -135,16 +138,16 @@ def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -
         del gate
         saved, peak = step.saved_mib(), step.peak_mib(device)
         step.both()
-        times, gpu = time_call(step.both, device, seconds), device.type == "cuda"
-        alone = what.part == "shape"  # ncu takes seconds to start
+        times = time_call(step.both, device, seconds)
+        moved = {d: counts.gb(what, d) if counts else None for d in ("both", "forward")}
         return replace(
             row,
             status=OK,
             error=error,
             saved_mib=saved,
             peak_mib=peak,
-            counted_gb=counted_gb(what, "both") if gpu else None,
-            forward_counted_gb=counted_gb(what, "forward") if gpu and alone else None,
+            counted_gb=moved["both"],
+            forward_counted_gb=moved["forward"],
             **times._asdict(),
         )
     except Exception as failure:
@@ -153,26 +156,58 @@ def measured(what: Measured, row: IoRow, device: torch.device, seconds: float) -
         free(device)
 
 
-def counted_gb(what: Measured, direction: str) -> float | None:
-    """HBM bytes of `direction` (forward | both) by hardware counters, in 1e9; None where ncu may
-    not read them.
+class Counts:
+    """HBM bytes by hardware counters of all that a run lacks, from one process of ncu.
+
+    The process starts when the first count is asked for. If that fails, each thing that is asked
+    for is counted by a process of its own, until one of them fails as well.
     """
-    task = {"part": what.part, "method": what.method, "case": asdict(what.case)}
-    task["direction"] = direction
-    try:
-        kernels = under_ncu("experiments.papers.attention.io_run", task)
-    except ValueError as refusal:
-        print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
-        return None
-    return sum(v.get(READ, 0.0) + v.get(WRITTEN, 0.0) for _, v in kernels) / 1e9
+
+    def __init__(self, wanted: Sequence[Measured]):
+        self.tasks = [(what, d) for what in wanted for d in directions(what)]
+        self.found: dict[tuple[Measured, str], float | None] | None = None
+        self.refused = False
+
+    def gb(self, what: Measured, direction: str) -> float | None:
+        """HBM bytes of `direction` (forward | both), in 1e9; None where there are none."""
+        if direction not in directions(what):
+            return None
+        if self.found is None:
+            self.found = self._count(self.tasks)
+        task = what, direction
+        if task not in self.found and not self.refused:
+            alone = self._count([task])
+            self.found |= alone
+            self.refused = not alone
+        return self.found.get(task)
+
+    def _count(self, tasks: list[tuple[Measured, str]]) -> dict[tuple[Measured, str], float | None]:
+        texts = [{"direction": direction, **asdict(what)} for what, direction in tasks]
+        try:
+            found = each_under_ncu("experiments.papers.attention.io_run", texts, (READ, WRITTEN))
+        except ValueError as refusal:
+            print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
+            return {}
+        return {task: _gb(kernels) for task, kernels in zip(tasks, found, strict=True)}
 
 
-def child(task: dict[str, Any]) -> None:
-    """The call that ncu looks at."""
-    step = Measured(task["part"], task["method"], Case(**task["case"])).step(torch.device("cuda"))
+def directions(what: Measured) -> tuple[str, ...]:
+    """What is counted: forward and backward together, and at the paper's shape the forward."""
+    return ("both", "forward") if what.part == "shape" else ("both",)
+
+
+def _gb(kernels: Kernels) -> float | None:
+    moved = sum(values.get(READ, 0.0) + values.get(WRITTEN, 0.0) for _, values in kernels)
+    return moved / 1e9 if kernels else None
+
+
+def prepared(task: dict[str, Any]) -> Callable[[], object]:
+    """The call of a task of `Counts`."""
+    what = Measured(task["part"], task["method"], Case(**task["case"]))
+    step = what.step(torch.device("cuda"))
     _ = step.dout
-    counted(step.calls([task["direction"]])[task["direction"]])
+    return step.calls([task["direction"]])[task["direction"]]
 
 
 if __name__ == "__main__":
-    child(json.loads(sys.argv[1]))
+    counted_each(partial(prepared, task) for task in json.loads(sys.argv[1]))

@@ -1,6 +1,8 @@
 """Rows of experiments.papers.attention_table as the appendix's tables, two figures and words."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from matplotlib import pyplot as plt
@@ -23,24 +25,47 @@ from experiments.papers.attention.rows import LengthRow
 
 Value = Callable[[LengthRow], float | None]
 OURS = ("flash", "sparse")
+VARIANTS = {  # dropout, padding
+    "plain": (False, False),
+    "dropout": (True, False),
+    "padding": (False, True),
+    "both": (True, True),
+}
+NOT_YET = "Not measured yet."
 
 
 def newest(rows: Sequence[LengthRow]) -> list[LengthRow]:
     """One row a cell of the tables: the last that was measured, on the device of the last row."""
     here = [row for row in rows if row.device == rows[-1].device]
-    cell = lambda r: (r.method, r.direction, r.dropout, r.padding, r.n)  # noqa: E731
+    cell = lambda r: (r.method, r.direction, r.dropout, r.padding, r.n, *_kind(r))  # noqa: E731
     return list({cell(row): row for row in here}.values())
 
 
+def _kind(row: LengthRow) -> tuple[int, bool]:
+    """What the rows of a table have in common besides dropout and padding."""
+    return row.head_dim, row.causal
+
+
 def variant_name(row: LengthRow) -> str:
-    """Dropout and padding in words."""
+    """Dropout, padding and a causal mask in words."""
     words = [f"dropout {row.dropout:g}"] * bool(row.dropout) + ["key padding"] * row.padding
-    return " and ".join(words) or "no dropout, no padding"
+    text = " and ".join(words) or "no dropout, no padding"
+    return f"{text}, causal" if row.causal else text
 
 
 def tables(rows: Sequence[LengthRow]) -> str:
     """Every table as Markdown, with what is missing and why, and the crossing points."""
     rows = newest(rows)
+    parts = []
+    for kind in dict.fromkeys(map(_kind, rows)):
+        parts += _parts([row for row in rows if _kind(row) == kind])
+    if reasons := missing(rows):
+        parts += ["## What is missing, and why", markdown(reasons, left=(0, 1, 2))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _parts(rows: Sequence[LengthRow]) -> list[str]:
+    """The tables of one head dim, causal or not."""
     first = rows[-1]
     shape = f"Batch {max(r.batch for r in rows)}, {first.heads} heads of {first.head_dim}"
     parts = [f"{shape}, {first.dtype}, {first.device}, torch {first.torch}."]
@@ -54,10 +79,48 @@ def tables(rows: Sequence[LengthRow]) -> str:
         what = "MiB at the peak" if any(r.peak_mib for r in found) else "MiB kept for the backward"
         parts += [f"## {what}: {variant}", table(found, memory_of)]
         if sentences := crossings(found):
-            parts.append("\n".join(f"- {sentence}" for sentence in sentences))
-    if reasons := missing(rows):
-        parts += ["## What is missing, and why", markdown(reasons, left=(0, 1, 2))]
-    return "\n\n".join(parts) + "\n"
+            parts.append(bullets(sentences))
+    return parts
+
+
+def bullets(sentences: Sequence[str]) -> str:
+    """A list in Markdown."""
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def named(rows: Sequence[LengthRow]) -> dict[str, Callable[[], str]]:
+    """The tables that a page may hold: WHAT_VARIANT, with _d128 and _causal where that is so.
+
+    WHAT: ms | forward | backward (milliseconds) | gain (times as fast as standard attention) |
+    memory | crossings. VARIANT: plain | dropout | padding | both.
+    """
+    rows, found = newest(rows), {}
+    kinds = dict.fromkeys([*map(_kind, rows), *product((64, 128), (False, True))])
+    for variant, (head_dim, causal) in product(VARIANTS, kinds):
+        end = f"_{variant}" + (f"_d{head_dim}" if head_dim != 64 else "") + "_causal" * causal
+        same = (bool(VARIANTS[variant][0]), VARIANTS[variant][1], head_dim, causal)
+        own = [r for r in rows if (bool(r.dropout), r.padding, *_kind(r)) == same]
+        both = [row for row in own if row.direction == "both"]
+        found |= {
+            f"ms{end}": partial(_table, both, time_of),
+            f"gain{end}": partial(_table, both, gains(both)),
+            f"memory{end}": partial(_table, both, memory_of),
+            f"crossings{end}": lambda both=both: bullets(crossings(both)) or NOT_YET,
+        }
+        for name in ("forward", "backward"):
+            way = [row for row in own if row.direction == name]
+            found[name + end] = partial(_table, way, time_of)
+    return found
+
+
+def _table(rows: Sequence[LengthRow], value: Value) -> str:
+    return table(rows, value) if rows else NOT_YET
+
+
+def gains(rows: Sequence[LengthRow]) -> Value:
+    """How many times as fast a row is as standard attention of its length."""
+    base = {row.n: row.ms for row in rows if row.method == "standard" and row.status == OK}
+    return lambda row: base[row.n] / row.ms if row.status == OK and row.n in base else None
 
 
 def time_of(row: LengthRow) -> float | None:
@@ -71,13 +134,12 @@ def memory_of(row: LengthRow) -> float | None:
 
 
 def table(rows: Sequence[LengthRow], value: Value) -> str:
-    """Methods down, lengths across; the best of a length is bold."""
+    """Methods down, lengths across; the best of a length is bold: the least, of gains the most."""
     lengths = sorted({row.n for row in rows})
     cells = {(row.method, row.n): value(row) for row in rows}
-    best = {
-        n: min((x for (_, m), x in cells.items() if m == n and x is not None), default=None)
-        for n in lengths
-    }
+    known = {n: [x for (_, m), x in cells.items() if m == n and x is not None] for n in lengths}
+    pick = min if value in (time_of, memory_of) else max
+    best = {n: pick(known[n], default=None) for n in lengths}
 
     def text(method: str, n: int) -> str:
         found = cells.get((method, n))
@@ -145,9 +207,17 @@ def _list(words: Sequence[str]) -> str:
 def draw_all(rows: Sequence[LengthRow], out: Path) -> list[Path]:
     """The two figures: forward and backward, time and memory against length; plain rows."""
     plain = [r for r in newest(rows) if r.direction == "both" and not r.dropout and not r.padding]
-    if not plain:
-        return []
     out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for kind in sorted(set(map(_kind, plain))):
+        found += _draw_kind([row for row in plain if _kind(row) == kind], out)
+    return found
+
+
+def _draw_kind(plain: Sequence[LengthRow], out: Path) -> list[Path]:
+    """The figures of one head dim, causal or not."""
+    head_dim, causal = _kind(plain[0])
+    words = [f"d{head_dim}"] * (head_dim != 64) + ["causal"] * causal
     peak = any(row.peak_mib for row in plain)
     wanted = {
         "runtime": ("ms, forward and backward", time_of),
@@ -157,7 +227,7 @@ def draw_all(rows: Sequence[LengthRow], out: Path) -> list[Path]:
         return [
             path
             for name, (label, value) in wanted.items()
-            for path in _draw(plain, label, value, out / file_name(name, plain[0].device))
+            for path in _draw(plain, label, value, out / file_name(name, *words, plain[0].device))
         ]
 
 

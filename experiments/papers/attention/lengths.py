@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import masks
 from experiments.common.records import OK, Records
 from experiments.papers.attention.measure import (
     DIRECTIONS,
@@ -19,7 +20,7 @@ from experiments.papers.attention.measure import (
     time_call,
     why,
 )
-from experiments.papers.attention.methods import PUBLISHED, Setting, compiled
+from experiments.papers.attention.methods import CAUSAL, PUBLISHED, Setting, compiled
 from experiments.papers.attention.resume import resumed
 from experiments.papers.attention.rows import LengthRow
 
@@ -45,6 +46,7 @@ class Run:
     def rows(self, setting: Setting) -> Rows:
         """The rows of a setting before it is measured, or as the records hold them."""
         facts = asdict(setting)
+        del facts["causal"]  # the mask says so
         origin = LengthRow.origin(str(self.device), self.command)
         mask, density = mask_of(setting)
         rows = [
@@ -126,12 +128,14 @@ class Run:
 
 
 def _series(row: LengthRow) -> tuple[object, ...]:
-    return row.method, row.direction, row.dropout, row.padding
+    return row.method, row.direction, row.dropout, row.padding, row.head_dim, row.causal
 
 
 def mask_of(setting: Setting) -> tuple[str, float | None]:
-    """The mask of a block-sparse method and its density; empty for the others."""
-    if setting.about.kind not in ("sparse", *PUBLISHED):
+    """The mask of a block-sparse or causal method and its density; empty for the others."""
+    if setting.causal and setting.about.kind not in CAUSAL:
+        return str(masks.causal()), None
+    if setting.about.kind not in ("sparse", *PUBLISHED) and not setting.causal:
         return "", None
     case = setting.case(setting.make(torch.device("cpu")))
     return case.mask, case.density
@@ -142,7 +146,8 @@ def settings(options: dict[str, Any], methods: Sequence[str], dtype: str) -> lis
 
     From 131,072 tokens on, batches shrink so that the tokens of a batch stay those of 65,536.
     """
-    shape = {"heads": options["heads"], "head_dim": options["head_dim"], "dtype": dtype}
+    shape: dict[str, Any] = {"dtype": dtype}
+    shape |= {name: options[name] for name in ("heads", "head_dim", "causal")}
     batch = options["batch"]
     return [
         Setting(name, max(1, min(batch, batch * 65536 // n)), n=n, **variant, **shape)

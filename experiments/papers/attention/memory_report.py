@@ -1,6 +1,7 @@
 """Rows of experiments.papers.memory as a table, a figure and beside what is published."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot as plt
@@ -18,8 +19,15 @@ from experiments.common.figures import (
     style,
 )
 from experiments.common.records import OK
-from experiments.common.text_table import MISSING, markdown
-from experiments.papers.attention.published import LAYERS, SEVEN_B, readings
+from experiments.common.text_table import markdown, short
+from experiments.papers.attention.published import (
+    LAYERS,
+    SELECTIVE,
+    SEVEN_B,
+    attention_share,
+    layer_units,
+    readings,
+)
 from experiments.papers.attention.rows import MemoryRow
 
 NAMES = {
@@ -48,8 +56,15 @@ def tables(rows: Sequence[MemoryRow]) -> str:
         f"batch {last.batch}; {last.device}, torch {last.torch}."
     )
     parts = [head, measured_table(rows), "\n".join(f"- {text}" for text in growth(rows))]
-    parts += [published_table(), gpu_formula_table()]
+    parts += [published_table(), gpu_formula_table(), selective_table()]
     return "\n\n".join(parts) + "\n"
+
+
+def named(rows: Sequence[MemoryRow]) -> dict[str, Callable[[], str]]:
+    """The tables that a page may hold: stacks, published, formula and selective."""
+    found = {"stacks": partial(measured_table, newest(rows))}
+    found |= {"published": published_table, "formula": gpu_formula_table}
+    return found | {"selective": selective_table}
 
 
 def measured_table(rows: Sequence[MemoryRow]) -> str:
@@ -61,10 +76,23 @@ def measured_table(rows: Sequence[MemoryRow]) -> str:
         own = [row for row in rows if (row.attention, row.checkpoint) == key]
         for row in sorted(own, key=lambda r: r.n):
             cells = [row.peak_mib, row.layer_mib, row.formula_mib, row.scaled_gb, row.ms_median]
-            texts = [MISSING if x is None else f"{x:.3g}" for x in cells]
+            texts = [*map(short, cells)]
             if row.status != OK:
                 texts[0] = row.status.split(":")[0]
             lines.append([f"{name} ({row.layers} layers)", f"{row.n:,}", *texts])
+    return markdown(lines)
+
+
+def selective_table() -> str:
+    """The share of activations that selective recomputation saves, by the formula and published."""
+    lines = [["model", "heads", "tokens", "dim", "5 a s / h", "share saved", "published"]]
+    for name, (heads, n, dim, published) in SELECTIVE.items():
+        scores, _ = layer_units(heads, n, dim)
+        shares = (
+            f"{100 * attention_share(heads, n, dim):.1f} %",
+            f"{100 * published:.0f} %",
+        )
+        lines.append([name, f"{heads}", f"{n:,}", f"{dim:,}", f"{scores:g}", *shares])
     return markdown(lines)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import masks
 from experiments.bench.cases import DENSE, DTYPES, Case
 from experiments.common.devices import free_memory
 from experiments.common.figures import Style
@@ -95,6 +96,7 @@ METHODS: dict[str, Method] = {  # in the order of tables; at most eight in a gro
 PUBLISHED = {"chunks": (SlidingChunks, WINDOW), "gather": (BlockedGather, BIGBIRD_SIZES)}
 CPU_METHODS = tuple(name for name in METHODS if not name.startswith("sdpa_"))
 GPU_METHODS = tuple(name for name in METHODS if name != "sdpa")
+CAUSAL = ("standard", "sdpa", "flash", "sparse")  # kinds that are measured with a causal mask
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Setting:
     dtype: str
     dropout: float = 0.0
     padding: bool = False
+    causal: bool = False
 
     @property
     def about(self) -> Method:
@@ -130,6 +133,8 @@ class Setting:
             return f"unsupported: needs a CUDA device, not {device}"
         if self.about.kernel is SDPBackend.FLASH_ATTENTION and self.padding:
             return "unsupported: torch's FlashAttention takes no key padding"
+        if self.causal and self.about.kind not in CAUSAL:
+            return f"unsupported: {self.about.label} is not measured with a causal mask"
         need, free = self.matrix_bytes(), free_memory(device)
         if need > free:
             return f"out of memory: needs about {need / GIB:.3g} GiB of {free / GIB:.3g} free"
@@ -144,7 +149,7 @@ class Setting:
     def make(self, device: torch.device) -> Attention:
         """The attention as a module on the device, in training mode."""
         sizes = {"heads": self.heads, "head_dim": self.head_dim, "length": self.n}
-        sizes |= {"dropout": self.dropout}
+        sizes |= {"dropout": self.dropout, "causal": self.causal}
         if self.about.kind == "sdpa":
             made = Sdpa(kernel=self.about.kernel, **sizes)
         elif self.about.kind in PUBLISHED:
@@ -157,6 +162,8 @@ class Setting:
     def case(self, attention: Attention) -> Case:
         """The same for `experiments.bench`: what an exact method computes."""
         pattern, block = attention.pattern(), 0
+        if pattern is None and self.causal:
+            pattern = masks.causal()
         if pattern is not None:
             block = 64 if self.n <= 2048 else 128
         mask = DENSE if pattern is None else str(pattern)
@@ -172,11 +179,14 @@ class Sdpa(Attention):
         self.kernel = kernel
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-        return real_tokens(lengths, self.length)[:, None, None].expand(-1, 1, self.length, -1)
+        n = self.length
+        allowed = real_tokens(lengths, n)[:, None, None].expand(-1, 1, n, -1)
+        return allowed.tril() if self.causal else allowed
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        options = {"dropout_p": self.dropout_p, "is_causal": self.causal and lengths is None}
         with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            return F.scaled_dot_product_attention(q, k, v, lengths, dropout_p=self.dropout_p)
+            return F.scaled_dot_product_attention(q, k, v, lengths, **options)
 
 
 def compiled(attention: Attention, device: torch.device) -> Any:

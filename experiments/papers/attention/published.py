@@ -61,3 +61,34 @@ def readings(sizes: Sizes = SEVEN_B, layers: int = LAYERS) -> list[Reading]:
         ),
     ]  # fmt: skip
     return [Reading(gb, name, why, total / 1e9) for gb, name, why, total in found]
+
+
+class Saved(NamedTuple):
+    """A model of Korthikanti et al. (arXiv 2205.05198), and the published share of the activations
+    that selective recomputation saves.
+    """
+
+    heads: int
+    n: int
+    dim: int
+    share: float
+
+
+SELECTIVE = {
+    "GPT-3, 175B": Saved(96, 2048, 12_288, 0.70),
+    "MT-NLG, 530B": Saved(128, 2048, 20_480, 0.65),
+}
+
+
+def layer_units(heads: int, n: int, dim: int) -> tuple[float, float]:
+    """Bytes a layer keeps over n * batch * dim: of attention's scores, and of all the rest.
+
+    Equation 1 of Korthikanti et al.: s b h (34 + 5 a s / h), 16-bit with dropout.
+    """
+    return 5 * heads * n / dim, 34.0
+
+
+def attention_share(heads: int, n: int, dim: int) -> float:
+    """The share of a layer's activations that recomputing attention's scores saves."""
+    scores, rest = layer_units(heads, n, dim)
+    return scores / (scores + rest)

@@ -1,15 +1,19 @@
 """Measuring what a file of rows lacks, within a time, and what programs print of it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.bench.warm import breaks_context
+from experiments.common.checks import as_list
+from experiments.common.provenance import ROOT
 from experiments.common.records import Records, TimedRow, read
+from experiments.common.text_table import fill
 
 R = TypeVar("R", bound=TimedRow)
 Group = tuple[Sequence[R], Callable[[list[R]], Iterable[R]]]
+Tables = Mapping[str, Callable[[], str]]
 
 
 def resumed(groups: Iterable[Group[R]], records: Records[R], minutes: float | None) -> Iterator[R]:
@@ -51,13 +55,44 @@ def publish(
     tables: Callable[[list[R]], str],
     draw: Callable[[list[R], Path], Sequence[Path]],
     options: dict[str, Any],
+    named: Callable[[list[R]], Tables],
 ) -> None:
-    """Writes and prints the tables of a file of rows, and draws its figures."""
+    """Writes and prints the tables of a file of rows, draws its figures, and fills pages.
+
+    named: the tables that a page may hold. A line `<!-- rows: NAME FOLDER/FILE -->` of a page takes
+        one of this file, and `<!-- end -->` ends it.
+    """
+    pages = Pages(options["pages"], path)
     rows = read(path, kind)
     if not rows:
         raise ValueError(f"{path} holds no rows; measure first: {kind.COMMAND}")
-    table, text = path.with_name(f"{path.name.partition('.')[0]}.md"), tables(rows)
-    table.write_text(text, encoding="utf-8")
+    text, written = tables(rows), [path, *draw(rows, Path(options["plots"]))]
     print("\n" + text)
-    plots = draw(rows, Path(options["plots"]))
-    print("\n".join(f"written: {place}" for place in (path, table, *plots)))
+    if ROOT / "docs" not in path.resolve().parents:  # there pages hold the tables
+        table = path.with_name(f"{path.name.partition('.')[0]}.md")
+        table.write_text(text, encoding="utf-8")
+        written.append(table)
+    written += pages.fill(named(rows))
+    print("\n".join(f"written: {place}" for place in written))
+
+
+class Pages:
+    """Markdown pages, read before anything is measured, whose tables of one file are filled.
+
+    Raises ValueError for a page that cannot be read.
+    """
+
+    def __init__(self, pages: Any, csv: Path):
+        self.rows = f"{csv.resolve().parent.name}/{csv.name.removesuffix('.gz')}"
+        self.texts: dict[Path, str] = {}
+        for page in as_list(pages):
+            try:
+                self.texts[Path(page)] = Path(page).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+
+    def fill(self, tables: Tables) -> list[Path]:
+        """Fills and writes the pages. Raises ValueError for a page without a table of the file."""
+        for page, text in self.texts.items():
+            page.write_text(fill(text, tables, self.rows), encoding="utf-8")
+        return list(self.texts)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from experiments.common.records import TimedRow
+import masks
+from experiments.common.records import Row, TimedRow
 
 SOURCES = ("masks", "sparseflash", "experiments/papers", "experiments/lra/models")
 
@@ -50,9 +51,14 @@ class LengthRow(TimedRow):
     peak_mib: float | None = None  # of forward and backward on a GPU, inputs included
     error: float | None = None  # relative to float64, of attentions that are exact
 
-    WHAT = "method direction dropout padding batch heads n head_dim dtype".split()
+    WHAT = "method direction dropout padding batch heads n head_dim dtype".split()  # and the mask
     SOURCES = SOURCES
     COMMAND = "python -m experiments.papers.attention_table"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees keys up to its own only, as the end of the mask says."""
+        return self.mask.endswith(str(masks.causal()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +83,23 @@ class MemoryRow(TimedRow):
     WHAT = "attention checkpoint batch n dim hidden heads layers dtype".split()
     SOURCES = SOURCES
     COMMAND = "python -m experiments.papers.memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Row):
+    """The error of an attention's output against float64: experiments.papers.accuracy."""
+
+    method: str
+    batch: int
+    heads: int
+    n: int
+    head_dim: int
+    dtype: str  # e4m3: of float16 inputs that the method rounds
+    outliers: float  # share of the entries that are
+    status: str = ""  # ok, or the reason why there is no error
+    rmse: float | None = None
+    relative: float | None = None  # to the root mean square of the output
+
+    WHAT = "method batch heads n head_dim dtype outliers".split()
+    SOURCES = SOURCES
+    COMMAND = "python -m experiments.papers.accuracy"

@@ -2,11 +2,13 @@
 
     python -m experiments.papers.softmax                 # Triton on a GPU, tiles in torch on a CPU
     python -m experiments.papers.softmax vocabularies=[1000,100000] batches=[4000]
+    python -m experiments.papers.softmax k=[5,10,15,30] vocabularies=[25000] batches=[4000]
 
 One row an algorithm and shape: error, time, and the bandwidth that its memory accesses make. A copy
 and torch.softmax stand beside them. Prints the tables of docs/results/softmax.md and draws them.
 """
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
 from experiments.common.progress import progress
 from experiments.common.records import Records, read
-from experiments.common.text_table import aligned, fill
+from experiments.common.text_table import aligned
+from experiments.papers.attention.resume import Pages
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
-from experiments.papers.softmax.report import draw, table, tables
+from experiments.papers.softmax.report import draw, larger_k_table, table, tables
 from experiments.papers.softmax.rows import SoftmaxRow
 
 CPU_GIB = 0.4  # larger shapes take a CPU minutes
@@ -31,12 +34,14 @@ SECONDS = {"cuda": 0.1, "cpu": 0.2}
 @program("softmax", "experiments.papers.softmax")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it as tables and draws it."""
-    pages = [(Path(page), _text(page)) for page in as_list(options["pages"])]
+    pages = Pages(options["pages"], Path(options["csv"]))
     rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
     if not rows:
         raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
     for topk in (False, True):
         print(aligned(table(rows, topk=topk), left=()) + "\n")
+    if len(larger := larger_k_table(rows)) > 1:
+        print(aligned(larger, left=()) + "\n")
     print(f"rows: {options['csv']}")
     with style():
         stem = file_name("softmax", rows[0].device)
@@ -44,8 +49,7 @@ def main(options: dict[str, Any], command: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for path in save(draw(rows), out / stem, ["png"]):
             print(f"plot: {path}")
-    for path, text in pages:
-        path.write_text(fill(text, {k: lambda v=v: v for k, v in tables(rows).items()}))
+    for path in pages.fill(tables(rows)):
         print(f"page: {path}")
 
 
@@ -70,19 +74,20 @@ def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
 
 def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
     """The shapes that fit; tells which do not."""
-    k, sizes = options["k"], {}
-    whole_number("k", k)
-    for name in ("batches", "vocabularies"):
+    sizes = {}
+    for name in ("batches", "vocabularies", "k"):
         sizes[name] = as_list(options[name])
         for size in sizes[name]:
             whole_number(name, size)
-    if k > min(sizes["vocabularies"]):
-        raise ValueError(f"k={k}: at most the smallest of vocabularies={sizes['vocabularies']}")
+    for k in sizes["k"]:
+        if k > max(sizes["vocabularies"]):
+            raise ValueError(f"k={k}: at most the largest of vocabularies={sizes['vocabularies']}")
     limit = options["limit_gib"]
     if limit is None:
         limit = CPU_GIB if device.type == "cpu" else free_memory(device) / 2**31
     positive_number("limit_gib", limit)
-    cases = [Case(b, v, k) for b in sizes["batches"] for v in sizes["vocabularies"]]
+    shapes = product(*(sizes[name] for name in ("batches", "vocabularies", "k")))
+    cases = [Case(b, v, k) for b, v, k in shapes if k <= v]
     for case in cases:
         if case.nbytes > limit * 2**30:
             need = f"{case.nbytes / 2**30:.2g} GiB are above limit_gib={limit:.3g}"
@@ -91,13 +96,6 @@ def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
     if not fitting:
         raise ValueError(f"limit_gib={limit:.3g}: no shape fits; give more, or smaller shapes")
     return fitting
-
-
-def _text(page: str) -> str:
-    try:
-        return Path(page).read_text()
-    except OSError as error:
-        raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
 
 
 if __name__ == "__main__":

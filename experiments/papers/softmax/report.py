@@ -1,6 +1,6 @@
 """The tables and the figure of experiments.papers.softmax, from its rows alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -29,11 +29,17 @@ LOOKS = {
 Shape = tuple[int, int]  # batch, vocabulary
 
 
-def measured(rows: Sequence[SoftmaxRow]) -> dict[Shape, dict[str, SoftmaxRow]]:
-    """The newest row with a time of each shape and algorithm, shapes in order."""
+def measured(
+    rows: Sequence[SoftmaxRow], k: int | None = None
+) -> dict[Shape, dict[str, SoftmaxRow]]:
+    """The newest row with a time of each shape and algorithm, shapes in order.
+
+    k: of the top-k; None: the smallest there is.
+    """
+    k = min(ks(rows), default=0) if k is None else k
     found: dict[Shape, dict[str, SoftmaxRow]] = {}
     for row in rows:
-        if row.status == OK:
+        if row.status == OK and row.k in (0, k):
             found.setdefault((row.batch, row.vocabulary), {})[row.algorithm] = row
     return dict(sorted(found.items()))
 
@@ -55,11 +61,38 @@ def table(rows: Sequence[SoftmaxRow], *, topk: bool) -> list[list[str]]:
     return lines
 
 
-def tables(rows: Sequence[SoftmaxRow]) -> Mapping[str, str]:
-    """Both tables in Markdown, by the name that a page gives them."""
+def ks(rows: Sequence[SoftmaxRow]) -> list[int]:
+    """The k of the top-k rows."""
+    return sorted({row.k for row in rows if row.k and row.status == OK})
+
+
+def larger_k_table(rows: Sequence[SoftmaxRow]) -> list[list[str]]:
+    """Section 5.2: milliseconds of each k, and the speed-up over safe softmax, then top-k.
+
+    Shapes with several k only.
+    """
+    names = [name for name, a in ALGORITHMS.items() if a.topk]
+    lines = [["batch", "V", "k", *(f"{ALGORITHMS[name].title} (ms)" for name in names)]]
+    lines[0].append("speed-up of online")
+    found = {(*shape, k): some for k in ks(rows) for shape, some in measured(rows, k).items()}
+    found = {key: some for key, some in found.items() if some.keys() & set(names)}
+    for (batch, vocabulary, k), by_name in sorted(found.items()):
+        if sum((b, v) == (batch, vocabulary) for b, v, _ in found) < 2:
+            continue
+        base, best = by_name.get(BASE[True]), by_name.get("online_fused")
+        speedup = f"{base.ms / best.ms:.2f}" if base and best else MISSING
+        times = [_ms(by_name.get(name)) for name in names]
+        lines.append([str(batch), f"{vocabulary:,}", str(k), *times, speedup])
+    return lines
+
+
+def tables(rows: Sequence[SoftmaxRow]) -> Mapping[str, Callable[[], str]]:
+    """The tables in Markdown, by the name that a page gives them."""
+    larger = larger_k_table(rows)
     return {
-        name: markdown(table(rows, topk=topk), left=())
-        for name, topk in (("softmax", False), ("topk", True))
+        "softmax": lambda: markdown(table(rows, topk=False), left=()),
+        "topk": lambda: markdown(table(rows, topk=True), left=()),
+        "larger_k": lambda: markdown(larger, left=()) if len(larger) > 1 else "Not measured yet.",
     }
 
 

@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.common.provenance import ROOT
 from experiments.common.records import OK, Records, read
 from experiments.papers.attention import lengths as runs
-from experiments.papers.attention.length_report import crossings, draw_all, memory_of, table, tables
+from experiments.papers.attention.length_report import (
+    crossings,
+    draw_all,
+    memory_of,
+    named,
+    table,
+    tables,
+)
 from experiments.papers.attention.lengths import Run, settings
 from experiments.papers.attention.measure import PaddedCase, PaddedGate, Step, draw, gate_error
-from experiments.papers.attention.methods import CPU_METHODS, METHODS, Setting
+from experiments.papers.attention.methods import CAUSAL, CPU_METHODS, METHODS, Setting
 from experiments.papers.attention.rows import LengthRow
 from sparseflash.testing import relative_error
 
@@ -20,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
 PLAIN = [name for name in CPU_METHODS if name != "compiled"]  # which would take seconds to compile
 OPTIONS = {
     "lengths": [128], "variants": ["plain", "both"], "dropout": 0.1, "batch": 16, "heads": 8,
-    "head_dim": 64, "peers_to": 65536,
+    "head_dim": 64, "peers_to": 65536, "causal": False,
 }  # fmt: skip
 
 
@@ -31,10 +39,16 @@ def row(method="standard", n=1024, ms=1.0, **further) -> LengthRow:
     return LengthRow(method=method, n=n, ms_median=ms, **facts)
 
 
+EXACT = [name for name in PLAIN if METHODS[name].exact]
+ALL = [(name, False) for name in EXACT]
+ALL += [(name, True) for name in EXACT if METHODS[name].kind in CAUSAL]
+
+
 @pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("method", [name for name in PLAIN if METHODS[name].exact])
-def test_exact_attentions_pass_the_gate(method, padding):
-    setting = Setting(method, 2, 2, 192, 16, "float32", dropout=0.1, padding=padding)
+@pytest.mark.parametrize(("method", "causal"), ALL)
+def test_exact_attentions_pass_the_gate(method, causal, padding):
+    further = {"dropout": 0.1, "padding": padding, "causal": causal}
+    setting = Setting(method, 2, 2, 192, 16, "float32", **further)
     made = setting.make(CPU).eval()
     lengths = setting.lengths(CPU)
     case = setting.case(made)
@@ -44,6 +58,7 @@ def test_exact_attentions_pass_the_gate(method, padding):
     plan = None if lengths is None else made.plan(lengths, qkv[0].dtype)
     gate = PaddedGate(case, *qkv)
     assert gate_error(gate, Step(lambda q, k, v: made(q, k, v, plan), qkv)) < 1e-5
+    assert (case.elements < 0.51) >= causal
     wrong = Step(lambda q, k, v: made(q, k, v, plan) * 1.01, qkv)
     assert gate.verdict(gate_error(gate, wrong))
 
@@ -92,14 +107,66 @@ def test_what_cannot_run_is_a_row_with_the_reason(tmp_path):
     assert len(list(run.go([too_long], None))) == 3 and len(records.rows) == 6
 
 
+def test_causal_rows_and_head_dims_are_told_apart(tmp_path):
+    records = Records(tmp_path / "rows.csv", LengthRow)
+    run = Run(CPU, 1e-4, 1.0, records, "")
+    kinds = [{}, {"causal": True}, {"dropout": 0.1}, {"padding": True}]
+    wanted = [
+        Setting(name, 1, 1, 64, head_dim, "float32", **kind)
+        for name in ("standard", "flash", "sparse")
+        for head_dim in (16, 32)
+        for kind in kinds
+    ]
+    rows = list(run.go(wanted, None))
+    assert len({row.key for row in rows}) == len(rows) == 3 * len(wanted)
+    assert all(row.status == OK for row in rows)
+    assert sum(row.causal for row in rows) == len(rows) / 4
+    assert {row.density for row in rows if row.causal and row.method == "flash"} == {1.0}
+    assert list(run.go(wanted, None)) == rows and len(records.rows) == len(rows)
+    found = named(rows)
+    assert (
+        found["ms_dropout_d16"]().count("\n") == 4 and "–" not in found["gain_plain_d16_causal"]()
+    )
+    texts = [found[f"ms_{name}"]() for name in ("plain_d16", "plain_d32", "plain_d16_causal")]
+    assert len(set(texts)) == 3 and found["ms_plain_d128_causal"]() == "Not measured yet."
+    text = tables(rows)
+    assert "1 heads of 16" in text and "1 heads of 32" in text and "padding, causal" in text
+    assert sum("causal" in path.stem for path in draw_all(rows, tmp_path)) == 8
+
+
+def test_what_has_no_causal_form_is_a_row(tmp_path):
+    run = Run(CPU, 1e-4, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
+    for name in ("linformer", "chunks"):
+        rows = list(run.go([Setting(name, 1, 1, 64, 16, "float32", causal=True)], None))
+        assert all("not measured with a causal mask" in row.status and row.causal for row in rows)
+
+
+def test_gains_are_over_standard_attention():
+    rows = [row("standard", 128, 4.0), row("flash", 128, 1.0), row("flash", 256, 1.0)]
+    assert named(rows)["gain_plain_d16"]().splitlines()[2:] == [
+        "| standard | 1 | – |", "| ours, dense | **4** | – |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["h200", "cpu"])
+def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder):
+    published = (ROOT / "docs/results/attention_table.md").read_text()
+    (page := tmp_path / "page.md").write_text(published)
+    words = [f"csv={ROOT}/docs/results/{folder}/lengths.csv.gz", f"plots={tmp_path}"]
+    words += ["measure=false", f"pages=[{page}]"]
+    status, _, error = run_program("papers.attention_table", *words)
+    assert status == 0, error
+    assert page.read_text() == published
+
+
 def test_slow_calls_are_predicted(tmp_path):
     run = Run(CPU, 1e-3, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
-    run.last = {("flash", "both", 0.0, False): row("flash", 1024, 100.0)}
+    run.last = {("flash", "both", 0.0, False, 16, False): row("flash", 1024, 100.0)}
     for n, slow in ((2048, False), (4096, True), (512, False)):
         setting = Setting("flash", 1, 2, n, 16, "float32")
         assert bool(run.too_slow(setting, row("flash", n))) == slow
     linear = Setting("linear", 1, 2, 4096, 16, "float32")
-    run.last = {("linear", "both", 0.0, False): row("linear", 1024, 100.0)}
+    run.last = {("linear", "both", 0.0, False, 16, False): row("linear", 1024, 100.0)}
     assert run.too_slow(linear, row("linear", 4096)) is None
 
 
@@ -158,3 +225,8 @@ def test_program(tmp_path, run_program):
     assert "key padding" in printed and (tmp_path / "lengths.md").exists()
     run_program("papers.attention_table", *words)
     assert len(read(csv, LengthRow)) == len(rows)
+    words = [word for word in words if not word.startswith("methods")]
+    run_program("papers.attention_table", *words, "methods=[flash]", "causal=true")
+    assert sum(row.causal for row in read(csv, LengthRow)) == 6
+    status, _, error = run_program("papers.attention_table", *words, "causal=2")
+    assert status == 2 and "causal=2: give true or false" in error

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from experiments.bench.cases import DENSE, Case
+from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 from experiments.papers.attention import io_run
-from experiments.papers.attention.io_report import tables
-from experiments.papers.attention.io_run import Measured, counted_gb, measured, traffic, work
+from experiments.papers.attention.io_report import named, tables
+from experiments.papers.attention.io_run import Counts, Measured, measured, traffic, work
 from experiments.papers.attention.published import FIGURE_2, FIGURE_2_SHAPE
 from experiments.papers.attention.rows import IoRow
 
@@ -70,12 +71,68 @@ def test_what_fails_is_a_row(monkeypatch):
     assert measured(huge, row, CPU, 1e-3).status.startswith("out of memory: needs about")
 
 
-def test_counted_bytes_are_those_read_and_written(monkeypatch, capsys):
-    what = Measured("shape", "flash", paper())
+@pytest.mark.parametrize("folder", ["h200", "cpu"])
+def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder):
+    published = (ROOT / "docs/results/io.md").read_text()
+    page = tmp_path / "page.md"
+    for name in ("shape", "block", "sparsity"):
+        assert f"<!-- rows: {name} {folder}/io.csv -->" in published
+    page.write_text(published)
+    words = [f"csv={ROOT}/docs/results/{folder}/io.csv", f"plots={tmp_path}", "measure=false"]
+    status, _, error = run_program("papers.io", *words, f"pages=[{page}]")
+    assert status == 0, error
+    assert page.read_text() == published
+
+
+def test_sparsity_is_not_filled_with_another_table():
+    rows = read(ROOT / "docs/results/h200/io.csv", IoRow)
+    found = named(rows)
+    text = found["sparsity"]()
+    assert text.splitlines()[0].count("|") == text.splitlines()[2].count("|")
+    assert "faster than dense | ideal" in text and "| no mask |" in text
+    assert text != found["block"]()
+
+
+def test_one_process_counts_all(monkeypatch):
     kernels = [("a", {io_run.READ: 2e9, io_run.WRITTEN: 1e9}), ("b", {io_run.READ: 5e8})]
+    first, second = Measured("shape", "flash", paper()), Measured("block", "flash", paper())
     asked = []
-    monkeypatch.setattr(io_run, "under_ncu", lambda module, task: asked.append(task) or kernels)
-    assert counted_gb(what, "forward") == 3.5 and asked[0]["direction"] == "forward"
-    monkeypatch.undo()
+
+    def each(module, tasks, names):
+        asked.append([(task["part"], task["direction"]) for task in tasks])
+        return [kernels, kernels[:1], []]
+
+    monkeypatch.setattr(io_run, "each_under_ncu", each)
+    counts = Counts([first, second])
+    assert not asked  # the process starts when it is needed
+    assert counts.gb(first, "both") == 3.5 and counts.gb(first, "forward") == 3.0
+    assert counts.gb(second, "both") is None and counts.gb(second, "forward") is None
+    assert asked == [[("shape", "both"), ("shape", "forward"), ("block", "both")]]
+
+
+def test_counts_one_by_one_where_one_process_fails(monkeypatch, capsys):
+    first, second = Measured("block", "flash", paper()), Measured("block", "standard", paper())
+    asked = []
+
+    def each(module, tasks, names):
+        asked.append(len(tasks))
+        if len(tasks) > 1 or tasks[0]["method"] == "standard":
+            raise ValueError("ncu gave counters of 3 calls instead of 2")
+        return [[("a", {io_run.READ: 1e9})]]
+
+    monkeypatch.setattr(io_run, "each_under_ncu", each)
+    counts = Counts([first, second])
+    assert counts.gb(first, "both") == 1.0 and counts.gb(second, "both") is None
+    assert counts.gb(second, "both") is None and asked == [2, 1, 1]  # refused once, then left
+    assert "no counters: ncu gave" in capsys.readouterr().out
+
+
+def test_a_cpu_counts_nothing(capsys):
     if not torch.cuda.is_available():
-        assert counted_gb(what, "both") is None and "no counters" in capsys.readouterr().out
+        assert (
+            Counts([Measured("shape", "flash", paper())]).gb(
+                Measured("shape", "flash", paper()), "both"
+            )
+            is None
+        )
+        assert "counters need a CUDA device" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from experiments.common.records import OK, read
 from experiments.papers.softmax import blocks, kernels
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import error, make_call
+from experiments.papers.softmax.report import larger_k_table, tables
 from experiments.papers.softmax.rows import SoftmaxRow
 
 OWN = ("safe", "online", "safe_topk", "safe_fused", "online_fused")
@@ -81,7 +82,7 @@ SMALL = "vocabularies=[10,300] batches=[3] seconds=1e-4 device=cpu"
 @pytest.mark.parametrize("implementation", [interpreted, "blocks"])
 def test_the_program(run_program, one_thread, tmp_path, implementation):
     page = tmp_path / "page.md"
-    page.write_text("# Page\n<!-- rows: softmax -->\nold\n<!-- end -->\n")
+    page.write_text(f"# Page\n<!-- rows: softmax {tmp_path.name}/s.csv -->\nold\n<!-- end -->\n")
     words = [f"csv={tmp_path}/s.csv", f"out={tmp_path}/plots", f"pages=[{page}]", *SMALL.split()]
     run = "papers.softmax.__main__", *words, f"implementation={implementation}"
     status, printed, _ = run_program(*run)
@@ -97,10 +98,28 @@ def test_the_program(run_program, one_thread, tmp_path, implementation):
     assert len(read(tmp_path / "s.csv", SoftmaxRow)) == len(rows)
 
 
+def test_several_k(run_program, one_thread, tmp_path):
+    """Section 5.2 of the paper: rows of each k, told apart, and a table; k stays below V."""
+    words = [f"csv={tmp_path}/s.csv", f"out={tmp_path}", *SMALL.split()]
+    status, printed, text = run_program("papers.softmax.__main__", *words, "k=[5,10,30]")
+    assert status == 0, text
+    rows = read(tmp_path / "s.csv", SoftmaxRow)
+    assert [row.k for row in rows if row.algorithm == "online_fused"] == [5, 10, 5, 10, 30]
+    assert sum(row.algorithm == "online" for row in rows) == 2  # once a shape, not once a k
+    assert all(row.status == OK and row.error < 1e-5 for row in rows)
+    lines = larger_k_table(rows)[1:]
+    shapes = [("10", "5"), ("10", "10"), ("300", "5"), ("300", "10"), ("300", "30")]
+    assert [(line[1], line[2]) for line in lines] == shapes
+    assert "speed-up of online" in printed
+    five = [row for row in rows if row.k in (0, 5)]
+    assert tables(five)["topk"]() == tables(rows)["topk"]()  # the other table is of the first
+    assert tables(five)["larger_k"]() == "Not measured yet."
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("k=20", "k=20: at most the smallest of vocabularies=[10, 300]"),
+        ("k=[5,301]", "k=301: at most the largest of vocabularies=[10, 300]"),
         ("batches=[x]", "batches='x': give a whole number"),
         ("algorithms=[onlin]", "did you mean online"),
         ("implementation=cuda", "implementation='cuda': choose from triton, blocks"),

@@ -1,0 +1,127 @@
+"""The error of attention with outliers: inputs, errors, rows and tables."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.common.provenance import ROOT
+from experiments.common.records import OK, read
+from experiments.papers import accuracy
+from experiments.papers.accuracy import E4M3, METHODS, draw, measured, tables
+from experiments.papers.attention.rows import AccuracyRow
+from sparseflash.testing import oracle
+
+CPU = torch.device("cpu")
+SMALL = "lengths=[64,128] head_dims=[16] batch=1 heads=1 device=cpu".split()
+PAGE = ROOT / "docs/results/accuracy.md"
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+
+
+def row(method: str = "standard", dtype: str = "float16", **further) -> AccuracyRow:
+    facts = {"batch": 1, "heads": 2, "n": 512, "head_dim": 64, "outliers": 0.001, "mask": ""}
+    facts |= {"density": None} | AccuracyRow.origin("cpu", "") | further
+    return AccuracyRow(method=method, dtype=dtype, **facts)
+
+
+def rmse(method: str, dtype: str = "float16", **further) -> float:
+    found = measured(row(method, dtype, **further), CPU)
+    assert found.status == OK and found.rmse is not None
+    return found.rmse
+
+
+def test_a_thousandth_of_the_entries_is_far_out():
+    q, k, v = draw(row(n=8192), CPU)
+    entries = torch.cat([t.float().flatten() for t in (q, k, v)])
+    assert q.dtype == torch.float16 and not torch.equal(q, k) and not torch.equal(k, v)
+    assert entries.mean().abs() < 0.01
+    assert entries.var().item() == pytest.approx(1 + 0.001 * 100, rel=0.03)
+    far = (entries.abs() > 5).float().mean().item()
+    assert far == pytest.approx(0.001 * 0.62, rel=0.15)  # |N(0, 101)| > 5
+    calm = draw(row(n=8192, outliers=0.0), CPU)[0].float()
+    assert calm.abs().max() < 6 and calm.var().item() == pytest.approx(1, rel=0.02)
+
+
+def test_the_error_is_the_root_of_the_mean_square(monkeypatch):
+    def shifted(q, k, v):
+        return oracle(q, k, v)[0] + 0.01
+
+    monkeypatch.setitem(METHODS, "ours", METHODS["ours"]._replace(call=shifted))
+    found = measured(row("ours", "float32", batch=2, n=64), CPU)
+    assert found.rmse == pytest.approx(0.01, rel=1e-6)
+    right = oracle(*draw(found, CPU))[0]
+    assert found.relative == pytest.approx(0.01 / right.square().mean().sqrt().item(), rel=1e-6)
+
+
+def test_a_softmax_in_float32_has_less_error_than_a_standard_one():
+    for dtype in ("float16", "bfloat16"):
+        assert rmse("ours", dtype) < rmse("standard", dtype) / 2
+    assert rmse("ours", "bfloat16") > 4 * rmse("ours")
+    assert rmse("ours", "float32") < 1e-6
+
+
+def test_e4m3_loses_more_with_one_scale_for_a_tensor():
+    assert 100 * rmse("ours") < rmse("fp8_block", E4M3) < rmse("fp8_tensor", E4M3)
+    assert rmse("fp8_tensor", E4M3) < 0.1
+
+
+def test_what_fails_is_a_row_with_the_reason():
+    found = measured(row("cudnn"), CPU)
+    assert found.rmse is None and found.status.split(":")[0] in ("failed", "unsupported")
+    good = replace(row(), status=OK, rmse=1e-4)
+    text = tables([good, found])["rmse_d64"]()
+    assert "cuDNN" not in text and "| standard | float16 | 1.0e-04 | 1.00x | 3.2e-4 |" in text
+    assert tables([good])["rmse_d128"]() == "Not measured yet."
+
+
+def test_program(tmp_path, run_program):
+    csv, page = tmp_path / "a.csv", tmp_path / "page.md"
+    page.write_text(f"<!-- rows: rmse_d16 {tmp_path.name}/a.csv -->\nold\n<!-- end -->\n")
+    words = [*SMALL, f"csv={csv}", f"pages=[{page}]"]
+    status, printed, error = run_program("papers.accuracy", *words)
+    assert status == 0, error
+    rows = read(csv, AccuracyRow)
+    cpu = [name for name, method in METHODS.items() if not method.cuda]
+    assert len(rows) == 2 * (2 * len(cpu) - 2)  # lengths; e4m3 goes with float16 alone
+    assert all(r.status == OK or r.method == "flash" for r in rows)
+    assert "standard's / this, 128" in printed and "old" not in page.read_text()
+    run_program("papers.accuracy", *words)
+    assert read(csv, AccuracyRow) == rows  # nothing is measured twice
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("outliers=2", "outliers=2: give a share between 0 and 1"),
+        ("dtypes=[float8]", "dtypes='float8': choose from"),
+        ("lengths=[0]", "lengths and head_dims=0: give a whole number"),
+        ("pages=[none.md]", "cannot read pages=none.md"),
+    ],
+)
+def test_a_bad_option_is_one_line(run_program, tmp_path, words, message):
+    status, _, text = run_program("papers.accuracy", *SMALL, f"csv={tmp_path}/a.csv", words)
+    assert status == 2 and message in text and text.count("\n") == 1
+    assert not (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize("folder", ["h200", "cpu"])
+def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder):
+    csv = PAGE.parent / folder / "accuracy.csv"
+    assert f"<!-- rows: rmse_d128 {folder}/accuracy.csv -->" in PAGE.read_text()
+    if not csv.exists():
+        pytest.skip("not measured yet")
+    (page := tmp_path / "page.md").write_text(PAGE.read_text())
+    status, _, text = run_program(
+        "papers.accuracy", f"csv={csv}", "measure=false", f"pages=[{page}]"
+    )
+    assert status == 0, text
+    assert page.read_text() == PAGE.read_text()
+
+
+def test_the_published_numbers_are_those_of_the_papers_page():
+    text = (ROOT / "docs/results/papers.md").read_text()
+    for number in ("1.9e-4; standard 3.2e-4", "9.1e-3; per tensor 2.4e-2"):
+        assert number in text
+    found = {(n, d): t for n, m in METHODS.items() for d, t in m.published.items()}
+    assert found[("standard", "float16")] == "3.2e-4" and found[("fp8_tensor", E4M3)] == "2.4e-2"
+    assert accuracy.SPREAD**2 == 100
