@@ -19,20 +19,23 @@ To define a kind of row, subclass `Row`, or `TimedRow` if it has times:
 
 `read(path, StepRow)` reads a file typed. Fields are str, int, float or bool, each `| None` or not.
 A file grows by whole lines and is never overwritten. A killed run keeps every row it had written.
+Several processes may write to one file.
 """
 
 import csv
 import dataclasses
+import fcntl
 import gzip
 import inspect
 import io
 import os
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from experiments.common import provenance
 
@@ -109,9 +112,7 @@ class Records(Generic[R]):
             provenance.check_published(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _truncate_partial_line(self.path)
-            if not self.path.exists() or not self.path.stat().st_size:
-                _append(self.path, _line(columns(kind)))
+            _begin(self.path, _line(columns(kind)))
         except OSError as error:
             raise ValueError(
                 f"cannot write {self.path} ({error.strerror}); name another file with csv=PATH"
@@ -211,15 +212,28 @@ def _typed(name: str, kind: Any, text: str) -> Any:
 
 def _append(path: Path, text: str) -> None:
     """Adds whole lines with a single write, so that a kill cannot mix two rows."""
-    with open(path, "ab", buffering=0) as file:
+    with _alone(path) as file:
         file.write(text.encode())
         os.fsync(file.fileno())
 
 
-def _truncate_partial_line(path: Path) -> None:
-    """Cuts off a last line without an end, as a killed run or a full disk leaves it."""
-    if path.exists():
+def _begin(path: Path, head: str) -> None:
+    """Cuts off a last line without an end, as a killed run or a full disk leaves it; writes the
+    head of an empty file.
+    """
+    with _alone(path) as file:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        if not path.stat().st_size:
+            file.write(head.encode())
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[IO[bytes]]:
+    """The file to append to, while no other process does."""
+    with open(path, "ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        yield file
 
 
 def _free_name(path: Path) -> Path:

@@ -75,9 +75,10 @@ def _masks(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 TINY = {"model": "tiny", "steps": 200, "lr": 3e-3, "val_tokens": 32_768}
+SHORT = {"model": "gpt2", "steps": 300, "warmup": 30}  # of 32,768 tokens
 MASKS = Plan(
     small=TINY | {"context": 512, "batch": 2},
-    full={"model": "gpt2", "context": 4096, "batch": 16},
+    full=SHORT | {"context": 4096, "batch": 8},
     cases=_masks,
 )
 PLANS = {
@@ -89,7 +90,7 @@ PLANS = {
     ),
     "contexts": Plan(
         small=TINY | {"context": 128, "batch": 8, "steps": 300, "positions": ROTARY},
-        full={"model": "gpt2", "context": 16_384, "batch": 4, "positions": ROTARY},
+        full=SHORT | {"context": 16_384, "batch": 2, "positions": ROTARY},
         cases=_contexts,
     ),
     "masks": MASKS,
@@ -111,21 +112,52 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
     if not allow:
         check_published(folder / RESULTS)  # before the runs; files are made with the first row
     for case, settings in [] if options["report"] else planned(name, options):
+        if name == "equal_time" and (known := _of_equal_steps(case, settings, folder)):
+            add(folder, *known, allow)
+            continue
         result = train(settings, command, begun)
         if not result["complete"]:
             break
         row = make_row(name, case, settings, result)
-        rows = Records(folder / RESULTS, ModelRow, allow_changes=allow)
-        if rows.find(row) is None:
-            points = Records(folder / POINTS, PointRow, allow_changes=allow)
-            for point in make_points(row, result):
-                points.append(point)
-            rows.append(row)  # last, so that a row has its points
+        add(folder, row, make_points(row, result), allow)
     found = [row for row in old_rows(folder) if row.plan == name]
     points_of = read(folder / POINTS, PointRow) if found else []
     figures = Path(options["figures"] or folder)
     print(report(name, found, points_of, figures, as_list(options["pages"])))
     return found
+
+
+def add(folder: Path, row: ModelRow, found: Sequence[PointRow], allow: bool) -> None:
+    """Adds a row and its points, unless the folder has it. Several processes may do so at once."""
+    rows = Records(folder / RESULTS, ModelRow, allow_changes=allow)
+    if rows.find(row) is None:
+        points = Records(folder / POINTS, PointRow, allow_changes=allow)
+        for point in found:
+            points.append(point)
+        rows.append(row)  # last, so that a row has its points
+
+
+def _of_equal_steps(
+    case: str, settings: Settings, folder: Path
+) -> tuple[ModelRow, list[PointRow]] | None:
+    """The row of plan=masks that is this very run, as one of plan=equal_time, with its points."""
+    here = _run_of(settings, case, settings.steps)
+    rows = [row for row in old_rows(folder) if row.plan == "masks" and _run_of(row, case) == here]
+    rows = [row for row in rows if row.device == device_name(settings.device)]
+    if not rows:
+        return None
+    points = [
+        replace(point, plan="equal_time")
+        for point in read(folder / POINTS, PointRow)
+        if (point.plan, point.case, point.date) == ("masks", case, rows[-1].date)
+    ]
+    return replace(rows[-1], plan="equal_time"), points
+
+
+def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tuple[object, ...]:
+    name = run.case if isinstance(run, ModelRow) else case
+    shared = run.model, run.context, run.batch, Path(run.data).name, run.tokenizer, run.positions
+    return name == case, *shared, steps or run.steps, run.seed, run.precision, run.provider
 
 
 def old_rows(folder: Path) -> list[ModelRow]:
@@ -157,7 +189,11 @@ def planned(name: str, options: Mapping[str, Any]) -> list[tuple[str, Settings]]
         for seed in seeds
         for case, changes in cases.items()
     ]
-    return _timed(found, old_rows(Path(options["csv"]))) if name == "equal_time" else found
+    if name == "equal_time":
+        found = _timed(found, old_rows(Path(options["csv"])))
+    if options["eval_every"] is None:  # no table has the losses on the way
+        found = [(case, replace(run, eval_every=run.steps)) for case, run in found]
+    return found
 
 
 def _timed(
@@ -168,12 +204,13 @@ def _timed(
     Raises ValueError if there is no such row of a case, or of "dense".
     """
     settings = runs[0][1]
-    wanted = settings.model, settings.context, settings.batch, settings.steps
+    names = "model context batch steps".split()
+    wanted = [Path(settings.data).name, *(getattr(settings, name) for name in names)]
     device = device_name(settings.device)
     found: dict[str, list[ModelRow]] = {}
     for row in rows:
-        same = (row.model, row.context, row.batch, row.steps) == wanted and row.device == device
-        if row.plan == "masks" and same:
+        own = [Path(row.data).name, *(getattr(row, name) for name in names)]
+        if row.plan == "masks" and own == wanted and row.device == device:
             found.setdefault(row.case, []).append(row)
     for case in ("dense", *(case for case, _ in runs)):
         if case not in found:

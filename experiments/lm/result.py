@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from experiments.common.devices import device_name
@@ -38,8 +39,8 @@ def make_result(
     peak = peak_mib(group.device) if group.device.type == "cuda" else None
     found: list[float] = []
     if settings.objective == NEXT:
-        dtype = PRECISIONS[settings.precision]
-        found = by_position(trainer.model, windows, settings.batch, dtype)  # type: ignore[arg-type]
+        dtype, size = PRECISIONS[settings.precision], settings.micro_batch or settings.batch
+        found = by_position(trainer.model, windows, size, dtype)  # type: ignore[arg-type]
     return {
         "complete": True,
         "steps": step,
@@ -53,7 +54,7 @@ def make_result(
         "params": sum(p.numel() for p in trainer.model.parameters()),
         "mask": str(resolve(settings.mask, causal=settings.objective == NEXT)),
         "train_loss": tail(losses, step),
-        "val_loss": validation()["loss"],
+        "val_loss": fmean(found) if found else validation()["loss"],
         "curve": losses,
         "positions": found,
         "peak_mib": peak,

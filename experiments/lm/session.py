@@ -29,7 +29,8 @@ from experiments.lra.training.journal import Log, Progress, duration
 from experiments.lra.training.result import write_result
 from experiments.lra.training.step import Trainer, seed_everything
 
-PAUSE = 20.0  # least seconds between checkpoints if checkpoint_every is not given
+PAUSE = 120.0  # least seconds between checkpoints if checkpoint_every is not given
+SAVE_EVERY = 100  # steps, at which that is looked at
 STATE = (
     "step model optimizer sums steepest random logged journal seconds training data losses"
 ).split()
@@ -126,7 +127,7 @@ class Session:
             batch=settings.micro_batch or settings.batch,
             dtype=PRECISIONS[settings.precision],
         )
-        if settings.graph:
+        if settings.graph and settings.eval_every < settings.steps:
             self.validation.prepare(trainer.pool)
 
     def _log_start(self) -> None:
@@ -158,7 +159,7 @@ class Session:
     def _train(self, stop: Stop) -> str | None:
         """Takes the remaining steps; returns why it stopped before the last one, or None."""
         settings, trainer, clock = self.settings, self.trainer, self.clock
-        save_every = settings.checkpoint_every or settings.eval_every
+        save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
         periods = settings.log_every, settings.eval_every, save_every
         clock.start()
         while trainer.step < settings.steps:
@@ -167,7 +168,7 @@ class Session:
             log, validate, save = (last or step % every == 0 for every in periods)
             if log:
                 self._log_training(step)
-            if validate:
+            if validate and not last:  # the result has the last one
                 with clock.paused():
                     self.validated = self.validation()["loss"]
                     self.log.write("val", step, loss=self.validated, seconds=clock.seconds)
@@ -207,7 +208,9 @@ class Session:
         )
 
     def _may_save(self, step: int) -> bool:
-        if self.settings.checkpoint_every or step == self.settings.steps:
+        if step == self.settings.steps:
+            return self.settings.keep  # else it would be removed at once
+        if self.settings.checkpoint_every:
             return True
         return self.group.any(self.clock.seconds - self.saved > PAUSE)
 
@@ -243,6 +246,7 @@ class Session:
             density=self.density, pairs=self.pairs, seconds=self.clock.seconds,
             ms_per_step=1e3 * self.clock.training / step, command=self.command,
         )  # fmt: skip
+        self.log.write("val", step, loss=result["val_loss"], seconds=self.clock.seconds)
         self.log.write("end", step, complete=True, seconds=self.clock.seconds)
         self.log.sync()
         if self.group.leads:

@@ -25,7 +25,8 @@ COUNTS = {
 POSITIVE = "lr eps clip minutes".split()
 OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes mask name".split()
 # What may change between sessions of a run, and does not change its result but by rounding.
-FREE = "device micro_batch checkpoint_every minutes compile graph runs cache_dir keep".split()
+FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
+FREE += ["keep"]
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,10 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
         values[name] = on_gpu if values[name] is None else bool(values[name]) and on_gpu
-    chosen = str(values["mask"]).startswith("moba")
-    if values["packed"] or chosen:  # the host makes, or counts, the blocks of each batch
+    if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
+    if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors
+        values["compile"] = False
     for name in ("mask", "name", "data", "tokenizer", "pattern"):
         values[name] = None if values[name] is None else str(values[name])
     _check(values)

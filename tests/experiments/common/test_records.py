@@ -1,11 +1,17 @@
 """The CSV of measurements: typed round trip, partial lines, and what counts as measured already."""
 
+import fcntl
 import gzip
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
 
 from experiments.bench.rows import SpeedRow
+from experiments.common import records as records_module
+from experiments.common.provenance import ROOT
 from experiments.common.records import Records, Row, as_csv, columns, read
 from tests.experiments.bench.bench_cases import ORIGIN, ROW
 
@@ -149,3 +155,37 @@ def test_the_newest_row_of_the_same_measurement_is_found(tmp_path):
     other = {"device": "another", "torch": "3.0", "source": "def", "n_k": 512, "block_q": 64}
     for name, value in (other | {"v_dim": 8, "mask": "causal()"}).items():
         assert records.find(replace(ROW, **{name: value})) is None, name
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from tests.experiments.common.test_records import SMALL, Small
+from experiments.common import records as records_module
+from experiments.common.provenance import ROOT
+from experiments.common.records import Records
+for i in range(int(sys.argv[2])):
+    rows = Records(sys.argv[1], Small)  # as run_plan does: it cuts off lines without an end
+    rows.append(replace(SMALL, name=sys.argv[3], count=i))
+"""
+
+
+def test_several_processes_write_to_one_file(tmp_path):
+    """Seeds of a plan run side by side on several GPUs."""
+    path, count, names = tmp_path / "small.csv", 150, "abc"
+    words = [sys.executable, "-c", WRITER, str(path), str(count)]
+    writers = [subprocess.Popen([*words, name], cwd=ROOT) for name in names]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    rows = read(path, Small)
+    assert sorted((row.name, row.count) for row in rows) == [
+        (name, i) for name in names for i in range(count)
+    ]
+
+
+def test_a_file_begins_while_no_other_process_writes(tmp_path, monkeypatch):
+    events, lock = [], fcntl.flock
+    monkeypatch.setattr(records_module.fcntl, "flock", lambda *a: events.append("lock") or lock(*a))
+    cut = os.truncate
+    monkeypatch.setattr(records_module.os, "truncate", lambda *a: events.append("cut") or cut(*a))
+    Records(tmp_path / "small.csv", Small).append(SMALL)
+    assert events == ["lock", "cut", "lock"]

@@ -2,12 +2,15 @@
 
 import gc
 import json
+import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from experiments.common.records import read
+from experiments.common.records import as_csv, read
+from experiments.lm import plans as plans_module
 from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
 from experiments.lm.plans import PLANS, bucketed, make_row, planned, run_plan, thinned
@@ -20,6 +23,11 @@ from experiments.lm.session import Session
 from experiments.lm.settings import make_settings
 from experiments.lm.tokens import load_corpus
 from experiments.lra.training.clock import Interrupted
+from experiments.lra.training.device import reset_memory
+from experiments.lra.training.evaluate import Evaluator
+
+LEFT = {"complete": False}
+BOTH = ("masks", "equal_time")
 
 
 @pytest.mark.parametrize("model", ["tiny", "bert-tiny"])
@@ -190,6 +198,80 @@ def test_tables_have_percent_and_perplexity(options, one_thread):
 def test_contexts_have_equal_tokens_a_step(options):
     found = planned("contexts", options(context=64, batch=4))
     assert {s.context * s.batch for _, s in found} == {256} and len(found) == 4
+
+
+def test_a_plan_evaluates_and_saves_at_the_end_only(options, monkeypatch, one_thread):
+    """Evaluations and checkpoints took as long as the steps of a short run on a GPU."""
+    evaluated, saved = [], []
+    monkeypatch.setattr(Evaluator, "__call__", lambda self: evaluated.append(1) or {"loss": 1.0})
+    monkeypatch.setattr(Session, "_save", lambda self: saved.append(1))
+    given = options(steps=12, cases=["ours"], eval_every=None)
+    run = planned("same", given)[0][1]
+    assert run.eval_every == 12
+    row = run_plan("same", given, "")[0]
+    assert not evaluated and not saved  # the loss by position has the mean
+    assert row.val_loss == pytest.approx(row.late_loss, rel=0.2)
+    assert make_settings(options(eval_every=None)).eval_every == 100
+    assert run.folder == replace(run, eval_every=5).folder  # it changes no result
+    train(make_settings(options(steps=12)))
+    assert len(evaluated) == 1 and len(saved) == 1  # at step 6; the weights of one run are kept
+
+
+def test_full_plans_are_of_equal_tokens_and_take_other_steps(options, monkeypatch):
+    given = options(context=None, batch=None, steps=None, model=None)
+    monkeypatch.setattr(plans_module, "find_device", lambda _: torch.device("cuda"))
+    given = {**given, "small": {**given["full"]}}
+    for name, plan in PLANS.items():
+        monkeypatch.setitem(PLANS, name, replace(plan, small=plan.full))
+        if name == "equal_time":
+            continue
+        found = planned(name, given)
+        assert {run.context * run.batch for _, run in found} == {32_768}
+        assert {run.seed for _, run in found} == ({0} if name == "same" else {0, 1})
+        assert {run.steps for _, run in found} == ({1000} if name == "same" else {300})
+        assert {run.steps for _, run in planned(name, {**given, "steps": 50})} == {50}
+        assert {run.seed for _, run in planned(name, {**given, "seeds": [1]})} == {1}
+
+
+def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one_thread):
+    given = options(steps=4, cases=["dense", "sliding"])
+    csv = Path(given["csv"]) / "results.csv"
+    dense, sliding = run_plan("masks", given, "")
+    csv.write_text(as_csv([dense, replace(sliding, ms_step=dense.ms_step / 2)], ModelRow))
+    dense, _ = read(csv, ModelRow)
+    trained = []
+    monkeypatch.setattr(plans_module, "train", lambda run, *_: trained.append(run) or LEFT)
+    for _ in range(2):
+        assert run_plan("equal_time", given, "") == [replace(dense, plan="equal_time")]
+    assert {run.steps for run in trained} == {8}
+    points = read(csv.with_name("points.csv"), PointRow)
+    counts = [sum(p.plan == plan and p.case == "dense" for p in points) for plan in BOTH]
+    assert counts[0] == counts[1] > 0
+
+
+def test_nothing_of_a_run_stays_in_memory(settings, monkeypatch):
+    """Else the peak of the next run of a process holds it."""
+    kept, run = [], Session.run
+
+    def watched(self):
+        result = run(self)
+        kept.extend(map(weakref.ref, (self.model, self.trainer, self.trainer.flat.values)))
+        return result
+
+    monkeypatch.setattr(Session, "run", watched)
+    for provider in ("standard", "sdpa", "sparse"):
+        train(settings(provider=provider, steps=2))
+        reset_memory(torch.device("cpu"))
+        assert all(ref() is None for ref in kept)
+
+
+def test_moba_may_be_a_graph_but_is_not_compiled(options, monkeypatch):
+    monkeypatch.setattr(settings_module, "find_device", lambda _: torch.device("cuda"))
+    chosen = make_settings(options(mask="moba(16, 2)"))
+    assert chosen.graph and not chosen.compile
+    assert make_settings(options()).compile
+    packed = make_settings(options(packed=True))
+    assert not packed.graph and not packed.compile
 
 
 def test_a_page_without_a_place_is_refused():
