@@ -59,3 +59,29 @@ class PackedRow(TimedRow):
 
     WHAT = "step n documents batch heads head_dim dtype".split()
     COMMAND = "python -m experiments.papers.packed_masks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermRow(TimedRow):
+    """Attention with a term of the softmax, or without: experiments.papers.term_costs."""
+
+    term: str  # none | sink | softcap | slopes | bias | all
+    provider: str  # the backend
+    direction: str  # forward | backward
+    batch: int
+    heads: int
+    kv_heads: int
+    n: int
+    head_dim: int
+    dtype: str
+    block: int  # tokens of a block of the mask; 0 without one
+    radius: int  # of the bias: longest distance with an entry of its own
+    round: int = 1
+    error: float | None = None  # relative to float64, the largest of output, dq, dk and dv
+    term_error: float | None = None  # the same of the gradients of terms
+    cost: float | None = None  # time over that of none in the same round, minus 1
+
+    WHAT = (
+        "term provider direction batch heads kv_heads n head_dim dtype block radius round"
+    ).split()
+    COMMAND = "python -m experiments.papers.term_costs"
