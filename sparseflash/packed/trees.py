@@ -22,8 +22,9 @@ def prefix_tree(
 
     Args:
         enter: int32 or int64 (M,), the first token of each of M nodes, ascending from 0. Or (B, M),
-            a tree for every batch entry. `pad` repeats the last node, which changes nothing, so it
-            gives every step the same shape.
+            a tree for every batch entry. Of nodes that enter at one token the last one has it, and
+            the others have none. So `pad`, which repeats the last node, gives every step the same
+            shape.
         leave: likewise, for every node the token after the last one of all that continues it.
         n: tokens of q and k.
         block_size: tokens, one size or (block_q, block_k).
@@ -57,5 +58,5 @@ def _check_walk(enters: Tensor, leaves: Tensor, n: int) -> None:
     for enter, leave in zip(enters.tolist(), leaves.tolist(), strict=True):
         if max(leave) > n:
             raise ValueError(f"leave goes to {max(leave)}, but n is {n}: give the tokens of q")
-        walk = dict.fromkeys(zip(enter, leave, strict=True))  # the last node may come repeatedly
-        masks.prefix_tree(*(list(times) for times in zip(*walk, strict=True)))
+        walk = dict(zip(enter, leave, strict=True))  # without nodes that have no tokens
+        masks.prefix_tree(list(walk), list(walk.values()))

@@ -83,6 +83,13 @@ def test_as_documents_with_a_shared_prefix():
     assert found.to_block_mask() == shared.to_block_mask()
 
 
+def test_nodes_without_tokens():
+    times = [[0, 10, 10, 30, 64], [64, 10, 30, 64, 64]]
+    found = packed.prefix_tree(*map(torch.tensor, times), 64, block_size=16)
+    expected = masks.prefix_tree((0, 10, 30), (64, 30, 64)).build(64, 64, 16)
+    assert_same_blocks(found, expected)
+
+
 def test_more_tiles_than_room_are_an_error():
     with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
         from_ends(torch.arange(1, 65)[None], (16, 16), room=3, max_blocks=16)
