@@ -52,11 +52,14 @@ def oracle(
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
     terms: Terms | None = None,
+    place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention in float64 by plain torch operations, differentiable by autograd.
 
     dense_mask: bool, broadcastable to (B, Hq, N_q, N_k), True where a query may attend to a key.
     keep: bool of that shape, the probabilities that dropout leaves, scaled up for dropout_p.
+    place: int (N_q,), the place of each query counted from the end, for terms by distance; -N_q to
+        -1 where None. A sample of queries has others.
     Returns out (B, Hq, N_q, D_v) and the natural-log lse (B, Hq, N_q) of the softmax before
     dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
@@ -69,8 +72,8 @@ def oracle(
     if terms.softcap is not None:
         scores = terms.softcap * (scores / terms.softcap).tanh()
     n_q, n_k = scores.shape[-2:]
-    i, j = (torch.arange(n, device=q.device) for n in (n_q, n_k))
-    distance = (j - n_k) - (i - n_q)[:, None]
+    place = torch.arange(-n_q, 0, device=q.device) if place is None else place
+    distance = torch.arange(-n_k, 0, device=q.device) - place[:, None]
     if terms.slopes is not None:
         scores = scores - terms.slopes.double()[:, None, None] * distance.abs()
     if terms.bias is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 import masks
 import sparseflash
 from experiments.bench.rows import SelectRow
-from experiments.bench.timing import measure
+from experiments.bench.timing import graph_ms, measure
 from experiments.common.records import OK
 from sparseflash import select
 from sparseflash.schedule import Schedule
@@ -129,28 +129,6 @@ def share(ms: Mapping[str, float | None]) -> float | None:
     if selection is None or schedule is None or forward is None:
         return None
     return (selection + schedule) / forward
-
-
-def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -> float | None:
-    """Median time of the call as a CUDA graph; None on a CPU, or for one that waits for the GPU."""
-    if device.type != "cuda":
-        return None
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream(device).wait_stream(side)
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        call()
-    except RuntimeError:
-        return None
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return measure(graph.replay, device, seconds).ms_median
 
 
 def describe(rows: list[SelectRow]) -> str:

@@ -43,6 +43,32 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
     return Times(*(1000 * float(t) for t in np.quantile(times, [0.5, 0.2, 0.8])))
 
 
+def in_graph(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+    """What replays a CUDA graph of the call; None for a call that waits for the GPU."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream(device).wait_stream(side)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        call()
+    except RuntimeError:
+        return None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def graph_ms(call: Callable[[], object], device: torch.device, seconds: float) -> float | None:
+    """Median time of the call as a CUDA graph; None on a CPU, or for one that waits for the GPU."""
+    replay = in_graph(call, device) if device.type == "cuda" else None
+    return None if replay is None else measure(replay, device, seconds).ms_median
+
+
 def peak_extra_mib(call: Callable[[], object], device: torch.device) -> float | None:
     """Peak of the memory that `call` takes beyond what is held before it; None on a CPU."""
     if device.type != "cuda":

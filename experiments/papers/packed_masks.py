@@ -9,7 +9,6 @@ over that of attention forward and backward. On a GPU, masks are also captured i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.bench.selectors import graph_ms
-from experiments.bench.timing import measure
+from experiments.bench.timing import graph_ms, measure
 from experiments.common.checks import as_list, choose, positive_number, whole_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
-from experiments.common.records import OK, Records, TimedRow
+from experiments.common.records import OK, Records
+from experiments.papers.rows import PackedRow
 from sparseflash import packed
 from sparseflash.testing import make_qkv
 
@@ -35,25 +34,6 @@ DEFAULTS = {
     },
     "cpu": {"seq_lens": [1024], "heads": 2, "head_dim": 64, "dtype": "float32", "seconds": 0.3},
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedRow(TimedRow):
-    """One way to make the mask, or attention with it: experiments.papers.packed_masks."""
-
-    step: str
-    n: int
-    documents: int
-    batch: int
-    heads: int
-    head_dim: int
-    dtype: str
-    share: float | None = None  # ms_median / attention forward and backward
-    ms_graph: float | None = None  # median of a CUDA graph's replays; None where not captured
-    graph_share: float | None = None  # as `share`
-
-    WHAT = "step n documents batch heads head_dim dtype".split()
-    COMMAND = "python -m experiments.papers.packed_masks"
 
 
 @program("packed_masks", "experiments.papers.packed_masks")

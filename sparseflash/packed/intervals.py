@@ -37,14 +37,13 @@ def from_intervals(
         (F.pad(first, (0, missing)).view(-1, block_q), F.pad(stop, (0, missing)).view(-1, block_q))
         for first, stop in _apart(spans, n_k)
     ]
-    touched, filled = _counts(lines, n_k, block_k, cols)
+    touched, filled = counts(lines, n_k, block_k, cols)
     query = torch.arange(rows * batch, device=touched.device) % rows * block_q
     existing = (n_q - query).clamp(max=block_q)[:, None]
     some, every = touched > 0, filled == existing
     partial = some & ~every
-    if room < partial.numel():  # a wrong mask would be worse than a stop
-        message = f"more than {room} partial blocks: the spans are not those of the documents"
-        torch._assert_async(partial.sum() <= room, message)  # pyright: ignore
+    if room < partial.numel():
+        check_room(partial.sum(), room)
     codes, cell = number_tiles(some, partial, room)
     line, col = cell // cols, cell % cols
     parts = [
@@ -53,6 +52,12 @@ def from_intervals(
     bits = reduce(torch.bitwise_or, parts)
     codes = codes.view(batch, 1, rows, cols)
     return Selection(codes, bits, n_q, n_k, block_size, max_blocks, owned=room)
+
+
+def check_room(found: Tensor, room: int) -> None:
+    """Fails on the device for more partial blocks than room: a wrong mask would be worse."""
+    message = f"more than {room} partial blocks: the offsets are not those of a packing"
+    torch._assert_async(found <= room, message)  # pyright: ignore
 
 
 def touching(n: int, block_size: tuple[int, int]) -> int:
@@ -80,8 +85,11 @@ def _apart(spans: Sequence[Span], n: int) -> list[Span]:
     return found
 
 
-def _counts(lines: Sequence[Span], n: int, block: int, cols: int) -> tuple[Tensor, Tensor]:
-    """int32 (lines, cols) each: tokens of a line that see some of a block, and all of it."""
+def counts(lines: Sequence[Span], n: int, block: int, cols: int) -> tuple[Tensor, Tensor]:
+    """int32 (lines, cols) each: tokens of a line whose spans touch a block, and fill it.
+
+    lines: spans (lines, tokens), apart from each other, within n tokens on the other side.
+    """
     count = 0
     for first, stop in lines:
         low, high = first // block, -(-stop // block)

@@ -1,9 +1,9 @@
 """Selectors and packed sequences on a GPU: no waiting, capture in a graph, exact results."""
 
-import numpy as np
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
 import sparseflash
@@ -11,8 +11,9 @@ from sparseflash import packed, select
 from sparseflash.schedule import as_tensors
 from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
-from sparseflash.testing import make_qkv, oracle, relative_error
+from sparseflash.testing import make_qkv, relative_error
 from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs
+from tests.packing_cases import assert_packings, errors_of_packings, packings
 from tests.problems import problem_of, refusal
 
 pytestmark = GPU
@@ -158,62 +159,45 @@ def test_one_million_tokens_of_codes():
     assert schedule.cols.ptr[-1] == schedule.rows.ptr[-1] == picked.max_blocks
 
 
-def packings(n: int, count: int, documents: int):
-    """Random offsets of up to so many documents and some padding, in one shape."""
-    rng = np.random.default_rng(n)
-    for _ in range(count):
-        real = int(rng.integers(n // 2, n + 1))
-        cuts = np.sort(rng.integers(0, real + 1, int(rng.integers(documents))))
-        yield packed.pad(torch.tensor([0, *cuts, real], dtype=torch.int32), documents + 1)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("n, window", [(8192, None), (16384, 1000), (32768, None)])
-def test_random_packings_in_one_graph(n, window, device="cuda", count=334, compiler="inductor"):
-    """The first tokens of a document of every packing agree with float64, gradients too."""
+def test_random_packings_in_one_graph(monkeypatch):
+    """A thousand packings of 8K to 32K tokens: sampled rows agree with float64, gradients too.
 
-    def step(q, k, v, cu_seqlens):
-        mask = packed.documents(cu_seqlens, n, causal=True, window=window)
-        mask = sparseflash.plan(mask, q, k, v)
-        return sparseflash.attention(q, k, v, mask)
-
-    counter = CompileCounterWithBackend(compiler)
-    compiled = torch.compile(step, fullgraph=True, backend=counter)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    q, k, v = make_qkv(1, 4, n, n, 64, kv_heads=2, dtype=dtype, device=device, requires_grad=True)
-    dout = torch.randn_like(q)
-    for offsets in packings(n, count, 64):
-        out = compiled(q, k, v, offsets.to(device))
-        grads = torch.autograd.grad(out, (q, k, v), dout)
-        lengths = offsets.diff()
-        chosen = lengths.where(lengths <= 1024, 0).argmax()  # the longest that is compared whole
-        chosen = chosen if 0 < lengths[chosen] <= 1024 else lengths.argmax()
-        start, length = int(offsets[chosen]), int(lengths[chosen])
-        own = slice(start, start + min(length, 1024))
-        exact = [t.detach()[:, :, own].double().requires_grad_() for t in (q, k, v)]
-        token = torch.arange(exact[0].shape[2], device=device)
-        distance = token[:, None] - token
-        seen = (distance >= 0) & (distance <= (n if window is None else window))
-        expected, _ = oracle(exact[0], exact[1], exact[2], seen)
-        wanted = torch.autograd.grad(expected, exact, dout[:, :, own].double())
-        whole = length <= 1024  # later queries reach the keys of a longer one
-        pairs = list(zip((out, *grads), (expected, *wanted), strict=True))
-        for found, true in pairs if whole else pairs[:2]:
-            assert relative_error(found[:, :, own], true) < 1e-2
-        assert not out[:, :, int(offsets[-1]) :].any()
-    assert counter.frame_count == 1
+    Nothing is compiled after the first one, no graph and no kernel of ours.
+    """
+    knobs = pytest.importorskip("triton").knobs.runtime
+    kernels = []
+    monkeypatch.setattr(knobs, "jit_post_compile_hook", lambda **given: kernels.append(given))
+    sizes = 32768, 1000, 8192, "cuda", "inductor"
+    assert_packings(*errors_of_packings(*sizes, after_first=kernels.clear), limit=1e-2)
+    assert not kernels
 
 
-def test_packings_in_a_cuda_graph():
+def packed_masks(offsets: torch.Tensor, n: int) -> dict[str, Callable[[], select.Selection]]:
+    """Of every kind of packed masks, what makes one from offsets of at most n / 2 tokens."""
+    enter, leave = offsets[:-1], offsets[1:].clone()
+    leave[0] = offsets[-1]
+    return {
+        "documents": lambda: packed.documents(
+            offsets, n, causal=True, shared=True, window=200, prefix=3
+        ),
+        "tree": lambda: packed.prefix_tree(enter, leave, n),
+        "streams": lambda: packed.block_diffusion(offsets, n, 32),
+        "interleaved": lambda: packed.block_diffusion(offsets, n, 32, interleaved=True),
+    }
+
+
+@pytest.mark.parametrize("name", ["documents", "tree", "streams", "interleaved"])
+def test_packings_in_a_cuda_graph(name):
     """A captured mask follows the offsets, without waiting, and has the blocks of the CPU's."""
     n = 1000
     q, k, v = make_qkv(1, 4, n, n, 64, kv_heads=2, dtype=torch.float16, device="cuda")
-    first, *others = packings(n, 5, 12)
+    first, *others = (offsets // 2 for offsets in packings(n, 5, 12))
     cu_seqlens = first.cuda()
 
     def step():
-        mask = packed.documents(cu_seqlens, n, causal=True, shared=True, window=200, prefix=3)
+        mask = packed_masks(cu_seqlens, n)[name]()
         return mask.codes, mask.bits, sparseflash.attention(q, k, v, mask)
 
     with torch.no_grad():
@@ -223,8 +207,9 @@ def test_packings_in_a_cuda_graph():
             graph.replay()
             torch.cuda.synchronize()
             assert all(torch.equal(*pair) for pair in zip(results, step(), strict=True))
-            mask = packed.documents(offsets, n, causal=True, shared=True, window=200, prefix=3)
+            mask = packed_masks(offsets, n)[name]()
             assert torch.equal(results[0].cpu(), mask.codes)
+            assert torch.equal(results[1].cpu(), mask.bits)
             expected = sparseflash.attention(
                 q.float(), k.float(), v.float(), mask.to_block_mask(), backend="reference"
             )

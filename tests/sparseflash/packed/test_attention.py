@@ -25,6 +25,20 @@ MASKS = {
     name: lambda offsets, options=options: packed.documents(offsets, N, block_size=16, **options)
     for name, options in OPTIONS.items()
 }
+
+
+def tree(offsets: torch.Tensor):
+    """A root, a child with a child of its own, and two more children."""
+    end, third = offsets[5], offsets[3]
+    leave = torch.stack([end, third, third, offsets[4], end])
+    return packed.prefix_tree(offsets[:-1], leave, N, block_size=16)
+
+
+MASKS["tree"] = tree
+for way in ("streams", "interleaved"):
+    MASKS[way] = lambda offsets, way=way: packed.block_diffusion(
+        offsets // 2, N, 7, interleaved=way == "interleaved", block_size=16
+    )
 every_mask = pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
 
 
@@ -51,7 +65,9 @@ def test_results_and_gradients(make, backend):
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     dense = torch.from_numpy(mask.to_block_mask().to_dense())
     expected, expected_lse = oracle(exact[0], exact[1], exact[2], dense)
-    assert not out[:, :, -8:].any() and lse[:, :, -8:].eq(-torch.inf).all()  # padding
+    padding = ~dense[0, 0].any(-1)
+    assert padding[-4:].all() and padding.sum() == 8
+    assert not out[:, :, padding].any() and lse[:, :, padding].eq(-torch.inf).all()
     assert_close(out, expected, name="out")
     assert_close(lse, expected_lse, name="lse")
     weight = torch.linspace(-1, 2, out.numel()).view(out.shape)
@@ -68,7 +84,16 @@ def test_nothing_waits_for_the_device(make, as_on_a_gpu):
         as_tensors(schedule_from_selection(make(offsets), N, N, 1, 2, "cpu"))
 
 
-@pytest.mark.parametrize("name, planned", [("shared", False), ("window", True)])
+@pytest.mark.parametrize(
+    "name, planned",
+    [
+        ("shared", False),
+        ("window", True),
+        ("tree", True),
+        ("streams", False),
+        ("interleaved", True),
+    ],
+)
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_one_graph_for_all_lengths(name, planned):
     """The mask is made inside of the graph, whose results are those of eager calls."""

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 import masks
-from masks.block_lists import FULL
 from sparseflash import packed
-from sparseflash.select.static import grid_codes
-
-BLOCKS = [16, 32, (16, 48), (64, 16), 128]
+from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 
 def dense_of(offsets, n, causal=False, window=None, prefix=None, shared=False) -> np.ndarray:
@@ -32,15 +29,6 @@ def dense_of(offsets, n, causal=False, window=None, prefix=None, shared=False) -
     return seen
 
 
-def assert_same_blocks(found, expected: masks.BlockMask) -> None:
-    """Block by block empty, partial or full alike, with the same pairs, within the bounds."""
-    codes, theirs = found.codes.numpy(), grid_codes(expected)
-    for kind in (codes == FULL, theirs == FULL), (codes >= 0, theirs >= 0):
-        assert np.array_equal(*kind)
-    assert found.to_block_mask() == expected
-    assert (codes != -2).sum() <= found.max_blocks and codes.max() < len(found.bits)
-
-
 def packings(seed: int, count: int):
     """Offsets: at random, with equal lengths, and around the edges of blocks."""
     rng = np.random.default_rng(seed)
@@ -53,11 +41,6 @@ def packings(seed: int, count: int):
             "edges": np.clip(rng.integers(0, n // 16 + 1, m - 1) * 16 + rng.integers(-1, 2), 0, n),
         }[rng.choice(["random", "equal", "edges"])]
         yield rng, n, [0, *sorted(cuts.tolist()), n]
-
-
-def as_tensor(rng, offsets) -> torch.Tensor:
-    dtype = (torch.int32, torch.int64)[rng.integers(2)]
-    return packed.pad(torch.tensor(offsets, dtype=dtype), len(offsets) + int(rng.integers(3)))
 
 
 @pytest.mark.parametrize("seed", range(4))

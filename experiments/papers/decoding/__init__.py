@@ -1,0 +1,1 @@
+"""Measuring decoding: cases, providers, the gate and the time."""

@@ -1,0 +1,123 @@
+"""The program that times decoding: bytes, the gate, the turns, and the arguments of FlashInfer."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from experiments.bench.cases import DENSE
+from experiments.common.records import OK, read
+from experiments.papers.decoding import measure
+from experiments.papers.decoding.cases import SELECTED, Inputs, Step
+from experiments.papers.decoding.measure import base_row, groups, measured
+from experiments.papers.decoding.providers import PROVIDERS, FlashInfer
+from experiments.papers.decoding.report import tables
+from experiments.papers.rows import DecodeRow
+from sparseflash.testing import relative_error
+
+CPU = torch.device("cpu")
+STEP = Step(DENSE, 16, 2, 4, 2, 3, 192, 32, "float32", chosen=64)
+SMALL = "lengths=[128] heads=4 kv_heads=2 head_dim=32 chosen=64 seconds=1e-3 device=cpu".split()
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+
+
+def test_program_and_resuming(tmp_path, run_program):
+    csv = tmp_path / "decode.csv"
+    status, printed, error = run_program("papers.decode", *SMALL, f"csv={csv}", "rounds=2")
+    assert status == 0, error
+    rows = read(csv, DecodeRow)
+    assert all(row.status == OK and row.error < 1e-5 and row.share > 0 for row in rows)
+    assert {row.step for row in rows} == {"decode", "choose and decode"}
+    assert {(row.provider, row.page) for row in rows} == {("cpu", 0), ("cpu", 16), ("sdpa", 0)}
+    assert {row.round for row in rows} == {1, 2}
+    assert (
+        "dense, 1 queries, pages of 16 tokens" in printed and "measurements are left" not in printed
+    )
+    run_program("papers.decode", *SMALL, f"csv={csv}", "rounds=2")
+    assert read(csv, DecodeRow) == rows
+    status, printed, _ = run_program("papers.decode", "measure=false", f"csv={csv}")
+    assert status == 0 and printed.strip() == tables(rows).strip()
+
+
+@pytest.mark.parametrize(
+    "mask, keys", [(DENSE, 192), ("sliding(20)", 22), (SELECTED, 64), ("global_tokens(8)", 8)]
+)
+def test_bytes_are_those_of_the_keys_that_some_query_sees(mask, keys):
+    step = replace(STEP, mask=mask)
+    (row,) = measured(step, CPU, 1e-3, [base_row(step, "cpu", "decode", 1, CPU, "a command")])
+    assert row.status == OK and row.density == pytest.approx(keys / 192)
+    assert row.read_mb == pytest.approx(2 * 32 * 4 * 2 * (2 * keys + 4 * 3) / 1e6)
+    assert row.gbs == pytest.approx(row.read_mb / row.ms)
+    assert row.share == pytest.approx(row.gbs / row.copy_gbs)
+
+
+def test_pages_and_contiguous_caches_choose_the_same_blocks():
+    paged = Inputs(replace(STEP, mask=SELECTED), CPU)
+    keys = [torch.stack([paged.keys_of(0, b, h)[0] for h in range(2)]) for b in range(2)]
+    whole = Inputs(replace(STEP, mask=SELECTED, page=0), CPU)
+    whole.q, whole.caches = paged.q, [(torch.stack(keys), torch.stack(keys))]
+    assert torch.equal(paged.choose(0).codes, whole.choose(0).codes)
+    assert paged.allowed(1, 1).sum(1).tolist() == [64] * 3
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    def prepare(inputs, choosing):
+        return [
+            lambda call=call: 1.01 * call() for call in PROVIDERS["sdpa"].prepare(inputs, choosing)
+        ]
+
+    wrong = SimpleNamespace(prepare=prepare, missing=lambda device: None, package="")
+    monkeypatch.setitem(measure.PROVIDERS, "wrong", wrong)
+    step = replace(STEP, page=0)
+    (row,) = measured(step, CPU, 1e-3, [base_row(step, "wrong", "decode", 1, CPU, "")])
+    assert row.status.startswith("wrong result: error 0.01") and row.ms_median is None
+
+
+def test_failures_and_missing_peers_are_rows():
+    step = replace(STEP, page=0)
+    names = ("triton", "flashinfer", "sdpa_flash")
+    rows = [base_row(step, name, "decode", 1, CPU, "") for name in names]
+    found = [row.status for row in measured(step, CPU, 1e-3, rows)]
+    assert found[0].startswith("unsupported: backend 'triton' cannot decode")
+    assert found[1:] == ["unsupported: needs a CUDA device, not cpu"] * 2
+
+
+def test_every_group_begins_with_another_provider():
+    steps = [replace(STEP, page=0), replace(STEP, page=0, n=384)]
+    found = groups(steps, ["cpu", "sdpa", "flashinfer"], 2, CPU, "")
+    assert [[row.provider for row in group.rows] for group in found] == [
+        ["cpu", "sdpa"], ["sdpa", "cpu"], ["sdpa", "cpu"], ["cpu", "sdpa"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n_q", [1, 3])
+def test_arguments_of_flashinfer(monkeypatch, n_q):
+    """A stand-in that attends as its documentation says of these arguments."""
+
+    class Wrapper:
+        def __init__(self, workspace, layout, **options):
+            assert layout == "NHD" and workspace.dtype == torch.uint8
+
+        def plan(self, *given, q_data_type, causal=False):
+            *starts, table, last, heads, kv_heads, head_dim, page = given
+            assert (heads, kv_heads, head_dim, page) == (4, 2, 32, 16) and not causal
+            assert [start.tolist() for start in starts] == ([[0, 3, 6]] if n_q > 1 else []) + [
+                [0, 12, 24]
+            ]
+            assert last.tolist() == [16, 16] and q_data_type == torch.float32
+            self.pages = table.view(2, -1).long()
+
+        def run(self, q, caches):
+            k, v = (cache[self.pages].flatten(1, 2).transpose(1, 2) for cache in caches)
+            q = q.unflatten(0, (2, n_q)).transpose(1, 2)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return out.transpose(1, 2).flatten(0, 1)
+
+    names = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(**dict.fromkeys(names, Wrapper)))
+    inputs = Inputs(replace(STEP, n_q=n_q), CPU)
+    (theirs,) = FlashInfer().prepare(inputs, False)
+    (ours,) = PROVIDERS["cpu"].prepare(inputs, False)
+    assert relative_error(theirs(), ours()) < 1e-5

@@ -1,0 +1,135 @@
+"""The program that times terms of the softmax: the gate with their gradients, turns, and costs."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.bench.cases import DENSE, Case
+from experiments.bench.timing import Times
+from experiments.common.records import OK, read
+from experiments.papers.costs import measure
+from experiments.papers.costs.calls import ALL, NONE, TERMS, gate_errors, step_of
+from experiments.papers.costs.measure import Group, measured, verdict, warm
+from experiments.papers.costs.report import table
+from experiments.papers.rows import TermRow
+from sparseflash.testing import make_qkv, oracle, relative_error
+
+CPU = torch.device("cpu")
+CASE = Case(DENSE, 2, 4, 2, 96, 96, 16, "float32", 0, 0)
+SPARSE = replace(CASE, mask="random_blocks(0.5, block=32)", block_q=32, block_k=32)
+SMALL = "batch=1 heads=2 seq_len=64 head_dims=[16] block=32 device=cpu seconds=1e-3".split()
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+
+
+def test_program_and_resuming(tmp_path, run_program):
+    csv = tmp_path / "costs.csv"
+    status, printed, error = run_program("papers.term_costs", *SMALL, f"csv={csv}", "rounds=2")
+    assert status == 0, error
+    rows = read(csv, TermRow)
+    assert len(rows) == 2 * 2 * 2 * (1 + len(TERMS))
+    assert all(row.status == OK and row.error < 1e-5 for row in rows)
+    assert all((row.cost is None) == (row.term == NONE) for row in rows)
+    learned = ("sink", "bias")
+    assert all((row.term_error is not None) == (row.term in learned) for row in rows)
+    assert "backward" in printed and "measurements are left" not in printed
+    run_program("papers.term_costs", *SMALL, f"csv={csv}", "rounds=2")
+    assert read(csv, TermRow) == rows
+    status, printed, _ = run_program("papers.term_costs", "measure=false", f"csv={csv}")
+    assert status == 0 and printed.strip() == table(rows).strip()
+
+
+@pytest.mark.parametrize("case", [CASE, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("term", [NONE, *TERMS, ALL])
+def test_the_gate_agrees_with_what_is_right(case, term):
+    error, of_terms = gate_errors(case, step_of(case, "cpu", term, 7, CPU))
+    assert error < 1e-5 and (of_terms or 0) < 1e-5
+    assert (of_terms is None) == (term in (NONE, "softcap", "slopes"))
+
+
+@pytest.mark.parametrize("term, other", [(NONE, "slopes"), ("softcap", NONE), ("slopes", NONE)])
+def test_the_gate_refuses_another_term(term, other):
+    claimed = step_of(CASE, "cpu", term, 7, CPU).terms
+    assert gate_errors(CASE, replace(step_of(CASE, "cpu", other, 7, CPU), terms=claimed))[0] > 1e-3
+
+
+@pytest.mark.parametrize("term", ["sink", "bias"])
+def test_the_gate_refuses_a_wrong_gradient_of_a_term(term):
+    step = step_of(CASE, "cpu", term, 7, CPU)
+    doubled = replace(step, attend=lambda q, k, v: step.attend(q, k, v))
+    object.__setattr__(doubled, "both", lambda dout: _doubled(step.both(dout)))
+    error, of_terms = gate_errors(CASE, doubled)
+    assert error < 1e-5 and of_terms == pytest.approx(1)
+
+
+def _doubled(grads):
+    *others, last = grads
+    return (*others, 2 * last)
+
+
+def test_limits():
+    assert verdict(9e-3, 3e-2, "bfloat16") == OK
+    assert verdict(2e-2, None, "bfloat16") == "wrong result: error 0.02, limit 0.01"
+    assert verdict(9e-3, 5e-2, "bfloat16").startswith("wrong gradient of a term: error 0.05")
+    assert verdict(float("nan"), None, "bfloat16").startswith("wrong result")
+
+
+def test_turns_and_costs(monkeypatch):
+    """Each round begins with another term, and a cost is that of its own round."""
+    times = iter(range(1, 100))
+    monkeypatch.setattr(measure, "measure", lambda *given: Times(*[float(next(times))] * 3))
+    group = Group(CASE, "cpu", (NONE, "sink"), 7, rounds=2)
+    rows = group.rows(CPU, "")
+    assert [row.term for row in rows] == [NONE, NONE, "sink", "sink", "sink", "sink", NONE, NONE]
+    found = measured(group, CPU, 1e-3, rows)
+    assert [row.cost for row in found[2:4]] == [3 / 1 - 1, 4 / 2 - 1]
+    assert [row.cost for row in found[4:6]] == [pytest.approx(5 / 7 - 1), pytest.approx(6 / 8 - 1)]
+    assert "+85.7 !" in table(found)  # the median of 3 / 1 and 5 / 7
+
+
+def test_a_backend_that_refuses_is_a_row():
+    group = Group(CASE, "triton", (NONE, "sink"), 7, rounds=1)
+    found = measured(group, CPU, 1e-3, group.rows(CPU, ""))
+    assert all(row.status.startswith("unsupported") and row.cost is None for row in found)
+
+
+def test_groups_reach_other_processes(monkeypatch):
+    """What is compiled before arrives whole, though its mask was built already."""
+    done = []
+
+    class Pool:
+        def __init__(self, workers, mp_context):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def submit(self, call, *given):
+            call, given = pickle.loads(pickle.dumps((call, given)))
+            call(*given)
+            done.append(given[1])
+            return self
+
+        def exception(self):
+            return None
+
+    monkeypatch.setattr(measure, "ProcessPoolExecutor", Pool)
+    group = Group(SPARSE, "cpu", (NONE, *TERMS), 7, rounds=1)
+    group.rows(CPU, "")
+    warm([group], CPU, 2)
+    assert done == [NONE, *TERMS]
+
+
+def test_places_of_sampled_queries():
+    """The float64 oracle of a sample of rows is that of all of them."""
+    q, k, v = make_qkv(1, 2, 20, 30, 8)
+    terms = step_of(replace(CASE, heads=2), "cpu", ALL, 4, CPU).terms
+    rows = torch.tensor([0, 7, 19])
+    whole, lse = oracle(q, k, v, terms=terms)
+    some, some_lse = oracle(q[:, :, rows], k, v, terms=terms, place=rows - 20)
+    assert relative_error(some, whole[:, :, rows]) < 1e-12
+    assert relative_error(some_lse, lse[:, :, rows]) < 1e-12

@@ -1,0 +1,93 @@
+"""Block diffusion made from tensors: the blocks of the static masks, and clear errors."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from sparseflash import packed
+from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
+
+SIZES = [1, 3, 4, 16, 20, 32, 100, 1000]
+
+
+def dense_of(offsets: list[int], n: int, size: int) -> np.ndarray:
+    """Bool (n, n) of all noisy copies and then all clean ones, document by document."""
+    seen, half = np.zeros((n, n), bool), n // 2
+    for start, stop in pairwise(offsets):
+        block = np.arange(stop - start) // size
+        noisy, clean = slice(start, stop), slice(half + start, half + stop)
+        seen[noisy, noisy] = block[:, None] == block
+        seen[noisy, clean] = block[:, None] > block
+        seen[clean, clean] = block[:, None] >= block
+    return seen
+
+
+def packings(seed: int, count: int):
+    """Offsets within n / 2, the last one there or before."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        half, m = int(rng.integers(1, 300)), int(rng.choice([1, 1, 2, 5, 12, 60]))
+        unit = int(rng.choice([1, 16]))
+        cuts = np.sort(rng.integers(0, half // unit + 1, m - 1) * unit).tolist()
+        end = half if rng.random() < 0.6 else int(rng.integers(max(cuts, default=0), half + 1))
+        yield rng, 2 * half, [0, *cuts, end], int(rng.choice(SIZES))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_the_static_masks(seed):
+    for rng, n, offsets, size in packings(seed, 60):
+        block_size = BLOCKS[rng.integers(len(BLOCKS))]
+        found = packed.block_diffusion(as_tensor(rng, offsets), n, size, block_size=block_size)
+        if offsets == [0, n // 2]:
+            expected = masks.block_diffusion(size).build(n, n, block_size)
+        else:
+            expected = masks.BlockMask.from_dense(dense_of(offsets, n, size), block_size)
+        assert_same_blocks(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_interleaved_documents(seed):
+    for rng, n, offsets, size in packings(10 + seed, 40):
+        block_size = BLOCKS[rng.integers(len(BLOCKS))]
+        found = packed.block_diffusion(
+            as_tensor(rng, offsets), n, size, interleaved=True, block_size=block_size
+        )
+        lengths = [2 * length for length in np.diff(offsets).tolist() if length]
+        dense, end = np.zeros((n, n), bool), 2 * offsets[-1]
+        if end:
+            static = masks.block_diffusion(size) >> masks.packed(lengths)
+            dense[:end, :end] = static.build(end, end, block_size).to_dense()[0, 0]
+        if end == n:
+            assert found.to_block_mask() == static.build(n, n, block_size)
+        assert_same_blocks(found, masks.BlockMask.from_dense(dense, block_size))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_packing_for_every_batch_entry(interleaved):
+    offsets = torch.tensor([[0, 10, 50, 50], [0, 33, 40, 48]], dtype=torch.int32)
+    found = packed.block_diffusion(offsets, 100, 8, interleaved=interleaved, block_size=32)
+    for entry, row in zip(range(2), offsets, strict=True):
+        alone = packed.block_diffusion(row, 100, 8, interleaved=interleaved, block_size=32)
+        dense = found.to_block_mask().to_dense()[entry]
+        assert np.array_equal(dense, alone.to_block_mask().to_dense()[0])
+
+
+OFFSETS = torch.tensor([0, 10, 32])
+REFUSED = {
+    "odd": ((OFFSETS, 63, 4), {}, "n is 63: give an even number, for a noisy and a clean copy"),
+    "both copies": ((2 * OFFSETS, 64, 4), {}, "cu_seqlens is 0, 20, 64: it must ascend from 0 to"),
+    "size": ((OFFSETS, 64, 0), {}, "size is 0: give an integer >= 1"),
+    "dtype": ((OFFSETS.float(), 64, 4), {}, "cu_seqlens is torch.float32: give int32 or int64"),
+    "interleaved": ((OFFSETS, 64, 4), {"interleaved": 1}, "interleaved is 1: give True or False"),
+    "block size": ((OFFSETS, 64, 4), {"block_size": 24}, "block_size is 24: give multiples of 16"),
+}
+
+
+@pytest.mark.parametrize("given, options, message", REFUSED.values(), ids=REFUSED)
+def test_refused(given, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        packed.block_diffusion(*given, **options)

@@ -1,0 +1,114 @@
+"""Prefix trees made from tensors: the blocks of the static mask, few tiles, and clear errors."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from sparseflash import packed
+from sparseflash.packed.columns import from_ends
+from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
+
+Walk = tuple[list[int], list[int]]
+
+
+def any_walk(rng: np.random.Generator, n: int) -> Walk:
+    """Times of random trees of at most n tokens together."""
+    enter: list[int] = []
+    leave: list[int] = []
+    longest, children = rng.choice([1, 4, 20, 90]), rng.choice([1, 2, 4])
+    unit = int(rng.choice([1, 1, 16]))  # ends on the edges of blocks
+
+    def walk(token: int, depth: int) -> int:
+        node = len(enter)
+        enter.append(token)
+        leave.append(0)
+        token = min(n, token + int(rng.integers(1, longest + 1)) * unit)
+        for _ in range(int(rng.integers(0, children + 1)) if depth < 6 else 0):
+            token = walk(token, depth + 1) if token < n else token
+        leave[node] = token
+        return token
+
+    end = 0
+    while end < n and (end == 0 or rng.random() < 0.9):
+        end = walk(end, 0)
+    return enter, leave
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_the_static_mask(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(80):
+        enter, leave = any_walk(rng, int(rng.integers(1, 500)))
+        n, block_size = max(leave), BLOCKS[rng.integers(len(BLOCKS))]
+        expected = masks.prefix_tree(enter, leave).build(n, n, block_size)
+        nodes = len(enter) + int(rng.integers(3))
+        times = (packed.pad(as_tensor(rng, each)[: len(each)], nodes) for each in (enter, leave))
+        assert_same_blocks(packed.prefix_tree(*times, n, block_size=block_size), expected)
+
+
+def test_padding_and_batches():
+    rng = np.random.default_rng(0)
+    walks = [any_walk(rng, 150) for _ in range(3)]
+    nodes = max(len(enter) for enter, _ in walks)
+    enter, leave = (
+        torch.stack([packed.pad(torch.tensor(walk[i]), nodes) for walk in walks]) for i in (0, 1)
+    )
+    found = packed.prefix_tree(enter, leave, 200, block_size=32)
+    for entry, walk in zip(found.to_block_mask().to_dense()[:, 0], walks, strict=True):
+        n = max(walk[1])
+        own = masks.prefix_tree(*walk).build(n, n, 32).to_dense()[0, 0]
+        assert np.array_equal(entry[:n, :n], own)
+        assert not entry[n:].any() and not entry[:, n:].any()
+
+
+def test_blocks_below_one_another_share_tiles():
+    """A short root is in a partial block of every row: one tile but for the last rows."""
+    answers = list(range(40, 4096, 1000))
+    enter, leave = [0, *answers], [4096, *answers[1:], 4096]
+    found = packed.prefix_tree(torch.tensor(enter), torch.tensor(leave), 4096, block_size=64)
+    below = found.codes[0, 0, 20:60, 0]
+    assert (below >= 0).all() and len(below.unique()) == 1
+    assert found.codes.max() < 2 * (64 + len(enter)) < len(found.bits) < 400
+
+
+def test_as_documents_with_a_shared_prefix():
+    offsets = torch.tensor([0, 70, 150, 260, 300])
+    enter, leave = offsets[:-1], offsets[1:].clone()
+    leave[0] = 300
+    found = packed.prefix_tree(enter, leave, 300, block_size=32)
+    shared = packed.documents(offsets, 300, causal=True, shared=True, block_size=32)
+    assert found.to_block_mask() == shared.to_block_mask()
+
+
+def test_nodes_without_tokens():
+    times = [[0, 10, 10, 30, 64], [64, 10, 30, 64, 64]]
+    found = packed.prefix_tree(*map(torch.tensor, times), 64, block_size=16)
+    expected = masks.prefix_tree((0, 10, 30), (64, 30, 64)).build(64, 64, 16)
+    assert_same_blocks(found, expected)
+
+
+def test_more_tiles_than_room_are_an_error():
+    with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
+        from_ends(torch.arange(1, 65)[None], (16, 16), room=3, max_blocks=16)
+
+
+ENTER, LEAVE = torch.tensor([0, 10, 30]), torch.tensor([64, 30, 64])
+REFUSED = {
+    "a list": (([0], LEAVE, 64), "enter is a list: give a tensor on the device of q"),
+    "dtype": ((ENTER, LEAVE.float(), 64), "leave is torch.float32: give int32 or int64"),
+    "shapes": ((ENTER[:2], LEAVE, 64), "enter is (2,) on cpu, leave (3,) on cpu: give both for"),
+    "devices": ((ENTER.to("meta"), LEAVE, 64), "enter is (3,) on meta, leave (3,) on cpu"),
+    "beyond": ((ENTER, LEAVE, 60), "leave goes to 64, but n is 60: give the tokens of q"),
+    "descends": ((ENTER.flip(0), LEAVE, 64), "enter must ascend from 0, not go (30, 10, 0)"),
+    "no walk": ((ENTER, LEAVE.flip(0) - 1, 64), "node 1 enters at 10 and leaves at 29, before 30"),
+    "n": ((ENTER, LEAVE, 0), "n is 0: give an integer >= 1"),
+}
+
+
+@pytest.mark.parametrize("given, message", REFUSED.values(), ids=REFUSED)
+def test_refused(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        packed.prefix_tree(*given)
