@@ -1,14 +1,17 @@
-"""Time of making the mask of packed documents next to the attention that it serves.
+"""Time of making packed masks next to the attention that they serve.
 
     python -m experiments.papers.packed_masks
-    python -m experiments.papers.packed_masks 'seq_lens=[32768]' documents=64
+    python -m experiments.papers.packed_masks 'seq_lens=[32768]' 'kinds=[tree]' documents=64
 
-Causal attention within documents: our mask and FlexAttention's create_block_mask, each eager and
-compiled. Both must have equally many blocks before they are timed. `share` is the time of the mask
-over that of attention forward and backward. On a GPU, masks are also captured in a CUDA graph.
+Documents with causal attention, with a window or with a shared prefix, trees of prefixes, and block
+diffusion: our mask and FlexAttention's create_block_mask, each eager and, for the kinds in
+`compiled`, compiled. Both must have equally many blocks before they are timed. `share` is the time
+of the mask over that of attention forward and backward. On a GPU, masks are also captured in a CUDA
+graph.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,8 @@ from experiments.common.checks import as_list, choose, positive_number, whole_nu
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import OK, Records
+from experiments.papers.packed_kinds import KINDS
 from experiments.papers.rows import PackedRow
-from sparseflash import packed
 from sparseflash.testing import make_qkv
 
 DEFAULTS = {
@@ -48,36 +51,45 @@ def main(options: dict[str, Any], command: str) -> None:
     for name, value in [*whole.items(), *(("seq_lens", n) for n in lengths)]:
         whole_number(name, value)
     positive_number("seconds", options["seconds"])
+    for name in ("kinds", "compiled"):
+        options[name] = as_list(options[name])
+        for kind in options[name]:
+            choose(name, kind, KINDS)
     records = Records(options["csv"], PackedRow, allow_changes=options["allow_changes"])
-    for n in lengths:
-        for row in rows(n, whole, options["dtype"], device, options["seconds"], command):
+    for n, name in product(lengths, options["kinds"]):
+        case = name, n, whole, options["dtype"], device
+        for row in rows(*case, options["seconds"], command, name in options["compiled"]):
             records.append(row)
             shares = (row.ms_median, row.share, row.ms_graph, row.graph_share)
-            print(f"{n:6} {row.step:30}", *(f"{x:9.4f}" if x else " " * 9 for x in shares))
+            numbers = (f"{x:9.4f}" if x else " " * 9 for x in shares)
+            print(f"{n:6} {row.mask:32} {row.step:30}", *numbers, flush=True)
 
 
 def rows(
-    n: int, sizes: dict[str, int], dtype: str, device: torch.device, seconds: float, command: str
-) -> list[PackedRow]:
-    """The rows of one length: attention first, then the masks."""
+    name: str, n: int, sizes: dict[str, int], dtype: str, device: torch.device, seconds: float,
+    command: str, compiled: bool,
+) -> list[PackedRow]:  # fmt: skip
+    """The rows of one kind and length: attention first, then the masks."""
+    kind = KINDS[name]
     batch, heads, head_dim = (sizes[name] for name in ("batch", "heads", "head_dim"))
     q, k, v = make_qkv(
         batch, heads, n, n, head_dim, dtype=DTYPES[dtype], device=device, requires_grad=True
     )
-    cuts = np.sort(np.random.default_rng(0).integers(0, n + 1, sizes["documents"] - 1))
-    cu_seqlens = torch.tensor([0, *cuts, n], dtype=torch.int32, device=device)
-    found = packed.documents(cu_seqlens, n, causal=True)
-    blocks, theirs = int((found.codes != -2).sum()), flex_blocks(flex_mask(cu_seqlens, n))
+    numbers = kind.given(n, sizes["documents"], np.random.default_rng(0))
+    given = torch.tensor(numbers, dtype=torch.int32, device=device)
+    found = kind.ours(given, n)
+
+    def ours(given: Tensor):
+        return sparseflash.plan(kind.ours(given, n), q, k, v)
+
+    def flex(given: Tensor) -> BlockMask:
+        where = given.device.type
+        return create_block_mask(kind.theirs(given, n), None, None, n, n, device=where)
+
+    blocks, theirs = int((found.codes != -2).sum()), flex_blocks(flex(given))
     if blocks != theirs:
         raise ValueError(f"{blocks} blocks here, {theirs} of create_block_mask: they must agree")
-
-    def ours(cu_seqlens: Tensor):
-        return sparseflash.plan(packed.documents(cu_seqlens, n, causal=True), q, k, v)
-
-    def flex(cu_seqlens: Tensor) -> BlockMask:
-        return flex_mask(cu_seqlens, n)
-
-    plan, dout = ours(cu_seqlens), torch.randn_like(q)
+    plan, dout = ours(given), torch.randn_like(q)
 
     def attend() -> object:
         return torch.autograd.grad(sparseflash.attention(q, k, v, plan), (q, k, v), dout)
@@ -87,7 +99,7 @@ def rows(
         graph = None if serves is None else graph_ms(call, device, seconds)
         attention = serves.ms_median if serves else None
         return PackedRow(
-            mask="documents & causal", density=found.density().item(), status=OK, step=step, n=n,
+            mask=kind.text, density=found.density().item(), status=OK, step=step, n=n,
             dtype=dtype, **sizes, **times._asdict(), ms_graph=graph,
             share=times.ms_median / attention if attention else None,
             graph_share=graph / attention if graph and attention else None,
@@ -95,22 +107,18 @@ def rows(
         )  # fmt: skip
 
     made = [timed("attention", attend, None)]
-    for name, make in (("packed.documents and plan", ours), ("create_block_mask", flex)):
-        compiled = torch.compile(make)
-        for step, call in ((name, make), (f"{name}, compiled", compiled)):
-            made.append(timed(step, lambda call=call: call(cu_seqlens), made[0]))
+    torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
+    makers: dict[str, Callable[[Tensor], object]] = {
+        "packed mask and plan": ours,
+        "create_block_mask": flex,
+    }
+    for step, make in makers.items():
+        calls = {step: make}
+        if compiled:
+            calls[f"{step}, compiled"] = torch.compile(make)
+        for way, call in calls.items():
+            made.append(timed(way, lambda call=call: call(given), made[0]))
     return made
-
-
-def flex_mask(cu_seqlens: Tensor, n: int) -> BlockMask:
-    """The same mask by FlexAttention."""
-    token = torch.arange(n, dtype=torch.int32, device=cu_seqlens.device)
-    document = torch.searchsorted(cu_seqlens[1:], token, right=True)
-
-    def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (document[query] == document[key]) & (query >= key)
-
-    return create_block_mask(seen, None, None, n, n, device=cu_seqlens.device.type)
 
 
 def flex_blocks(mask: BlockMask) -> int:

@@ -172,7 +172,8 @@ def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection
     if b.owned or len(shared) * len(b.bits) > MAX_PRODUCTS:
         raise ValueError(
             f"selections with {len(a.bits)} and {len(b.bits)} tiles make too many together: pass "
-            "a static mask to the selector (within=), or join static masks before"
+            "a static mask to the selector (within=), join static masks before, or take larger "
+            "blocks"
         )
     operator = torch.bitwise_and if neutral == FULL else torch.bitwise_or
     if owned:

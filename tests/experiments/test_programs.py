@@ -60,6 +60,7 @@ BAD = {
     "papers.term_costs backends=[reference]": "backends='reference': choose from hopper",
     "papers.term_costs densities=[0]": "densities=0: give a number above 0",
     "papers.term_costs radius=x": "radius='x': give a whole number",
+    "papers.packed_masks kinds=[trees]": "did you mean tree",
     "papers.memory dim=100": "give a multiple of 2 * heads",
     "papers.memory layers=2": "layers=2: give a whole number, at least 4",
     "counters provider=hoper": "did you mean hopper",

@@ -83,6 +83,27 @@ def test_as_documents_with_a_shared_prefix():
     assert found.to_block_mask() == shared.to_block_mask()
 
 
+@pytest.mark.parametrize("other", [masks.sliding(40), masks.strided(3), masks.global_tokens(20)])
+def test_joins_masks_as_selections_do(other):
+    enter, leave = any_walk(np.random.default_rng(5), 300)
+    n = max(leave)
+    found = packed.prefix_tree(torch.tensor(enter), torch.tensor(leave), n, block_size=32)
+    static = masks.prefix_tree(enter, leave)
+    for joined, expected in (
+        (found & other, static & other),
+        (found | other, static | other),
+        (found - other, static - other),
+    ):
+        assert joined.to_block_mask() == expected.build(n, n, 32)
+
+
+def test_too_many_tiles_together_are_refused():
+    nodes = torch.arange(4096)
+    found = packed.prefix_tree(nodes, nodes + 1, 4096, block_size=16)
+    with pytest.raises(ValueError, match="join static masks before, or take larger blocks"):
+        _ = found & masks.strided(37)
+
+
 def test_nodes_without_tokens():
     times = [[0, 10, 10, 30, 64], [64, 10, 30, 64, 64]]
     found = packed.prefix_tree(*map(torch.tensor, times), 64, block_size=16)
