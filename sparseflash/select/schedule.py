@@ -42,10 +42,11 @@ def schedule_from_selection(
         bits = torch.cat([selection.bits, edges]) if any(cut) else selection.bits
     codes = selection.codes.contiguous().flatten(0, 1)
     given = (codes, len(selection.bits), selection.max_blocks, cut)
-    if on_nvidia(codes) and not torch.compiler.is_compiling():
-        by_row, by_col = kernels().block_lists(*given)
+    if torch.compiler.is_compiling():
+        made = torch.ops.sparseflash.block_lists(*given[:3], *cut)
+        by_row, by_col = BlockLists(*made[:4]), BlockLists(*made[4:])
     else:
-        by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
+        by_row, by_col = block_lists(*given)
     n_partial = selection.max_blocks if len(selection.bits) or any(cut) else 0
     extents = (selection.batch, selection.heads, n_q, n_k)
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
@@ -68,6 +69,44 @@ def edge_bits(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.dev
         ]
     )
     return interval_bits(torch.zeros_like(stop), stop, row.new_zeros(3), block_k)
+
+
+def block_lists(
+    codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool]
+) -> tuple[BlockLists, BlockLists]:
+    """The lists by row and by column of codes (slices, rows, cols)."""
+    given = codes, n_tiles, max_blocks, cut
+    if on_nvidia(codes):
+        return kernels().block_lists(*given)
+    by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
+    return by_row, by_col
+
+
+# An operator of its own, so that a compiled function has the same kernels: inductor of torch 2.11
+# fails on `lists_torch`.
+torch.library.define(
+    "sparseflash::block_lists",
+    "(Tensor codes, SymInt n_tiles, SymInt max_blocks, bool cut_q, bool cut_k)"
+    f" -> ({', '.join(['Tensor'] * 8)})",
+)
+
+
+@torch.library.impl("sparseflash::block_lists", ("CPU", "CUDA"))
+def _block_lists(codes, n_tiles, max_blocks, *cut):
+    by_row, by_col = block_lists(codes, n_tiles, max_blocks, cut)
+    return *by_row, *by_col
+
+
+@torch.library.register_fake("sparseflash::block_lists")
+def _block_lists_fake(codes, n_tiles, max_blocks, *cut):
+    slices, rows, cols = codes.shape
+    entries = [codes.new_empty(max_blocks, dtype=torch.int32) for _ in range(4)]
+    ptr_row, mid_row, ptr_col, mid_col = (
+        codes.new_empty(slices * n + more, dtype=torch.int64)
+        for n in (rows, cols)
+        for more in (1, 0)
+    )
+    return ptr_row, mid_row, *entries[:2], ptr_col, mid_col, *entries[2:]
 
 
 def lists_torch(
