@@ -1,6 +1,7 @@
 """The three attentions of a language model: one set of parameters, one function."""
 
 import re
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,10 @@ class Explicit(BlockSparseAttention):
 
     packed: Tensor | None = None
 
+    def __init__(self, *sizes: int, **options: Any):
+        super().__init__(*sizes, **options)
+        self.causal = str(self.mask) == str(masks.causal())  # a text in `attend` breaks a graph
+
     def allowed(self, q: Tensor) -> Tensor | None:
         """Bool (B or 1, H or 1, N, N): the pairs that may attend; None: all."""
         n = q.shape[2]
@@ -55,7 +60,7 @@ class Explicit(BlockSparseAttention):
     def _pairs(self, n: int, device: torch.device) -> Tensor | None:
         if self.mask is None:
             return None
-        if str(self.mask) == str(masks.causal()):
+        if self.causal:
             return torch.ones(n, n, dtype=torch.bool, device=device).tril()
         kept = self.__dict__.get("_kept")  # not a buffer: it is no part of a checkpoint
         if kept is None or kept.shape[-1] != n or kept.device != device:
@@ -77,7 +82,7 @@ class Sdpa(Explicit):
     """torch's scaled_dot_product_attention, which picks its own kernel."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: object = None) -> Tensor:
-        causal = self.packed is None and str(self.mask) == str(masks.causal())
+        causal = self.packed is None and self.causal
         allowed = None if causal else self.allowed(q)
         p = self._options["dropout_p"]
         return F.scaled_dot_product_attention(q, k, v, allowed, dropout_p=p, is_causal=causal)

@@ -23,7 +23,7 @@ from experiments.lm.model import ROTARY
 from experiments.lm.report import Case, report
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
-from experiments.lm.settings import Settings, make_settings
+from experiments.lm.settings import LAYERS, Settings, make_settings
 
 RESULTS, POINTS = "results.csv", "points.csv"
 CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against position
@@ -75,7 +75,7 @@ def _masks(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 TINY = {"model": "tiny", "steps": 200, "lr": 3e-3, "val_tokens": 32_768}
-SHORT = {"model": "gpt2", "steps": 300, "warmup": 30}  # of 32,768 tokens
+SHORT = {"model": "gpt2", "steps": 300, "warmup": 30, "compile": LAYERS}  # of 32,768 tokens
 MASKS = Plan(
     small=TINY | {"context": 512, "batch": 2},
     full=SHORT | {"context": 4096, "batch": 8},
@@ -229,7 +229,8 @@ def make_row(plan: str, case: str, settings: Settings, result: Mapping[str, Any]
     """The row of a complete run, as it says in its result."""
     positions = result["positions"]
     late = positions[3 * len(positions) // 4 :]
-    mode = [word for word in ("compile", "graph") if result[_RAN[word]]]
+    compiled = {True: ["compile"], LAYERS: [f"compile by {LAYERS}"]}.get(result["compiled"], [])
+    mode = compiled + ["graph"] * result["captured"]
     taken = "params data data_digest tokenizer train_tokens val_tokens bytes_per_token pairs"
     taken += " train_loss val_loss saved_mib peak_mib mask density device date command"
     chosen = "model provider objective packed positions context batch steps seed precision"
@@ -243,9 +244,6 @@ def make_row(plan: str, case: str, settings: Settings, result: Mapping[str, Any]
         **{name: getattr(settings, name) for name in chosen.split()},
         **result["versions"],
     )
-
-
-_RAN = {"compile": "compiled", "graph": "captured"}
 
 
 def make_points(row: ModelRow, result: Mapping[str, Any]) -> list[PointRow]:

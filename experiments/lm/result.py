@@ -59,7 +59,7 @@ def make_result(
         "positions": found,
         "peak_mib": peak,
         "saved_mib": saved_mib(trainer, settings),
-        "compiled": trainer.compiled,
+        "compiled": settings.compile if trainer.compiled else False,
         "captured": trainer.captured,
         "processes": group.world,
         "device": device_name(str(group.device)),

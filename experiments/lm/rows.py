@@ -31,7 +31,7 @@ class ModelRow(Row):
     steps: int
     seed: int
     precision: str
-    mode: str  # eager, compile, graph, compile+graph
+    mode: str  # eager, compile, compile by layers, graph, or both: compile+graph
     pairs: float | None  # allowed pairs / those of the dense mask
     train_loss: float  # mean of the last 100 steps
     val_loss: float

@@ -15,7 +15,7 @@ from experiments.lm.model import shares
 from experiments.lm.prepare import make_model
 from experiments.lm.result import MANIFEST, make_result, summary
 from experiments.lm.rows import SOURCES
-from experiments.lm.settings import Settings
+from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.tokens import Corpus
 from experiments.lm.windows import Objective, Windows
 from experiments.lra.training import checkpoint
@@ -116,7 +116,12 @@ class Session:
     def _prepare(self, objective: Objective) -> None:
         """Compiles the step, and makes the evaluation."""
         settings, trainer = self.settings, self.trainer
-        trainer.prepare(compile=settings.compile, graph=settings.graph, tell=self.progress.say)
+        trainer.prepare(
+            compile=bool(settings.compile),
+            graph=settings.graph,
+            tell=self.progress.say,
+            parts=self.model.by_layer if settings.compile == LAYERS else None,
+        )
         self.count = settings.val_tokens // settings.context
         val = Windows(self.corpus.val, settings.context, self.group.device, self.count)
         self.validation = Evaluator(

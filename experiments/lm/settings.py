@@ -27,6 +27,7 @@ OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes mask name".s
 # What may change between sessions of a run, and does not change its result but by rounding.
 FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
 FREE += ["keep"]
+LAYERS = "layers"  # of compile: every block by itself
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Settings:
     checkpoint_every: int | None
     minutes: float | None
     precision: str
-    compile: bool
+    compile: bool | str
     graph: bool
     device: str
     keep: bool
@@ -116,7 +117,8 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
-        values[name] = on_gpu if values[name] is None else bool(values[name]) and on_gpu
+        values[name] = on_gpu and (True if values[name] is None else values[name])
+        choose(name, values[name], (True, False, LAYERS) if name == "compile" else (True, False))
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
     if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors

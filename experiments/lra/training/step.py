@@ -107,18 +107,26 @@ class Trainer:
 
     # ---- before the first step
 
-    def prepare(self, *, compile: bool, graph: bool, tell: Callable[[str], None]) -> None:
+    def prepare(
+        self,
+        *,
+        compile: bool,
+        graph: bool,
+        tell: Callable[[str], None],
+        parts: Callable[[], Any] | None = None,
+    ) -> None:
         """Runs the step once and restores the state, so that kernels are compiled.
 
         Args:
             compile: use torch.compile; if that fails, `tell` says why.
+            parts: makes the model with its parts compiled; None: it is compiled as a whole.
             graph: turn the step into a CUDA graph, on a GPU.
         """
         before = self.state()
         self._fill()
         if compile:
             torch.compiler.reset()  # runs of one process would share a limit
-            self._forward = torch.compile(self.model, dynamic=False)
+            self._forward = parts() if parts else torch.compile(self.model, dynamic=False)
         try:
             fits = warm_up(self._body, self.device)
         except Exception as error:

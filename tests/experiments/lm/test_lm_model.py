@@ -1,7 +1,10 @@
 """The three attentions are one function; packed documents do not see each other."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
 from experiments.lm.attention import ATTENTIONS, resolve
@@ -40,6 +43,27 @@ def test_logits_and_gradients_of_the_three_attentions_agree(mask, causal, packed
         found[provider] = [logits, *gradients]
     for provider in ("sdpa", "sparse"):
         torch.testing.assert_close(found[provider], found["standard"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mask", [None, "sliding:8"])
+@pytest.mark.parametrize("provider", ATTENTIONS)
+def test_one_compilation_serves_all_blocks(provider, mask, positions, monkeypatch):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    torch.manual_seed(0)
+    sizes, tokens = Sizes(10, 32, 2), tokens_of()  # more blocks than torch compiles of a function
+    causal = resolve(mask, causal=True)
+    model = LanguageModel(sizes, VOCAB, N, provider, causal, positions=positions)
+    for block in model.layers:  # what keeps its mask makes it before
+        block.attention(torch.zeros(1, N, 32))
+    found = []
+    for forward in (model, model.by_layer()):
+        loss = forward(tokens, tokens.roll(-1, 1)).mean()
+        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    assert counter.frame_count == 2  # a block and the head
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_packing_is_documents_and_causal():

@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from experiments.lm.result import tail
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
 from experiments.lm.session import Session
-from experiments.lm.settings import make_settings
+from experiments.lm.settings import LAYERS, make_settings
 from experiments.lm.tokens import load_corpus
 from experiments.lra.training.clock import Interrupted
 from experiments.lra.training.device import reset_memory
@@ -272,6 +273,20 @@ def test_moba_may_be_a_graph_but_is_not_compiled(options, monkeypatch):
     assert make_settings(options()).compile
     packed = make_settings(options(packed=True))
     assert not packed.graph and not packed.compile
+
+
+def test_blocks_may_be_compiled_by_themselves(options, monkeypatch, one_thread):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    (case, run), *_ = planned("masks", options(steps=4, cases=["dense"]))
+    plain = train(run)
+    here = replace(run, compile=LAYERS, name="layers")
+    result = train(here)
+    assert result["compiled"] == LAYERS and plain["compiled"] is False
+    assert make_row("masks", case, here, result).mode == "compile by layers"
+    assert result["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-5)
+    with pytest.raises(ValueError, match="compile='blocks': choose from"):
+        monkeypatch.setattr(settings_module, "find_device", lambda _: torch.device("cuda"))
+        make_settings(options(compile="blocks"))
 
 
 def test_a_page_without_a_place_is_refused():
