@@ -121,7 +121,7 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
         row = make_row(name, case, settings, result)
         add(folder, row, make_points(row, result), allow)
     found = [row for row in old_rows(folder) if row.plan == name]
-    points_of = read(folder / POINTS, PointRow) if found else []
+    points_of = old_points(folder) if found else []
     figures = Path(options["figures"] or folder)
     print(report(name, found, points_of, figures, as_list(options["pages"])))
     return found
@@ -148,7 +148,7 @@ def _of_equal_steps(
         return None
     points = [
         replace(point, plan="equal_time")
-        for point in read(folder / POINTS, PointRow)
+        for point in old_points(folder)
         if (point.plan, point.case, point.date) == ("masks", case, rows[-1].date)
     ]
     return replace(rows[-1], plan="equal_time"), points
@@ -163,6 +163,12 @@ def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tu
 def old_rows(folder: Path) -> list[ModelRow]:
     """The rows that a folder holds already."""
     return read(folder / RESULTS, ModelRow) if (folder / RESULTS).exists() else []
+
+
+def old_points(folder: Path) -> list[PointRow]:
+    """The points that a folder holds already, those of finished measurements compressed."""
+    paths = [folder / f"{POINTS}.gz", folder / POINTS]
+    return [point for path in paths if path.exists() for point in read(path, PointRow)]
 
 
 def planned(name: str, options: Mapping[str, Any]) -> list[tuple[str, Settings]]:

@@ -1,6 +1,7 @@
 """Runs of language models: they learn, continue bit for bit, and become rows and tables."""
 
 import gc
+import gzip
 import json
 import weakref
 from dataclasses import replace
@@ -14,7 +15,7 @@ from experiments.common.records import as_csv, read
 from experiments.lm import plans as plans_module
 from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
-from experiments.lm.plans import PLANS, bucketed, make_row, planned, run_plan, thinned
+from experiments.lm.plans import PLANS, bucketed, make_row, old_points, planned, run_plan, thinned
 from experiments.lm.prepare import make_model
 from experiments.lm.report import Case, difference, filled_page
 from experiments.lm.result import tail
@@ -248,6 +249,9 @@ def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one
     points = read(csv.with_name("points.csv"), PointRow)
     counts = [sum(p.plan == plan and p.case == "dense" for p in points) for plan in BOTH]
     assert counts[0] == counts[1] > 0
+    plain = csv.with_name("points.csv")
+    csv.with_name("points.csv.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert old_points(csv.parent) == points + points  # of finished measurements, and of this one
 
 
 def test_nothing_of_a_run_stays_in_memory(settings, monkeypatch):
