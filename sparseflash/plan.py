@@ -10,10 +10,10 @@ from masks import BlockMask, Mask
 from masks.spec import find
 from sparseflash.backends.protocol import Backward, Forward, Saved, TermTensors, Walk
 from sparseflash.backends.registry import BACKENDS, choose
+from sparseflash.backends.sinks import sink_gradient
 from sparseflash.cache import cache
 from sparseflash.problem import Options, Problem
 from sparseflash.schedule import BlockLists, Schedule, ScheduleFacts, as_tensors, schedule_for
-from sparseflash.sinks import sink_gradient
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec

@@ -28,7 +28,7 @@ class Walk(NamedTuple):
 class TermTensors(NamedTuple):
     """Tensors of `sparseflash.Terms`, float32, or float64 like q."""
 
-    sink: Tensor | None = None  # (H,); the forward alone has to know it, see sparseflash/sinks.py
+    sink: Tensor | None = None  # (H,); the forward alone has to know it, see backends/sinks.py
     bias: Tensor | None = None  # (H, 2 radius + 1), by the distance of key and query
     slopes: Tensor | None = None  # (H,), without a gradient
 

@@ -8,13 +8,13 @@ from torch import Tensor
 from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, TermTensors, Walk, empty_out
+from sparseflash.backends.sinks import add_sink
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.sinks import add_sink
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 import sparseflash.backends.cpu as cpu
-from tests.gpu.trace import main
+from tests.gpu.trace.__main__ import main
 backward, calls = cpu.Backward.__call__, 0
 def faulty(*arguments):
     global calls
