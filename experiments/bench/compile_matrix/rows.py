@@ -35,7 +35,7 @@ class CompileRow(Row):
             return 1792 if self.target == HOPPER else 256
         if self.backend == "decode":
             return 256
-        return 256 if self.triton.startswith(MEASURED) else 800
+        return 256 if self.triton.startswith(MEASURED) else 512
 
     def faults(self) -> list[str]:
         """What the kernel was not to do."""
