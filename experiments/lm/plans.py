@@ -109,7 +109,7 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
     """
     begun, folder = time.monotonic(), Path(options["csv"])
     allow = bool(options["allow_changes"])
-    if not allow:
+    if not (allow or options["report"]):
         check_published(folder / RESULTS)  # before the runs; files are made with the first row
     for case, settings in [] if options["report"] else planned(name, options):
         if name == "equal_time" and (known := _of_equal_steps(case, settings, folder)):
