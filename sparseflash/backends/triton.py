@@ -72,15 +72,15 @@ class Forward:
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.tl.forward import attention_forward
 
-        self.cut = Cut("forward", problem, schedule)
-        self.launch = Launch(attention_forward, static=self.cut.static)
+        self.cut = {b: Cut("forward", problem, schedule, bias=b) for b in (False, True)}
+        self.launch = Launch(attention_forward, static=self.cut[False].static)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
-        cut, (batch, heads, n_q, _) = self.cut, q.shape
+        cut, (batch, heads, n_q, _) = self.cut[terms.bias is not None], q.shape
         out = empty_out(q, v)
         lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
         lists = _lists(walk.schedule, "rows")

@@ -72,6 +72,7 @@ _BIAS: Table = {
     for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
+    ("forward bias", 256): Tiles(64, 32, 8, 1),
     ("forward partial", 32): Tiles(64, 128, 4, 1),
     ("forward partial", 128): Tiles(128, 64, 8, 2),
     ("forward padded", 128): Tiles(64, 32, 8, 2),
