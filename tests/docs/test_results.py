@@ -1,6 +1,7 @@
 """Published rows come from commits of the history, or say that they cannot be traced."""
 
 import gzip
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -57,3 +58,18 @@ def test_every_row_names_the_commit_it_was_measured_at(path: Path):
             found = trace(source, kind.SOURCES, commit)
             assert found is not None, f"no commit of the history has the source digest {source}"
             assert found.startswith(commit), f"{source} is the source of {found[:12]}, not {commit}"
+
+
+def rows_of_text() -> list[Path]:
+    kinds = ("*.csv", "*.csv.gz", "*.jsonl", "*.jsonl.gz")
+    return sorted(path for kind in kinds for path in RESULTS.rglob(kind))
+
+
+@pytest.mark.parametrize(
+    "path", rows_of_text(), ids=lambda path: path.relative_to(RESULTS).as_posix()
+)
+def test_no_row_names_a_folder_of_one_machine(path: Path):
+    """Its command is one that another machine can run: all paths are relative."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        found = re.findall(r"\w+\"?[=:]\"?/\w[^\s\",]*", file.read())
+    assert not found, sorted(set(found))[:5]
