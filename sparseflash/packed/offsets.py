@@ -76,10 +76,19 @@ class Stretches(NamedTuple):
 
 def stretches(offsets: Tensor, n: int) -> Stretches:
     """The documents that tokens 0 to n - 1 lie in; offsets: (batch, documents + 1)."""
-    token = torch.arange(n, dtype=offsets.dtype, device=offsets.device)
-    token = token.expand(len(offsets), n).contiguous()
-    number = torch.searchsorted(offsets[:, 1:].contiguous(), token, right=True)
-    inside = number < offsets.shape[1] - 1
-    number = number.clamp(max=offsets.shape[1] - 2)
+    documents = offsets.shape[1] - 1
+    number = last_begin(offsets, n)
+    inside = number < documents
+    number = number.clamp(0, documents - 1)
     start, stop = offsets.gather(1, number), offsets.gather(1, number + 1)
     return Stretches(number, start, torch.where(inside, stop, start))
+
+
+def last_begin(begins: Tensor, n: int) -> Tensor:
+    """int64 (batch, n): for tokens 0 to n - 1, which of the ascending `begins` (batch, numbers) is
+    the last one up to the token; -1 before the first.
+    """
+    token = torch.arange(n, dtype=begins.dtype, device=begins.device)
+    # `begins - 1` is a tensor of its own: torch.compile on a GPU searches a slice, such as
+    # begins[:, 1:], without its offset (torch 2.11 and 2.13).
+    return torch.searchsorted(begins - 1, token.expand(len(begins), n).contiguous()) - 1

@@ -7,7 +7,7 @@ import masks
 from masks.checks import block_sizes, integer
 from sparseflash.packed.columns import from_ends
 from sparseflash.packed.intervals import touching
-from sparseflash.packed.offsets import check_integers, readable
+from sparseflash.packed.offsets import check_integers, last_begin, readable
 from sparseflash.select.selection import Selection
 
 
@@ -42,9 +42,7 @@ def prefix_tree(
     if readable(enters) and readable(leaves):
         _check_walk(enters, leaves, n)
     batch, nodes = enters.shape
-    token = torch.arange(n, dtype=enters.dtype, device=enters.device).expand(batch, n).contiguous()
-    number = torch.searchsorted(enters.contiguous(), token, right=True) - 1
-    stop = leaves.gather(1, number.clamp(min=0))
+    stop = leaves.gather(1, last_begin(enters, n).clamp(min=0))
     cols = -(-n // block_k)
     # Down a column of blocks, the keys end at as many places as nodes lie in it. Each end may cut
     # one block, and the blocks after it are alike. Before the ends comes the diagonal.

@@ -220,3 +220,30 @@ def test_packings_in_a_cuda_graph(name):
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("name", ["documents", "tree", "streams", "interleaved"])
+def test_packings_in_a_compiled_function(name):
+    """The compiler makes the same mask, also where it slices the offsets itself."""
+    n = 1000
+
+    def step(offsets):
+        mask = packed_masks(offsets, n)[name]()
+        lists = schedule_from_selection(mask, n, n, 1, 1, "cuda")
+        return mask.codes, mask.bits, lists.rows, lists.cols
+
+    compiled = torch.compile(step, fullgraph=True)
+    for offsets in packings(n, 3, 12):
+        offsets = (offsets // 2).cuda()
+        codes, bits, *lists = compiled(offsets)
+        same_codes, same_bits, *same_lists = step(offsets)
+        assert torch.equal(codes, same_codes)
+        assert torch.equal(bits, same_bits)
+        for (ptr, mid, *entries), same in zip(lists, same_lists, strict=True):
+            assert torch.equal(ptr, same.ptr)
+            assert torch.equal(mid, same.mid)
+            count = int(ptr[-1])
+            assert all(
+                torch.equal(a[:count], b[:count]) for a, b in zip(entries, same[2:], strict=True)
+            )

@@ -18,17 +18,10 @@ def block_lists(
     n_rows, n_cols = slices * rows, slices * cols
     row_programs, col_programs = slices * -(-rows // _BY_ROW[0]), slices * -(-cols // _BY_COL[0])
     total, partial = torch.empty((2, n_rows + n_cols), dtype=torch.int32, device=codes.device)
-    # every tensor begins at a multiple of 16 bytes, whatever the extents
-    lengths = (n_rows + 1, n_rows, n_cols + 1, n_cols)
-    places = torch.empty(sum(n + n % 2 for n in lengths), dtype=torch.int64, device=codes.device)
-    places = places.split([size for n in lengths for size in (n, n % 2)])[::2]
-    row_idx, row_tile, col_idx, col_tile = torch.empty(
-        (4, max_blocks + -max_blocks % 4), dtype=torch.int32, device=codes.device
-    )[:, :max_blocks]
-    by_row, by_col = (
-        BlockLists(*places[:2], row_idx, row_tile),
-        BlockLists(*places[2:], col_idx, col_tile),
-    )
+    places = [torch.empty(n, dtype=torch.int64, device=codes.device)
+              for n in (n_rows + 1, n_rows, n_cols + 1, n_cols)]  # fmt: skip
+    entries = [torch.empty(max_blocks, dtype=torch.int32, device=codes.device) for _ in range(4)]
+    by_row, by_col = BlockLists(*places[:2], *entries[:2]), BlockLists(*places[2:], *entries[2:])
     partials = n_tiles > 0 or any(cut)
     sizes = (*cut, partials, *_BY_ROW, *_BY_COL)
     grid = (row_programs + col_programs,)
