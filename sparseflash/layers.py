@@ -228,13 +228,35 @@ class Rotary(nn.Module):
                 f"rotary turns {turned} of {x.shape[-1]} features; choose an even number of them"
             )
         wide = torch.promote_types(x.dtype, torch.float32)
-        place = torch.arange(0, turned, 2, dtype=wide, device=x.device)
-        frequency = self.base ** (-place / turned)
-        angle = torch.arange(x.shape[1], dtype=wide, device=x.device)[:, None] * frequency
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # (N, 1, turned / 2)
-        a, b = x[..., :turned].to(wide).chunk(2, dim=-1)
-        found = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-        return found if turned == x.shape[-1] else torch.cat([found, x[..., turned:]], dim=-1)
+        made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table
+        cos, sin = made(x.shape[1], turned, self.base, wide, x.device)
+        cos, sin = cos[:, None], sin[:, None]  # (N, 1, turned / 2)
+        first, *rest = (x,) if turned == x.shape[-1] else (x[..., :turned], x[..., turned:])
+        a, b = first.to(wide).chunk(2, dim=-1)
+        pair = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
+        return torch.cat([*pair, *rest], dim=-1)
 
     def extra_repr(self) -> str:
         return f"base={self.base}, fraction={self.fraction}"
+
+
+def rotary_table(
+    n: int, turned: int, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (n, turned / 2) of the angles of `Rotary`."""
+    place = torch.arange(0, turned, 2, dtype=dtype, device=device)
+    angle = torch.arange(n, dtype=dtype, device=device)[:, None] * base ** (-place / turned)
+    return angle.cos(), angle.sin()
+
+
+# An operator, or the compiler would compute power, cosine and sine again for every head and batch.
+torch.library.define(
+    "sparseflash::rotary",
+    "(SymInt n, int turned, float base, ScalarType dtype, Device device) -> (Tensor, Tensor)",
+)
+torch.library.impl("sparseflash::rotary", "CompositeExplicitAutograd")(rotary_table)
+
+
+@torch.library.register_fake("sparseflash::rotary")
+def _rotary_fake(n, turned, base, dtype, device):
+    return tuple(torch.empty(n, turned // 2, dtype=dtype, device=device) for _ in range(2))

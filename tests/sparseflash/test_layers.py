@@ -113,6 +113,19 @@ def test_rotary_in_low_precision_loses_no_angles():
     torch.testing.assert_close(found.double(), wanted, rtol=0.01, atol=0.02)
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_rotary_in_a_compiled_function(fraction):
+    """The same values and gradients; the operator of its table passes torch's own checks."""
+    rotary, x = Rotary(100.0, fraction), torch.randn(2, 9, 3, 8, requires_grad=True)
+    compiled = torch.compile(rotary, fullgraph=True, backend="aot_eager")
+    (made,) = torch.autograd.grad(compiled(x).sin().sum(), x)
+    (wanted,) = torch.autograd.grad(rotary(x).sin().sum(), x)
+    torch.testing.assert_close(made, wanted)
+    given = 9, 8, 100.0, torch.float32, torch.device("cpu")
+    torch.library.opcheck(torch.ops.sparseflash.rotary, given)
+
+
 def test_rotary_in_a_layer():
     layer = make(rotary=Rotary(1000.0, 0.5), head_dim=8)
     wanted = expected(layer, tokens(), turn=lambda t: by_complex_numbers(t, 1000.0, 0.5))
