@@ -64,7 +64,7 @@ def report(
         _fill(Path(page), plan, rows)
     groups = grouped(rows)
     texts = [f"{about(some)}\n{aligned(TABLES[plan](some))}" for some in groups]
-    for some in groups:
+    for some in sorted(groups, key=lambda some: some[0].first.steps):  # the longest is drawn last
         texts += [str(path) for path in _draw(plan, some, points, figures)]
     return "\n\n".join(texts)
 
