@@ -18,10 +18,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+try:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import DictConfig, OmegaConf
+except ModuleNotFoundError as error:
+    sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
 from experiments.common.checks import choose
 

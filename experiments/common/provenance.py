@@ -89,10 +89,12 @@ def trace(source: str, folders: tuple[str, ...], named: str = "") -> str | None:
 def commit() -> str:
     """The commit that is checked out, with +changes where code differs from it.
 
-    Empty outside git, unless SOURCE_COMMIT names it.
+    Empty outside a clone, unless SOURCE_COMMIT names it.
     """
     try:
-        head = git("rev-parse", "--short=12", "HEAD").strip()
+        top, head = git("rev-parse", "--show-toplevel", "--short=12", "HEAD").split("\n")[:2]
+        if Path(top) != ROOT:  # installed in the checkout of another project
+            return os.environ.get(COMMIT, "")
         return head + (CHANGES if git("status", "--porcelain", "--", *CODE) else "")
     except ValueError:
         return os.environ.get(COMMIT, "")

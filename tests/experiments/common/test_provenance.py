@@ -80,3 +80,12 @@ def test_a_copy_without_git_names_its_commit(folder, monkeypatch):
     clear()
     provenance.check_published(folder / "docs" / "speed.csv")
     assert provenance.origin("cpu", "python", FOLDERS)["commit"] == "abc"
+
+
+def test_the_commit_of_another_project_is_none_of_ours(repository, monkeypatch):
+    """A package may be installed in a folder of somebody's repository."""
+    installed = repository / "environment"
+    (installed / "masks").mkdir(parents=True)
+    monkeypatch.setattr(provenance, "ROOT", installed)
+    clear()
+    assert provenance.commit() == ""
