@@ -12,9 +12,9 @@ from sparseflash.kernels.softmax import LOG2E
 
 
 @triton.jit
-def tanh(x):
-    """tl.exp2 takes any x here: at its ends 0 and inf give -1 and 1."""
-    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0)
+def tanh_of_ratio(s, cap):
+    """tanh(s / cap). tl.exp2 takes any s here: at its ends 0 and inf give -1 and 1."""
+    return 1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E / cap)) + 1.0)
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def with_terms(
     middle. first: distance of the first key from the first query.
     """
     if cap is not None:
-        s = cap * tanh(s / cap)
+        s = cap * tanh_of_ratio(s, cap)
     if per_scale is not None:
         row = tl.arange(0, BLOCK_M)
         key = first + tl.arange(0, BLOCK_N)
@@ -43,7 +43,7 @@ def with_terms(
 @triton.jit
 def cap_slope(s, cap):
     """The derivative of soft-capping at scores that are not capped."""
-    t = tanh(s / cap)
+    t = tanh_of_ratio(s, cap)
     return 1.0 - t * t
 
 
