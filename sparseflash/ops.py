@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import Saved, TermTensors, empty_out
+from sparseflash.backends.protocol import Gradients, Saved, TermTensors, empty_out
 from sparseflash.cache import cache
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import describe, key_of
@@ -196,7 +196,7 @@ def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[An
 
 def _run_backward(
     plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     with no_autocast(saved.q):

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.backends.protocol import Backward, Forward, Saved, TermTensors, Walk
+from sparseflash.backends.protocol import Backward, Forward, Gradients, Saved, TermTensors, Walk
 from sparseflash.backends.registry import BACKENDS, choose
-from sparseflash.backends.sinks import sink_gradient
 from sparseflash.cache import cache
 from sparseflash.problem import Options, Problem
 from sparseflash.schedule import BlockLists, Schedule, ScheduleFacts, as_tensors, schedule_for
@@ -46,13 +45,10 @@ class Plan(NamedTuple):
 
     def backward(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
-    ) -> tuple[Tensor | None, ...]:
-        """dq, dk, dv like q, k, v, and the gradients of sink and bias."""
+    ) -> Gradients:
         assert self.run_backward is not None
         walk = self.backward_walk or _walk(schedule, self.run_backward.specs, self.problem)
-        dq, dk, dv, *dbias = self.run_backward(dout, dlse, saved, walk)
-        dsink = None if saved.terms.sink is None else sink_gradient(dout, dlse, saved)
-        return dq, dk, dv, dsink, *(dbias or [None])
+        return self.run_backward(dout, dlse, saved, walk)
 
     @property
     def specs(self) -> tuple[TileSpec, ...]:

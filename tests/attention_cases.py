@@ -43,6 +43,7 @@ class Case:
     v_head_dim: int | None = None  # that of q and k
     deterministic: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
+    sink_mean: float = 0.0  # of the sinks
 
     @property
     def width(self) -> int:
@@ -157,7 +158,7 @@ def draw_terms(case: Case, device: str) -> dict[str, Any]:
     """The fields of Terms, tensors in the dtype of q."""
     generator = torch.Generator().manual_seed(case.seed + 1)
     values = {
-        "sink": torch.randn(case.heads, generator=generator),
+        "sink": torch.randn(case.heads, generator=generator) + case.sink_mean,
         "softcap": 1.5,
         "slopes": torch.rand(case.heads, generator=generator) / 4,
         "bias": torch.randn(case.heads, 2 * (1 + case.seed % 40) + 1, generator=generator),

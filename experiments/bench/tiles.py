@@ -82,9 +82,10 @@ def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
         return lambda: forward(q, k, v, None, walk)
     saved = Saved(q, k, v, *forward(q, k, v, None, walk), None)
     backward = backend.plan_backward(problem, schedule)
-    delta, lse2 = backward.rows(dout, None, saved)
-    one_pass = backward.keys if kernel.startswith("backward_kv") else backward.queries
-    return lambda: one_pass(dout, delta, lse2, saved, walk)
+    delta, lse2, _ = backward.rows(dout, None, saved)
+    if kernel.startswith("backward_kv"):
+        return lambda: backward.keys(dout, delta, lse2, saved, walk)
+    return lambda: backward.queries(dout, delta, lse2, saved, walk)[0]
 
 
 def cases(kernel: str) -> tuple[masks.Mask | None, ...]:

@@ -26,8 +26,17 @@ from sparseflash.backends.cpu_blocks import (
     to_blocks,
 )
 from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
-from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
+from sparseflash.backends.protocol import (
+    NO_TERMS,
+    Direction,
+    Gradients,
+    Saved,
+    TermTensors,
+    Walk,
+    empty_out,
+)
 from sparseflash.backends.score_terms import cap_slope, capped
+from sparseflash.backends.sinks import sink_gradient
 from sparseflash.kernels.scale import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for
@@ -80,9 +89,7 @@ class Backward(NamedTuple):
     dense: Schedule | None
     specs = ()
 
-    def __call__(
-        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
@@ -90,10 +97,11 @@ class Backward(NamedTuple):
             with threads_by_head(saved.k) as by_heads:
                 return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
 
-        first = run(dout, dlse, saved)
-        if all_finite(*first):
-            return first
-        return contain_backward(run, dout, dlse, saved, first)
+        found = run(dout, dlse, saved)
+        if not all_finite(*found):
+            found = contain_backward(run, dout, dlse, saved, found)
+        dq, dk, dv, *dbias = found
+        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), *dbias)
 
 
 def _forward(

@@ -28,7 +28,7 @@ class Walk(NamedTuple):
 class TermTensors(NamedTuple):
     """Tensors of `sparseflash.Terms`, float32, or float64 like q."""
 
-    sink: Tensor | None = None  # (H,); the forward alone has to know it, see backends/sinks.py
+    sink: Tensor | None = None  # (H,)
     bias: Tensor | None = None  # (H, 2 radius + 1), by the distance of key and query
     slopes: Tensor | None = None  # (H,), without a gradient
 
@@ -46,6 +46,16 @@ class Saved(NamedTuple):
     lse: Tensor
     seed: Tensor | None
     terms: TermTensors = NO_TERMS
+
+
+class Gradients(NamedTuple):
+    """What a backward gives: like the inputs, and None for a term that the call does not have."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None = None
+    bias: Tensor | None = None
 
 
 class Forward(Protocol):
@@ -74,9 +84,7 @@ class Backward(Protocol):
 
     def __call__(
         self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, ...]:
-        """dq, dk, dv like q, k, v, and dbias where there is a bias."""
-        ...
+    ) -> Gradients: ...
 
 
 class Backend(Protocol):

@@ -10,8 +10,17 @@ import torch
 from einops import rearrange, reduce, repeat
 from torch import Tensor
 
-from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
+from sparseflash.backends.protocol import (
+    NO_TERMS,
+    Direction,
+    Gradients,
+    Saved,
+    TermTensors,
+    Walk,
+    empty_out,
+)
 from sparseflash.backends.score_terms import cap_slope, capped, distances, entry, position_bias
+from sparseflash.backends.sinks import sink_gradient
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
@@ -64,12 +73,11 @@ class Backward(NamedTuple):
     softcap: float
     specs = ()
 
-    def __call__(
-        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         q, k, v, out, lse, seed, terms = saved
         scores, k_wide, v_wide = _scores(q, k, v, self.scale)
         scores = capped(scores, self.softcap)
+        dsink = sink_gradient(dout, dlse, saved)
         dout = dout.to(scores.dtype)
         p = _probabilities(_logits(scores, walk.schedule, terms), lse)
         factor = _dropout_factor(p, self.dropout_p, seed)
@@ -98,7 +106,7 @@ class Backward(NamedTuple):
         heads_kv = k.shape[1]
         dk, dv = (reduce(x, "b (h g) n d -> b h n d", "sum", h=heads_kv) for x in (dk, dv))
         dq, dk, dv = (torch.empty_like(x).copy_(dx) for x, dx in ((q, dq), (k, dk), (v, dv)))
-        return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+        return Gradients(dq, dk, dv, dsink, dbias)
 
 
 def dense_mask(schedule: Schedule) -> Tensor:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.nvidia import nvidia_capability, told
-from sparseflash.backends.protocol import NO_TERMS, Direction, Saved, TermTensors, Walk, empty_out
+from sparseflash.backends.protocol import (
+    NO_TERMS,
+    Direction,
+    Gradients,
+    Saved,
+    TermTensors,
+    Walk,
+    empty_out,
+)
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
@@ -120,33 +128,35 @@ class Backward:
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
 
-    def __call__(
-        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, ...]:
-        delta, lse_log2 = self.rows(dout, dlse, saved)
+    def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
+        delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, *dbias = self.queries(dout, delta, lse_log2, saved, walk)
-        return dq, dk, dv, *dbias
+        dq, dbias = self.queries(dout, delta, lse_log2, saved, walk)
+        return Gradients(dq, dk, dv, dsink, dbias)
 
-    def rows(self, dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor]:
-        """delta = rowsum(out * dout) - dlse, and the LSE in base 2, inf for empty rows."""
-        out, lse = saved.out, saved.lse
+    def rows(
+        self, dout: Tensor, dlse: Tensor | None, saved: Saved
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """delta = rowsum(out * dout) - dlse, the LSE in base 2, inf for empty rows, and dsink where
+        there is a sink.
+        """
+        out, lse, sink = saved.out, saved.lse, saved.terms.sink
         batch, heads, n_q, head_dim = out.shape
+        n_tiles = _cdiv(n_q, 64)
         delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
+        sums = None if sink is None else lse.new_empty(batch, heads, n_tiles)
+        tensors = (out, dout, lse, dlse, delta, lse_log2, sink, sums)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
         def arguments():
-            n_tiles = _cdiv(n_q, 64)
-            args = (
-                out, dout, lse, dlse, delta, lse_log2, *_strides(out, dout), *dlse_strides,
-                n_q, n_tiles, heads,
-            )  # fmt: skip
+            args = *tensors, *_strides(out, dout), *dlse_strides, n_q, n_tiles, heads
             shape = {"HEAD_DIM": head_dim, "BLOCK_D": padded_dim(head_dim), "BLOCK_M": 64}
             return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
 
-        layout = out.stride(), dout.stride(), dlse is not None and (dlse_strides, dlse.dtype)
-        self.launch_rows((out, dout, lse, dlse, delta, lse_log2), arguments, layout=layout)
-        return delta, lse_log2
+        gradient = dlse is not None and (dlse_strides, dlse.dtype)
+        layout = out.stride(), dout.stride(), gradient, sink is not None
+        self.launch_rows(tensors, arguments, layout=layout)
+        return delta, lse_log2, None if sums is None else sums.sum((0, 2))
 
     def keys(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
@@ -173,7 +183,7 @@ class Backward:
 
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor | None]:
         """dq, by query tiles over the rows of the mask, and dbias where there is a bias."""
         q, k, v, *_, seed, terms = saved
         cut = self.q[terms.bias is not None]
@@ -194,7 +204,7 @@ class Backward:
 
         tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums)
         self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        return (dq,) if sums is None else (dq, sums.sum((0, 2)))
+        return dq, None if sums is None else sums.sum((0, 2))
 
 
 class Cut:

@@ -63,6 +63,12 @@ def probabilities(s, scale_log2, shift):
 
 # ------------------------------------------------------------------ backward
 @triton.jit
+def sink_probabilities(sink, lse):
+    """Those of a sink in rows with this LSE, both in base e. Meaningless for an empty row."""
+    return tl.exp2((sink - lse) * LOG2E)
+
+
+@triton.jit
 def to_lse_log2(lse):
     """The LSE in base 2; +inf for an empty row, so that its probabilities are 0."""
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)

@@ -1,21 +1,136 @@
 """Terms of the softmax on a GPU, against the float64 oracle."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 import masks
-from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, check, random_case
-from tests.gpu_calls import GPU
+import sparseflash
+from sparseflash import Terms
+from sparseflash.backends.hopper.forward import forward_spec
+from sparseflash.schedule import schedule_for
+from sparseflash.tiles.lists import tile_lists
+from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
+from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs
+from tests.problems import problem_of
 
 pytestmark = GPU
+
+GLOBAL = masks.local(100) | masks.global_tokens(64)
+HOLE = masks.documents([400, 400, 200]) & ~masks.local(0) & ~masks.global_tokens(300)
+NONE = masks.causal() & ~masks.causal()
+# the sinks are about as large as the LSE of a long row: to count one twice must show
+PARTS = {
+    "long rows": Case(8100, 8111, 64, heads=1, kv_heads=1, mask=GLOBAL, sink_mean=9.0),
+    "few queries": Case(100, 65500, 64, mask=masks.dense(), sink_mean=11.0),
+    "some heads": Case(
+        4000, 4000, 64, batch=2, heads=4, kv_heads=2, sink_mean=8.0,
+        mask=masks.heads(masks.local(50), GLOBAL, masks.butterfly(64), GLOBAL),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(300, 340))
 def test_random_problem(seed, backend):
-    hopper = backend == "hopper"  # it rounds an output with a sink twice
-    case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), LOW if hopper else DTYPES)
-    check(replace(case, terms=("sink",)), backend, "cuda", slack=2 if hopper else 1)
+    dtypes = LOW if backend == "hopper" else DTYPES
+    case = random_case(seed, GPU_LENGTHS, (16, 40, 64, 128), dtypes)
+    check(replace(case, terms=("sink",)), backend, "cuda")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", PARTS)
+def test_sinks_of_rows_in_parts(name, head_dim, deterministic, backend):
+    """The kernel that merges the parts adds the sink, and the parts do not."""
+    options = {"dtype": torch.bfloat16, "deterministic": deterministic, "terms": ("sink",)}
+    case = replace(PARTS[name], head_dim=head_dim, **options)
+    assert parts(case, "cuda") > 0  # the case is about them
+    check(case, backend, "cuda")
+
+
+def parts(case: Case, device: str) -> int:
+    """In how many parts the forward of hopper takes split rows, on a GPU with 132 processors."""
+    problem = problem_of(*draw(case, device)[0])
+    extents = case.n_q, case.n_k, case.batch, case.heads
+    schedule = schedule_for(build(case, device)[0], *extents, device)
+    spec = forward_spec(problem, schedule.facts, 132)
+    return tile_lists(schedule, spec, device).n_parts
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 32)])
+@pytest.mark.parametrize("head_dim", [32, 128])
+@pytest.mark.parametrize("mask", [HOLE, masks.heads(HOLE, NONE)])
+def test_sinks_of_rows_with_nothing(mask, head_dim, block, backend):
+    """In whole tiles of them, and beside rows that attend to something."""
+    options = {"mask": mask, "block_size": block, "terms": ("sink",)}
+    check(Case(1000, 1000, head_dim, torch.float16, **options), backend, "cuda")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_queries_with_nothing_but_a_sink(deterministic, backend):
+    q, k, v = inputs(length=300)
+    sink = torch.tensor([0.5, -1.0, 90.0, -torch.inf], device="cuda", requires_grad=True)
+    out, lse = sparseflash.attention(
+        q, k, v, NONE, terms=Terms(sink), return_lse=True, backend=backend,
+        deterministic=deterministic,
+    )  # fmt: skip
+    assert not out.any()
+    torch.testing.assert_close(lse, sink[:, None].expand_as(lse))
+    (out.float().sum() + lse[:, :3].sum()).backward()
+    assert not any(t.grad.any() for t in (q, k, v))
+    wanted = torch.tensor([600.0, 600.0, 600.0, 0.0], device="cuda")  # one for every query
+    torch.testing.assert_close(sink.grad, wanted, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["some heads", None])
+def test_a_sink_of_minus_infinity_is_none(name, backend):
+    case = replace(PARTS[name], dtype=torch.bfloat16) if name else Case(700, 700, 128, mask=MASK)
+    q, k, v = (t.bfloat16() for t in draw(case, "cuda")[0])
+    options = {"return_lse": True, "backend": backend}
+    sink = torch.full((case.heads,), -torch.inf, device="cuda")
+    got = sparseflash.attention(q, k, v, case.mask, terms=Terms(sink), **options)
+    expected = sparseflash.attention(q, k, v, case.mask, **options)
+    for a, e in zip(got, expected, strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("name", ["some heads", None])
+def test_each_call_has_its_own_sink(name, backend):
+    """Launches are repeated with the addresses of the call: with a sink, another one, or none."""
+    case = PARTS[name] if name else Case(700, 700, 128, heads=4, mask=MASK)
+    q, k, v = (t.bfloat16().requires_grad_() for t in draw(case, "cuda")[0])
+    sinks = torch.randn(3, 5, device="cuda") + math.log(case.n_k)
+    options = {"return_lse": True, "backend": backend} | SAME_BITS
+    plain, plain_lse = sparseflash.attention(q, k, v, case.mask, **options)
+    for sink in (sinks[0, :4], None, sinks[1, :4], sinks[2, 1:], sinks[0, :4], None):
+        if sink is None:
+            out, lse = sparseflash.attention(q, k, v, case.mask, **options)
+            assert torch.equal(out, plain) and torch.equal(lse, plain_lse)
+            continue
+        sink = sink.detach().requires_grad_()
+        out, lse = sparseflash.attention(q, k, v, case.mask, terms=Terms(sink), **options)
+        total = torch.logaddexp(plain_lse, sink[:, None])
+        share = (plain_lse - total).exp().unsqueeze(-1)
+        torch.testing.assert_close(lse, total)
+        torch.testing.assert_close(out.float(), plain.float() * share, rtol=2e-2, atol=1e-4)
+        (dsink,) = torch.autograd.grad(out.float().sum() + lse.sum(), sink)
+        p = (sink[:, None] - total).exp()
+        wanted = -(p * ((out.float()).sum(-1) - 1)).sum((0, 2))
+        torch.testing.assert_close(dsink, wanted, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("length", [512, 2000])
+def test_the_gradient_of_a_sink_is_the_same_bits_every_time(length, backend):
+    qkv = inputs(length)
+    sink = torch.randn(4, device="cuda", requires_grad=True)
+    options = {"terms": Terms(sink), "backend": backend} | SAME_BITS
+    first, *others = (
+        torch.autograd.grad(sparseflash.attention(*qkv, MASK, **options).square().sum(), sink)[0]
+        for _ in range(4)
+    )
+    assert first.any() and all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("seed", range(340, 380))

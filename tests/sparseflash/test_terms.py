@@ -69,13 +69,14 @@ def test_a_query_with_nothing_but_a_sink(backend):
     torch.testing.assert_close(sink.grad, torch.full((2,), 80.0))  # one for every query
 
 
-def test_a_sink_of_minus_infinity_is_none():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sink_of_minus_infinity_is_none(backend):
     q, k, v = (t.requires_grad_() for t in make_qkv(1, 2, 20, 20, 8))
     sink = torch.full((2,), -torch.inf, requires_grad=True)
     mask = masks.causal(align="bottom_right") & masks.mask_from(
         (torch.arange(20) > 0)[:, None].expand(20, 20).numpy()
     )
-    options = {"return_lse": True, "backend": "cpu"}
+    options = {"return_lse": True, "backend": backend}
     out, lse = sparseflash.attention(q, k, v, mask, terms=Terms(sink), **options)
     expected = sparseflash.attention(q, k, v, mask, **options)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])

@@ -53,7 +53,12 @@ def hopper_calls() -> list[Call]:
             replace(causal, name="blocks of 16", block_size=(16, 16)),
             replace(causal, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
             replace(causal, name="causal, LSE gradient", lse_gradient=True),
-        ]
+            *(replace(c, name=f"{c.name}, sink", terms=("sink",))
+              for c in (
+                  replace(causal, name="dense", mask=None), causal,
+                  replace(causal, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
+              )),
+        ]  # fmt: skip
     split = replace(base, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
     causal256 = replace(base, head_dim=256)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparseflash.backends.hopper.tma import empty_like, fits_tma
 from sparseflash.backends.nvidia import multiprocessors
-from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.backends.protocol import Gradients, Saved, Walk
 from sparseflash.kernels.hopper.configs import BackwardTiles, cols_tiles, padded, rows_tiles
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
@@ -74,16 +74,14 @@ class Backward:
         self.cols = passes.ColumnPass(problem, form.cols, static=not dynamic)
         self.rows = passes.RowPass(problem, form.rows, static=not dynamic)
 
-    def __call__(
-        self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         if not fits_tma(dout):
             dout = empty_like(dout).copy_(dout)
         q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
         score_start, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
         call = self.call(q, saved.k, saved.v, dout, score_start, neg_delta, saved.seed)
-        self.prepare(call, dlse, saved, dq_sum)
+        dsink = self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)
-        return dq, dk, dv
+        return Gradients(dq, dk, dv, dsink)

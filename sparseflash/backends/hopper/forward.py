@@ -8,7 +8,6 @@ from torch import Tensor
 from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, TermTensors, Walk, empty_out
-from sparseflash.backends.sinks import add_sink
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
@@ -47,14 +46,15 @@ class Forward:
         lists = walk.lists[0]
         out, lse = empty_out(q, v), torch.empty(**self._lse)
         parts, counter = self._parts(lists, out, lse), zeroed_counter(self._device, 2)
-        tensors = (q, k, v, out, lse, counter, *parts, seed)
-        self._launch(tensors, lambda: self._arguments(lists, *tensors), lists[:4])
+        sink, given = terms.sink, terms.sink is not None
+        tensors = (q, k, v, out, lse, counter, *parts, seed, sink)
+        self._launch(tensors, lambda: self._arguments(lists, *tensors), lists[:4], given)
         if lists.n_parts:
-            tensors = (*parts, out, lse)
-            self._merge(tensors, lambda: merge_arguments(lists, *tensors), [lists.merge])
-        return out, lse if terms.sink is None else add_sink(out, lse, terms.sink)
+            merged = (*parts, out, lse, sink)
+            self._merge(merged, lambda: merge_arguments(lists, *merged), [lists.merge], given)
+        return out, lse
 
-    def _arguments(self, lists, q, k, v, out, lse, counter, part_out, part_lse, seed):
+    def _arguments(self, lists, q, k, v, out, lse, counter, part_out, part_lse, seed, sink):
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads, tiles.minor // lists.gather
@@ -64,7 +64,7 @@ class Forward:
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
-            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p),
+            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), sink,
         )  # fmt: skip
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "K_STAGES": tiles.k_stages,
@@ -112,14 +112,15 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
 
 
 def merge_arguments(
-    lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor
-) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+    lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
+    sink: Tensor | None = None,
+) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch of the kernel that merges the parts of split tiles."""
     batch, heads, n_q, head_dim_v = out.shape
     n_split, rows = lists.merge.shape[1], 16
     grid = n_split, batch * heads, lists.major // rows
     args = (
-        part_out, part_lse, lists.merge, out, lse, n_split, lists.n_parts,
+        part_out, part_lse, lists.merge, out, lse, sink, n_split, lists.n_parts,
         lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
     )  # fmt: skip
     return grid, args, {"BLOCK_M": lists.major, "BLOCK_DV": part_out.shape[-1], "ROWS": rows}

@@ -37,22 +37,25 @@ class Call(NamedTuple):
 
 
 class Prepare:
-    """`score_start` and `neg_delta` of every query; clears the float32 sums of dq."""
+    """`score_start` and `neg_delta` of every query, dsink; clears the float32 sums of dq."""
 
     def __init__(self, scale: float):
         self.start_scale, self.launch = start_scale(scale), Launch(backward_start, static=True)
 
     def __call__(
         self, call: Call, dlse: Tensor | None, saved: Saved, dq_sum: Tensor | None
-    ) -> None:
-        out, lse = saved.out, saved.lse
+    ) -> Tensor | None:
+        out, lse, sink = saved.out, saved.lse, saved.terms.sink
         batch, heads, n_q, dim_v = out.shape
+        sums = None if sink is None else lse.new_empty(batch, heads, call.n_pad // 64)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
+        tensors = (
+            out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum, sink, sums,
+        )  # fmt: skip
 
         def arguments():
             args = (
-                out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum,
-                *out.stride()[:3], *call.dout.stride()[:3], *dlse_strides,
+                *tensors, *out.stride()[:3], *call.dout.stride()[:3], *dlse_strides,
                 n_q, call.n_pad, heads, self.start_scale,
             )  # fmt: skip
             options = {
@@ -63,9 +66,9 @@ class Prepare:
             return (batch * heads * call.n_pad // 64,), args, options
 
         gradient = dlse is not None and (dlse_strides, dlse.dtype)
-        layout = out.stride(), call.dout.stride(), gradient
-        tensors = (out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum)
+        layout = out.stride(), call.dout.stride(), gradient, sink is not None
         self.launch(tensors, arguments, layout=layout)
+        return None if sums is None else sums.sum((0, 2))
 
 
 class Finish:

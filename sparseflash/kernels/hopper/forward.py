@@ -47,7 +47,7 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import natural_lse
+from sparseflash.kernels.softmax import natural_lse, with_sink
 
 
 @gluon.jit
@@ -95,9 +95,14 @@ def _store(f, acc, m, sums, i, bh, row, part):
     ROWS: gl.constexpr = m.type.layout
     OUT: gl.constexpr = acc.type.layout
     l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
+    if f.sink is not None:  # one more key, whose value is 0; parts leave it to `merge_parts`
+        sink = gl.load(f.sink + bh % f.heads, mask=part < 0, other=float("-inf"))
+        m, l, alpha = with_sink(m, l, sink)  # [64]
     some = m > float("-inf")
     l = gl.where(some, l, 1.0)
     factor = gl.where(some, f.keep_scale / l, 0.0)
+    if f.sink is not None:
+        factor *= alpha
     o = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT))[:, None]
     lse = gl.where(some, natural_lse(m, l), float("-inf"))
     whole = part < 2**30
@@ -284,7 +289,7 @@ def attention_forward(
     q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, counter_ptr, part_out_ptr, part_lse_ptr,
     items_ptr, idx_ptr, bit_ptr, bits_ptr, n_items, n_long, n_parts, list_batch, list_heads,
     n_q, dim_v, heads, group, n_bh, stride_b, stride_h, stride_n,
-    scale_log2, seed_ptr, threshold, keep_scale,
+    scale_log2, seed_ptr, threshold, keep_scale, sink_ptr,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr,
     SPLIT: gl.constexpr, DRAIN: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr,
@@ -343,7 +348,8 @@ def attention_forward(
         items=items_ptr, idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, n_items=n_items, n_long=n_long,
         list_batch=list_batch, list_heads=list_heads,
         out=out_ptr, lse=lse_ptr, counter=counter_ptr, seed=seed_ptr, threshold=threshold,
-        keep_scale=keep_scale, stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
+        keep_scale=keep_scale, sink=sink_ptr,
+        stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
         part_out=part_out_ptr, part_lse=part_lse_ptr, n_parts=n_parts, scale_log2=scale_log2,
         n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh,
         CONSUMERS=CONSUMERS, BLOCK_M=64 * CONSUMERS, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D,

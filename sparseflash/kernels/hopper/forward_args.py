@@ -62,6 +62,7 @@ class Forward:
     seed: gl.tensor | gl.constexpr  # of dropout, or None
     threshold: gl.tensor
     keep_scale: gl.tensor  # 1 / (1 - p)
+    sink: gl.tensor | gl.constexpr  # float32 (H,), or None
     stride_b: gl.tensor
     stride_h: gl.tensor
     stride_n: gl.tensor

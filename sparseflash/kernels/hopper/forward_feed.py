@@ -91,12 +91,14 @@ def scheduler(f):
 
 @gluon.jit
 def _write_empty(f, bh, row0):
-    """Out 0 and LSE -inf for the queries row0.. of a tile."""
+    """Out 0 and LSE -inf, or that of the sink, for the queries row0.. of a tile."""
     LANES: gl.constexpr = f.BLOCK_DV // 8  # a lane writes 8 columns
     STEP: gl.constexpr = 32 // LANES  # rows at a time
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [STEP, LANES], [1, 1], [1, 0])
     q = row0 + gl.arange(0, f.BLOCK_M, WARP)
     lse = gl.full([f.BLOCK_M], float("-inf"), gl.float32, WARP)
+    if f.sink is not None:
+        lse = gl.full([f.BLOCK_M], 0.0, gl.float32, WARP) + gl.load(f.sink + bh % f.heads)
     gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
     b = (bh // f.heads).to(gl.int64)
     h = (bh % f.heads).to(gl.int64)

@@ -6,7 +6,7 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.softmax import to_lse_log2, to_score_start
+from sparseflash.kernels.softmax import sink_probabilities, to_lse_log2, to_score_start
 from sparseflash.kernels.tl.common import load_tile, split_program, store_tile
 
 
@@ -30,9 +30,20 @@ def _delta(
     return delta
 
 
+@triton.jit
+def _store_sink_gradient(Sink, DSink, at, delta, lse, inside):
+    """What the rows of a tile add to the gradient of the sink of their head, in place `at`.
+
+    Sink points to that of the head. delta, lse, inside [BLOCK_M]; inside: not beyond the end.
+    """
+    p = sink_probabilities(tl.load(Sink), lse)
+    some = inside & (lse != float("-inf"))
+    tl.store(DSink + at, -tl.sum(tl.where(some, p * delta, 0.0), 0))
+
+
 @triton.jit(do_not_specialize=["n_q", "n_k", "n_tiles", "heads"])
 def backward_prepare(
-    Out, DOut, Lse, DLse, Delta, LseLog2,
+    Out, DOut, Lse, DLse, Delta, LseLog2, Sink, DSink,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
     stride_lb, stride_lh, stride_ln,
     n_q, n_tiles, heads,
@@ -41,6 +52,7 @@ def backward_prepare(
     """delta and the LSE in base 2, both (B, H, n_q).
 
     An empty row has delta 0, whatever its dlse, and the LSE +inf, so that its P is 0.
+    Where Sink (H,) is not None, DSink (B, H, n_tiles) gets the sums of its gradient over tiles.
     """
     tile, bh = split_program(n_tiles)
     b = (bh // heads).to(tl.int64)
@@ -57,11 +69,13 @@ def backward_prepare(
     lse = tl.load(Lse + at, mask=inside, other=0.0)  # [BLOCK_M]
     tl.store(Delta + at, tl.where(lse == float("-inf"), 0.0, delta), mask=inside)
     tl.store(LseLog2 + at, to_lse_log2(lse), mask=inside)
+    if Sink is not None:
+        _store_sink_gradient(Sink + h, DSink, bh * n_tiles + tile, delta, lse, inside)
 
 
 @triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])
 def backward_start(
-    Out, DOut, Lse, DLse, NegDelta, ScoreStart, DQSum,
+    Out, DOut, Lse, DLse, NegDelta, ScoreStart, DQSum, Sink, DSink,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
     stride_lb, stride_lh, stride_ln,
     n_q, n_pad, heads, start_scale,
@@ -72,6 +86,7 @@ def backward_start(
     score_start = -lse / scale for S. Clears the float32 buffer of dQ.
 
     Empty rows, and those beyond the end, begin at 0 and -inf, so that their P is 0.
+    Where Sink (H,) is not None, DSink (B, H, n_pad / BLOCK_M) gets its gradient by tiles.
     """
     # backwards, so that L2 holds the first heads, with which the next kernel begins
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -96,6 +111,8 @@ def backward_start(
     lse = tl.load(Lse + bh.to(tl.int64) * n_q + rows, mask=inside, other=float("-inf"))
     tl.store(NegDelta + at, tl.where(lse == float("-inf"), 0.0, neg_delta))
     tl.store(ScoreStart + at, to_score_start(lse, start_scale))
+    if Sink is not None:
+        _store_sink_gradient(Sink + h, DSink, pid, delta, lse, inside)
 
 
 @triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])

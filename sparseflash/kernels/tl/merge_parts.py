@@ -13,8 +13,8 @@ from sparseflash.kernels.tl.common import store_tile
 
 @triton.jit
 def merge_parts(
-    part_out, part_lse, merge, out, lse, n_split, n_parts, list_batch, list_heads, heads, n_q, dim,
-    stride_b, stride_h, stride_n,
+    part_out, part_lse, merge, out, lse, sink,
+    n_split, n_parts, list_batch, list_heads, heads, n_q, dim, stride_b, stride_h, stride_n,
     BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Weigh the parts of a split tile by the exponentials of their LSE, in the order of the slots.
@@ -22,6 +22,7 @@ def merge_parts(
     part_out float32 (B * H, n_parts, BLOCK_M, BLOCK_DV) and part_lse (B * H, n_parts, BLOCK_M) ->
     out (B, H, n_q, dim), with strides, and lse (B * H, n_q). A program takes ROWS rows of a tile.
     A part with nothing to attend to has the LSE -inf; where all have it, out is 0 and lse -inf.
+    sink: float32 (H,), a logit for each head that joins the whole once, or None.
     """
     bh = tl.program_id(1).to(tl.int64)
     b = tl.where(list_batch > 1, bh // heads, 0)
@@ -35,8 +36,13 @@ def merge_parts(
         m = tl.full([ROWS], float("-inf"), tl.float32)
         for i in range(count):
             m = tl.maximum(m, tl.load(part_lse + slot + i * BLOCK_M))  # [ROWS]
+        if sink is not None:  # one more part, whose output is 0
+            logit = tl.load(sink + bh % heads)
+            m = tl.maximum(m, logit)
         shift = finite(m)
         total = tl.zeros([ROWS], tl.float32)
+        if sink is not None:
+            total += tl.exp(logit - shift)
         acc = tl.zeros([ROWS, BLOCK_DV], tl.float32)
         for i in range(count):
             at = slot + i * BLOCK_M

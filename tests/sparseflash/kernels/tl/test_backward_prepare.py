@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 BATCH, HEADS, N, N_PAD = 2, 3, 70, 128
+SINK = torch.tensor([90.0, -1.5, -torch.inf])  # e^90 is beyond float32
 
 
 def rows(dim, with_dlse):
@@ -34,6 +35,17 @@ def rows(dim, with_dlse):
     return (out, dout, lse, dlse), strides, delta.masked_fill(lse == -torch.inf, 0.0)
 
 
+def with_sink(lse):
+    """The same LSE with the sinks, but for its empty rows, which only a sink of -inf has."""
+    return torch.logaddexp(lse, SINK[:, None]).masked_fill(lse == -torch.inf, -torch.inf)
+
+
+def sink_gradient(lse, delta):
+    """(H,) in float64."""
+    p = (SINK.double()[:, None] - lse.double()).exp().masked_fill(lse == -torch.inf, 0.0)
+    return -(p * delta).sum((0, 2))
+
+
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("dim", [16, 13])
 def test_delta_and_the_lse_in_base_2(dim, with_dlse):
@@ -42,7 +54,7 @@ def test_delta_and_the_lse_in_base_2(dim, with_dlse):
     delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
     n_tiles = -(-N // 64)
     backward_prepare[(n_tiles * BATCH * HEADS,)](
-        *inputs, delta, lse_log2, *strides, N, n_tiles, HEADS,
+        *inputs, delta, lse_log2, None, None, *strides, N, n_tiles, HEADS,
         HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
     )  # fmt: skip
     torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
@@ -59,7 +71,7 @@ def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
     neg_delta, score_start = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
     dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
     backward_start[(BATCH * HEADS * N_PAD // 64,)](
-        *inputs, neg_delta, score_start, dq_sum, *strides, N, N_PAD, HEADS, 1 / scale,
+        *inputs, neg_delta, score_start, dq_sum, None, None, *strides, N, N_PAD, HEADS, 1 / scale,
         HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
     )  # fmt: skip
     assert (neg_delta[:, :, N:] == 0).all() and (score_start[:, :, N:] == -torch.inf).all()
@@ -68,6 +80,26 @@ def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
     start = (-lse.double() / scale).masked_fill(lse == -torch.inf, -torch.inf)
     torch.testing.assert_close(score_start[:, :, :N].double(), start, rtol=1e-6, atol=1e-6)
     assert dq_sum is None or (dq_sum == 0).all()
+
+
+@pytest.mark.parametrize("with_dlse", [False, True])
+@pytest.mark.parametrize("kernel", [backward_prepare, backward_start])
+def test_the_gradient_of_the_sink_by_tiles(kernel, with_dlse):
+    """Its own place for every tile: nothing has to be cleared, and the sum has one order."""
+    (out, dout, lse, dlse), strides, delta = rows(16, with_dlse)
+    lse, n_tiles = with_sink(lse), N_PAD // 64
+    of_rows = torch.empty(2, BATCH, HEADS, N_PAD).unbind()  # what the test above looks at
+    sums = torch.full((BATCH, HEADS, n_tiles), torch.nan)
+    options = {"HEAD_DIM": 16, "BLOCK_D": 16, "BLOCK_M": 64, "LSE_GRAD": with_dlse}
+    if kernel is backward_prepare:
+        args = *of_rows, SINK, sums, *strides, N, n_tiles, HEADS
+    else:
+        args = *of_rows, None, SINK, sums, *strides, N, N_PAD, HEADS, 1.0
+        options |= {"DQ_BLOCK_D": 16, "CLEAR": False}
+    kernel[(BATCH * HEADS * n_tiles,)](out, dout, lse, dlse, *args, **options)
+    expected = sink_gradient(lse, delta)
+    assert expected[:2].abs().min() > 0.01 and expected[2] == 0
+    torch.testing.assert_close(sums.sum((0, 2)).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [64, 40])

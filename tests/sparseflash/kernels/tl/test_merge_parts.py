@@ -57,19 +57,21 @@ def padded(dim):
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def merged(part_out, part_lse, merge, out, list_batch=1, list_heads=1):
+def merged(part_out, part_lse, merge, out, list_batch=1, list_heads=1, sink=None):
     """out with the parts merged into it, and the LSE."""
     batch, heads, n_q, dim = out.shape
     lse, n_split = torch.full((batch, heads, n_q), SENTINEL), merge.shape[1]
     merge_parts[(n_split, batch * heads, TILE // ROWS)](
-        part_out, part_lse, merge, out, lse, n_split, part_out.shape[1], list_batch, list_heads,
-        heads, n_q, dim, *out.stride()[:3], BLOCK_M=TILE, BLOCK_DV=part_out.shape[3], ROWS=ROWS,
+        part_out, part_lse, merge, out, lse, sink, n_split, part_out.shape[1], list_batch,
+        list_heads, heads, n_q, dim, *out.stride()[:3], BLOCK_M=TILE,
+        BLOCK_DV=part_out.shape[3], ROWS=ROWS,
     )  # fmt: skip
     return out, lse
 
 
+@pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("list_batch, list_heads, dim, layout", CASES)
-def test_attention_over_parts_is_attention_over_all(list_batch, list_heads, dim, layout):
+def test_attention_over_parts_is_attention_over_all(list_batch, list_heads, dim, layout, with_sink):
     generator = torch.Generator().manual_seed(dim)
     merge, n_parts = split_tiles(list_batch, list_heads, generator)
     shape = (BATCH, HEADS, 4 * TILE - 9, dim)
@@ -78,13 +80,17 @@ def test_attention_over_parts_is_attention_over_all(list_batch, list_heads, dim,
     part_lse[torch.rand(part_lse.shape, generator=generator) < 0.3] = -torch.inf  # empty parts
     part_lse[:, :, 5] = -torch.inf  # a row with nothing to attend to
     part_out[part_lse == -torch.inf] = 0.0
-    out, lse = merged(part_out, part_lse, merge, strided(shape, layout), list_batch, list_heads)
+    sink = torch.tensor([38.0, 42.5, -torch.inf]) if with_sink else None  # beside LSE about 40
+    out = strided(shape, layout)
+    out, lse = merged(part_out, part_lse, merge, out, list_batch, list_heads, sink)
     expected_out = torch.full(shape, SENTINEL, dtype=torch.float64)
     expected_lse = torch.full(shape[:3], SENTINEL, dtype=torch.float64)
     for place, parts in places(merge, list_batch, list_heads, shape[2]):
         n = place[2].stop - place[2].start
         lses = part_lse[parts].double()
         whole = torch.logsumexp(lses, 0)
+        if sink is not None:  # counted once, however many parts there are
+            whole = torch.logaddexp(whole, sink[place[1]].double())
         weights = torch.exp(lses - whole).nan_to_num(0.0)  # -inf - -inf: nothing there
         values = (weights[..., None] * part_out[parts].double()).sum(0)
         expected_out[place], expected_lse[place] = values[:n, :dim], whole[:n]
@@ -92,12 +98,14 @@ def test_attention_over_parts_is_attention_over_all(list_batch, list_heads, dim,
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-6, atol=1e-6)
 
 
-def test_rows_with_nothing_to_attend_to_are_zeros():
+@pytest.mark.parametrize("sink", [None, -torch.inf, 2.5])
+def test_rows_with_nothing_to_attend_to_are_zeros(sink):
     merge = torch.tensor([[[0, 0, 3, 0]]], dtype=torch.int32)
     nothing = torch.full((1, 3, TILE), -torch.inf)
     out = torch.full((1, 1, TILE, 16), SENTINEL)
-    out, lse = merged(torch.zeros(1, 3, TILE, 16), nothing, merge, out)
-    assert (out == 0).all() and (lse == -torch.inf).all()
+    logits = None if sink is None else torch.tensor([sink])
+    out, lse = merged(torch.zeros(1, 3, TILE, 16), nothing, merge, out, sink=logits)
+    assert (out == 0).all() and (lse == (-torch.inf if sink is None else sink)).all()
 
 
 def test_weights_do_not_overflow():
