@@ -33,7 +33,8 @@ def schedule_from_selection(
         raise ValueError(f"the selection is on {selection.device}, q on {wanted}: select from q")
     block_q, block_k = selection.block_size
     cut = bool(n_q % block_q), bool(n_k % block_k)
-    edges = (edge_bits if torch.compiler.is_compiling() else _known_edges)(
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    edges = (edge_bits if traced else _known_edges)(
         n_q, n_k, selection.block_size, selection.device
     )
     if not len(selection.bits):
