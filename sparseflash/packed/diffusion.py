@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from masks.checks import block_sizes, flag, integer
-from sparseflash.packed.intervals import from_intervals
-from sparseflash.packed.offsets import check_offsets, stretches
+from sparseflash.packed.offsets import check_offsets
+from sparseflash.packed.steps import diffusion_spans, from_spans
 from sparseflash.select.selection import Selection
 
 
@@ -47,35 +47,19 @@ def block_diffusion(
         raise ValueError(f"n is {n}: give an even number, for a noisy and a clean copy")
     half = n // 2
     offsets = check_offsets("cu_seqlens", cu_seqlens, half)
-    if interleaved:
-        _, start, stop = stretches(2 * offsets, n)
-        length, place = (stop - start) // 2, torch.arange(n, device=offsets.device) - start
-        noisy = place < length
-        place = torch.where(noisy, place, place - length)
-        clean = start + length
-    else:
-        _, start, stop = (torch.cat([x, x], 1) for x in stretches(offsets, half))
-        token = torch.arange(n, device=offsets.device)
-        noisy = (token < half).expand_as(start)
-        length, place = stop - start, token % half - start
-        clean = half + start
-    place = torch.where(length > 0, place, 0)
-    before = place - place % size
-    after = length.minimum(before + size)
-    own = torch.where(noisy, after, before)
-    spans = [(start + before, start + own), (clean, clean + torch.where(noisy, before, after))]
+    size = min(size, half)
+    spans = diffusion_spans(offsets, n, size, interleaved)
     rows, cols = -(-n // block_q), -(-n // block_k)
     # A row of blocks within one token block has partial blocks where its two spans begin and end.
     # One with several has them also near its tokens, in both copies. Where a copy of a document
     # ends in a row, all that the copy sees may be partial.
-    size = min(size, half)
     near = (block_q + 2 * size) // block_k + 2
     several = min(rows, 2 * (half // size + offsets.shape[1]))
     room = 4 * rows + 3 * near * several + 2 * (cols + 2 * rows) + cols
     seen = sum(min(_clean_keys(row, block_size, half) + 2 * near + 2, cols) for row in range(rows))
     most = rows * cols if interleaved else min(seen, rows * cols)
     batch = len(offsets)
-    return from_intervals(spans, n, block_size, batch * min(room, most), batch * most)
+    return from_spans(spans, block_size, batch * min(room, most), batch * most)
 
 
 def _clean_keys(row: int, block_size: tuple[int, int], half: int) -> int:

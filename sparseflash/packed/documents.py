@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from masks.checks import block_sizes, flag, integer
-from sparseflash.packed.intervals import from_intervals, touching
-from sparseflash.packed.offsets import check_integers, check_offsets, stretches
+from sparseflash.packed.offsets import check_integers, check_offsets
+from sparseflash.packed.steps import document_spans, from_spans, touching
 from sparseflash.select.selection import Selection
 
 
@@ -50,20 +50,11 @@ def documents(
     offsets = check_offsets("cu_seqlens", cu_seqlens, n)
     left, right = _sides(window, n)
     right = 0 if causal else right
-    number, start, stop = stretches(offsets, n)
-    token = torch.arange(n, device=offsets.device)
-    spans = []
-    if shared:
-        others = (number > 0) & (start < stop)
-        spans.append(
-            (torch.zeros_like(stop), torch.where(others, offsets[:, 1:2].minimum(token + 1), 0))
-        )
-    if prefix is not None:
-        length = _prefix(prefix, offsets)
-        if isinstance(length, Tensor):
-            length = length.expand_as(offsets[:, 1:]).gather(1, number)
-        spans.append((start, stop.minimum(start + length)))
-    spans.append((start.maximum(token - left), stop.minimum(token + right + 1)))
+    length = None if prefix is None else _prefix(prefix, offsets)
+    length, lengths = (None, length) if isinstance(length, Tensor) else (length, None)
+    if length is not None:
+        length = min(length, n)
+    spans = document_spans(offsets, n, left, right, shared, length, lengths)
     rows, cols, diagonal = _sizes(n, n, block_size)
     # A row of blocks within one document has partial blocks where a span begins or ends in it. In
     # one with several documents all blocks of the first and of the last one may be partial. Each
@@ -75,7 +66,7 @@ def documents(
     if not shared and prefix is None:
         most = min(most, rows * (-(-(left + right + block_size[0] - 1) // block_size[1]) + 1))
     batch = len(offsets)
-    return from_intervals(spans, n, block_size, batch * min(room, most), batch * most)
+    return from_spans(spans, block_size, batch * min(room, most), batch * most)
 
 
 def _sides(window: Any, n: int) -> tuple[int, int]:

@@ -5,9 +5,8 @@ from torch import Tensor
 
 import masks
 from masks.checks import block_sizes, integer
-from sparseflash.packed.columns import from_ends
-from sparseflash.packed.intervals import touching
-from sparseflash.packed.offsets import check_integers, last_begin, readable
+from sparseflash.packed.offsets import check_integers, readable
+from sparseflash.packed.steps import from_spans, touching, tree_spans
 from sparseflash.select.selection import Selection
 
 
@@ -42,13 +41,13 @@ def prefix_tree(
     if readable(enters) and readable(leaves):
         _check_walk(enters, leaves, n)
     batch, nodes = enters.shape
-    stop = leaves.gather(1, last_begin(enters, n).clamp(min=0))
+    spans = tree_spans(enters, leaves, n)
     cols = -(-n // block_k)
     # Down a column of blocks, the keys end at as many places as nodes lie in it. Each end may cut
     # one block, and the blocks after it are alike. Before the ends comes the diagonal.
     room = 2 * (nodes + cols) + cols * (-(-block_k // block_q) + 2)
     most = touching(n, block_size)
-    return from_ends(stop, block_size, batch * min(room, most), batch * most)
+    return from_spans(spans, block_size, batch * min(room, most), batch * most, columns=True)
 
 
 def _check_walk(enters: Tensor, leaves: Tensor, n: int) -> None:

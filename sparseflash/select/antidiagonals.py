@@ -12,9 +12,10 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
+from sparseflash.kernels.device import on_nvidia
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.choose import MAX_COLS
-from sparseflash.select.device import kernels, on_nvidia
+from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot
 from sparseflash.select.rules import adaptive
 from sparseflash.select.static import built, grid_codes, heads_of, to_device

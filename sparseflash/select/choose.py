@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from masks.block_lists import EMPTY
-from sparseflash.select.device import kernels, on_nvidia
+from sparseflash.kernels.device import on_nvidia
+from sparseflash.select.device import kernels
 from sparseflash.select.rules import Candidates, Rule
 
 LARGE = 3.0e38  # scores are clamped to it: forced blocks lie above, blocks not allowed below

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparseflash.select.device import kernels, on_nvidia
+from sparseflash.kernels.device import on_nvidia
+from sparseflash.select.device import kernels
 
 KINDS = ("mean", "max", "min")
 PARTS = ("positive", "negative")  # the mean where it is above 0, and where it is below

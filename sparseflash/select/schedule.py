@@ -8,8 +8,9 @@ from torch import Tensor
 
 from masks.block_lists import FULL
 from sparseflash.checks import check_extents
+from sparseflash.kernels.device import on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
-from sparseflash.select.device import kernels, on_nvidia
+from sparseflash.select.device import kernels
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
 from sparseflash.tiles.bits import interval_bits

@@ -13,9 +13,10 @@ from masks.block_lists import EMPTY, FULL
 from masks.checks import block_sizes, flag, integer
 from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
+from sparseflash.kernels.device import on_nvidia
 from sparseflash.select.base import Selector, selector
 from sparseflash.select.choose import choose
-from sparseflash.select.device import kernels, on_nvidia
+from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
 from sparseflash.select.selection import Selection, number_tiles

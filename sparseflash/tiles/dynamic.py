@@ -3,16 +3,57 @@
 import torch
 from torch import Tensor
 
-from sparseflash.schedule import BlockLists, Schedule
+from sparseflash.kernels.device import on_nvidia
+from sparseflash.schedule import BlockLists, Schedule, as_tensors, from_tensors
 from sparseflash.tiles.bits import cell_bytes, fragments
-from sparseflash.tiles.order import unordered
+from sparseflash.tiles.order import Work, unordered
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import FULL, SPARE, TileSpec
+
+Made = tuple[Tensor, Tensor, Tensor, Tensor]  # items, idx, bit and bits of a `TileLists`
 
 
 @torch.no_grad()
 def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     """Every block is cut into the tiles that it holds, empty ones included; nothing is ordered."""
+    if torch.compiler.is_compiling():
+        given = as_tensors(schedule._replace(lists=()))
+        made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in spec])
+    else:
+        made = _cut(schedule, spec)
+    items, *entries = made
+    work = Work(items, items.new_empty(len(items), 0, 4), 0, 0)
+    heads, partial = spec.list_heads(schedule.heads), schedule.n_partial > 0
+    return spec.lists(work, *entries, schedule.batch, heads, partial=partial)
+
+
+def _cut(schedule: Schedule, spec: TileSpec) -> Made:
+    if not on_nvidia(schedule.bits):
+        return cut_torch(schedule, spec)
+    from sparseflash.tiles.kernels import cut_schedule  # triton is optional
+
+    return cut_schedule(schedule, spec)
+
+
+# An operator of its own, so that a compiled function has the same kernels.
+torch.library.define(
+    "sparseflash::tile_lists",
+    f"(Tensor[] tensors, SymInt[] numbers, SymInt[] spec) -> ({', '.join(['Tensor'] * 4)})",
+)
+
+
+@torch.library.impl("sparseflash::tile_lists", ("CPU", "CUDA"))
+def _tile_lists(tensors, numbers, spec):
+    return _cut(from_tensors(tensors, numbers), TileSpec(bool(spec[0]), *spec[1:]))
+
+
+@torch.library.register_fake("sparseflash::tile_lists")
+def _tile_lists_fake(tensors, numbers, spec):
+    return cut_torch(from_tensors(tensors, numbers), TileSpec(bool(spec[0]), *spec[1:]))
+
+
+def cut_torch(schedule: Schedule, spec: TileSpec) -> Made:
+    """The tensors of `dynamic_lists`, in plain torch."""
     block_major, block_minor = spec.block_sizes(schedule)
     n_major, n_minor = spec.tokens
     majors, minors = block_major // spec.major, block_minor // spec.minor
@@ -37,8 +78,7 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     if spec.group > 1:
         idx = (idx.view(majors, -1, minors) + head[:, None] * (n_pieces + 1)).flatten()
     idx = torch.where(live[:, None].expand(majors, -1, minors).flatten(), idx, 0)
-    partial = schedule.n_partial > 0
-    if partial:
+    if schedule.n_partial > 0:
         bits = fragments(cell_bytes(schedule, spec.by_rows, spec.major, spec.minor).flatten(0, 2))
     else:
         bits = torch.zeros(1, spec.major, 4, dtype=torch.int32, device=device)
@@ -53,9 +93,7 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
         tile = torch.arange(spec.n_tiles, device=device)
         begin, n, n_partial = (x[:, tile // majors] * minors for x in (begin, n, n_partial))
         begin = begin + tile % majors * (len(live) * minors)
-    heads = spec.list_heads(schedule.heads)
-    work = unordered(begin, n, n_partial)
-    return spec.lists(work, idx[:, None], bit, bits, schedule.batch, heads, partial=partial)
+    return unordered(begin, n, n_partial), idx[:, None], bit, bits
 
 
 def _grouped(

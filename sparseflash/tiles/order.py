@@ -15,13 +15,11 @@ class Work(NamedTuple):
     n_parts: int
 
 
-def unordered(begin: Tensor, n: Tensor, n_partial: Tensor) -> Work:
-    """Every tile whole and in order, where looking at the counts would wait for the device."""
+def unordered(begin: Tensor, n: Tensor, n_partial: Tensor) -> Tensor:
+    """Items of every tile, whole and in order: looking at the counts would wait for the device."""
     tile = torch.arange(n.shape[1], device=n.device).expand_as(n)
     none, zero = torch.full_like(n, -1), torch.zeros_like(n)
-    items = torch.stack([tile, begin, n, n_partial, none, zero, zero, zero], dim=2).int()
-    merge = torch.empty(len(n), 0, 4, dtype=torch.int32, device=n.device)
-    return Work(items, merge, 0, 0)
+    return torch.stack([tile, begin, n, n_partial, none, zero, zero, zero], dim=2).int()
 
 
 def ordered(begin: Tensor, n: Tensor, n_partial: Tensor, copies: int, sms: int) -> Work:

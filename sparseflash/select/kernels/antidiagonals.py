@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.device import on
 from sparseflash.kernels.launch import FUSED
-from sparseflash.select.kernels.common import INF, on, shared_strides
+from sparseflash.select.kernels.common import INF, shared_strides
 
 ROWS, COLS = 128, 256  # squares of a tile
 MASKED_COLS = 128  # a mask takes registers

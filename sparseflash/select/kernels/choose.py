@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.device import on
 from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import (
     EMPTY,
@@ -12,7 +13,6 @@ from sparseflash.select.kernels.common import (
     LARGE,
     best,
     clamped,
-    on,
     shared_strides,
     sortable,
 )

@@ -1,8 +1,5 @@
 """What the kernels share: the order of floats as integers, and the best of a row."""
 
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,11 +7,6 @@ from torch import Tensor
 INF = tl.constexpr(float("inf"))
 LARGE = tl.constexpr(3.0e38)
 EMPTY = tl.constexpr(-2)
-
-
-def on(device: torch.device) -> AbstractContextManager:
-    """Makes a GPU the current one; nothing for the interpreter on a CPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def shared_strides(x: Tensor, dims: tuple[int, ...] = (0, 1)) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from sparseflash.kernels.device import on
 from sparseflash.kernels.tl.lists import count_blocks, fill_lists, place_lists
 from sparseflash.schedule import BlockLists
-from sparseflash.select.kernels.common import on
 
 _BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
 

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.device import on
 from sparseflash.kernels.launch import FUSED
-from sparseflash.select.kernels.common import on
 
 _PLACES = ("mean", "max", "min", "positive", "negative", "high", "middle", "low")
 

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparseflash.kernels.device import on
 from sparseflash.kernels.launch import FUSED
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,
     best,
     clamped,
-    on,
     shared_strides,
     sortable,
 )

@@ -7,7 +7,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masks
 import sparseflash
 from sparseflash import packed
-from sparseflash.packed.intervals import from_intervals
+from sparseflash.packed.spans import apart
+from sparseflash.packed.steps import from_spans
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import assert_close, make_qkv, oracle
@@ -117,7 +118,7 @@ def test_more_partial_blocks_than_room_are_an_error():
     """No bound of ours is met; a mask that went beyond one would be wrong without a word."""
     token = torch.arange(64)[None]
     with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
-        from_intervals([(0 * token, token + 1)], 64, (16, 16), room=3, max_blocks=16)
+        from_spans(apart([(0 * token, token + 1)], 64), (16, 16), room=3, max_blocks=16)
 
 
 def test_joins_masks_as_selections_do():

@@ -8,7 +8,7 @@ import torch
 
 import masks
 from sparseflash import packed
-from sparseflash.packed.columns import from_ends
+from sparseflash.packed.steps import from_spans, tree_spans
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 Walk = tuple[list[int], list[int]]
@@ -112,8 +112,9 @@ def test_nodes_without_tokens():
 
 
 def test_more_tiles_than_room_are_an_error():
+    token = torch.arange(64)[None]
     with pytest.raises(RuntimeError, match="more than 3 partial blocks"):
-        from_ends(torch.arange(1, 65)[None], (16, 16), room=3, max_blocks=16)
+        from_spans(tree_spans(token, token + 1, 64), (16, 16), room=3, max_blocks=16, columns=True)
 
 
 ENTER, LEAVE = torch.tensor([0, 10, 30]), torch.tensor([64, 30, 64])

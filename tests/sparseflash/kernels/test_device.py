@@ -1,11 +1,11 @@
-"""Where the selectors' Triton kernels run."""
+"""Where the Triton kernels run that make masks and lists."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sparseflash.select.device import on_nvidia
+from sparseflash.kernels.device import on_nvidia
 
 
 @pytest.mark.parametrize(

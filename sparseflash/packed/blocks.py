@@ -1,0 +1,116 @@
+"""Block codes and bit tiles of spans, in plain torch.
+
+Shapes are known to the host, so nothing waits and torch.compile traces it.
+"""
+
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from masks.block_lists import EMPTY, FULL
+from sparseflash.select.selection import number_tiles
+from sparseflash.tiles.bits import interval_bits
+
+Blocks = tuple[Tensor, Tensor, Tensor]  # codes and bits of a `Selection`, and whether they fit
+
+_CHUNK = 2**26  # pairs of tokens that are compared at a time
+
+
+def span_blocks(
+    spans: Tensor, n_other: int, block_q: int, block_k: int, room: int, columns: bool
+) -> Blocks:
+    """The block mask of spans: queries see keys, or by columns, keys are seen by queries.
+
+    By columns, blocks below one another with the same pairs in all rows share a tile.
+
+    Args:
+        spans: int32 (spans, 2, batch, n), apart from each other.
+        n_other: tokens of the other side.
+        room: tiles, of all batch entries. The last of the results, bool (), is False where they
+            are not enough.
+    """
+    return (_columns if columns else _rows)(spans, n_other, block_q, block_k, room)
+
+
+def _rows(spans: Tensor, n_k: int, block_q: int, block_k: int, room: int) -> Blocks:
+    batch, n_q = spans.shape[2:]
+    rows, cols = -(-n_q // block_q), -(-n_k // block_k)
+    lines = _lines(spans, block_q)
+    touched, filled = counts(lines, n_k, block_k, cols)
+    query = torch.arange(rows * batch, device=touched.device) % rows * block_q
+    existing = (n_q - query).clamp(max=block_q)[:, None]
+    some, every = touched > 0, filled == existing
+    partial = some & ~every
+    codes, cell = number_tiles(some, partial, room)
+    line, col = cell // cols, cell % cols
+    parts = [
+        interval_bits(first[line], stop[line], col * block_k, block_k)
+        for first, stop in lines.unbind()
+    ]
+    return codes.view(batch, 1, rows, cols), reduce(torch.bitwise_or, parts), partial.sum() <= room
+
+
+def _columns(spans: Tensor, n_q: int, block_q: int, block_k: int, room: int) -> Blocks:
+    batch, n = spans.shape[2:]
+    rows, cols = -(-n_q // block_q), -(-n // block_k)
+    lines = _lines(spans, block_k)
+    touched, filled = counts(lines, n_q, block_q, rows)  # (batch * cols, rows)
+    begin = torch.arange(batch * cols, device=spans.device) % cols * block_k
+    last = (begin + block_k).clamp(max=n) - 1  # keys
+    partial = (touched > 0) & (filled <= (last - begin)[:, None])
+    # Rows of blocks that see the same keys as the rows above them: no key begins or ends in them,
+    # and as many are seen.
+    even = partial & (touched == filled)
+    same = even[:, 1:] & even[:, :-1] & (touched[:, 1:] == touched[:, :-1])
+    number = (partial & ~F.pad(same, (1, 0))).flatten().cumsum(0, dtype=torch.int32)
+    tile = torch.arange(1, room + 1, dtype=torch.int32, device=spans.device)
+    cell = torch.searchsorted(number, tile).clamp(max=number.numel() - 1)
+    fits, number = number[-1] <= room, number.view_as(partial) - 1
+    codes = torch.where(partial & (number < room), number, torch.where(touched > 0, FULL, EMPTY))
+    codes = codes.int().view(batch, 1, cols, rows).transpose(2, 3).contiguous()
+    return codes, _bits(lines, cell // rows, cell % rows, block_q, block_k), fits
+
+
+def _lines(spans: Tensor, block: int) -> Tensor:
+    """(spans, 2, lines, block); the span of a token that does not exist is empty."""
+    missing = -spans.shape[3] % block
+    return F.pad(spans, (0, missing)).unflatten(3, (-1, block)).flatten(2, 3)
+
+
+def _bits(lines: Tensor, line: Tensor, row: Tensor, block_q: int, block_k: int) -> Tensor:
+    """int32 (tiles, block_q, words) of the tiles in these lines of keys and rows of blocks."""
+    query = torch.arange(block_q, device=lines.device, dtype=torch.int32)
+    shift = torch.arange(32, device=lines.device, dtype=torch.int32)
+    step, found = max(1, _CHUNK // (block_q * block_k)), []
+    for begin in range(0, len(line), step):
+        own, below = line[begin : begin + step], row[begin : begin + step]
+        at = (below[:, None] * block_q + query).int()[:, :, None]
+        parts = [
+            (first[own][:, None] <= at) & (at < stop[own][:, None])
+            for first, stop in lines.unbind()
+        ]
+        seen = F.pad(reduce(torch.bitwise_or, parts), (0, -block_k % 32)).unflatten(2, (-1, 32))
+        found.append((seen.int() << shift).sum(3, dtype=torch.int32))
+    return torch.cat(found)
+
+
+def counts(lines: Tensor, n: int, block: int, cols: int) -> tuple[Tensor, Tensor]:
+    """int32 (lines, cols) each: tokens of a line whose spans touch a block, and fill it.
+
+    lines: spans (spans, 2, lines, tokens), apart from each other, within n tokens on the other
+        side.
+    """
+    count = 0
+    for first, stop in lines.unbind():
+        low, high = first // block, -(-stop // block)
+        inner = -(-first // block)
+        outer = torch.where(stop == n, cols, stop // block)  # a block ends with the tokens
+        there = (first < stop).int()
+        place = torch.cat([low, high, inner + cols + 1, outer.maximum(inner) + cols + 1], 1)
+        step = torch.cat([there, -there, there, -there], 1)
+        ends = step.new_zeros(len(step), 2 * cols + 2)
+        count = ends.scatter_add(1, place.long(), step) + count
+    touched, filled = torch.as_tensor(count).unflatten(1, (2, -1)).cumsum(2)[..., :-1].unbind(1)
+    return touched, filled

@@ -1,0 +1,91 @@
+"""Spans of packed sequences in plain torch: what every token sees, or is seen by.
+
+Spans are int32 (spans, 2, batch, n): the first token of a span and its end. Those of one token do
+not touch. Shapes are known to the host, so nothing waits and torch.compile traces it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparseflash.packed.offsets import last_begin, stretches
+
+Span = tuple[Tensor, Tensor]  # int (batch, tokens) each: the first token that is seen, and the end
+
+
+def document_spans(
+    offsets: Tensor, n: int, left: int, right: int, shared: bool, length: int | None,
+    lengths: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Keys that the queries of `packed.documents` see.
+
+    length, lengths: of the prefixes, one for all or (batch or 1, documents); both None: no prefix.
+    """
+    number, start, stop = stretches(offsets, n)
+    token = torch.arange(n, device=offsets.device)
+    spans = []
+    if shared:
+        others = (number > 0) & (start < stop)
+        spans.append(
+            (torch.zeros_like(stop), torch.where(others, offsets[:, 1:2].minimum(token + 1), 0))
+        )
+    if lengths is not None:
+        own = lengths.expand_as(offsets[:, 1:]).gather(1, number)
+        spans.append((start, stop.minimum(start + own)))
+    elif length is not None:
+        spans.append((start, stop.minimum(start + length)))
+    spans.append((start.maximum(token - left), stop.minimum(token + right + 1)))
+    return apart(spans, n)
+
+
+def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Tensor:
+    """Keys that the queries of `packed.block_diffusion` see."""
+    half = n // 2
+    if interleaved:
+        _, start, stop = stretches(2 * offsets, n)
+        length, place = (stop - start) // 2, torch.arange(n, device=offsets.device) - start
+        noisy = place < length
+        place = torch.where(noisy, place, place - length)
+        clean = start + length
+    else:
+        _, start, stop = (torch.cat([x, x], 1) for x in stretches(offsets, half))
+        token = torch.arange(n, device=offsets.device)
+        noisy = (token < half).expand_as(start)
+        length, place = stop - start, token % half - start
+        clean = half + start
+    place = torch.where(length > 0, place, 0)
+    before = place - place % size
+    after = length.minimum(before + size)
+    own = torch.where(noisy, after, before)
+    spans = [(start + before, start + own), (clean, clean + torch.where(noisy, before, after))]
+    return apart(spans, n)
+
+
+def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
+    """Queries that see the keys of `packed.prefix_tree`: those from the key on to some end."""
+    stop = leave.gather(1, last_begin(enter, n).clamp(min=0))
+    key = torch.arange(n, dtype=torch.int32, device=stop.device).expand_as(stop)
+    return torch.stack([key, stop.clamp(max=n).int().maximum(key)])[None]
+
+
+def apart(spans: Sequence[Span], n: int) -> Tensor:
+    """The same spans within 0..n, apart: what two of a token share, the later has.
+
+    spans: in the order of their firsts. One that ends before it begins is empty.
+    """
+    found: list[Span] = []
+    for first, stop in spans:
+        first, stop = (end.clamp(0, n).int() for end in (first, stop))
+        stop = stop.maximum(first)
+        if found:
+            before, end = found[-1]
+            empty = first == stop
+            join = (before < end) & (empty | (end >= first))
+            first, stop = (
+                torch.where(join, before, first),
+                torch.where(join, torch.where(empty, end, end.maximum(stop)), stop),
+            )
+            found[-1] = before, torch.where(join, before, end)
+        found.append((first, stop))
+    return torch.stack([torch.stack(span) for span in found])

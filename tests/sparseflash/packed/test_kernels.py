@@ -1,0 +1,175 @@
+"""The kernels that make masks of packed sequences against plain torch, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparseflash import packed
+from sparseflash.packed import blocks, spans
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.tiles.lists import tile_lists
+from sparseflash.tiles.tile_spec import TileSpec
+
+kernels = pytest.importorskip("sparseflash.packed.kernels")
+GridExecutor = pytest.importorskip("triton.runtime.interpreter").GridExecutor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = [16, 32, 48, 64, 80, 128, 256]
+
+
+@pytest.fixture(autouse=True)
+def small_programs(monkeypatch):
+    """Several programs and steps for small problems too."""
+    monkeypatch.setattr(kernels, "_ENTRIES", 4)
+    monkeypatch.setattr(kernels, "_LINES", 8)
+
+
+def assert_equal(found, expected):
+    assert found.dtype == expected.dtype and found.is_contiguous()
+    assert found.shape == expected.shape and torch.equal(found, expected)
+
+
+def offsets_of(rng: np.random.Generator, end: int) -> torch.Tensor:
+    """(batch, documents + 1), ascending from 0 to at most `end`; documents may have no tokens."""
+    batch, count = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 7, 40]))
+    unit = int(rng.choice([1, 1, 16]))
+    cuts = np.sort(rng.integers(0, end // unit + 1, (batch, count)) * unit, 1)
+    if rng.integers(2):
+        cuts[:, -1] = end
+    cuts = np.concatenate([np.zeros((batch, 1), np.int64), cuts], 1)
+    return torch.from_numpy(cuts).to(DEVICE, (torch.int32, torch.int64)[rng.integers(2)])
+
+
+def documents_case(rng: np.random.Generator):
+    n = int(rng.integers(1, 400))
+    offsets, shared = offsets_of(rng, n), bool(rng.integers(2))
+    left, right = (int(rng.choice([0, 3, 70, n])) for _ in range(2))
+    length = lengths = None
+    if (kind := rng.integers(3)) == 1:
+        length = int(rng.integers(0, 30))
+    elif kind == 2:
+        shape = int(rng.choice([1, len(offsets)])), offsets.shape[1] - 1
+        lengths = torch.from_numpy(rng.integers(0, 30, shape)).to(DEVICE)
+    return "document_spans", (offsets, n, left, right, shared, length, lengths)
+
+
+def diffusion_case(rng: np.random.Generator):
+    half = int(rng.integers(1, 200))
+    size = min(half, int(rng.choice([1, 3, 16, 32, 100])))
+    return "diffusion_spans", (offsets_of(rng, half), 2 * half, size, bool(rng.integers(2)))
+
+
+def tree_case(rng: np.random.Generator):
+    """Ends that are those of a walk or, as good as others here, of none."""
+    n = int(rng.integers(1, 400))
+    enter = offsets_of(rng, n)
+    leave = (enter + torch.from_numpy(rng.integers(0, n + 1, enter.shape)).to(enter)).clamp(max=n)
+    if rng.integers(2):  # long columns of equal blocks
+        leave[:, : enter.shape[1] // 2] = n
+    return "tree_spans", (enter, leave, n)
+
+
+CASES = {"documents": documents_case, "diffusion": diffusion_case, "trees": tree_case}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_same_spans_as_in_torch(case):
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        name, given = case(rng)
+        assert_equal(getattr(kernels, name)(*given), getattr(spans, name)(*given))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("seed", range(2))
+def test_same_blocks_as_in_torch(case, seed, monkeypatch):
+    if seed:
+        monkeypatch.undo()
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        name, given = case(rng)
+        made, columns = getattr(spans, name)(*given), case is tree_case
+        block_q, block_k = (int(x) for x in rng.choice(SIZES, 2))
+        n_other = made.shape[3]
+        blocks_of_mask = len(given[0]) * -(-n_other // block_q) * -(-n_other // block_k)
+        room = int(rng.integers(1, min(blocks_of_mask, 60) + 1))  # too little at times
+        shape = n_other, block_q, block_k, room, columns
+        found, expected = kernels.span_blocks(made, *shape), blocks.span_blocks(made, *shape)
+        for a, b in zip(found, expected, strict=True):
+            assert_equal(a, b)
+
+
+def test_another_length_on_the_other_side():
+    generator = torch.Generator().manual_seed(0)
+    for n_own, n_other in ((100, 260), (260, 100), (33, 16)):
+        first = torch.randint(0, n_other + 1, (2, n_own), generator=generator)
+        stop = first + torch.randint(0, n_other, (2, n_own), generator=generator)
+        made = spans.apart([(first // 2, first), (first, stop)], n_other).to(DEVICE)
+        for columns in (False, True):
+            shape = n_other, 32, 64, 20, columns
+            found, expected = kernels.span_blocks(made, *shape), blocks.span_blocks(made, *shape)
+            for a, b in zip(found, expected, strict=True):
+                assert_equal(a, b)
+
+
+class Launches(TorchDispatchMode):
+    """What torch runs beside views, and beside the copies of the interpreter."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        made_here = name not in ("set_", "copy_", "detach", "empty", "new_empty")
+        if made_here and not func.is_view and name != "_unsafe_view":
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+MASKS = {
+    "documents": lambda offsets, n: packed.documents(
+        offsets, n, causal=True, shared=True, window=60, prefix=3
+    ),
+    "tree": lambda offsets, n: packed.prefix_tree(offsets[:, :-1], offsets[:, 1:], n),
+    "streams": lambda offsets, n: packed.block_diffusion(offsets, n, 32),
+}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="pretends that the CPU is a GPU")
+@pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
+def test_a_mask_and_its_lists_take_few_launches(make, monkeypatch):
+    """Kernels alone, from the offsets to the tile lists of a plan."""
+    n, offsets = 500, torch.tensor([[0, 100, 190, 250], [0, 0, 33, 240]])
+
+    def run():
+        mask = make(offsets, n)
+        schedule = schedule_from_selection(mask, n, n, 2, 4, "cpu")
+        specs = (TileSpec(by_rows, 128, 64, n, n, 2, 4, 2, 132) for by_rows in (True, False))
+        lists = [tile_lists(schedule, spec, "cpu") for spec in specs]
+        return mask, lists
+
+    expected, expected_lists = run()
+    monkeypatch.setattr("sparseflash.packed.offsets.readable", lambda _: False)
+    monkeypatch.setattr("sparseflash.packed.trees.readable", lambda _: False)
+    for module in ("packed.steps", "select.schedule", "tiles.dynamic"):
+        monkeypatch.setattr(f"sparseflash.{module}.on_nvidia", lambda _: True)
+    launched, call = [], GridExecutor.__call__
+
+    def counted(self, *args, **options):
+        launched.append(self)
+        return call(self, *args, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    with Launches() as others:
+        found, found_lists = run()
+    assert len(launched) == 4 + 3 + 2 * 2
+    # beside them: the tiles and those of the edges in one tensor, and copies of slices
+    assert set(others.names) <= {"_assert_async", "cat", "clone"}
+    assert_equal(found.codes, expected.codes)
+    assert_equal(found.bits, expected.bits)
+    for one, other in zip(found_lists, expected_lists, strict=True):
+        assert one.numbers == other.numbers
+        for a, b in zip(one.tensors, other.tensors, strict=True):
+            assert_equal(a, b)
