@@ -1,5 +1,7 @@
 """Tile lists of a schedule that only the device knows, with extents that the host knows."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,12 +46,16 @@ torch.library.define(
 
 @torch.library.impl("sparseflash::tile_lists", ("CPU", "CUDA"))
 def _tile_lists(tensors, numbers, spec):
-    return _cut(from_tensors(tensors, numbers), TileSpec(bool(spec[0]), *spec[1:]))
+    return _cut(from_tensors(tensors, numbers), _spec(spec))
 
 
 @torch.library.register_fake("sparseflash::tile_lists")
 def _tile_lists_fake(tensors, numbers, spec):
-    return cut_torch(from_tensors(tensors, numbers), TileSpec(bool(spec[0]), *spec[1:]))
+    return cut_torch(from_tensors(tensors, numbers), _spec(spec))
+
+
+def _spec(numbers: Sequence[int]) -> TileSpec:
+    return TileSpec._make([bool(numbers[0]), *numbers[1:]])
 
 
 def cut_torch(schedule: Schedule, spec: TileSpec) -> Made:
