@@ -4,6 +4,7 @@ Without a GPU the Triton kernels run in Triton's interpreter, which has to be as
 triton is imported.
 """
 
+import gc
 import os
 
 import pytest
@@ -13,6 +14,16 @@ from tests.poison import poisoned_empty
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish():
+    """Modules and tests are no garbage: no later collection looks at them, which takes long."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

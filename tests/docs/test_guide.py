@@ -19,11 +19,10 @@ PAGES = {
 @pytest.mark.usefixtures("own_patterns")  # some pages define patterns
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    libraries = MODELS.findall(page.read_text())
-    for needed in ("matplotlib", "scipy", *libraries):
+    for needed in ("matplotlib", "scipy", *MODELS.findall(page.read_text())):
         pytest.importorskip(needed)
-    if libraries:  # models take long in the interpreter
-        monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
+    # the backend that a reader without a GPU has; the interpreter takes a minute for a page
+    monkeypatch.setattr("sparseflash.backends.triton.interpreted", lambda: False)
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": page.stem}
     for block in PAGES[page]:

@@ -7,6 +7,19 @@ import pytest
 import torch
 
 import sparseflash
+from experiments.common.figures import RC
+
+
+@pytest.fixture(autouse=True, scope="session")
+def coarse_figures():
+    """PNG files of a tenth of the pixels, which are drawn in a fraction of the time.
+
+    The value is the resolution of the published ones.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        published = RC["savefig.dpi"]
+        patch.setitem(RC, "savefig.dpi", 90)
+        yield published
 
 
 @pytest.fixture

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from experiments import gallery
+from experiments.common.figures import RC
 from masks.registry import Example
 
 EXAMPLES = [example for examples in gallery.sections().values() for example in examples]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_writes_page_and_pictures(tmp_path: Path):
+def test_writes_page_and_pictures(tmp_path: Path, coarse_figures, monkeypatch):
+    monkeypatch.setitem(RC, "savefig.dpi", coarse_figures)  # sizes of files are looked at
     image = pytest.importorskip("PIL.Image")
     page, *pictures, overview = gallery.write(tmp_path)
     assert len(pictures) == len(set(pictures)) == len(EXAMPLES)

@@ -62,6 +62,8 @@ def paths(enter: tuple[int, ...], leave: tuple[int, ...], n: int) -> np.ndarray:
     dense = np.zeros((max(n, max(leave)),) * 2, bool)
     ends = [*enter[1:], max(leave)]
     for node in range(len(enter)):
+        if node + 1 < len(enter) and enter[node + 1] < leave[node]:
+            continue  # the longer paths through its children hold its own
         above = [i for i in range(node + 1) if enter[i] <= enter[node] < leave[i]]
         path = [token for i in above for token in range(enter[i], ends[i])]
         dense[np.ix_(path, path)] |= np.tri(len(path), dtype=bool)
@@ -113,14 +115,13 @@ def _(mask: Hstu, n_q: int, n_k: int, heads: int) -> np.ndarray:
 
 
 def one_user(length: int, targets: int, given: dict) -> np.ndarray:
-    """Pair by pair, from the ids of the library: 0 for context, one and the same for targets."""
+    """From the ids of the library: 0 for context, one and the same for targets."""
     context, window, full = given["context"], given["window"], given["full"]
     end = length - targets - max(context - 1, 0)  # the id of the targets
-    ids = [min(max(i - max(context - 1, 0), 0), end) for i in range(length)]
-    dense = np.eye(length, dtype=bool)
-    for q, k in np.ndindex(length, length):
-        distance = ids[q] - ids[k]
-        unlimited = window is None or (full > 0 and ids[q] >= end - full)
-        dense[q, k] |= distance > 0 and (unlimited or distance <= window)
-        dense[q, k] |= context > 0 and ids[q] == 0 and ids[k] < end
-    return dense
+    ids = np.array([min(max(i - max(context - 1, 0), 0), end) for i in range(length)])
+    of_query, of_key = ids[:, None], ids[None, :]
+    distance = of_query - of_key
+    near = distance <= (length if window is None else window)
+    unlimited = (full > 0) & (of_query >= end - full)
+    dense = np.eye(length, dtype=bool) | ((distance > 0) & (near | unlimited))
+    return dense | ((context > 0) & (of_query == 0) & (of_key < end))

@@ -44,14 +44,12 @@ def _(mask: Radial, n_q: int, n_k: int, heads: int) -> np.ndarray:
     s, least = mask.tokens, mask.least
     place = abs(np.subtract.outer(np.arange(s), np.arange(s)))
     frames = -(-max(n_q, n_k) // s)
-    rows = []
-    for i in range(frames):
-        row = []
-        for j in range(frames):
-            power = 2 ** math.floor(math.log2(max(abs(i - j), 1)))
-            near = (place + 1 <= s / power) if s / power >= least else np.zeros_like(place, bool)
-            if abs(i - j) % math.ceil(least * power / s) == 0:
-                near = near | (place < least)
-            row.append(near)
-        rows.append(row)
+    pairs = []  # of frames, by their distance
+    for apart in range(frames):
+        power = 2 ** math.floor(math.log2(max(apart, 1)))
+        near = (place + 1 <= s / power) if s / power >= least else np.zeros_like(place, bool)
+        if apart % math.ceil(least * power / s) == 0:
+            near = near | (place < least)
+        pairs.append(near)
+    rows = [[pairs[abs(i - j)] for j in range(frames)] for i in range(frames)]
     return np.block(rows)[:n_q, :n_k]

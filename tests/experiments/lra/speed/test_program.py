@@ -114,7 +114,7 @@ def test_the_step_that_is_timed_is_the_one_of_training(tmp_path, monkeypatch):
     assert (row.mask, row.density) == ("", None)
 
 
-def test_a_row_says_which_mask_it_had(tmp_path):
+def test_a_row_says_which_mask_it_had(no_interpreter):
     default = measure_case(0.01, "command", case("sparse"))
     given = measure_case(0.01, "command", case("sparse", mask="causal"))
     assert (default.option, given.option, given.mask) == ("", "causal", "causal")

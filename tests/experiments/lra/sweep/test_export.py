@@ -131,11 +131,13 @@ def test_wrong_exports(machine, tmp_path):
         read_export(tmp_path / "text", runs, None)
 
 
-def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    """Stopped by the limit, exported, imported into another folder, and continued."""
+def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch, one_thread):
+    """Stopped by the limit, exported, imported into another folder, and continued: the same bits
+    as those of a run in this process, which makes the data of all."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rare = {"eval_every": 40, "checkpoint_every": 40, "log_every": 10}
     common = overrides(tmp_path, "listops", "linear", steps=120, **rare)
+    one = Trained(tmp_path, "listops", "linear", steps=120, **rare)
 
     def trained(name: str, *taken: Path, ends: bool = True) -> SweepRun:
         (run,) = sweep_runs(
@@ -144,6 +146,7 @@ def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch):
         for archive in taken:
             read_export(archive, [run], None)
         queue = Queue([run], [None])
+        queue.ready.add(run.data)
         journal = run.settings.folder / "journal.jsonl"
         if not ends:
             limit(queue, lambda: journal.exists() and '"step": 10,' in journal.read_text())
@@ -151,12 +154,11 @@ def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch):
         assert not queue.failed and run.complete == ends
         return run
 
-    whole, cut = trained("whole"), trained("first", ends=False)
+    cut = trained("first", ends=False)
     assert not (cut.settings.folder / "result.json").exists()
     write_export(tmp_path / "x", [cut], None)
     rest = trained("second", tmp_path / "x")
-    folders = [run.settings.folder for run in (whole, rest)]
-    one, other = (Trained.at(folder) for folder in folders)
+    other = Trained.at(rest.settings.folder)
     assert any(line["kind"] == "resume" and line["step"] > 0 for line in other.journal)
     for name in ("model", "optimizer", "random", "best"):
         assert_same(one.state[name], other.state[name])

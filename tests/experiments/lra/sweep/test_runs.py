@@ -81,15 +81,20 @@ def test_a_wrong_sweep(entries, message):
 
 
 def test_the_sweeps_that_come_with_it():
-    """Path-X and Path-256 share the folders of their first runs: neither trains them again."""
+    """Path-X and Path-256 share the folders of their first runs: neither trains them again.
+
+    The sweep of the arena has a test with its order.
+    """
     found = {}
     for path in SWEEPS.glob("*.yaml"):
+        if path.stem == "lra":
+            continue
         sweep: Any = OmegaConf.to_container(OmegaConf.load(path))
         found[path.stem] = sweep_runs(sweep, ["device=cpu"])
     counts = {name: len(runs) for name, runs in found.items()}
     paths = {"path_x": 5, "path_x_gaps": 7, "path_256": 11}
     others = {"files": 24, "files_small": 6, "imdb_whole": 12, "spt": 2, "spt_causal": 2}
-    assert counts == {"lra": 95} | paths | others
+    assert counts == paths | others
     for name, causal in (("spt", False), ("spt_causal", True)):
         first, second = (run.settings for run in found[name])
         assert first.pretrain and second.pretrain is None and second.init_from == str(first.folder)

@@ -73,7 +73,8 @@ def assert_resumes(ran, killed):
         killed(*names, **changes)
         cut = ran(*names, **changes)
         kept = ("model", "optimizer", "sums", "random", "best", "step", "logged")
-        assert_same(*({name: run.state[name] for name in kept} for run in (whole, cut)))
+        states = whole.state, cut.state
+        assert_same(*({name: state[name] for name in kept} for state in states))
         assert [x["kind"] for x in cut.journal].count("resume") == 1
         told = "loss accuracy lr grad_norm grad_norm_max epoch kind step".split()
         ours, theirs = (

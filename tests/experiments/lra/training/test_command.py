@@ -27,9 +27,8 @@ def wait_for(process, folder, step):
 def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
     changes = {"steps": 150, "eval_every": 30, "checkpoint_every": 20, "log_every": 5}
     given = overrides(tmp_path, "listops", "sparse", **changes)
-    whole = settings(tmp_path, "listops", "sparse", **changes).folder
     cut = settings(tmp_path, "listops", "sparse", name="cut", **changes).folder
-    uninterrupted = start(given)
+    whole = Trained(tmp_path, "listops", "sparse", **changes).folder
     victim = start([*given, "name=cut"])
     wait_for(victim, cut, 50)
     victim.send_signal(signal.SIGKILL)
@@ -38,10 +37,10 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
     left = checkpoint.load(cut / "checkpoint.pt")["step"]
     assert 40 <= left < 150
     assert f"from step {left}" in finish(start([*given, "name=cut"]))
-    finish(uninterrupted)
     runs = [Trained.at(folder) for folder in (whole, cut)]
+    states = [run.state for run in runs]
     kept = ("model", "optimizer", "best", "sums", "step")
-    assert_same(*({name: run.state[name] for name in kept} for run in runs))
+    assert_same(*({name: state[name] for name in kept} for state in states))
     for name in ("accuracy", "loss", "val_accuracy", "best_step", "steps", "complete"):
         assert runs[0].result[name] == runs[1].result[name]
     for run in runs:
