@@ -226,7 +226,8 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     """
     n, max_blocks = len(blocks.starts) * BLOCK, len(lengths) * blocks.max_blocks
     make = kernels().cut_blocks if on_nvidia(lengths) else cut_torch
-    return Selection(*make(blocks, lengths), n, n, (BLOCK, BLOCK), max_blocks)
+    codes, bits = make(blocks, lengths)
+    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks)
 
 
 def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,10 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
         made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in spec])
     else:
         made = _cut(schedule, spec)
-    items, *entries = made
+    items, idx, bit, bits = made
     work = Work(items, items.new_empty(len(items), 0, 4), 0, 0)
     heads, partial = spec.list_heads(schedule.heads), schedule.n_partial > 0
-    return spec.lists(work, *entries, schedule.batch, heads, partial=partial)
+    return spec.lists(work, idx, bit, bits, schedule.batch, heads, partial=partial)
 
 
 def _cut(schedule: Schedule, spec: TileSpec) -> Made:

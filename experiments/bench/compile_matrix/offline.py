@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -74,6 +74,13 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
 
     One chip a process: Triton's functions keep the options of the first target.
     """
+    yield from compiled_by(lambda: _launch(call), chip, known)
+
+
+def compiled_by(
+    launch: Callable[[], object], chip: Chip, known: Container[str] = ()
+) -> list[Kernel]:
+    """`compiled`, of the kernels that a function launches; none of them runs."""
     kernels: list[Kernel] = []
     target = GPUTarget(chip.kind, chip.arch, chip.warp)
     driver.set_active(_Driver(target))  # pyright: ignore[reportArgumentType]
@@ -108,8 +115,8 @@ def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Ker
         mock.patch.object(portable, "_has_tma", lambda device: chip.tma),
         mock.patch.object(portable, "family_of", lambda device: chip.family),
     ):
-        _launch(call)
-    yield from kernels
+        launch()
+    return kernels
 
 
 class _Driver:

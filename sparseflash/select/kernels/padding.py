@@ -58,7 +58,7 @@ def _cut(
         tl.store(OutCodes + b.to(tl.int64) * size + cell, code, mask=cell < size)
     else:
         line = (pid - programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-        tile, row = line // BLOCK, line % BLOCK
+        tile, query = line // BLOCK, line % BLOCK
         word = tl.arange(0, WORDS)[None, :]  # [1, WORDS]
         new = tile >= known
         made = tl.where(new, tile - known, 0)
@@ -67,6 +67,6 @@ def _cut(
         last = tl.maximum(tl.where(last < 0, last + n_blocks * BLOCK, last), 0)  # unused, not wild
         own = tl.load(Column + last // BLOCK * slots + made % slots)
         source = tl.where(new, own, tile)
-        bits = tl.load(Tiles + (source * BLOCK + row) * WORDS + word)
+        bits = tl.load(Tiles + (source * BLOCK + query) * WORDS + word)
         seen = tl.load(Prefix + last % BLOCK * WORDS + word)
         tl.store(OutBits + line * WORDS + word, tl.where(new, bits & seen, bits))

@@ -113,6 +113,18 @@ def test_another_length_on_the_other_side():
                 assert_equal(a, b)
 
 
+@pytest.mark.parametrize("block_q, block_k", [(16, 64), (32, 128), (48, 80)])
+def test_blocks_below_one_another_share_tiles(block_q, block_k):
+    enter, leave = [[0, 40, 200, 450]] * 2, [[700, 200, 450, 700], [640, 120, 700, 470]]
+    made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 700).to(DEVICE)
+    given = 700, block_q, block_k, 200, True
+    found, expected = kernels.span_blocks(made, *given), blocks.span_blocks(made, *given)
+    for a, b in zip(found, expected, strict=True):
+        assert_equal(a, b)
+    shared = found[0][found[0] >= 0]
+    assert len(shared.unique()) < 0.7 * len(shared)
+
+
 class Launches(TorchDispatchMode):
     """What torch runs beside views, and beside the copies of the interpreter."""
 

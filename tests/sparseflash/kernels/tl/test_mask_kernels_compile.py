@@ -1,0 +1,64 @@
+"""The kernels that make masks and lists, compiled by the installed Triton: they fit registers."""
+
+import json
+
+import pytest
+
+from tests.processes import in_a_new_process
+
+pytest.importorskip("triton")
+EXPECTED = {
+    "document_spans", "diffusion_spans", "tree_spans", "classify_blocks", "number_blocks",
+    "fill_tiles", "count_blocks", "place_lists", "fill_lists", "cut_lists", "cut_bits", "_cut",
+}  # fmt: skip
+CODE = """
+import json
+import torch
+from experiments.bench.compile_matrix.chips import CHIPS
+from experiments.bench.compile_matrix.offline import compiled_by
+import masks
+from sparseflash.lengths import blocks_of
+from sparseflash.packed import kernels as packed
+from sparseflash.schedule import schedule_for
+from sparseflash.select import kernels as select
+from sparseflash.tiles.kernels import cut_schedule
+from sparseflash.tiles.tile_spec import TileSpec
+
+n, offsets = 512, torch.tensor([[0, 100, 512]])
+
+def launch():
+    for shared in (False, True):
+        for prefix in ((None, None), (3, None), (None, offsets[:, 1:])):
+            packed.document_spans(offsets, n, n, 0, shared, *prefix)
+    for interleaved in (False, True):
+        packed.diffusion_spans(offsets, n, 32, interleaved)
+    packed.tree_spans(offsets, offsets, n)
+    for block_q, block_k in ((128, 128), (256, 48)):
+        for spans, columns in ((1, False), (2, False), (3, False), (1, True)):
+            made = torch.zeros(spans, 2, 1, n, dtype=torch.int32)
+            packed.span_blocks(made, n, block_q, block_k, 9, columns)
+    codes = torch.zeros(1, 4, 4, dtype=torch.int32)
+    select.block_lists(codes, 1, 16, (True, True))
+    select.cut_blocks(blocks_of(masks.causal(), n, 1, torch.device("cpu")), offsets[0].int())
+    for block in (128, 256):
+        for mask, heads in ((masks.causal(), 4), (masks.random_blocks(0.5, per_head=True), 4)):
+            schedule = schedule_for(mask, n, n, 1, heads, "cpu", block)
+            for by_rows in (True, False):
+                for major, minor in ((128, 128), (64, 128), (128, 64), (64, 64)):
+                    for kv_heads in (4, 1):
+                        spec = TileSpec(by_rows, major, minor, n, n, 1, heads, kv_heads, 132)
+                        cut_schedule(schedule, spec)
+
+for kernel in compiled_by(launch, CHIPS[{target!r}]):
+    print(json.dumps([kernel.name, kernel.report()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_kernels_compile_without_spills(target):
+    code = CODE.replace("{target!r}", repr(target))
+    made = [json.loads(line) for line in in_a_new_process("-c", code).splitlines()]
+    assert {name for name, _ in made} == EXPECTED
+    assert [(name, report) for name, report in made if report["spilled_bytes"]] == []
+    assert all(report["registers"] > 0 for _, report in made)
