@@ -17,9 +17,7 @@ from masks import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.checks import check_tensors
-from sparseflash.kernels.device import on_nvidia
 from sparseflash.schedule import Schedule
-from sparseflash.select.device import kernels
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import grid_codes, heads_of, to_device
@@ -224,14 +222,6 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     A block whose keys are all real is that of the mask. The one key block that holds the last token
     gets new tiles, one for each tile that the mask has in that column.
     """
-    n, max_blocks = len(blocks.starts) * BLOCK, len(lengths) * blocks.max_blocks
-    make = kernels().cut_blocks if on_nvidia(lengths) else cut_torch
-    codes, bits = make(blocks, lengths)
-    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks)
-
-
-def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and bits of `skip_padding` in plain torch."""
     batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
     n = len(blocks.starts) * BLOCK
     last = lengths.clamp(max=n) - 1
@@ -242,4 +232,5 @@ def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:
     real, whole = left > 0, left >= BLOCK
     codes = torch.where(whole[:, None, None], blocks.codes, cut)
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
-    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
+    bits = torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
+    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks=batch * blocks.max_blocks)
