@@ -1,6 +1,7 @@
 """The three attentions of a language model: one set of parameters, one function."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary, attention, select
 from sparseflash.select import Selector
+from sparseflash.select.tokens import TokenSelector
 
 MOBA = re.compile(r"moba\((\d+), *(\d+)\)")  # chunk in tokens, chunks of a query
 BLOCKS = (128, 64, 32, 16)  # block sizes of MoBA: the largest that divides a chunk
@@ -32,8 +34,20 @@ class Sparse(BlockSparseAttention):
             documents = masks.documents(self.packed)
             mask = documents if mask is None else mask & documents  # type: ignore[operator]
         if isinstance(mask, Selector):
+            if isinstance(mask, TokenSelector) and q.is_cuda:
+                mask = with_room(mask, q)
             mask = mask(q, k)
         return attention(q, k, v, mask, **self._options)  # type: ignore[arg-type]
+
+
+def with_room(selector: TokenSelector, q: Tensor) -> TokenSelector:
+    """The selector with room for all blocks that q (B, H, N, D) may pick, those of its own chunk
+    and the ones before it. Then no step waits for the GPU to count them, and a CUDA graph holds it.
+    """
+    batch, heads, n, _ = q.shape
+    block_q, block_k = selector.block_size
+    chunks = sum(-(-end // selector.chunk) for end in range(block_q, n + block_q, block_q))
+    return replace(selector, capacity=batch * heads * chunks * (selector.chunk // block_k))
 
 
 class Explicit(BlockSparseAttention):

@@ -1,6 +1,11 @@
-"""Which device the Triton kernels beside those of attention run on. Nothing here loads triton."""
+"""The Triton kernels beside those of attention: which device they run on, and how they are loaded.
+Nothing here loads triton before a tensor needs it.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,3 +21,9 @@ def on_nvidia(t: Tensor) -> bool:
 def on(device: torch.device) -> AbstractContextManager:
     """Makes a GPU the current one; nothing for the interpreter on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def kernels_of(room: str) -> ModuleType:
+    """`sparseflash.ROOM.kernels`, imported by the first call: triton is optional."""
+    return import_module(f"sparseflash.{room}.kernels")

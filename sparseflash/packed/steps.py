@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.device import on_nvidia
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.packed import blocks, spans
 from sparseflash.select.selection import Selection
 
@@ -29,9 +29,7 @@ def _step(plain: Callable[P, R], schema: str, shapes: Callable[..., object]) -> 
     def run(*given):
         if not on_nvidia(given[0]):
             return plain(*given)  # pyright: ignore[reportCallIssue]
-        from sparseflash.packed import kernels  # triton is optional
-
-        return getattr(kernels, name)(*given)
+        return getattr(kernels_of("packed"), name)(*given)
 
     torch.library.define(f"sparseflash::{name}", schema)
     torch.library.impl(f"sparseflash::{name}", ("CPU", "CUDA"))(run)

@@ -12,10 +12,9 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from sparseflash.kernels.device import on_nvidia
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.choose import MAX_COLS
-from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot
 from sparseflash.select.rules import adaptive
 from sparseflash.select.static import built, grid_codes, heads_of, to_device
@@ -37,7 +36,7 @@ class Antidiagonal(BlockSelector):
         if on_nvidia(q) and q.dtype != torch.float64 and -(-n_k // self.block_size[1]) <= MAX_COLS:
             allowed = None if self.within is None else _allowed(*given)
             shape = (self.stride, self.block_size)
-            return kernels().antidiagonal_sums(q, k, *shape, allowed, SCORES_AT_ONCE)
+            return kernels_of("select").antidiagonal_sums(q, k, *shape, allowed, SCORES_AT_ONCE)
         return block_sums_torch(q, k, self.stride, self.block_size, _allowed(*given))
 
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from masks.block_lists import EMPTY
-from sparseflash.kernels.device import on_nvidia
-from sparseflash.select.device import kernels
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.rules import Candidates, Rule
 
 LARGE = 3.0e38  # scores are clamped to it: forced blocks lie above, blocks not allowed below
@@ -22,7 +21,7 @@ def choose(
         the candidates of a row makes them so.
     """
     if on_nvidia(scores) and scores.shape[-1] <= MAX_COLS:
-        return kernels().choose_blocks(scores, candidates, rule, probabilities)
+        return kernels_of("select").choose_blocks(scores, candidates, rule, probabilities)
     return choose_torch(scores, candidates, rule, probabilities)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.device import on_nvidia
-from sparseflash.select.device import kernels
+from sparseflash.kernels.device import kernels_of, on_nvidia
 
 KINDS = ("mean", "max", "min")
 PARTS = ("positive", "negative")  # the mean where it is above 0, and where it is below
@@ -23,7 +22,7 @@ def pool(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...]:
         on_nvidia(x) and x.dtype != torch.float64 and len(set(kinds)) == len(kinds)
         for x, _, kinds in inputs
     ):
-        return kernels().pool_blocks(*inputs)
+        return kernels_of("select").pool_blocks(*inputs)
     return tuple(pool_torch(*given) for given in inputs)
 
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from masks.block_lists import FULL
 from sparseflash.checks import check_extents
-from sparseflash.kernels.device import on_nvidia
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
-from sparseflash.select.device import kernels
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
 from sparseflash.tiles.bits import interval_bits
@@ -79,7 +78,7 @@ def block_lists(
     """The lists by row and by column of codes (slices, rows, cols)."""
     given = codes, n_tiles, max_blocks, cut
     if on_nvidia(codes):
-        return kernels().block_lists(*given)
+        return kernels_of("select").block_lists(*given)
     by_row, by_col = (lists_torch(*given, by_row=by_row) for by_row in (True, False))
     return by_row, by_col
 

@@ -13,10 +13,9 @@ from masks.block_lists import EMPTY, FULL
 from masks.checks import block_sizes, flag, integer
 from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
-from sparseflash.kernels.device import on_nvidia
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.base import Selector, selector
 from sparseflash.select.choose import choose
-from sparseflash.select.device import kernels
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
 from sparseflash.select.selection import Selection, number_tiles
@@ -69,9 +68,9 @@ class TokenSelector(Selector):
         """
         padded = q.shape[2] + -q.shape[2] % self.block_size[0]
         if on_nvidia(q) and q.dtype != torch.float64:
-            if -(-k.shape[2] // self.chunk) <= kernels().MAX_CHUNKS:
+            if -(-k.shape[2] // self.chunk) <= kernels_of("select").MAX_CHUNKS:
                 sizes = (self.chunk, self.k, self.first, self.own, padded)
-                return kernels().pick_chunks(q, k, *sizes, nsa=self.nsa)
+                return kernels_of("select").pick_chunks(q, k, *sizes, nsa=self.nsa)
         return pick_torch(self, q, k, padded)
 
     def _union(self, words: Tensor, mask: Mask, n: int, heads: int) -> Selection:
@@ -79,7 +78,7 @@ class TokenSelector(Selector):
         block_q, block_k = self.block_size
         built_with = heads_of(mask, heads)
         static = static_codes(mask, n, n, self.block_size, built_with, words.device)
-        unite = kernels().union_of_picks if on_nvidia(words) else union_torch
+        unite = kernels_of("select").union_of_picks if on_nvidia(words) else union_torch
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
         return Selection(codes, static.bits, n, n, self.block_size, max_blocks)

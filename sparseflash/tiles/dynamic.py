@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparseflash.kernels.device import on_nvidia
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule, as_tensors, from_tensors
 from sparseflash.tiles.bits import cell_bytes, fragments
 from sparseflash.tiles.order import Work, unordered
@@ -32,9 +32,7 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
 def _cut(schedule: Schedule, spec: TileSpec) -> Made:
     if not on_nvidia(schedule.bits):
         return cut_torch(schedule, spec)
-    from sparseflash.tiles.kernels import cut_schedule  # triton is optional
-
-    return cut_schedule(schedule, spec)
+    return kernels_of("tiles").cut_schedule(schedule, spec)
 
 
 # An operator of its own, so that a compiled function has the same kernels.

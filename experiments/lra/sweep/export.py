@@ -89,12 +89,22 @@ def read_export(path: Path, runs: Sequence[SweepRun], compiled: Path | None) -> 
                 if folder == RUNS and (content := tar.extractfile(member)):
                     place, _, name = name.rpartition("/")
                     found[place][name] = content.read()
-                elif folder == COMPILED and compiled and not (compiled / name).exists():
-                    tar.extract(member.replace(name=name), compiled, filter="data")
+                elif folder == COMPILED and compiled and (content := tar.extractfile(member)):
+                    _add_file(compiled, name, content.read())
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
         raise ValueError(f"import={path} cannot be read: {error}") from error
     taken = sum(_take(run, found[_place(run)]) for run in runs if _place(run) in found)
     return f"imported: {path}, {taken} of its {len(found)} runs"
+
+
+def _add_file(folder: Path, name: str, content: bytes) -> None:
+    """Writes a file that the folder lacks. Raises tarfile.TarError for a name outside of it."""
+    path = folder / name
+    if folder.resolve() not in path.resolve().parents:
+        raise tarfile.TarError(f"{name} lies outside {folder}")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _place(run: SweepRun) -> str:

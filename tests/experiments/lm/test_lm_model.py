@@ -1,5 +1,6 @@
 """The three attentions are one function; packed documents do not see each other."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
-from experiments.lm.attention import ATTENTIONS, resolve
+from experiments.lm.attention import ATTENTIONS, resolve, with_room
 from experiments.lm.model import (
     POSITIONS,
     LanguageModel,
@@ -16,6 +17,7 @@ from experiments.lm.model import (
     moba_pairs,
     shares,
 )
+from sparseflash.select.tokens import TokenSelector
 
 VOCAB, N, END = 17, 48, 3
 MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6")
@@ -124,6 +126,20 @@ def test_moba_is_one_of_the_masks():
     assert moba_pairs(40, 16, 9) == 40 * 41 // 2
     with pytest.raises(ValueError, match="a multiple of 16"):
         resolve("moba(24, 2)", causal=True)
+
+
+@pytest.mark.parametrize("n", [128, 125])
+def test_moba_with_room_for_all_blocks_is_the_same_mask(n):
+    selector = resolve("moba(32, 2)", causal=True)
+    assert isinstance(selector, TokenSelector)
+    selector = replace(selector, block_size=(16, 16))  # several blocks of a chunk
+    q, k = torch.randn(2, 2, 3, n, 8).unbind()
+
+    def dense(selector):
+        return selector(q, k).to_block_mask().to_dense()
+
+    assert (dense(with_room(selector, q)) == dense(selector)).all()
+    assert (dense(replace(selector, capacity=1)) != dense(selector)).any()
 
 
 @pytest.mark.parametrize("text", ["streaming(4, 8)", "causal()", "sliding(8)"])

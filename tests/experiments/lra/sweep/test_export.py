@@ -1,8 +1,10 @@
 """Exports: what travels to another machine, what is taken from it, and that runs go on exactly."""
 
+import io
 import json
 import os
 import random
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +131,13 @@ def test_wrong_exports(machine, tmp_path):
     (tmp_path / "text").write_text("something else")
     with pytest.raises(ValueError, match=r"import=.*text cannot be read"):
         read_export(tmp_path / "text", runs, None)
+    with tarfile.open(tmp_path / "wild", "w:xz") as tar:
+        member = tarfile.TarInfo("compiled/../../wild.so")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+    with pytest.raises(ValueError, match=r"\.\./\.\./wild\.so lies outside"):
+        read_export(tmp_path / "wild", runs, tmp_path / "code")
+    assert not (tmp_path.parent / "wild.so").exists()
 
 
 def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch, one_thread):
