@@ -48,13 +48,14 @@ class Forward:
         parts, counter = self._parts(lists, out, lse), zeroed_counter(self._device, 2)
         sink, given = terms.sink, terms.sink is not None
         tensors = (q, k, v, out, lse, counter, *parts, seed, sink)
-        self._launch(tensors, lambda: self._arguments(lists, *tensors), lists[:4], given)
+        self._launch(tensors, lambda: self._arguments(lists, tensors), lists[:4], given)
         if lists.n_parts:
             merged = (*parts, out, lse, sink)
             self._merge(merged, lambda: merge_arguments(lists, *merged), [lists.merge], given)
         return out, lse
 
-    def _arguments(self, lists, q, k, v, out, lse, counter, part_out, part_lse, seed, sink):
+    def _arguments(self, lists, tensors):
+        q, k, v, out, lse, counter, part_out, part_lse, seed, sink = tensors
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads, tiles.minor // lists.gather
