@@ -17,6 +17,7 @@ from masks import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.checks import check_tensors
+from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
@@ -222,6 +223,16 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     A block whose keys are all real is that of the mask. The one key block that holds the last token
     gets new tiles, one for each tile that the mask has in that column.
     """
+    n, max_blocks = len(blocks.starts) * BLOCK, len(lengths) * blocks.max_blocks
+    if on_nvidia(lengths):
+        codes, bits = kernels_of("select").cut_blocks(*blocks[:5], lengths)
+    else:
+        codes, bits = cut_torch(blocks, lengths)
+    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks)
+
+
+def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and bits of `skip_padding` in plain torch."""
     batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
     n = len(blocks.starts) * BLOCK
     last = lengths.clamp(max=n) - 1
@@ -232,5 +243,4 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     real, whole = left > 0, left >= BLOCK
     codes = torch.where(whole[:, None, None], blocks.codes, cut)
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
-    bits = torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
-    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks=batch * blocks.max_blocks)
+    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])

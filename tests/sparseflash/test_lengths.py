@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.lengths import BLOCK, attend_within, blocks_of, skip_padding
+from sparseflash.lengths import BLOCK, attend_within, blocks_of, cut_torch, skip_padding
 from sparseflash.testing import make_qkv
 
 H, N = 3, 512
@@ -48,6 +48,17 @@ def test_there_is_room_for_every_block(mask):
         selection = skipped(mask, lengths)
         assert int((selection.codes != -2).sum()) <= selection.max_blocks
         assert int(selection.codes.max()) < len(selection.bits)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_the_kernel_cuts_as_plain_torch_does(mask):
+    kernels = pytest.importorskip("sparseflash.select.kernels")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    blocks = blocks_of(mask, N, H, device)
+    given = torch.tensor([*LENGTHS, N + 1, 10 * N, -3], dtype=torch.int32, device=device)
+    made = kernels.cut_blocks(*blocks[:5], given), cut_torch(blocks, given)
+    for found, expected in zip(*made, strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_tiles_are_few():

@@ -9,7 +9,7 @@ from tests.processes import in_a_new_process
 pytest.importorskip("triton")
 EXPECTED = {
     "document_spans", "diffusion_spans", "tree_spans", "classify_blocks", "number_blocks",
-    "fill_tiles", "count_blocks", "place_lists", "fill_lists", "cut_lists", "cut_bits",
+    "fill_tiles", "count_blocks", "place_lists", "fill_lists", "cut_lists", "cut_bits", "_cut",
 }  # fmt: skip
 CODE = """
 import json
@@ -17,6 +17,7 @@ import torch
 from experiments.bench.compile_matrix.chips import CHIPS
 from experiments.bench.compile_matrix.offline import compiled_by
 import masks
+from sparseflash.lengths import blocks_of
 from sparseflash.packed import kernels as packed
 from sparseflash.schedule import schedule_for
 from sparseflash.select import kernels as select
@@ -38,6 +39,8 @@ def launch():
             packed.span_blocks(made, n, block_q, block_k, 9, columns)
     codes = torch.zeros(1, 4, 4, dtype=torch.int32)
     select.block_lists(codes, 1, 16, (True, True))
+    causal = blocks_of(masks.causal(), n, 1, torch.device("cpu"))
+    select.cut_blocks(*causal[:5], offsets[0].int())
     for block in (128, 256):
         for mask, heads in ((masks.causal(), 4), (masks.random_blocks(0.5, per_head=True), 4)):
             schedule = schedule_for(mask, n, n, 1, heads, "cpu", block)
