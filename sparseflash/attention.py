@@ -208,7 +208,7 @@ def plan(
     made = prepared(found.problem, found.mask, found.schedule)
     if found.schedule is None:
         return found.mask
-    return found.schedule._replace(lists=made.lists(found.schedule))
+    return found.schedule.with_lists(made.lists(found.schedule))
 
 
 def _traced_plan(
@@ -226,7 +226,7 @@ def _traced_plan(
     fields = q.dtype, q.device, facts, call, "", torch.is_grad_enabled()
     specs = [TileSpec(*spec) for spec in traced_specs(*layouts, *fields)]
     lists = tuple(tile_lists(schedule, spec, q.device) for spec in specs)
-    return schedule._replace(lists=lists)
+    return schedule.with_lists(lists)
 
 
 class _Checked(NamedTuple):

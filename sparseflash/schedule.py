@@ -80,6 +80,12 @@ class Schedule(NamedTuple):
         """Whether it comes from a selection: only the device knows its lists."""
         return self.key is None
 
+    def with_lists(self, lists: tuple[TileLists, ...]) -> "Schedule":
+        """This schedule with other lists. A compiled function cannot return the result of
+        `_replace` with torch 2.11.
+        """
+        return Schedule(*self[:-1], lists)
+
     @property
     def facts(self) -> ScheduleFacts:
         """What plans for schedules like this depend on."""

@@ -19,7 +19,7 @@ Made = tuple[Tensor, Tensor, Tensor, Tensor]  # items, idx, bit and bits of a `T
 def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     """Every block is cut into the tiles that it holds, empty ones included; nothing is ordered."""
     if torch.compiler.is_compiling():
-        given = as_tensors(schedule._replace(lists=()))
+        given = as_tensors(schedule.with_lists(()))
         made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in spec])
     else:
         made = _cut(schedule, spec)

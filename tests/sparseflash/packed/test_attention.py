@@ -129,3 +129,16 @@ def test_joins_masks_as_selections_do():
     real = torch.arange(N) < N - 8
     dense = torch.from_numpy(expected.build(N, N, 16).to_dense()) & real & real[:, None]
     assert torch.equal(torch.from_numpy(found.to_block_mask().to_dense()), dense)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_function_returns_a_plan():
+    q, k, v = make_qkv(1, 2, 64, 64, 16)
+
+    def make(offsets: torch.Tensor):
+        return sparseflash.plan(packed.documents(offsets, 64, causal=True), q, k, v)
+
+    offsets = torch.tensor([0, 20, 64], dtype=torch.int32)
+    made = torch.compile(make, fullgraph=True, backend="eager")(offsets)
+    out, expected = (sparseflash.attention(q, k, v, plan) for plan in (made, make(offsets)))
+    assert len(made.lists) == len(make(offsets).lists) and torch.equal(out, expected)
