@@ -20,7 +20,7 @@ from experiments.common.devices import device_name, find_device
 from experiments.common.provenance import check_published
 from experiments.common.records import Records, read
 from experiments.lm.model import ROTARY
-from experiments.lm.report import Case, report
+from experiments.lm.report import CURVES, Case, report
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
 from experiments.lm.settings import LAYERS, Settings, make_settings
@@ -113,13 +113,13 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
         check_published(folder / RESULTS)  # before the runs; files are made with the first row
     for case, settings in [] if options["report"] else planned(name, options):
         if name == "equal_time" and (known := _of_equal_steps(case, settings, folder)):
-            add(folder, *known, allow)
+            add(folder, known, [], allow)
             continue
         result = train(settings, command, begun)
         if not result["complete"]:
             break
         row = make_row(name, case, settings, result)
-        add(folder, row, make_points(row, result), allow)
+        add(folder, row, make_points(row, result) if name in CURVES else [], allow)
     found = [row for row in old_rows(folder) if row.plan == name]
     points_of = old_points(folder) if found else []
     figures = Path(options["figures"] or folder)
@@ -137,21 +137,12 @@ def add(folder: Path, row: ModelRow, found: Sequence[PointRow], allow: bool) -> 
         rows.append(row)  # last, so that a row has its points
 
 
-def _of_equal_steps(
-    case: str, settings: Settings, folder: Path
-) -> tuple[ModelRow, list[PointRow]] | None:
-    """The row of plan=masks that is this very run, as one of plan=equal_time, with its points."""
+def _of_equal_steps(case: str, settings: Settings, folder: Path) -> ModelRow | None:
+    """The row of plan=masks that is this very run, as one of plan=equal_time."""
     here = _run_of(settings, case, settings.steps)
     rows = [row for row in old_rows(folder) if row.plan == "masks" and _run_of(row, case) == here]
     rows = [row for row in rows if row.device == device_name(settings.device)]
-    if not rows:
-        return None
-    points = [
-        replace(point, plan="equal_time")
-        for point in old_points(folder)
-        if (point.plan, point.case, point.date) == ("masks", case, rows[-1].date)
-    ]
-    return replace(rows[-1], plan="equal_time"), points
+    return replace(rows[-1], plan="equal_time") if rows else None
 
 
 def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tuple[object, ...]:

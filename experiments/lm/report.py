@@ -10,6 +10,7 @@ from experiments.common.files import write_whole
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lm.rows import ModelRow, PointRow
 
+CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
 LOOKS = (  # of the first cases, and the same again
     ("#000000", "o", "-"),
     ("#0072B2", "s", "--"),
@@ -76,7 +77,7 @@ def grouped(rows: Sequence[ModelRow]) -> list[list[Case]]:
         shared = row.model, row.data_digest, row.tokenizer, row.tokens, row.device
         context = 0 if row.plan == "contexts" else row.context
         steps = 0 if row.plan == "equal_time" else row.steps
-        mode = "" if row.plan in ("masks", "equal_time") else row.mode  # MoBA is always eager
+        mode = row.mode if row.plan in CURVES else ""  # MoBA is never compiled
         tables.setdefault((*shared, context, steps, mode), {}).setdefault(row.case, []).append(row)
     return [[Case(some) for some in cases.values()] for cases in tables.values()]
 
@@ -223,11 +224,13 @@ def _draw(plan: str, cases: Sequence[Case], points: Sequence[PointRow], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     context = "" if plan == "contexts" else row.context
     stem = folder / f.file_name("lm", plan, row.model, context, row.device)
+    if plan not in CURVES:  # one look for a mask in all figures
+        cases = sorted(cases, key=lambda case: case.first.case)
     with f.style():
         figure, axes = plt.subplots(figsize=(f.COLUMN, 2.5))
         for case, look in zip(cases, LOOKS * 2, strict=False):
             first, style = case.first, f.Style(*look)
-            if plan in ("masks", "equal_time"):
+            if plan not in CURVES:
                 x = [100 * (case.mean("pairs") or 1)]
                 f.curve(axes, x, [case.mean("val_loss") or 0], style, first.case, line=False)
                 continue
