@@ -37,6 +37,9 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:
     """The reason this backend cannot run the call, or None."""
+    device = problem.device.type
+    if device != "cuda" and not interpreted():
+        return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
     try:
         import triton
     except ImportError as error:
@@ -48,14 +51,11 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels hold head dims up to 256, not {widest}"
     if max(strides[2] for _, strides in problem.layouts.values()) >= 2**23:
         return "its 32-bit offsets inside a tile hold token strides below 2**23; call contiguous()"
-    device = problem.device.type
     if device == "cuda":
         capability = nvidia_capability(problem.device)
         if capability is not None and capability >= (8, 0):
             return None
         return f"it needs an NVIDIA GPU of compute capability 8.0; {told(capability)}"
-    if not interpreted():
-        return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
     if problem.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly; use float32 or float16 there"
     if release(triton.__version__) < (3, 7) and release(np.__version__) >= (2, 4):

@@ -29,6 +29,7 @@ class Call(NamedTuple):
     dout: Tensor
     score_start: Tensor  # float32 (B, H, n_pad)  -lse / scale, where the sums of S begin
     neg_delta: Tensor  # float32 (B, H, n_pad)  -delta, where the sums of dP begin
+    counters: Tensor  # int32 (2,): tiles claimed by the passes over columns and rows
     seed: Tensor | None
 
     @property
@@ -37,7 +38,9 @@ class Call(NamedTuple):
 
 
 class Prepare:
-    """`score_start` and `neg_delta` of every query, dsink; clears the float32 sums of dq."""
+    """`score_start` and `neg_delta` of every query, dsink; clears the counters and the float32 sums
+    of dq.
+    """
 
     def __init__(self, scale: float):
         self.start_scale, self.launch = start_scale(scale), Launch(backward_start, static=True)
@@ -50,7 +53,8 @@ class Prepare:
         sums = None if sink is None else lse.new_empty(batch, heads, call.n_pad // 64)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
         tensors = (
-            out, call.dout, lse, dlse, call.neg_delta, call.score_start, dq_sum, sink, sums,
+            out, call.dout, lse, dlse, call.neg_delta, call.score_start, call.counters, dq_sum,
+            sink, sums,
         )  # fmt: skip
 
         def arguments():
@@ -164,7 +168,6 @@ class ColumnPass(_Pass):
         minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim + dim_v)
         n_bh = k.shape[0] * k.shape[1]
-        counter = torch.zeros(1, dtype=torch.int32, device=q.device)
         dq_out, parts_out, seed = (
             _or(dq_sum, call.score_start), _or(parts, call.score_start),
             _or(call.seed, lists.items),
@@ -177,8 +180,8 @@ class ColumnPass(_Pass):
                 descriptor(dk, major, head_dim), descriptor(dv, major, dim_v),
                 vector_descriptor(call.score_start, piece),
                 vector_descriptor(call.neg_delta, piece), call.score_start, call.neg_delta,
-                lists.items, lists.idx, lists.bit, lists.bits, counter, dq_out, parts_out, seed,
-                lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
+                lists.items, lists.idx, lists.bit, lists.bits, call.counters, dq_out, parts_out,
+                seed, lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
                 lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2], lists.n_parts,
                 *self.scalars(),
             )  # fmt: skip
@@ -191,8 +194,8 @@ class ColumnPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dk, dv, call.score_start, call.neg_delta, counter, dq_out, parts_out,
-            seed,
+            q, k, v, dout, dk, dv, call.score_start, call.neg_delta, call.counters, dq_out,
+            parts_out, seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:
@@ -214,7 +217,6 @@ class RowPass(_Pass):
         major, piece = tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim)
         n_bh = q.shape[0] * q.shape[1]
-        counter = torch.zeros(1, dtype=torch.int32, device=q.device)
         parts_out, seed = _or(parts, call.score_start), _or(call.seed, lists.items)
 
         def arguments():
@@ -224,7 +226,7 @@ class RowPass(_Pass):
                 descriptor(dq, 64, head_dim),
                 vector_descriptor(call.score_start, major),
                 vector_descriptor(call.neg_delta, major),
-                lists.items, lists.idx, lists.bit, lists.bits, counter, parts_out, seed,
+                lists.items, lists.idx, lists.bit, lists.bits, call.counters, parts_out, seed,
                 lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
                 q.shape[1] // k.shape[1], call.n_pad, lists.n_parts, *self.scalars(),
             )  # fmt: skip
@@ -235,7 +237,7 @@ class RowPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dq, call.score_start, call.neg_delta, counter, parts_out, seed,
+            q, k, v, dout, dq, call.score_start, call.neg_delta, call.counters, parts_out, seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], dout.stride())
         if parts is not None:

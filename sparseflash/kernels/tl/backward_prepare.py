@@ -75,7 +75,7 @@ def backward_prepare(
 
 @triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])
 def backward_start(
-    Out, DOut, Lse, DLse, NegDelta, ScoreStart, DQSum, Sink, DSink,
+    Out, DOut, Lse, DLse, NegDelta, ScoreStart, Counters, DQSum, Sink, DSink,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
     stride_lb, stride_lh, stride_ln,
     n_q, n_pad, heads, start_scale,
@@ -83,7 +83,7 @@ def backward_start(
     LSE_GRAD: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
     """Where the sums of the Hopper passes begin, both (B, H, n_pad): -delta for dP, and
-    score_start = -lse / scale for S. Clears the float32 buffer of dQ.
+    score_start = -lse / scale for S. Clears the float32 buffer of dQ and the two counters of tiles.
 
     Empty rows, and those beyond the end, begin at 0 and -inf, so that their P is 0.
     Where Sink (H,) is not None, DSink (B, H, n_pad / BLOCK_M) gets its gradient by tiles.
@@ -113,6 +113,8 @@ def backward_start(
     tl.store(ScoreStart + at, to_score_start(lse, start_scale))
     if Sink is not None:
         _store_sink_gradient(Sink + h, DSink, pid, delta, lse, inside)
+    if pid == 0:
+        tl.store(Counters + tl.arange(0, 2), tl.zeros([2], tl.int32))
 
 
 @triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])

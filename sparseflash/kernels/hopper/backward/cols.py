@@ -228,7 +228,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
 ])  # fmt: skip
 def backward_cols(
     q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, score_start_desc, neg_delta_desc,
-    score_start_ptr, neg_delta_ptr, items_ptr, idx_ptr, bit_ptr, bits_ptr, counter_ptr, dq_ptr,
+    score_start_ptr, neg_delta_ptr, items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, dq_ptr,
     parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, kv_heads, n_bh, group, n_pad, n_blocks, n_k, n_parts,
     scale_log2, threshold, keep_scale,
@@ -317,7 +317,7 @@ def backward_cols(
         kv_heads=kv_heads, group=group, n_pad=n_pad, n_blocks=n_blocks, n_k=n_k,
         scale_log2=scale_log2, n_parts=n_parts, threshold=threshold, keep_scale=keep_scale,
         score_start=score_start_ptr, neg_delta=neg_delta_ptr, items=items_ptr,
-        counter=counter_ptr, n_items=n_items, n_long=n_long, list_batch=list_batch,
+        counter=counters_ptr, n_items=n_items, n_long=n_long, list_batch=list_batch,
         list_heads=list_heads, n_bh=n_bh, dk_desc=dk_desc, dv_desc=dv_desc,
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES, GROUPED=GROUPED, PARTIAL=PARTIAL,

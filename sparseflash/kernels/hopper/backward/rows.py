@@ -292,7 +292,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
 ])  # fmt: skip
 def backward_rows(
     q_desc, dout_desc, k_desc, v_desc, dq_desc, score_start_desc, neg_delta_desc,
-    items_ptr, idx_ptr, bit_ptr, bits_ptr, counter_ptr, parts_ptr, seed_ptr,
+    items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, heads, n_bh, group, n_pad, n_parts,
     scale_log2, threshold, keep_scale,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
@@ -358,7 +358,7 @@ def backward_rows(
         ),
         idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, parts=parts_ptr, seed=seed_ptr, heads=heads,
         group=group, n_pad=n_pad, scale_log2=scale_log2, n_parts=n_parts, threshold=threshold,
-        keep_scale=keep_scale, items=items_ptr, counter=counter_ptr, n_items=n_items,
+        keep_scale=keep_scale, items=items_ptr, counter=counters_ptr + 1, n_items=n_items,
         n_long=n_long, list_batch=list_batch, list_heads=list_heads, n_bh=n_bh,
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         GATHER=GATHER, STAGES=STAGES, Q_STAGES=Q_STAGES, PARTIAL=PARTIAL, DROPOUT=DROPOUT,

@@ -69,9 +69,11 @@ def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
     dim, scale = 13, 0.3
     inputs, strides, delta = rows(dim, with_dlse)
     neg_delta, score_start = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
+    counters = torch.full((2,), 7, dtype=torch.int32)
     dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
     backward_start[(BATCH * HEADS * N_PAD // 64,)](
-        *inputs, neg_delta, score_start, dq_sum, None, None, *strides, N, N_PAD, HEADS, 1 / scale,
+        *inputs, neg_delta, score_start, counters, dq_sum, None, None, *strides,
+        N, N_PAD, HEADS, 1 / scale,
         HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
     )  # fmt: skip
     assert (neg_delta[:, :, N:] == 0).all() and (score_start[:, :, N:] == -torch.inf).all()
@@ -80,6 +82,7 @@ def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
     start = (-lse.double() / scale).masked_fill(lse == -torch.inf, -torch.inf)
     torch.testing.assert_close(score_start[:, :, :N].double(), start, rtol=1e-6, atol=1e-6)
     assert dq_sum is None or (dq_sum == 0).all()
+    assert counters.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("with_dlse", [False, True])
@@ -94,7 +97,8 @@ def test_the_gradient_of_the_sink_by_tiles(kernel, with_dlse):
     if kernel is backward_prepare:
         args = *of_rows, SINK, sums, *strides, N, n_tiles, HEADS
     else:
-        args = *of_rows, None, SINK, sums, *strides, N, N_PAD, HEADS, 1.0
+        counters = torch.empty(2, dtype=torch.int32)
+        args = *of_rows, counters, None, SINK, sums, *strides, N, N_PAD, HEADS, 1.0
         options |= {"DQ_BLOCK_D": 16, "CLEAR": False}
     kernel[(BATCH * HEADS * n_tiles,)](out, dout, lse, dlse, *args, **options)
     expected = sink_gradient(lse, delta)
