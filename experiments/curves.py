@@ -3,16 +3,20 @@
     python -m experiments.curves
     python -m experiments.curves 'runs=[runs/train/listops,runs/train/text]' out=docs/figures/lra
 
-Each task has accuracy and loss by step and by wall time, one line a run. A last figure has test
+Each task has accuracy and loss by step and by time, one line a run. A last figure has test
 accuracy against training speed-up. Runs are folders of experiments.train, or archives.
+Runs that share a GPU take longer than alone: speed=CSV takes the times of steps that
+experiments.lra_speed measured.
 """
 
 from typing import Any
 
 from experiments.common.checks import as_list
 from experiments.common.program import program
+from experiments.common.records import read
 from experiments.lra.curves import draw_all
 from experiments.lra.run_files import read_runs
+from experiments.lra.speed.rows import StepRow
 
 
 @program("curves")
@@ -20,7 +24,8 @@ def main(options: dict[str, Any], command: str) -> None:
     smooth = options["smooth"]
     if isinstance(smooth, bool) or not isinstance(smooth, int | float) or not 0 <= smooth < 1:
         raise ValueError(f"smooth={smooth!r}: give a share from 0 to 1")
-    paths = draw_all(read_runs(as_list(options["runs"])), options["out"], smooth)
+    steps = read(options["speed"], StepRow) if options["speed"] else []
+    paths = draw_all(read_runs(as_list(options["runs"])), options["out"], smooth, steps)
     print("\n".join(f"written: {path}" for path in paths))
 
 

@@ -2,7 +2,7 @@
 
     python -m experiments.table
     python -m experiments.table 'runs=[runs/train,other/*/train]' out=runs/lra/table
-    python -m experiments.table runs=runs/train/image archive=docs/results/lra/runs/image.jsonl
+    python -m experiments.table runs=runs/train/image archive=docs/results/lra/runs/image.jsonl.gz
 
 Runs are folders of experiments.train, or archives of them. See docs/guide/lra.md.
 """

@@ -11,6 +11,7 @@ from experiments.lra import published as lra
 from experiments.lra.runs import Run
 from experiments.lra.speed.rows import StepRow, measured, newest
 
+ALONE = "alone"  # the workload of a measured step
 # Settings that runs of one cell may differ in.
 FREE = set(
     "seed data_seed name minutes device data_dir cache_dir runs init_from micro_batch eval_batch "
@@ -84,7 +85,7 @@ class Cell:
             if run.ms_per_step:
                 times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
         for row in timed or ():
-            times[row.device, "alone"] = [row.ms]
+            times[row.device, ALONE] = [row.ms]
         self.ms_by_place = {place: statistics.median(ms) for place, ms in times.items()}
 
 

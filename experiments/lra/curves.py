@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.common.figures import PAGE, Style, curve, file_name, legend, save, style
 from experiments.lra.cells import (
+    ALONE,
     Cell,
     Cells,
     Column,
@@ -21,16 +22,22 @@ from experiments.lra.cells import (
     sorted_columns,
     sorted_rows,
     speedup,
+    with_times,
 )
 from experiments.lra.figures import groups, label_points, row_labels, row_styles
 from experiments.lra.runs import Run
+from experiments.lra.speed.rows import StepRow
 
 RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
 UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on
 
 
-def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list[Path]:
+def draw_all(
+    runs: Sequence[Run], out: str | Path, smooth: float = 0.02, steps: Sequence[StepRow] = ()
+) -> list[Path]:
     """Writes every figure that the runs support into the folder `out`, and returns the paths.
+
+    steps: measured training steps, whose times replace those of the runs where there are any.
 
     Raises ValueError if no run has a measurement yet.
     """
@@ -38,13 +45,13 @@ def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list
     figures: dict[str, Figure] = {}
     with style():
         for pretraining in (False, True):
-            cells, _ = make_cells(runs, pretraining=pretraining)
+            cells = _cells(runs, steps, pretraining)
             for column in sorted_columns(c for _, c in cells):
                 chosen = {row: cells[row, column] for row in _rows(cells, [column])}
                 if any(_measured(run) for cell in chosen.values() for run in cell.runs):
                     more = "pretraining" if pretraining else ""
                     figures |= _curves(chosen, column, more, smooth)
-        cells, _ = make_cells(runs)
+        cells = _cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:
             figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
@@ -52,6 +59,11 @@ def draw_all(runs: Sequence[Run], out: str | Path, smooth: float = 0.02) -> list
             raise ValueError("no run has a measurement yet: nothing to draw")
         out.mkdir(parents=True, exist_ok=True)
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
+
+
+def _cells(runs: Sequence[Run], steps: Sequence[StepRow], pretraining: bool = False) -> Cells:
+    cells, _ = make_cells(runs, pretraining=pretraining)
+    return with_times(cells, steps) if steps else cells
 
 
 def _rows(cells: Cells, columns: Sequence[Column]) -> list[RowKey]:
@@ -82,19 +94,28 @@ def _curves(
 
 
 def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float = 0.02) -> Figure:
-    """Accuracy above and loss below, by step on the left and by wall time on the right.
+    """Accuracy above and loss below, by step on the left and by time on the right.
+
+    Time is that of measured steps if all rows have them, else the wall time of the runs.
 
     cells: the rows to draw with their styles, by name.
     smooth: the share of a curve over which training values are averaged.
     """
     figure, grid = plt.subplots(2, 2, figsize=(PAGE, 4.6), sharex="col", sharey="row")
     runs = [run for cell, _ in cells.values() for run in cell.runs]
-    _, second, unit = next(u for u in UNITS if max(run.seconds for run in runs) >= u[0])
-    for name, (cell, look) in cells.items():
+    times = [_seconds_alone(cell) for cell, _ in cells.values()]
+    timed = None not in times
+    longest = max(
+        run.steps * (seconds or 0.0) if timed else run.seconds
+        for (cell, _), seconds in zip(cells.values(), times, strict=True)
+        for run in cell.runs
+    )
+    _, second, unit = next(u for u in UNITS if longest >= u[0])
+    for (name, (cell, look)), seconds in zip(cells.items(), times, strict=True):
         for run in cell.runs:
             for panels, quantity, factor in zip(grid, ("accuracy", "loss"), (100, 1), strict=True):
                 for kind in ("train", "val"):
-                    x, y = _series(run, kind, quantity)
+                    x, y = _series(run, kind, quantity, seconds if timed else None)
                     if kind == "train":
                         y = _smoothed(y, smooth)
                     label = name if kind == "val" or not run.of("val") else None
@@ -107,7 +128,7 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float 
     grid[0, 0].set_ylabel("accuracy (%)")
     grid[1, 0].set_ylabel("loss")
     grid[1, 0].set_xlabel("step")
-    grid[1, 1].set_xlabel(f"wall time ({unit})")
+    grid[1, 1].set_xlabel(f"steps alone on a device ({unit})" if timed else f"wall time ({unit})")
     legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(len(cell.runs) > 1 for cell, _ in cells.values())
@@ -120,10 +141,19 @@ def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
     return {name: x for cell in cells for run in cell.runs for name, x in run.baselines.items()}
 
 
-def _series(run: Run, kind: str, quantity: str) -> tuple[np.ndarray, np.ndarray]:
-    """(step, seconds) and the quantity of the lines of a kind."""
+def _seconds_alone(cell: Cell) -> float | None:
+    """A measured training step, alone on its device, or None."""
+    return next((ms / 1000 for (_, how), ms in cell.ms_by_place.items() if how == ALONE), None)
+
+
+def _series(
+    run: Run, kind: str, quantity: str, alone: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(step, seconds) and the quantity of the lines of a kind; alone: seconds of a step."""
     lines = [line for line in run.of(kind) if line.get(quantity) is not None]
     x = np.array([[line["step"], line["seconds"]] for line in lines], float).reshape(-1, 2)
+    if alone is not None:
+        x[:, 1] = alone * x[:, 0]
     return x, np.array([line[quantity] for line in lines], float)
 
 

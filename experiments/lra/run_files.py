@@ -2,10 +2,12 @@
 
 A folder is what experiments.train writes: settings, journal and result. An archive is a file with
 one JSON object a line, and keeps of a run what tables and curves need: settings, result, every
-validation, and POINTS averages of the logged training steps.
+validation, and POINTS averages of the logged training steps. A name that ends in .gz is a
+compressed file.
 """
 
 import glob
+import gzip
 import json
 import math
 import statistics
@@ -49,8 +51,9 @@ def read_runs(places: str | Sequence[str]) -> list[Run]:
 
 def _inside(root: Path) -> Iterator[Path]:
     """The folders of runs, and the archives, below a folder."""
-    for path in root.rglob("*.jsonl"):
-        yield path.parent if path.name == JOURNAL else path
+    for pattern in ("*.jsonl", "*.jsonl.gz"):
+        for path in root.rglob(pattern):
+            yield path.parent if path.name == JOURNAL else path
     for path in root.rglob(RESULT):
         yield path.parent
 
@@ -73,7 +76,12 @@ def read_run(folder: Path) -> Run | None:
 
 
 def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
-    found, texts = [], path.read_text(encoding="utf-8").split("\n")
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): move it away") from None
+    found, texts = [], text.split("\n")
     for number, text in enumerate(texts, 1):
         try:
             found += [json.loads(text)] if text.strip() else []
@@ -87,9 +95,12 @@ def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
 
 
 def write_archive(runs: Sequence[Run], path: Path) -> None:
-    """Writes an archive of the runs, one line each."""
-    text = "".join(json.dumps(_packed(run), separators=(",", ":")) + "\n" for run in runs)
-    write_whole(path, lambda file: file.write(text.encode()), "archive")
+    """Writes an archive of the runs, one line each; the same runs give the same bytes."""
+    lines = (json.dumps(_packed(run), separators=(",", ":")) + "\n" for run in runs)
+    data = "".join(lines).encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    write_whole(path, lambda file: file.write(data), "archive")
 
 
 def _packed(run: Run) -> dict[str, Any]:

@@ -41,16 +41,19 @@ def in_order(
 ) -> list[SweepRun]:
     """The runs in rounds: the first gives every cell of the table one run, short runs first.
 
-    Complete `known` runs count as earlier rounds of their cells. So the seeds of a cell are far
-    apart, and the later ones find the compiled code of the first.
+    `known` runs that are complete, from a commit of the history, count as earlier rounds of their
+    cells, and come last themselves. So the seeds of a cell are far apart, and the later ones find
+    the compiled code of the first.
     """
-    rounds = Counter(_cell(run) for run in known if run.complete)
+    done = {(_cell(run), run.seed) for run in known if run.complete and run.traced}
+    rounds = Counter[Hashable](cell for cell, _ in done)
     places = {}
     for run in runs:
         line = {"kind": "start", "step": 0, "config": run.settings.values()}
         cell = _cell(Run("", [line | {"task": run.settings.task}], {}))
-        places[run.name] = rounds[cell], minutes.get(run.name, math.inf)
-        rounds[cell] += 1
+        again = (cell, run.settings.seed) in done
+        places[run.name] = again, rounds[cell], minutes.get(run.name, math.inf)
+        rounds[cell] += not again
     return sorted(runs, key=lambda run: places[run.name])
 
 

@@ -6,12 +6,13 @@ from matplotlib import pyplot as plt
 from matplotlib.text import Text
 
 from experiments.common.figures import MAX_ENTRIES, style
-from experiments.lra.cells import RowKey, make_cells
-from experiments.lra.curves import _smoothed, draw_accuracy_speed, draw_all
+from experiments.lra.cells import RowKey, make_cells, speedup, with_times
+from experiments.lra.curves import _smoothed, draw_accuracy_speed, draw_all, draw_curves
 from experiments.lra.figures import groups, label_points, pattern_names, row_labels, row_styles
 from experiments.lra.published import STYLES
 from experiments.lra.run_files import read_runs
 from tests.experiments.lra.made_runs import write_run
+from tests.experiments.lra.speed.made_rows import step_rows
 
 
 def drawn(root, out):
@@ -37,6 +38,26 @@ def test_curves_of_each_task_and_accuracy_against_speed(tmp_path):
     assert "training speed-up" in found["accuracy-speed"]
     assert "bars: standard deviation of the seeds; no bar: a single run" in found["accuracy-speed"]
     assert "open: cut short" in found["accuracy-speed"]
+
+
+def test_measured_steps_replace_the_times_of_runs_that_shared_a_gpu(tmp_path):
+    write_run(tmp_path, "listops", "standard", ms=40.0)
+    write_run(tmp_path, "listops", "flash", ms=40.0)
+    ms = {row.attention: row.ms for row in step_rows() if row.task == "listops"}
+    cells = with_times(make_cells(read_runs(str(tmp_path)))[0], step_rows())
+    for row, column in cells:
+        faster = ms["standard"] / ms[row.attention]
+        assert speedup(cells, row, column) == pytest.approx(faster)
+    looks = {row.name: (cell, STYLES["flash"]) for (row, _), cell in cells.items()}
+    with style():
+        figure = draw_curves("", looks)
+    ends = {line.get_label(): line.get_xdata()[-1] for line in figure.axes[1].lines}
+    assert figure.axes[3].get_xlabel() == "steps alone on a device (s)"
+    assert ends["FlashAttention"] == pytest.approx(ms["flash"])  # of 1,000 steps, in seconds
+    assert ends["Transformer"] == pytest.approx(ms["standard"])
+    plt.close(figure)
+    plots = draw_all(read_runs(str(tmp_path)), tmp_path / "plots", steps=step_rows())
+    assert "steps alone" in plots[1].with_suffix(".svg").read_text()
 
 
 def test_single_runs_are_called_so_and_have_no_bars(tmp_path):

@@ -67,7 +67,7 @@ def test_runs_of_other_tasks_are_refused(found):
 
 def test_the_published_page_follows_from_its_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
-    runs = read_runs("docs/results/long_documents/cpu.jsonl")
+    runs = read_runs("docs/results/long_documents/cpu.jsonl.gz")
     assert all(run.traced and run.complete for run in runs)
     (cells,) = documents(runs).values()
     page = (ROOT / "docs/results/long_documents.md").read_text("utf-8")
