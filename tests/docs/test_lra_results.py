@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
 import masks
 from experiments.common.provenance import CHANGES, ROOT, git, trace
 from experiments.common.records import read
+from experiments.lra.cells import Cell, make_cells
 from experiments.lra.models.attention.flash import default_mask
+from experiments.lra.published import ATTENTIONS, PAPER
 from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
 from experiments.lra.table import Table, as_csv, as_markdown
@@ -71,3 +74,60 @@ def test_block_sparse_runs_have_their_mask_and_its_density():
         assert run.reconstructed <= (not run.mask)
         assert resolved.key == (masks.parse(run.mask) if run.mask else default_mask(n)).key
         assert run.density == pytest.approx(100 * resolved.build(n).density, rel=1e-4)
+
+
+# A column of the first table of a page: page, header, task, recipe, held out.
+COLUMNS = (
+    ("listops", "test accuracy (%)", "listops", "", 0.0),
+    ("text", "test accuracy (%)", "text", "", 0.0),
+    ("text", "validated on 10 % of train", "text", "", 0.1),
+    ("retrieval", "test accuracy (%)", "imdb_same_movie", "", 0.0),
+    ("image", "the port's recipe", "image", "", 0.0),
+    ("image", "google's recipe", "image", "google", 0.0),
+    ("pathfinder", "test accuracy (%)", "pathfinder32", "", 0.0),
+    ("lra", "ListOps", "listops", "", 0.0),
+    ("lra", "Text", "text", "", 0.0),
+    ("lra", "Image", "image", "", 0.0),
+    ("lra", "Image, google's recipe", "image", "google", 0.0),
+    ("lra", "Pathfinder", "pathfinder32", "", 0.0),
+)
+KEYS = {text: name for name, text in ATTENTIONS.items()}
+VARIANTS = {  # rows of other settings, by what follows the name
+    "dropout 0.3 and 0.2": "dropout",
+    "features max(x, 0) + 0.001": "google, relu",
+    "the port's form": "port",
+}
+
+
+@pytest.mark.parametrize(("page", "header", "task", "recipe", "held_out"), COLUMNS)
+def test_accuracies_of_the_pages_are_those_of_the_runs(page, header, task, recipe, held_out):
+    cells, _ = make_cells(read_runs(str(RESULTS / "runs")))
+    expected = {
+        (row.name, row.label): cell
+        for (row, column), cell in cells.items()
+        if (column.task, column.held_out) == (task, held_out)
+    }
+    text = (RESULTS.parent / f"{page}.md").read_text()
+    lines = text[text.index("| |") :].split("\n\n")[0].split("\n")
+    names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    at = [re.sub(r"\[(.*)\]\(.*\)", r"\1", name) for name in names].index(header)
+    seen = 0
+    for row in rows:
+        name, _, rest = row[1].partition(", ")
+        if name not in KEYS:
+            continue
+        shown, _, paper = row[at].rstrip("]").partition(" [")
+        assert not paper or float(paper) == PAPER[KEYS[name], task]
+        cell = expected.get((name, VARIANTS.get(rest, recipe)))
+        if shown != "–":
+            assert cell is not None, f"{page}.md: no run of {row[1]}"
+            assert shown == shown_accuracy(cell), f"{page}.md: {row[1]}"
+            seen += 1
+    assert seen > 1
+
+
+def shown_accuracy(cell: Cell) -> str:
+    """As the pages write it."""
+    spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
+    count = " (two)" if len(cell.runs) == 2 else ""
+    return f"{cell.accuracy:.1f}{spread}{count}{'' if cell.complete else '†'}"
