@@ -1,0 +1,85 @@
+"""The study of masks that learn Pathfinder, from made-up runs."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.common.figures import style
+from experiments.lra.run_files import read_runs
+from experiments.lra.sweep.runs import sweep_runs
+from experiments.pathfinder.studies.masks import FAMILIES, draw, points, table
+from tests.experiments.lra.made_runs import write_run
+
+SWEEP = Path("experiments/conf/sweep/path_masks.yaml")
+SETTINGS = {"label": "masks", "model": {"layers": 4}}
+
+
+def runs_of(root, *wanted: tuple[str, str, float]):
+    """Runs of two seeds for each order, mask and accuracy."""
+    for number, (order, mask, accuracy) in enumerate(wanted):
+        settings = SETTINGS | {"task": {"order": order}}
+        for seed in (0, 1):
+            write_run(
+                root, "pathfinder32", "sparse" if mask else "flash", seed,
+                accuracy=accuracy + 0.01 * seed, mask=mask, length=1024, settings=settings,
+                folder=f"run{number}",
+            )  # fmt: skip
+    return read_runs(str(root))
+
+
+def test_density_and_reach_are_those_of_the_mask(tmp_path):
+    found = points(
+        runs_of(
+            tmp_path,
+            ("hilbert", "local:66", 0.6), ("row", "local:66", 0.5), ("row", "", 0.9),
+            ("row", "local:49|global:16", 0.7), ("row", "random_blocks(0.125, block=16)", 0.8),
+        )
+    )  # fmt: skip
+    assert [p.family for p in found] == [
+        "dense", "window", "window", "window along a Hilbert curve", "random blocks",
+    ]  # fmt: skip
+    assert [p.depth for p in found] == [1, 16, 2, 16, 4]
+    assert [p.has_global for p in found] == [False, False, True, False, False]
+    assert [round(p.density, 3) for p in found] == [1, 0.126, 0.124, 0.126, 0.125]
+    assert found[1].seen == pytest.approx(0.45, abs=0.001) and found[2].seen == 1
+    lines = table(found).splitlines()
+    assert "| window | 12.6 | 16 | 45.0 | 50.5 ± 0.7 | 2 |" in lines
+    assert any(line.startswith("| window + global tokens | 12.4 | 2 |") for line in lines)
+
+
+def test_a_mask_that_never_reaches_all_pairs_has_its_place(tmp_path):
+    mask = "(sliding_tiles:32x32:4x8:2x4>>tiled:32x32:4x8)"
+    found = points(runs_of(tmp_path, ("tiles:4x8", mask, 0.6), ("row", "", 0.9)))
+    assert [p.depth for p in found] == [1, math.inf]
+    with style():
+        figure = draw(found)
+    assert [t.get_text() for t in figure.axes[1].get_xticklabels()] == ["1", "never"]
+
+
+def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
+    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024)
+    with pytest.raises(ValueError, match="no run has label=masks; train first"):
+        points(read_runs(str(tmp_path / "a")))
+    with pytest.raises(ValueError, match=r"task\.order=row and mask=strided:8, no family"):
+        points(runs_of(tmp_path / "b", ("row", "strided:8", 0.5)))
+
+
+def test_the_sweep_has_every_family_at_equal_density():
+    sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
+    runs = sweep_runs(sweep, ["device=cpu", "scale=full"])
+    assert len(runs) == 50 and len({run.settings.folder for run in runs}) == 50
+    assert len({(run.settings.steps, run.settings.batch) for run in runs}) == 1
+    assert len(FAMILIES) == 8
+
+
+def test_masks_of_the_sweep_have_a_quarter_or_an_eighth_of_all_pairs(tmp_path):
+    sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
+    chosen = [run.settings for run in sweep_runs(sweep, ["device=cpu"]) if run.settings.seed == 0]
+    found = points(runs_of(tmp_path, *[(s.task["order"], s.mask or "", 0.5) for s in chosen]))
+    assert {p.family for p in found} == {name for name, _ in FAMILIES.values()}
+    for p in found[1:]:
+        assert min(abs(p.density / wanted - 1) for wanted in (0.25, 0.125)) < 0.13, p
+    assert all(p.depth == 2 for p in found if p.has_global)
