@@ -154,10 +154,10 @@ def draw(found: Sequence[Point]) -> Figure:
 
 def _marker(axes: Axes, x: float, point: Point) -> None:
     y, spread = point.cell.accuracy or 0.0, point.cell.spread
-    ends = {} if spread is None else {"low": [y - spread], "high": [y + spread]}
+    low, high = (None, None) if spread is None else ([y - spread], [y + spread])
     labels = axes.get_legend_handles_labels()[1]
-    label = None if point.family in labels else point.family
-    curve(axes, [x], [y], point.look, label, line=False, filled=not point.has_global, **ends)
+    label, filled = None if point.family in labels else point.family, not point.has_global
+    curve(axes, [x], [y], point.look, label, low=low, high=high, line=False, filled=filled)
 
 
 @program("path_masks", "experiments.pathfinder.studies.masks")
