@@ -80,7 +80,7 @@ def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
     walk, forward = Walk(schedule, ()), backend.plan_forward(problem, schedule)
     if kernel.startswith("forward"):
         return lambda: forward(q, k, v, None, walk)
-    saved = Saved(q, k, v, *forward(q, k, v, None, walk), None)
+    saved = Saved(q, k, v, *forward(q, k, v, None, walk)[:2], None)
     backward = backend.plan_backward(problem, schedule)
     delta, lse2, _ = backward.rows(dout, None, saved)
     if kernel.startswith("backward_kv"):

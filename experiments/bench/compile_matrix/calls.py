@@ -22,6 +22,7 @@ class Call:
     deterministic: bool = False
     lse_gradient: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
+    max_scores: bool = False
     n_q: int = 1  # of a step of decoding
     page: int = 0  # tokens of a page of its cache
 
