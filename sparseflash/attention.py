@@ -117,9 +117,9 @@ def attention(
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
     if lengths is not None:
-        flags |= {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        flags |= {"backend": backend, "scale": _float(scale)}
-        return attend_within(attention, q, k, v, mask, lengths, terms=terms, **flags)
+        options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
+        options |= {"backend": backend, "scale": _float(scale), **flags}
+        return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
     options = *term_options(terms), return_max_scores
     call = _float(scale), dropout_p, deterministic, backend, *options
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)

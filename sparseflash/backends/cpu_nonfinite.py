@@ -41,11 +41,11 @@ def contain_forward(
         return first
     clean = run(q, _without(k, bad), _without(v, bad), seed, terms)
     sees = run(_zeros(q), _zeros(k), bad.float().unsqueeze(-1), None, NO_TERMS)[0] > 0
-    out, *of_rows = (
-        None if a is None else torch.where(sees if a.ndim == 4 else sees.squeeze(-1), a, b)
-        for a, b in zip(first, clean, strict=True)
-    )
-    return Results(out, *of_rows)
+    rows, max_scores = sees.squeeze(-1), None
+    if first.max_scores is not None and clean.max_scores is not None:
+        max_scores = torch.where(rows, first.max_scores, clean.max_scores)
+    out, lse = torch.where(sees, first.out, clean.out), torch.where(rows, first.lse, clean.lse)
+    return Results(out, lse, max_scores)
 
 
 def contain_backward(

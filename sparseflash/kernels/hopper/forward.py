@@ -87,11 +87,22 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 
 @gluon.jit
+def _sink(f, t, part):
+    """The sink of tile t, for `_store`: loaded while its last product is in flight, which hides the
+    latency. -inf for a part: `merge_parts` adds the sink. Unused where the call has none.
+    """
+    if f.sink is None:
+        return 0.0
+    else:
+        head = read(f.bufs.record, t & 3, HEAD, WARPGROUP)  # a record outlives its tile by one
+        return gl.load(f.sink + head, mask=(t >= 0) & (part < 0), other=float("-inf"))
+
+
+@gluon.jit
 def _store(f, acc, m, sums, sink, i, bh, row, part):
     """Hands O [64, BLOCK_DV] to the storer, in place i of Q, or keeps that of a part. Returns O.
 
-    acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; sink: that of the head, -inf for
-    a part, or of no meaning where there is none; row: the first query.
+    acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; row: the first query.
     """
     ROWS: gl.constexpr = m.type.layout
     OUT: gl.constexpr = acc.type.layout
@@ -157,8 +168,6 @@ def _consumer(f, CONSUMER: gl.constexpr):
     last_bh = 0
     last_part = -1
     last_row = -1  # of the tile whose last P V is still to come
-    sink = 0.0
-    last_sink = 0.0
     running = 1
     while running > 0:
         slot = t & 3
@@ -173,9 +182,6 @@ def _consumer(f, CONSUMER: gl.constexpr):
         if tile >= 0:
             # ---- first block: its QK with the last PV of the tile before
             row = tile * f.BLOCK_M + CONSUMER * 64
-            if f.sink is not None:  # here, since the blocks hide its latency; parts leave it to
-                at = f.sink + read(record, slot, HEAD, WARPGROUP)  # `merge_parts`
-                sink = gl.load(at, mask=part < 0, other=float("-inf"))
             words = gl.zeros([64, 4], gl.int32, WORDS)
             if PARTIAL:
                 words = bit_words(f.bits, bit, n_partial > 0, CONSUMER, f.BLOCK_M, BLOCK_N)
@@ -195,6 +201,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 # before the very first block there is no V; what this gives then is not used
                 acc_async = _start_pv(f, p, acc, add, gl.maximum(g - 1, 0), g > 0)
                 token = pass_turn(token, CONSUMER, CONSUMERS)
+                sink = _sink(f, t - 1, last_part)
                 s = warpgroup_mma_wait(1, deps=(s_async,))
             if not f.PAIRS:
                 arrive(bars.k_empty, g)
@@ -219,7 +226,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     if not f.PAIRS:
                         arrive(bars.v_empty, g - 2)
                     last_i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-                    _store(f, acc, m, l, last_sink, last_i, last_bh, last_row, last_part)
+                    _store(f, acc, m, l, sink, last_i, last_bh, last_row, last_part)
             m = m_new
             l = l_new
             add = n < 0
@@ -266,6 +273,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 g += 1
             if f.DRAIN:
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
+                sink = _sink(f, t, part)
                 acc = warpgroup_mma_wait(0, deps=(acc_async,))
                 arrive(bars.v_empty, g - 1)
                 o = _store(f, acc, m, l, sink, i, bh, row, part)
@@ -274,8 +282,6 @@ def _consumer(f, CONSUMER: gl.constexpr):
             last_bh = bh + 0
             last_part = part + 0
             last_row = row + 0
-            if f.sink is not None:
-                last_sink = sink
             t += 1
         else:
             running = 0
@@ -284,9 +290,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if f.PAIRS:
                 wait_full(bars.k_full, g)
             acc_async = _start_pv(f, p, acc, add, g - 1, True)
+            sink = _sink(f, t - 1, last_part)
             acc = warpgroup_mma_wait(0, deps=(acc_async,))
             i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-            _store(f, acc, m, l, last_sink, i, last_bh, last_row, last_part)
+            _store(f, acc, m, l, sink, i, last_bh, last_row, last_part)
     if CONSUMER == 0:
         token = take_turn(token, CONSUMER, CONSUMERS)  # absorb the last arrival
 
