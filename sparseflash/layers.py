@@ -42,9 +42,9 @@ class BlockSparseAttention(nn.Module):
             such as `Rotary()`.
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
-        keep_max_scores: whether a forward leaves the largest logit of each head, of all sequences and
-            queries, in `max_scores`, (heads,) float32 without a gradient. Before the first it is
-            None.
+        keep_max_scores: whether a forward leaves the largest logit of each head, over all
+            sequences and queries, in `max_scores`: (heads,) float32 without a gradient, None
+            before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
 
     The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and

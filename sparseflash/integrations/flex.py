@@ -42,8 +42,9 @@ def flex_attention(
         enable_gqa: whether H_q may be a multiple of H_kv.
         return_lse: also return the LSE, (B, H_q, N_q) float32.
         kernel_options: of the kernels of torch; they change no result and are left unread.
-        return_aux: AuxRequest(lse=True, max_scores=True), or one of them, gives (output, AuxOutput):
-            a differentiable LSE, and the largest logit of each query, (B, H_q, N_q) float32.
+        return_aux: AuxRequest(lse=True, max_scores=True), or one of them, gives (output,
+            AuxOutput): a differentiable LSE, and the largest logit of each query, (B, H_q, N_q)
+            float32.
 
     Raises:
         ValueError: a function as score_mod, or what `sparseflash.attention` does not take.
@@ -54,7 +55,8 @@ def flex_attention(
         )
     if return_aux is not None and return_lse:
         raise ValueError(
-            f"return_aux is {return_aux} and return_lse {return_lse}: pass AuxRequest(lse=True) alone"
+            f"return_aux is {return_aux} and return_lse {return_lse}: pass AuxRequest(lse=True)"
+            " alone"
         )
     wanted = AuxRequest(lse=return_lse) if return_aux is None else return_aux
     mask = convert(block_mask) if isinstance(block_mask, FlexMask) else block_mask

@@ -1,4 +1,4 @@
-"""Attention with one of the terms of the softmax, or with row maxima, and its gate against float64."""
+"""Attention with a term of the softmax, or with row maxima, and its gate against float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
