@@ -125,7 +125,7 @@ def test_lengths_of_keys_alone_beside_a_sink():
 @pytest.mark.parametrize("planned", [False, True])
 def test_selections(planned):
     q, k, v = make_qkv(1, 2, 256, 256, 16)
-    chosen = select.top_k(2, block=64)(q, k)
+    chosen = select.top_k(2, block_size=64)(q, k)
     dense = torch.from_numpy(chosen.to_block_mask().to_dense())
     mask = sparseflash.plan(chosen, q, k, v) if planned else chosen
     maxima = attend(q, k, v, mask)[1]
