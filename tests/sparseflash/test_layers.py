@@ -163,7 +163,7 @@ def test_max_scores_of_the_last_forward(compiled):
     assert layer.max_scores is None and set(layer.state_dict()) == set(plain.state_dict())
     call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     for factor in (1, 3):
-        x = tokens() * factor
+        x = tokens() * torch.tensor([1, factor]).view(-1, 1, 1)
         torch.testing.assert_close(call(x), plain(x))
         assert layer.max_scores.shape == (layer.heads,) and not layer.max_scores.requires_grad
         torch.testing.assert_close(layer.max_scores.double(), largest(layer, x, mask))

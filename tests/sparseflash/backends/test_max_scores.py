@@ -69,6 +69,16 @@ def test_large_and_negative_logits(backend):
         assert (maxima < 0).all() == (factor < 0)
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_long_lists_on_the_cpu_go_chunk_by_chunk(sink, monkeypatch):
+    monkeypatch.setattr("sparseflash.backends.cpu_blocks.BUFFER_NUMBERS", 1)
+    q, k, v = small(200, requires_grad=False)
+    blocks = masks.causal().build(200, block_size=16)
+    terms = Terms(torch.zeros(2)) if sink else None
+    maxima = attend(q, k.flip(2), v, blocks, terms=terms, backend="cpu")[1]
+    assert_right(maxima, q, k.flip(2), masks.causal())
+
+
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_float64(backend):
     q, k, v = small(dtype=torch.float64)
