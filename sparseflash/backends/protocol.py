@@ -45,9 +45,10 @@ class Results(NamedTuple):
 
     def asked(self, return_lse: bool) -> Any:
         """out alone, or a tuple of it and what the call asks for."""
-        others = self.lse if return_lse else None, self.max_scores
-        others = [t for t in others if t is not None]
-        return (self.out, *others) if others else self.out
+        found = (self.out, self.lse) if return_lse else (self.out,)
+        if self.max_scores is not None:
+            return *found, self.max_scores
+        return found if return_lse else self.out
 
 
 class Saved(NamedTuple):
