@@ -1,13 +1,13 @@
 """The public functions: check the arguments, find the plan of the call, run it."""
 
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
-from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, TermTensors
+from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, Results, TermTensors
 from sparseflash.backends.registry import NAMES, note, reasons
 from sparseflash.cache import cache
 from sparseflash.checks import (
@@ -32,20 +32,38 @@ BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
 
 
+class Keywords(TypedDict, total=False):
+    """Arguments of `attention` that do not change what it returns."""
+
+    lengths: Lengths | None
+    scale: float | None
+    terms: Terms | None
+    dropout_p: float
+    seed: int | Tensor | None
+    deterministic: bool
+    backend: str
+
+
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
-    scale: float | None = None, terms: Terms | None = None, return_lse: Literal[False] = False,
-    dropout_p: float = 0.0, seed: int | Tensor | None = None, deterministic: bool = False,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, return_lse: Literal[False] = False,
+    return_max_scores: Literal[False] = False, **options: Unpack[Keywords],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, lengths: Lengths | None = None,
-    scale: float | None = None, terms: Terms | None = None, return_lse: Literal[True],
-    dropout_p: float = 0.0, seed: int | Tensor | None = None, deterministic: bool = False,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, return_lse: Literal[True],
+    return_max_scores: Literal[False] = False, **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, return_lse: Literal[False] = False,
+    return_max_scores: Literal[True], **options: Unpack[Keywords],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask = None, *, return_lse: Literal[True],
+    return_max_scores: Literal[True], **options: Unpack[Keywords],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attention(
     q: Tensor,
     k: Tensor,
@@ -56,15 +74,16 @@ def attention(
     scale: float | None = None,
     terms: Terms | None = None,
     return_lse: bool = False,
+    return_max_scores: bool = False,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     deterministic: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D_v), with time and memory for
     the allowed blocks only.
 
-    A query with nothing to attend to gives output 0, LSE -inf and gradients 0.
+    A query with nothing to attend to gives output 0, LSE and largest logit -inf, and gradients 0.
 
     Args:
         q: (B, H_q, N_q, D), bfloat16, float16, float32 or float64; H_q is a multiple of H_kv.
@@ -81,6 +100,9 @@ def attention(
         terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, differentiable.
+        return_max_scores: also return the largest logit of each query's allowed keys, (B, H_q, N_q)
+            float32, without a gradient: scale q k^T with the terms of the scores, before dropout.
+            A sink is none of them. It comes last.
         dropout_p: probability that a probability is dropped; the choice is a function of
             (seed, b, h, q, k).
         seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
@@ -91,13 +113,15 @@ def attention(
     Raises:
         ValueError: inputs that do not fit together, or a backend that cannot run them.
     """
-    check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
+    flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
+    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": _float(scale), "return_lse": return_lse}
+        options |= {"backend": backend, "scale": _float(scale), **flags}
         return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
-    call = _float(scale), dropout_p, deterministic, backend, *term_options(terms)
+    options = *term_options(terms), return_max_scores
+    call = _float(scale), dropout_p, deterministic, backend, *options
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
     if plain(q, k, v, *filter(torch.is_tensor, tensors)):
         needs_grad = _needs_grad(q, k, v, *tensors)
@@ -107,10 +131,8 @@ def attention(
             q, k, v, schedule = found.q, found.k, found.v, found.schedule
             plan = plan_for(found.problem, found.mask, schedule)
         seed = seed_tensor(seed, q.device) if dropout_p else None
-        out, lse = run(plan, q, k, v, seed, tensors, schedule)
-    else:
-        out, lse = _through_operator(q, k, v, mask, seed, tensors, call)
-    return (out, lse) if return_lse else out
+        return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
+    return _through_operator(q, k, v, mask, seed, tensors, call).asked(return_lse)
 
 
 def explain(
@@ -123,6 +145,7 @@ def explain(
     scale: float | None = None,
     terms: Terms | None = None,
     return_lse: bool = False,
+    return_max_scores: bool = False,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     deterministic: bool = False,
@@ -131,7 +154,8 @@ def explain(
     """Which backend `attention` takes for the forward and which for the backward of these
     arguments, and why not the others: a line for each direction, then one for each backend.
     """
-    check_options(scale, dropout_p, deterministic, return_lse, backend, NAMES)
+    flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
+    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
     if lengths is not None:
         check_tensors(q, k, v)
@@ -139,7 +163,8 @@ def explain(
         lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
         padding = padding_for(terms, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding)
-    call = _float(scale), dropout_p, deterministic, backend, *term_options(terms)
+    options = *term_options(terms), return_max_scores
+    call = _float(scale), dropout_p, deterministic, backend, *options
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem, extents = found.problem, found.extents
     if found.mask is not None:
@@ -199,9 +224,9 @@ def plan(
     prepare again. The backward is prepared where gradients are enabled.
     Raises ValueError as `attention` does.
     """
-    check_options(scale, dropout_p, deterministic, False, backend, NAMES)
+    check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic)
     q, k, v = _autocast(q, k, v)
-    call = _float(scale), dropout_p, deterministic, backend, *term_options(None)
+    call = _float(scale), dropout_p, deterministic, backend, *term_options(None), False
     if torch.compiler.is_compiling():
         return _traced_plan(q, k, v, mask, call)
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
@@ -272,7 +297,7 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
 def _through_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, terms: TermTensors,
     call: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> Results:  # fmt: skip
     """The call as a compiler, a transform, a mode or a subclass has to see it."""
     check_tensors(q, k, v)
     compiling = torch.compiler.is_compiling()

@@ -9,15 +9,12 @@ from torch import Tensor
 
 
 def check_options(
-    scale: Any, dropout_p: Any, deterministic: Any, return_lse: Any, backend: Any,
-    backends: tuple[str, ...],
-) -> None:  # fmt: skip
+    scale: Any, dropout_p: Any, backend: Any, backends: tuple[str, ...], **flags: Any
+) -> None:
     """Raise ValueError for an option of a wrong type or value; backends: their names."""
-    if type(deterministic) is not bool or type(return_lse) is not bool:
-        name, value = "deterministic", deterministic
-        if type(deterministic) is bool:
-            name, value = "return_lse", return_lse
-        raise ValueError(f"{name} is {value!r}; pass True or False")
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise ValueError(f"{name} is {value!r}; pass True or False")
     if type(backend) is not str or (backend != "auto" and backend not in backends):
         choices = ", ".join(("auto", *backends))
         raise ValueError(f"backend is {backend!r}; choose one of {choices}")

@@ -42,6 +42,9 @@ class BlockSparseAttention(nn.Module):
             such as `Rotary()`.
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
+        keep_max_scores: whether a forward leaves the largest logit of each head, over all
+            sequences and queries, in `max_scores`: (heads,) float32 without a gradient, None
+            before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
 
     The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
@@ -61,6 +64,7 @@ class BlockSparseAttention(nn.Module):
         dropout: float = 0.0,
         rotary: nn.Module | None = None,
         padding: str = "auto",
+        keep_max_scores: bool = False,
         deterministic: bool = False,
         backend: str = "auto",
     ):
@@ -79,11 +83,15 @@ class BlockSparseAttention(nn.Module):
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")
         if not isinstance(rotary, nn.Module | None):
             raise ValueError(f"rotary is {rotary!r}; pass a module such as Rotary(), or None")
+        if type(keep_max_scores) is not bool:
+            raise ValueError(f"keep_max_scores is {keep_max_scores!r}; pass True or False")
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads or heads
         self.head_dim = head_dim or dim // heads
         self.mask = _mask(mask, layer)
         self.dropout, self.padding = dropout, padding
         self.deterministic, self.backend = deterministic, backend
+        self.keep_max_scores = keep_max_scores
+        self.max_scores: Tensor | None = None
         self.rotary = rotary
         self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
         self.qkv = nn.Linear(dim, sum(self.widths), bias)
@@ -133,7 +141,13 @@ class BlockSparseAttention(nn.Module):
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
-        return attend_within(attention, q, k, v, mask, lengths, self.padding, **self._options)
+        options = self._options | {"return_max_scores": self.keep_max_scores}
+        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **options)
+        if not self.keep_max_scores:
+            return found
+        out, max_scores = found
+        self.max_scores = max_scores.amax((0, 2))
+        return out
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from masks import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
+from sparseflash.backends.protocol import Results
 from sparseflash.checks import check_tensors
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import Schedule
@@ -45,13 +46,14 @@ def attend_within(
     scale: float | None = None,
     terms: Any = None,
     return_lse: bool = False,
+    return_max_scores: bool = False,
     **options: Any,
 ) -> Any:
     """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all).
 
     padding, scale: as in `keep_within`; options: the further arguments of `attend`.
     """
-    options["terms"] = terms
+    options |= {"terms": terms, "return_max_scores": return_max_scores}
     if lengths is None:
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     check_tensors(q, k, v)
@@ -60,12 +62,15 @@ def attend_within(
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
-    out, lse = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
+    out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
     if n_q == n_k:
         nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
     out = out.masked_fill(nothing[..., None], 0.0)
-    return (out, lse.masked_fill(nothing, -torch.inf)) if return_lse else out
+    lse = lse.masked_fill(nothing, -torch.inf)
+    # beside a sink the LSE does not tell
+    scores = [x.masked_fill(nothing | (x <= lowest), -torch.inf) for x in scores]
+    return Results(out, lse, *scores).asked(return_lse)
 
 
 def keep_within(

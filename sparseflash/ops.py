@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import Gradients, Saved, TermTensors, empty_out
+from sparseflash.backends.protocol import Gradients, Results, Saved, TermTensors, empty_out
 from sparseflash.cache import cache
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import describe, key_of
@@ -22,11 +22,13 @@ from sparseflash.schedule import Schedule, as_tensors, from_tensors
 _CALL = (
     "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
     " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
-    " float softcap, bool biased"
+    " float softcap, bool biased, bool max_scores"
 )
 torch.library.define(
     "sparseflash::forward",
-    f"(Tensor q, Tensor k, Tensor v, {_CALL}, bool needs_grad) -> (Tensor out, Tensor lse)",
+    # max_scores is empty where the call does not ask for it
+    f"(Tensor q, Tensor k, Tensor v, {_CALL}, bool needs_grad)"
+    " -> (Tensor out, Tensor lse, Tensor max_scores)",
 )
 torch.library.define(
     "sparseflash::backward",
@@ -39,13 +41,13 @@ _N_TERMS = len(TermTensors._fields)
 def run(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
     schedule: Schedule | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out and lse of an eager call, differentiable where the plan has a backward.
+) -> Results:  # fmt: skip
+    """The results of an eager call, differentiable where the plan has a backward.
 
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
     if plan.run_backward is not None:
-        return _Attention.apply(q, k, v, seed, *terms, schedule, plan)
+        return Results(*_Attention.apply(q, k, v, seed, *terms, schedule, plan))
     with no_autocast(q):
         return plan.forward(q, k, v, seed, terms, schedule)
 
@@ -53,13 +55,16 @@ def run(
 def call_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
     terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> Results:  # fmt: skip
     """The same through the operator."""
     flat = as_tensors(schedule) if schedule is not None else ([], [])
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return _Functional.apply(q, k, v, seed, *terms, *flat[0], (mask, flat[1], options))
-    call = mask, *flat, seed, *terms, *options, needs_grad
-    return torch.ops.sparseflash.forward(q, k, v, *call)
+        found = _Functional.apply(q, k, v, seed, *terms, *flat[0], (mask, flat[1], options))
+    else:
+        call = mask, *flat, seed, *terms, *options, needs_grad
+        found = torch.ops.sparseflash.forward(q, k, v, *call)
+    out, lse, max_scores = found
+    return Results(out, lse, max_scores if options[-1] else None)
 
 
 def plain(*tensors: Any) -> bool:
@@ -92,14 +97,16 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, seed, *rest):  # type: ignore[override]
         *terms, schedule, plan = rest
         with no_autocast(q):
-            out, lse = plan.forward(q, k, v, seed, TermTensors(*terms), schedule)
+            out, lse, max_scores = plan.forward(q, k, v, seed, TermTensors(*terms), schedule)
         ctx.save_for_backward(q, k, v, out, lse, seed, *terms)
         ctx.set_materialize_grads(False)
+        if max_scores is not None:
+            ctx.mark_non_differentiable(max_scores)
         ctx.schedule, ctx.plan = schedule, plan
-        return out, lse
+        return out, lse, max_scores
 
     @staticmethod
-    def backward(ctx, dout, dlse):  # type: ignore[override]
+    def backward(ctx, dout, dlse, _):  # type: ignore[override]
         saved = _saved(*ctx.saved_tensors)
         if dout is None:
             dout = torch.zeros_like(saved.out)
@@ -126,11 +133,13 @@ class _Functional(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         *tensors, ctx.call = inputs
-        ctx.save_for_backward(*output, *tensors)
+        out, lse, max_scores = output
+        ctx.mark_non_differentiable(max_scores)
+        ctx.save_for_backward(out, lse, *tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, dout, dlse):  # type: ignore[override]
+    def backward(ctx, dout, dlse, _):  # type: ignore[override]
         out, lse, q, k, v, *rest = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
@@ -219,7 +228,8 @@ def _forward(q, k, v, mask, schedule, numbers, seed, *call):
     *options, needs_grad = call[_N_TERMS:]
     plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
     with no_autocast(q):
-        return plan.forward(q, k, v, seed, TermTensors(*call[:_N_TERMS]), made)
+        found = plan.forward(q, k, v, seed, TermTensors(*call[:_N_TERMS]), made)
+    return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
@@ -233,7 +243,9 @@ def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *cal
 @torch.library.register_fake("sparseflash::forward")
 def _forward_fake(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=dtype)
+    *_, wanted, _needs_grad = call
+    lse = q.new_empty(q.shape[:3], dtype=dtype)
+    return empty_out(q, v), lse, torch.empty_like(lse) if wanted else lse.new_empty(0)
 
 
 @torch.library.register_fake("sparseflash::backward")
@@ -244,12 +256,14 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed,
 
 def _save(ctx, inputs, output):
     q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
-    ctx.save_for_backward(q, k, v, *output, seed, *rest[:_N_TERMS], *schedule)
+    out, lse, max_scores = output
+    ctx.mark_non_differentiable(max_scores)
+    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:_N_TERMS], *schedule)
     ctx.set_materialize_grads(False)
     ctx.constants = mask, numbers, rest[_N_TERMS:]
 
 
-def _differentiate(ctx, dout, dlse):
+def _differentiate(ctx, dout, dlse, _):
     q, k, v, out, lse, *rest = ctx.saved_tensors
     terms, schedule = rest[1 : 1 + _N_TERMS], rest[1 + _N_TERMS :]
     if dout is None:

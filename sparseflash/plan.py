@@ -8,7 +8,15 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.backends.protocol import Backward, Forward, Gradients, Saved, TermTensors, Walk
+from sparseflash.backends.protocol import (
+    Backward,
+    Forward,
+    Gradients,
+    Results,
+    Saved,
+    TermTensors,
+    Walk,
+)
 from sparseflash.backends.registry import BACKENDS, choose
 from sparseflash.cache import cache
 from sparseflash.problem import Options, Problem
@@ -35,11 +43,8 @@ class Plan(NamedTuple):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
         schedule: Schedule | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """out (B, H, N_q, D_v) and lse (B, H, N_q).
-
-        schedule: that of this call, where the mask of the problem is made at run time.
-        """
+    ) -> Results:  # fmt: skip
+        """schedule: that of this call, where the mask of the problem is made at run time."""
         walk = self.forward_walk or _walk(schedule, self.run_forward.specs, self.problem)
         return self.run_forward(q, k, v, seed, walk, terms)
 

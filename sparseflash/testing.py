@@ -64,9 +64,32 @@ def oracle(
     dropout.
     A query with nothing to attend to has out 0, lse -inf and gradients 0.
     """
-    q, k, v = q.double(), k.double(), v.double()
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = logits(q, k, dense_mask, scale, terms, place)
+    v = v.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    if terms is not None and terms.sink is not None:  # one more key, whose value is 0
+        column = terms.sink.double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores, v = torch.cat([scores, column], -1), F.pad(v, (0, 0, 0, 1))
+        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
+    attends = (scores != -math.inf).any(-1, keepdim=True)
+    # An empty row is given finite scores first: -inf minus -inf would be NaN, also in backward.
+    finite_lse = scores.masked_fill(~attends, 0.0).logsumexp(-1, keepdim=True)
+    p = (scores - finite_lse).exp()
+    lse = finite_lse.masked_fill(~attends, -math.inf).squeeze(-1)
+    if keep is not None:
+        p = p * keep * keep_scale(dropout_p)
+    return p @ v, lse
+
+
+def logits(
+    q: Tensor,
+    k: Tensor,
+    dense_mask: Tensor | None = None,
+    scale: float | None = None,
+    terms: Terms | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
+    """The logits (B, Hq, N_q, N_k) of `oracle` without a sink, -inf where the mask forbids."""
+    q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     terms = Terms() if terms is None else terms
     if terms.softcap is not None:
@@ -79,22 +102,7 @@ def oracle(
     if terms.bias is not None:
         radius = terms.bias.shape[1] // 2
         scores = scores + terms.bias.double()[:, distance.clamp(-radius, radius) + radius]
-    mask = torch.ones((), dtype=torch.bool, device=q.device) if dense_mask is None else dense_mask
-    mask = mask.expand(scores.shape)
-    if terms.sink is not None:  # one more key, whose value is 0
-        column = terms.sink.double()[:, None, None].expand(*scores.shape[:3], 1)
-        scores, mask = torch.cat([scores, column], -1), F.pad(mask, (0, 1), value=True)
-        v = F.pad(v, (0, 0, 0, 1))
-        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
-    attends = mask.any(-1, keepdim=True)
-    scores = scores.masked_fill(~mask, -math.inf)
-    # An empty row is given finite scores first: -inf minus -inf would be NaN, also in backward.
-    finite_lse = scores.masked_fill(~attends, 0.0).logsumexp(-1, keepdim=True)
-    p = (scores - finite_lse).exp()
-    lse = finite_lse.masked_fill(~attends, -math.inf).squeeze(-1)
-    if keep is not None:
-        p = p * keep * keep_scale(dropout_p)
-    return p @ v, lse
+    return scores if dense_mask is None else scores.masked_fill(~dense_mask, -math.inf)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -13,7 +13,7 @@ import masks
 import sparseflash
 from sparseflash.backends.registry import BACKENDS
 from sparseflash.dropout import keep_mask, keep_scale
-from sparseflash.testing import TOLERANCE, assert_close, oracle, relative_error
+from sparseflash.testing import TOLERANCE, assert_close, logits, oracle, relative_error
 from tests.problems import problem_of, refusal
 
 INTERPRETER_LENGTHS = (1, 16, 63, 100, 130)
@@ -44,6 +44,7 @@ class Case:
     deterministic: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
     sink_mean: float = 0.0  # of the sinks
+    max_scores: bool = False  # whether the row maxima are checked too
 
     @property
     def width(self) -> int:
@@ -105,6 +106,7 @@ def random_case(
         token_major=rng.random() < 0.5,
         scale=rng.choice([None, None, 0.3]),
         seed=seed,
+        max_scores=seed % 2 == 0,
     )
     return replace(case, mask=random_mask(rng, case))
 
@@ -207,6 +209,18 @@ def build(case: Case, device: str) -> tuple[masks.BlockMask | None, Tensor | Non
     return blocks, dense.expand(case.batch, case.heads, -1, -1)
 
 
+def check_maxima(
+    maxima: Tensor, qkv: tuple[Tensor, ...], dense: Tensor | None, scale: float,
+    terms: dict[str, Any],
+) -> None:  # fmt: skip
+    """Assert that these are the largest logits: in every dtype as near as float32 products are."""
+    given = sparseflash.Terms(**terms)
+    wanted = logits(*qkv[:2], dense, scale, given).amax(-1)
+    assert not maxima.requires_grad
+    error, limit = relative_error(maxima, wanted), TOLERANCE.get(maxima.dtype, 0.0)
+    assert error <= limit, f"max_scores: relative error {error:.3g} above {limit:.3g}"
+
+
 def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
     """Assert that a backend computes the case: output, LSE and the gradients of q, k and v.
 
@@ -236,8 +250,8 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
             for t in (*inputs, *(given[name].to(inputs[0].dtype) for name in learned))
         ]
         terms = given | dict(zip(learned, inputs[3:], strict=True))
-        out, lse = function(*inputs[:3], terms=sparseflash.Terms(**terms))
-        return out, lse, *gradients(out, lse, dout, dlse, inputs)
+        out, lse, *maxima = function(*inputs[:3], terms=sparseflash.Terms(**terms))
+        return out, lse, *gradients(out, lse, dout, dlse, inputs), *maxima
 
     expected = run(
         lambda *qkv, terms: oracle(*qkv, dense, scale, keep, case.dropout_p, terms),
@@ -250,6 +264,7 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
         "seed": seed,
         "backend": backend,
         "return_lse": True,
+        "return_max_scores": case.max_scores,
         "deterministic": case.deterministic,
     }
     if not given:
@@ -257,6 +272,9 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
     actual = run(
         lambda *qkv, terms: sparseflash.attention(*qkv, blocks, **{"terms": terms} | options), qkv
     )
+    if case.max_scores:
+        *actual, maxima = actual
+        check_maxima(maxima, qkv, dense, scale, given)
     # at most one key for every query
     lone = case.n_k == 1 or (dense is not None and bool((dense.sum(-1) <= 1).all()))
     for name, got, want, plain_result in zip(

@@ -79,8 +79,8 @@ def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
     problem = describe(q, k, v, None if mask is None else mask.key, options, True)
     walk, forward = Walk(schedule, ()), backend.plan_forward(problem, schedule)
     if kernel.startswith("forward"):
-        return lambda: forward(q, k, v, None, walk)
-    saved = Saved(q, k, v, *forward(q, k, v, None, walk), None)
+        return lambda: forward(q, k, v, None, walk)[:2]
+    saved = Saved(q, k, v, *forward(q, k, v, None, walk)[:2], None)
     backward = backend.plan_backward(problem, schedule)
     delta, lse2, _ = backward.rows(dout, None, saved)
     if kernel.startswith("backward_kv"):

@@ -65,7 +65,7 @@ class PackedRow(TimedRow):
 class TermRow(TimedRow):
     """Attention with a term of the softmax, or without: experiments.papers.term_costs."""
 
-    term: str  # none | sink | softcap | slopes | bias | all
+    term: str  # none | sink | softcap | slopes | bias | all | max: the row maxima
     provider: str  # the backend
     direction: str  # forward | backward
     batch: int
@@ -77,7 +77,7 @@ class TermRow(TimedRow):
     block: int  # tokens of a block of the mask; 0 without one
     radius: int  # of the bias: longest distance with an entry of its own
     round: int = 1
-    error: float | None = None  # relative to float64, the largest of output, dq, dk and dv
+    error: float | None = None  # relative to float64, the largest of output, dq, dk, dv and maxima
     term_error: float | None = None  # the same of the gradients of terms
     cost: float | None = None  # time over that of none in the same round, minus 1
 

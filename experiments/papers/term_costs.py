@@ -4,9 +4,10 @@
     python -m experiments.papers.term_costs 'head_dims=[128]' 'terms=[sink]' rounds=5
     python -m experiments.papers.term_costs measure=false csv=PATH
 
-Sinks, soft-capping, slopes and the bias by distance, forward and backward, dense and on a random
-mask. Every call passes a gate against float64 first, with the gradients of the terms. Calls with
-and without take turns. Rows that the CSV holds are not measured again. See docs/guide/attention.md.
+Sinks, soft-capping, slopes and the bias by distance, forward and backward, and the row maxima,
+forward: dense and on a random mask. Every call passes a gate against float64 first, with the
+gradients of the terms. Calls with and without take turns. Rows that the CSV holds are not measured
+again. See docs/guide/attention.md.
 """
 
 from functools import partial
@@ -21,7 +22,7 @@ from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records, read
 from experiments.papers.attention.resume import resumed, tell
-from experiments.papers.costs.calls import ALL, NONE, TERMS
+from experiments.papers.costs.calls import ALL, MAX, NONE, TERMS
 from experiments.papers.costs.measure import BACKENDS, Group, measured, warm
 from experiments.papers.costs.report import describe, table
 from experiments.papers.rows import TermRow
@@ -76,7 +77,7 @@ def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
     for name in ("seconds", "minutes"):
         positive_number(name, options[name])
     for name in options["terms"]:
-        choose("terms", name, (*TERMS, ALL))
+        choose("terms", name, (*TERMS, ALL, MAX))
     backends = options["backends"] or default_backends(device)
     found = []
     for head_dim in options["head_dims"]:

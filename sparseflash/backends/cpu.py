@@ -30,6 +30,7 @@ from sparseflash.backends.protocol import (
     NO_TERMS,
     Direction,
     Gradients,
+    Results,
     Saved,
     TermTensors,
     Walk,
@@ -68,13 +69,13 @@ class Forward(NamedTuple):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> Results:  # fmt: skip
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
         def run(
             q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors
-        ) -> tuple[Tensor, Tensor]:
+        ) -> Results:
             with threads_by_head(k) as by_heads:
                 return _forward(by_heads, q, k, v, seed, terms, schedule, self.problem)
 
@@ -107,13 +108,14 @@ class Backward(NamedTuple):
 def _forward(
     by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
     schedule: Schedule, problem: Problem,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> Results:  # fmt: skip
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks = to_blocks(q, block_q, dtype)
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     out_blocks = q_blocks.new_zeros((*q_blocks.shape[:2], v.shape[3]))
     lse_blocks = q_blocks.new_full(q_blocks.shape[:2], -math.inf)
+    max_blocks = lse_blocks.clone() if problem.options.max_scores else None
     if terms.sink is not None:  # by query block; rows without a list keep it
         sink = terms.sink.repeat(len(q)).repeat_interleave(len(q_blocks) // q.shape[:2].numel())
         lse_blocks[:] = sink[:, None] * LOG2E
@@ -135,6 +137,8 @@ def _forward(
                 k_g = work.gather("kv", k_blocks, kv)
                 scores = biases.add(capped(work.bmm("scores", q_g, k_g.mT), cap), own, chunk.other)
                 tiles.hide(scores, chunk.tile, by_query=True)
+                if max_blocks is not None:
+                    max_blocks[own] = torch.maximum(max_blocks[own], scores.amax(-1))
                 top, total = _exponentiate(scores, softmax)
                 if (keep := dropout.keep(own, chunk.other)) is not None:
                     scores.mul_(keep)
@@ -151,8 +155,12 @@ def _forward(
                 lse_blocks[own] = total.log2_().add_(top).squeeze(-1)  # times log2(e)
 
     by_heads(attend)
-    lse = lse_blocks.mul_(LN2).view(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
-    return from_blocks(out_blocks, empty_out(q, v)), lse
+    lse, max_scores = (
+        None if x is None else x.mul_(LN2).view(*q.shape[:2], -1)[..., : q.shape[2]].contiguous()
+        for x in (lse_blocks, max_blocks)
+    )
+    assert lse is not None
+    return Results(from_blocks(out_blocks, empty_out(q, v)), lse, max_scores)
 
 
 def _backward(

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import NO_TERMS, Saved, TermTensors
+from sparseflash.backends.protocol import NO_TERMS, Results, Saved, TermTensors
 
-RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, TermTensors], tuple[Tensor, Tensor]]
+RunForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, TermTensors], Results]
 RunBackward = Callable[[Tensor, Tensor | None, Saved], tuple[Tensor, ...]]
 
 
@@ -33,16 +33,19 @@ def _sum(t: Tensor) -> float:
 
 def contain_forward(
     run: RunForward, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
-    first: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out and lse by `run`, which gave `first`."""
+    first: Results,
+) -> Results:  # fmt: skip
+    """The results of `run`, which gave `first`."""
     bad = _not_finite(k) | _not_finite(v)
     if not bad.any():
         return first
-    out, lse = run(q, _without(k, bad), _without(v, bad), seed, terms)
+    clean = run(q, _without(k, bad), _without(v, bad), seed, terms)
     sees = run(_zeros(q), _zeros(k), bad.float().unsqueeze(-1), None, NO_TERMS)[0] > 0
-    first_out, first_lse = first
-    return torch.where(sees, first_out, out), torch.where(sees.squeeze(-1), first_lse, lse)
+    rows, max_scores = sees.squeeze(-1), None
+    if first.max_scores is not None and clean.max_scores is not None:
+        max_scores = torch.where(rows, first.max_scores, clean.max_scores)
+    out, lse = torch.where(sees, first.out, clean.out), torch.where(rows, first.lse, clean.lse)
+    return Results(out, lse, max_scores)
 
 
 def contain_backward(

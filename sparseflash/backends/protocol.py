@@ -1,6 +1,6 @@
 """What a backend is: a module with the names of `Backend`."""
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,21 @@ class TermTensors(NamedTuple):
 NO_TERMS = TermTensors()
 
 
+class Results(NamedTuple):
+    """What a forward gives."""
+
+    out: Tensor  # (B, H, N_q, D_v), laid out like q
+    lse: Tensor  # (B, H, N_q), float32, or float64 like q
+    max_scores: Tensor | None = None  # like lse; None where the problem does not ask for it
+
+    def asked(self, return_lse: bool) -> Any:
+        """out alone, or a tuple of it and what the call asks for."""
+        found = (self.out, self.lse) if return_lse else (self.out,)
+        if self.max_scores is not None:
+            return *found, self.max_scores
+        return found if return_lse else self.out
+
+
 class Saved(NamedTuple):
     """What the forward leaves for the backward."""
 
@@ -69,8 +84,8 @@ class Forward(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """out (B, H, N_q, D_v), laid out like q, and lse (B, H, N_q)."""
+    ) -> Results:  # fmt: skip
+        """What the problem asks for."""
         ...
 
 

@@ -14,6 +14,7 @@ from sparseflash.backends.protocol import (
     NO_TERMS,
     Direction,
     Gradients,
+    Results,
     Saved,
     TermTensors,
     Walk,
@@ -40,7 +41,8 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
 
 
 def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    return Forward(problem.scale, problem.options.dropout_p, problem.options.softcap)
+    options = problem.options
+    return Forward(problem.scale, options.dropout_p, options.softcap, options.max_scores)
 
 
 def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
@@ -51,12 +53,13 @@ class Forward(NamedTuple):
     scale: float
     dropout_p: float
     softcap: float
+    max_scores: bool
     specs = ()
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> Results:  # fmt: skip
         scores, _, v_wide = _scores(q, k, v, self.scale)
         scores = _logits(capped(scores, self.softcap), walk.schedule, terms)
         lse = scores.logsumexp(-1)
@@ -64,7 +67,8 @@ class Forward(NamedTuple):
             lse = torch.logaddexp(lse, terms.sink[:, None])
         p = _probabilities(scores, lse)
         p = p * _dropout_factor(p, self.dropout_p, seed)
-        return empty_out(q, v).copy_(p @ v_wide), lse
+        max_scores = scores.amax(-1) if self.max_scores else None
+        return Results(empty_out(q, v).copy_(p @ v_wide), lse, max_scores)
 
 
 class Backward(NamedTuple):

@@ -17,6 +17,7 @@ from sparseflash.backends.protocol import (
     NO_TERMS,
     Direction,
     Gradients,
+    Results,
     Saved,
     TermTensors,
     Walk,
@@ -82,15 +83,16 @@ class Forward:
 
         self.cut = {b: Cut("forward", problem, schedule, bias=b) for b in (False, True)}
         self.launch = Launch(attention_forward, static=self.cut[False].static)
+        self.max_scores = problem.options.max_scores
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
+    ) -> Results:  # fmt: skip
         cut, (batch, heads, n_q, _) = self.cut[terms.bias is not None], q.shape
         out = empty_out(q, v)
         lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
+        max_scores = torch.empty_like(lse) if self.max_scores else None
         lists = _lists(walk.schedule, "rows")
 
         def arguments():
@@ -99,13 +101,14 @@ class Forward:
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                *cut.terms(terms), terms.sink,
+                *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
             return (n_tiles * batch * heads,), args, cut.options(k_desc)
 
         given = terms.sink is not None, *_kinds(terms)
-        self.launch((q, k, v, out, lse, seed, *terms), arguments, lists, layout=given)
-        return out, lse
+        tensors = (q, k, v, out, lse, max_scores, seed, *terms)
+        self.launch(tensors, arguments, lists, layout=given)
+        return Results(out, lse, max_scores)
 
 
 class Backward:

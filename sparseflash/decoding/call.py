@@ -87,7 +87,7 @@ def decode(
         ValueError: inputs that do not fit together, a gradient that is asked for, or a backend that
             cannot run them.
     """
-    check_options(scale, 0.0, False, return_lse, backend, ("triton", "cpu"))
+    check_options(scale, 0.0, backend, ("triton", "cpu"), return_lse=return_lse)
     check_splits(splits)
     check_no_gradient(q, k, v)
     n = check_cache(q, k, v, block_table)

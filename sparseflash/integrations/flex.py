@@ -42,29 +42,32 @@ def flex_attention(
         enable_gqa: whether H_q may be a multiple of H_kv.
         return_lse: also return the LSE, (B, H_q, N_q) float32.
         kernel_options: of the kernels of torch; they change no result and are left unread.
-        return_aux: AuxRequest(lse=True) gives (output, AuxOutput), with a differentiable LSE.
+        return_aux: AuxRequest(lse=True, max_scores=True), or one of them, gives (output,
+            AuxOutput): a differentiable LSE, and the largest logit of each query, (B, H_q, N_q)
+            float32.
 
     Raises:
-        ValueError: a function as score_mod, maximal scores, or what `sparseflash.attention`
-            does not take.
+        ValueError: a function as score_mod, or what `sparseflash.attention` does not take.
     """
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
             f"query has {query.shape[1]} heads, key {key.shape[1]}: pass enable_gqa=True"
         )
-    if return_aux is not None and (return_lse or return_aux.max_scores):
+    if return_aux is not None and return_lse:
         raise ValueError(
             f"return_aux is {return_aux} and return_lse {return_lse}: pass AuxRequest(lse=True)"
-            " alone; maximal scores are not kept"
+            " alone"
         )
-    wanted = return_lse or (return_aux is not None and return_aux.lse)
+    wanted = AuxRequest(lse=return_lse) if return_aux is None else return_aux
     mask = convert(block_mask) if isinstance(block_mask, FlexMask) else block_mask
-    options = {"scale": scale, "return_lse": wanted, "terms": _terms(score_mod)}
+    options: dict[str, Any] = {"scale": scale, "terms": _terms(score_mod)}
+    options |= {"return_lse": wanted.lse, "return_max_scores": wanted.max_scores}
     found = attention(query, key, value, mask, **options)
     if return_aux is None:
         return found
-    out, lse = found if wanted else (found, None)
-    return out, AuxOutput(lse=lse)
+    out, *others = found if any(wanted) else (found,)
+    names = [name for name, asked in wanted._asdict().items() if asked]
+    return out, AuxOutput(**dict(zip(names, others, strict=True)))
 
 
 def convert(block_mask: FlexMask) -> BlockMask:

@@ -54,6 +54,12 @@ def natural_lse(m, total):
     return (m + tl.log2(total)) * LN2
 
 
+@triton.jit
+def natural_max(m):
+    """The largest logits of rows with maxima m (base 2)."""
+    return m * LN2
+
+
 # ------------------------------------------------------------------ forward and backward
 @triton.jit
 def probabilities(s, scale_log2, shift):

@@ -130,12 +130,12 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
     seed = torch.tensor([3], device="cuda") if dropout_p else None
     arguments = (
         *qkv, "" if mask is None else mask.key, [], [], seed, *TermTensors(), None, dropout_p,
-        False, backend, 0.0, False,
+        False, backend, 0.0, False, False,
     )  # fmt: skip
     with_gradient = [t.detach().requires_grad_() for t in qkv]
     forward = torch.ops.sparseflash.forward
     torch.library.opcheck(forward.default, (*with_gradient, *arguments[3:], True))
-    out, lse = forward(*arguments, True)
+    out, lse, _ = forward(*arguments, True)
     for dlse in (None, torch.ones_like(lse)):
         torch.library.opcheck(
             torch.ops.sparseflash.backward.default,

@@ -147,6 +147,40 @@ def test_masks_in_all_forms():
     assert not torch.allclose(few, make()(x))
 
 
+def largest(layer, x, mask):
+    """The largest logit of each head in float64."""
+    q, k, _ = layer.qkv(x).double().unflatten(2, (3, layer.heads, layer.head_dim)).unbind(2)
+    scores = torch.einsum("bqhd, bkhd -> bhqk", q, k) * layer.head_dim**-0.5
+    return scores.masked_fill(~dense(mask), -torch.inf).amax((0, 2, 3))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_max_scores_of_the_last_forward(compiled):
+    """One number a head, without a gradient; neither output nor parameters change."""
+    mask = masks.local(7) | masks.global_tokens(2)
+    layer, plain = make(mask=mask, keep_max_scores=True), make(mask=mask)
+    assert layer.max_scores is None and set(layer.state_dict()) == set(plain.state_dict())
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
+    for factor in (1, 3):
+        x = tokens() * torch.tensor([1, factor]).view(-1, 1, 1)
+        torch.testing.assert_close(call(x), plain(x))
+        assert layer.max_scores.shape == (layer.heads,) and not layer.max_scores.requires_grad
+        torch.testing.assert_close(layer.max_scores.double(), largest(layer, x, mask))
+    plain(x)
+    assert plain.max_scores is None
+
+
+def test_max_scores_of_padded_sequences():
+    layer, x = make(keep_max_scores=True), tokens(batch=2)
+    x[0, 20:] *= 100
+    layer(x, lengths=[20, 0])
+    found, _ = layer.max_scores, layer(x[:1, :20])
+    torch.testing.assert_close(found, layer.max_scores)
+    layer(x, lengths=[0, 0])
+    assert (layer.max_scores == -torch.inf).all()
+
+
 @pytest.mark.parametrize("padding", ["auto", "hide", "skip"])
 def test_lengths(padding):
     ends = torch.tensor([256, 1, 130, 0])
@@ -232,6 +266,7 @@ REFUSED = [
     ({"layer": -1, "mask": LAYERS}, "layer is -1"),
     ({"dropout": 1.0}, r"dropout is 1.0; it must lie in \[0, 1\)"),
     ({"padding": "drop"}, "padding is 'drop'"),
+    ({"keep_max_scores": 1}, "keep_max_scores is 1; pass True or False"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
     ({"mask": 3}, "mask is a int; pass a masks.Mask"),
     ({"mask": "locale:3"}, "locale"),

@@ -31,7 +31,8 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
     qkv = [LAYOUTS[layout](t) for t in small(requires_grad=False, **options)]
     seed = torch.tensor([3]) if dropout_p else None
     key = "" if mask is None else mask.key
-    return (*qkv, key, [], [], seed, *TermTensors(), None, dropout_p, False, backend, 0.0, False)
+    options = None, dropout_p, False, backend, 0.0, False, False
+    return *qkv, key, [], [], seed, *TermTensors(), *options
 
 
 CALLS = [  # mask, dropout_p, layout, head dim of v
@@ -73,7 +74,7 @@ def test_opcheck_accepts_forward(backend, mask, dropout_p, layout, v_head_dim):
 )
 def test_opcheck_accepts_backward(backend, mask, dropout_p, layout, v_head_dim, lse_gradient):
     arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    out, lse = torch.ops.sparseflash.forward(*arguments, True)
+    out, lse, _ = torch.ops.sparseflash.forward(*arguments, True)
     cotangents = torch.ones_like(out), torch.ones_like(lse) if lse_gradient else None
     arguments = (*cotangents, *arguments[:3], out, lse, *arguments[3:])
     torch.library.opcheck(torch.ops.sparseflash.backward.default, arguments)

@@ -22,6 +22,7 @@ class Call:
     deterministic: bool = False
     lse_gradient: bool = False
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
+    max_scores: bool = False
     n_q: int = 1  # of a step of decoding
     page: int = 0  # tokens of a page of its cache
 
@@ -53,11 +54,12 @@ def hopper_calls() -> list[Call]:
             replace(causal, name="blocks of 16", block_size=(16, 16)),
             replace(causal, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
             replace(causal, name="causal, LSE gradient", lse_gradient=True),
-            *(replace(c, name=f"{c.name}, sink", terms=("sink",))
+            *(replace(c, **more, name=f"{c.name}, {name}")
               for c in (
                   replace(causal, name="dense", mask=None), causal,
                   replace(causal, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
-              )),
+              )
+              for name, more in (("sink", {"terms": ("sink",)}), ("maxima", {"max_scores": True}))),
         ]  # fmt: skip
     split = replace(base, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
@@ -112,6 +114,7 @@ def portable_calls() -> list[Call]:
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
         *(replace(base, name="causal, float32", head_dim=d, dtype="float32") for d in (64, 128)),
         replace(base, name="causal, LSE gradient", lse_gradient=True),
+        replace(base, name="causal, maxima", max_scores=True),
         *(
             replace(base, name=f"causal, {term}", head_dim=head_dim, terms=(term,))
             for term, head_dims in (
@@ -152,6 +155,15 @@ def representative() -> list[Call]:
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
+        Call(
+            "split, sink, maxima",
+            "hopper",
+            64,
+            mask=GLOBAL,
+            n=8192,
+            terms=("sink",),
+            max_scores=True,
+        ),
         Call("dense", "fp8", 64, mask=None),
         Call("causal", "triton", 128),
         Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),

@@ -155,7 +155,8 @@ def _launch(call: Call) -> None:
     backend = hopper if call.backend == "hopper" else portable
     seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
     cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
-    options = Options(scale, call.dropout_p, call.deterministic, call.backend, cap, bool(biased))
+    call_options = scale, call.dropout_p, call.deterministic, call.backend
+    options = Options(*call_options, cap, bool(biased), call.max_scores)
     terms = _terms(call, heads)
     problem = describe(q, k, v, call.mask, options, True)
 
@@ -163,7 +164,7 @@ def _launch(call: Call) -> None:
         return Walk(schedule, tuple(tile_lists(schedule, spec, "cpu") for spec in specs))
 
     forward = backend.plan_forward(problem, schedule)
-    out, lse = forward(q, k, v, seed, walk(forward.specs), terms)
+    out, lse, _ = forward(q, k, v, seed, walk(forward.specs), terms)
     backward = backend.plan_backward(problem, schedule)
     dlse = torch.zeros_like(lse) if call.lse_gradient else None
     saved = Saved(q, k, v, out, lse, seed, terms)

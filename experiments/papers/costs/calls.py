@@ -1,6 +1,8 @@
-"""Attention with one of the terms of the softmax, and its gate against float64."""
+"""Attention with a term of the softmax, or with row maxima, and its gate against float64."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +13,10 @@ from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.papers.attention.measure import Step
 from sparseflash import Terms
-from sparseflash.testing import oracle, relative_error
+from sparseflash.testing import logits, oracle, relative_error
 
 TERMS = ("sink", "softcap", "slopes", "bias")
-NONE, ALL = "none", "all"
+NONE, ALL, MAX = "none", "all", "max"
 LEARNED = ("sink", "bias")
 CAP = 2.0  # so low that the gate sees whether it is there
 
@@ -45,19 +47,21 @@ def learned(terms: Terms | None) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TermStep(Step):
-    """Forward and backward of attention with terms."""
+    """Forward and backward of attention with terms; maxima: a call that gives the row maxima."""
 
     terms: Terms | None = None
+    maxima: Callable[[], Tensor] | None = None
 
 
 def step_of(case: Case, backend: str, term: str, radius: int, device: torch.device) -> TermStep:
-    """The call of a case with a term, on inputs of its own."""
+    """The call of a case with a term, or with the row maxima, on inputs of its own."""
     terms, blocks = terms_of(term, case.heads, radius, device), case.blocks
+    options: dict[str, Any] = {"terms": terms, "backend": backend}
+    options["return_max_scores"] = term == MAX
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = sparseflash.attention(q, k, v, blocks, terms=terms, backend=backend)
-        assert isinstance(out, Tensor)
-        return out
+        found = sparseflash.attention(q, k, v, blocks, **options)
+        return found[0] if term == MAX else found
 
     generator = torch.Generator(device).manual_seed(0)
 
@@ -67,18 +71,23 @@ def step_of(case: Case, backend: str, term: str, radius: int, device: torch.devi
         return torch.randn(shape, **options).requires_grad_()
 
     qkv = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
-    return TermStep(attend, qkv, tuple(learned(terms).values()), terms)
+    maxima = None
+    if term == MAX:
+        maxima = lambda: sparseflash.attention(*qkv, blocks, **options)[1]  # noqa: E731
+    return TermStep(attend, qkv, tuple(learned(terms).values()), terms, maxima)
 
 
 @torch.enable_grad()
 def gate_errors(case: Case, step: TermStep) -> tuple[float, float | None]:
-    """The largest relative error of output, dq, dk and dv, and that of the gradients of terms.
+    """The largest relative error of output, dq, dk, dv and, where they are kept, the row maxima;
+    and that of the gradients of terms.
 
     As in `Gate`, the incoming gradient is zero outside the sampled rows, which therefore determine
     all gradients, those of the terms too.
     """
     gate = Gate(case, *step.qkv)
     out, (dq, dk, dv, *grads) = step.forward(), _all(step.both(gate.dout))
+    maxima = None if step.maxima is None else step.maxima()
     place = gate.rows - case.n_q
     own = learned(step.terms)
     exact = {name: value.detach().double().requires_grad_() for name, value in own.items()}
@@ -101,6 +110,9 @@ def gate_errors(case: Case, step: TermStep) -> tuple[float, float | None]:
             (dk[b, g], wanted[1]), (dv[b, g], wanted[2]),
         )  # fmt: skip
         errors += [relative_error(*pair) for pair in pairs]
+        if maxima is not None:
+            wanted_max = logits(q[None], k[None, None], seen).amax(-1)[0]
+            errors.append(relative_error(maxima[b, heads, gate.rows], wanted_max))
         for total, grad in zip(totals, wanted[3:], strict=True):
             total += grad
     of_terms = [relative_error(*pair) for pair in zip(grads, totals, strict=True)]

@@ -13,12 +13,15 @@ from experiments.bench.gate import LIMIT
 from experiments.bench.timing import measure
 from experiments.common.records import OK
 from experiments.papers.attention.measure import free, why
-from experiments.papers.costs.calls import ALL, NONE, TERMS, TermStep, gate_errors, step_of
+from experiments.papers.costs.calls import ALL, MAX, NONE, TERMS, TermStep, gate_errors, step_of
 from experiments.papers.rows import TermRow
 
 DIRECTIONS = ("forward", "backward")
 OF_TERMS = 4  # the limit of their gradients over that of the others: sums of roundings that cancel
-BACKENDS = {"hopper": (NONE, "sink"), **dict.fromkeys(("triton", "cpu"), (NONE, *TERMS, ALL))}
+BACKENDS = {
+    "hopper": (NONE, "sink", MAX),
+    **dict.fromkeys(("triton", "cpu"), (NONE, *TERMS, ALL, MAX)),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Group:
                         mask=case.mask, density=case.density, n=case.n_q, block=case.block_q,
                         radius=self.radius, **sizes, **TermRow.origin(str(device), command),
                     )
-                    for direction in DIRECTIONS
+                    for direction in DIRECTIONS[: 1 if term == MAX else 2]  # no gradient
                 ]  # fmt: skip
         return found
 

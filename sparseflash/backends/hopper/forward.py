@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
-from sparseflash.backends.protocol import NO_TERMS, TermTensors, Walk, empty_out
+from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
 from sparseflash.kernels.launch import Launch, zeroed_counter
@@ -28,7 +28,7 @@ class Forward:
         facts = None if schedule is None else schedule.facts
         static = schedule is None or not schedule.dynamic
         self.scale_log2 = scale_log2(problem.scale)
-        self.dropout_p = problem.options.dropout_p
+        self.dropout_p, self.max_scores = problem.options.dropout_p, problem.options.max_scores
         self.tiles = forward_tiles_for(problem, facts)
         sms = multiprocessors(problem.device)
         self.programs = sms * self.tiles.programs
@@ -41,21 +41,22 @@ class Forward:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """out (B, Hq, N_q, D_v), laid out like q, and lse (B, Hq, N_q) float32."""
+    ) -> Results:  # fmt: skip
         lists = walk.lists[0]
         out, lse = empty_out(q, v), torch.empty(**self._lse)
-        parts, counter = self._parts(lists, out, lse), zeroed_counter(self._device, 2)
+        max_scores = torch.empty(**self._lse) if self.max_scores else None
+        parts, part_max = self._parts(lists, out, lse, max_scores)
+        counter = zeroed_counter(self._device, 2)
         sink, given = terms.sink, terms.sink is not None
-        tensors = (q, k, v, out, lse, counter, *parts, seed, sink)
+        tensors = (q, k, v, out, lse, counter, *parts, seed, sink, max_scores, part_max)
         self._launch(tensors, lambda: self._arguments(lists, tensors), lists[:4], given)
         if lists.n_parts:
-            merged = (*parts, out, lse, sink)
+            merged = (*parts, out, lse, sink, part_max, max_scores)
             self._merge(merged, lambda: merge_arguments(lists, *merged), [lists.merge], given)
-        return out, lse
+        return Results(out, lse, max_scores)
 
     def _arguments(self, lists, tensors):
-        q, k, v, out, lse, counter, part_out, part_lse, seed, sink = tensors
+        q, k, v, out, lse, counter, part_out, part_lse, seed, *last = tensors
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads, tiles.minor // lists.gather
@@ -65,7 +66,7 @@ class Forward:
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
-            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), sink,
+            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), *last,
         )  # fmt: skip
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "K_STAGES": tiles.k_stages,
@@ -75,13 +76,17 @@ class Forward:
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
-    def _parts(self, lists: TileLists, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Out and LSE of the parts of split tiles, float32; where nothing is split, any tensor."""
+    def _parts(
+        self, lists: TileLists, out: Tensor, lse: Tensor, max_scores: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Out, LSE and maxima of the parts of split tiles, float32; where nothing is split, any
+        tensors.
+        """
         if not lists.n_parts:
-            return lse, lse
+            return (lse, lse), max_scores
         rows = out.shape[0] * out.shape[1] * lists.n_parts * self.tiles.major
-        part_out = torch.empty(rows, self.tiles.width_v, dtype=torch.float32, device=out.device)
-        return part_out, torch.empty(rows, dtype=torch.float32, device=out.device)
+        part_out, part_lse = lse.new_empty(rows, self.tiles.width_v), lse.new_empty(rows)
+        return (part_out, part_lse), None if max_scores is None else torch.empty_like(part_lse)
 
 
 def forward_tiles_for(problem: Problem, facts: ScheduleFacts | None) -> ForwardTiles:
@@ -114,14 +119,14 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
 
 def merge_arguments(
     lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
-    sink: Tensor | None = None,
+    sink: Tensor | None = None, part_max: Tensor | None = None, max_scores: Tensor | None = None,
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch of the kernel that merges the parts of split tiles."""
     batch, heads, n_q, head_dim_v = out.shape
     n_split, rows = lists.merge.shape[1], 16
     grid = n_split, batch * heads, lists.major // rows
     args = (
-        part_out, part_lse, lists.merge, out, lse, sink, n_split, lists.n_parts,
-        lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
+        part_out, part_lse, lists.merge, out, lse, sink, part_max, max_scores, n_split,
+        lists.n_parts, lists.batch, lists.heads, heads, n_q, head_dim_v, *out.stride()[:3],
     )  # fmt: skip
     return grid, args, {"BLOCK_M": lists.major, "BLOCK_DV": part_out.shape[-1], "ROWS": rows}

@@ -99,7 +99,7 @@ def _results(
 
     forward = backend.plan_forward(problem, schedule)
     backward = backend.plan_backward(problem, schedule)
-    out, lse = forward(q, k, v, seed, walk(forward.specs))
+    out, lse, _ = forward(q, k, v, seed, walk(forward.specs))
     saved = Saved(q, k, v, out, lse, seed)
     return out, lse, *backward(dout, None, saved, walk(backward.specs))[:3]
 

@@ -47,7 +47,7 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import natural_lse, with_sink
+from sparseflash.kernels.softmax import natural_lse, natural_max, with_sink
 
 
 @gluon.jit
@@ -87,7 +87,19 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 
 @gluon.jit
-def _store(f, acc, m, sums, i, bh, row, part):
+def _sink(f, t, part):
+    """The sink of tile t, for `_store`: loaded while its last product is in flight, which hides the
+    latency. -inf for a part: `merge_parts` adds the sink. Unused where the call has none.
+    """
+    if f.sink is None:
+        return 0.0
+    else:
+        head = read(f.bufs.record, t & 3, HEAD, WARPGROUP)  # a record outlives its tile by one
+        return gl.load(f.sink + head, mask=(t >= 0) & (part < 0), other=float("-inf"))
+
+
+@gluon.jit
+def _store(f, acc, m, sums, sink, i, bh, row, part):
     """Hands O [64, BLOCK_DV] to the storer, in place i of Q, or keeps that of a part. Returns O.
 
     acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; row: the first query.
@@ -95,8 +107,8 @@ def _store(f, acc, m, sums, i, bh, row, part):
     ROWS: gl.constexpr = m.type.layout
     OUT: gl.constexpr = acc.type.layout
     l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
-    if f.sink is not None:  # one more key, whose value is 0; parts leave it to `merge_parts`
-        sink = gl.load(f.sink + bh % f.heads, mask=part < 0, other=float("-inf"))
+    top = m
+    if f.sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, sink)  # [64]
     some = m > float("-inf")
     l = gl.where(some, l, 1.0)
@@ -114,11 +126,16 @@ def _store(f, acc, m, sums, i, bh, row, part):
             d = gl.arange(0, f.BLOCK_DV, gl.SliceLayout(0, OUT))[None, :]
             gl.store(f.part_out + first * f.BLOCK_DV + r * f.BLOCK_DV + d, o)
             gl.store(f.part_lse + first + gl.arange(0, 64, ROWS), lse)
+            if f.max_scores is not None:
+                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
     if whole:
         shared_rows(f.bufs.q, i, f.BLOCK_DV).store(o.to(f.descs.q.dtype))
         fence_async_shared()
         r = row + gl.arange(0, 64, ROWS)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
+        if f.max_scores is not None:
+            at = f.max_scores + bh.to(gl.int64) * f.n_q + r
+            gl.store(at, natural_max(top), mask=r < f.n_q)
     mbarrier.arrive(f.bars.out_full.index(i), count=1)
     return o
 
@@ -184,6 +201,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 # before the very first block there is no V; what this gives then is not used
                 acc_async = _start_pv(f, p, acc, add, gl.maximum(g - 1, 0), g > 0)
                 token = pass_turn(token, CONSUMER, CONSUMERS)
+                sink = _sink(f, t - 1, last_part)
                 s = warpgroup_mma_wait(1, deps=(s_async,))
             if not f.PAIRS:
                 arrive(bars.k_empty, g)
@@ -208,7 +226,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     if not f.PAIRS:
                         arrive(bars.v_empty, g - 2)
                     last_i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-                    _store(f, acc, m, l, last_i, last_bh, last_row, last_part)
+                    _store(f, acc, m, l, sink, last_i, last_bh, last_row, last_part)
             m = m_new
             l = l_new
             add = n < 0
@@ -255,9 +273,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 g += 1
             if f.DRAIN:
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
+                sink = _sink(f, t, part)
                 acc = warpgroup_mma_wait(0, deps=(acc_async,))
                 arrive(bars.v_empty, g - 1)
-                o = _store(f, acc, m, l, i, bh, row, part)
+                o = _store(f, acc, m, l, sink, i, bh, row, part)
                 if f.SPLIT:
                     acc = o  # the next tile begins a sum of its own: acc need not outlive O
             last_bh = bh + 0
@@ -271,9 +290,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if f.PAIRS:
                 wait_full(bars.k_full, g)
             acc_async = _start_pv(f, p, acc, add, g - 1, True)
+            sink = _sink(f, t - 1, last_part)
             acc = warpgroup_mma_wait(0, deps=(acc_async,))
             i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-            _store(f, acc, m, l, i, last_bh, last_row, last_part)
+            _store(f, acc, m, l, sink, i, last_bh, last_row, last_part)
     if CONSUMER == 0:
         token = take_turn(token, CONSUMER, CONSUMERS)  # absorb the last arrival
 
@@ -289,17 +309,17 @@ def attention_forward(
     q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, counter_ptr, part_out_ptr, part_lse_ptr,
     items_ptr, idx_ptr, bit_ptr, bits_ptr, n_items, n_long, n_parts, list_batch, list_heads,
     n_q, dim_v, heads, group, n_bh, stride_b, stride_h, stride_n,
-    scale_log2, seed_ptr, threshold, keep_scale, sink_ptr,
+    scale_log2, seed_ptr, threshold, keep_scale, sink_ptr, max_ptr, part_max_ptr,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr,
     SPLIT: gl.constexpr, DRAIN: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr,
     FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
-    lse (B, H_q, N_q). BLOCK_D and BLOCK_DV are the padded head dims. Tiles are 64 * CONSUMERS
-    queries x BLOCK_N keys; K and V have rings of K_STAGES and V_STAGES of them, with PAIRS one for
-    both. Parts of a split tile go to part_out (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_DV) and
-    part_lse, for `merge_parts`.
+    lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None. BLOCK_D and BLOCK_DV are
+    the padded head dims. Tiles are 64 * CONSUMERS queries x BLOCK_N keys; K and V have rings of
+    K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to part_out
+    (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_DV), part_lse and part_max, for `merge_parts`.
     """
     gl.static_assert(num_warps == 4)
     DTYPE: gl.constexpr = q_desc.dtype
@@ -348,7 +368,7 @@ def attention_forward(
         items=items_ptr, idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, n_items=n_items, n_long=n_long,
         list_batch=list_batch, list_heads=list_heads,
         out=out_ptr, lse=lse_ptr, counter=counter_ptr, seed=seed_ptr, threshold=threshold,
-        keep_scale=keep_scale, sink=sink_ptr,
+        keep_scale=keep_scale, sink=sink_ptr, max_scores=max_ptr, part_max=part_max_ptr,
         stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
         part_out=part_out_ptr, part_lse=part_lse_ptr, n_parts=n_parts, scale_log2=scale_log2,
         n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh,

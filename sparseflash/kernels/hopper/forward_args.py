@@ -63,11 +63,13 @@ class Forward:
     threshold: gl.tensor
     keep_scale: gl.tensor  # 1 / (1 - p)
     sink: gl.tensor | gl.constexpr  # float32 (H,), or None
+    max_scores: gl.tensor | gl.constexpr  # float32 (B * H, N_q), or None
     stride_b: gl.tensor
     stride_h: gl.tensor
     stride_n: gl.tensor
     part_out: gl.tensor  # float32 (B * H, n_parts, BLOCK_M, BLOCK_DV)
     part_lse: gl.tensor  # float32 (B * H, n_parts, BLOCK_M)
+    part_max: gl.tensor | gl.constexpr  # likewise, or None
     n_parts: gl.tensor
     scale_log2: gl.tensor
     n_q: gl.tensor

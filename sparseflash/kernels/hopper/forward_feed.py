@@ -91,7 +91,7 @@ def scheduler(f):
 
 @gluon.jit
 def _write_empty(f, bh, row0):
-    """Out 0 and LSE -inf, or that of the sink, for the queries row0.. of a tile."""
+    """Out 0, LSE -inf, or that of the sink, and maxima -inf for the queries row0.. of a tile."""
     LANES: gl.constexpr = f.BLOCK_DV // 8  # a lane writes 8 columns
     STEP: gl.constexpr = 32 // LANES  # rows at a time
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [STEP, LANES], [1, 1], [1, 0])
@@ -100,6 +100,9 @@ def _write_empty(f, bh, row0):
     if f.sink is not None:
         lse = gl.full([f.BLOCK_M], 0.0, gl.float32, WARP) + gl.load(f.sink + bh % f.heads)
     gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
+    if f.max_scores is not None:
+        nothing = gl.full([f.BLOCK_M], float("-inf"), gl.float32, WARP)
+        gl.store(f.max_scores + bh.to(gl.int64) * f.n_q + q, nothing, mask=q < f.n_q)
     b = (bh // f.heads).to(gl.int64)
     h = (bh % f.heads).to(gl.int64)
     origin = f.out + b * f.stride_b + h * f.stride_h

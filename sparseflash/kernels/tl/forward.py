@@ -12,6 +12,7 @@ from triton.language.target_info import cuda_capability_geq
 from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.softmax import (
     natural_lse,
+    natural_max,
     probabilities,
     rescale_factor,
     running_max,
@@ -62,14 +63,14 @@ def attention_forward(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, per_scale, Slopes, Bias, radius, Sink,
+    cap, per_scale, Slopes, Bias, radius, Sink, MaxScores,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
-    (B, H_q, n_q, HEAD_DIM_V) and Lse (B, H_q, n_q).
+    (B, H_q, n_q, HEAD_DIM_V), Lse (B, H_q, n_q) and, unless it is None, MaxScores like Lse.
 
     q [BLOCK_M, BLOCK_D]; k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]; acc [BLOCK_M, BLOCK_DV];
     m, l [BLOCK_M]. BLOCK_D and BLOCK_DV are the head dims, padded.
@@ -161,6 +162,9 @@ def attention_forward(
         if WIDE:
             acc = finished(acc, t)
 
+    rows = q_start + tl.arange(0, BLOCK_M)
+    if MaxScores is not None:
+        tl.store(MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(m), mask=rows < n_q)
     if Sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, tl.load(Sink + h))
         acc *= alpha[:, None]
@@ -169,5 +173,4 @@ def attention_forward(
     acc = acc * (keep_scale / total)[:, None] if DROPOUT else acc / total[:, None]
     o_base = Out + b * stride_ob + h * stride_oh
     store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    rows = q_start + tl.arange(0, BLOCK_M)
     tl.store(Lse + bh.to(tl.int64) * n_q + rows, natural_lse(m, total), mask=rows < n_q)

@@ -13,7 +13,7 @@ from sparseflash.kernels.tl.common import store_tile
 
 @triton.jit
 def merge_parts(
-    part_out, part_lse, merge, out, lse, sink,
+    part_out, part_lse, merge, out, lse, sink, part_max, max_scores,
     n_split, n_parts, list_batch, list_heads, heads, n_q, dim, stride_b, stride_h, stride_n,
     BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -22,7 +22,8 @@ def merge_parts(
     part_out float32 (B * H, n_parts, BLOCK_M, BLOCK_DV) and part_lse (B * H, n_parts, BLOCK_M) ->
     out (B, H, n_q, dim), with strides, and lse (B * H, n_q). A program takes ROWS rows of a tile.
     A part with nothing to attend to has the LSE -inf; where all have it, out is 0 and lse -inf.
-    sink: float32 (H,), a logit for each head that joins the whole once, or None.
+    sink: float32 (H,), a logit for each head that joins the whole once, or None. part_max, like
+    part_lse -> max_scores, like lse, the largest of all parts; or both None.
     """
     bh = tl.program_id(1).to(tl.int64)
     b = tl.where(list_batch > 1, bh // heads, 0)
@@ -57,6 +58,11 @@ def merge_parts(
         inside = (q < n_q)[:, None] & (col < dim)[None, :]
         tl.store(place, acc.to(out.dtype.element_ty), mask=inside)
         tl.store(lse + bh * n_q + q, tl.log(total) + m, mask=q < n_q)
+        if max_scores is not None:
+            top = tl.full([ROWS], float("-inf"), tl.float32)
+            for i in range(count):
+                top = tl.maximum(top, tl.load(part_max + slot + i * BLOCK_M))  # [ROWS]
+            tl.store(max_scores + bh * n_q + q, top, mask=q < n_q)
 
 
 @triton.jit(do_not_specialize=["n", "heads", "n_parts", "n_split", "list_batch", "list_heads"])

@@ -10,7 +10,7 @@ from experiments.bench.cases import DENSE, Case
 from experiments.bench.timing import Times
 from experiments.common.records import OK, read
 from experiments.papers.costs import measure
-from experiments.papers.costs.calls import ALL, NONE, TERMS, gate_errors, step_of
+from experiments.papers.costs.calls import ALL, MAX, NONE, TERMS, gate_errors, step_of
 from experiments.papers.costs.measure import Group, measured, verdict, warm
 from experiments.papers.costs.report import table
 from experiments.papers.rows import TermRow
@@ -28,7 +28,8 @@ def test_program_and_resuming(tmp_path, run_program):
     status, printed, error = run_program("papers.term_costs", *SMALL, f"csv={csv}", "rounds=2")
     assert status == 0, error
     rows = read(csv, TermRow)
-    assert len(rows) == 2 * 2 * 2 * (1 + len(TERMS))
+    assert len(rows) == 2 * 2 * (2 * (1 + len(TERMS)) + 1)
+    assert {row.direction for row in rows if row.term == MAX} == {"forward"}
     assert all(row.status == OK and row.error < 1e-5 for row in rows)
     assert all((row.cost is None) == (row.term == NONE) for row in rows)
     learned = ("sink", "bias")
@@ -41,11 +42,17 @@ def test_program_and_resuming(tmp_path, run_program):
 
 
 @pytest.mark.parametrize("case", [CASE, SPARSE], ids=["dense", "sparse"])
-@pytest.mark.parametrize("term", [NONE, *TERMS, ALL])
+@pytest.mark.parametrize("term", [NONE, *TERMS, ALL, MAX])
 def test_the_gate_agrees_with_what_is_right(case, term):
     error, of_terms = gate_errors(case, step_of(case, "cpu", term, 7, CPU))
     assert error < 1e-5 and (of_terms or 0) < 1e-5
-    assert (of_terms is None) == (term in (NONE, "softcap", "slopes"))
+    assert (of_terms is None) == (term in (NONE, "softcap", "slopes", MAX))
+
+
+def test_the_gate_refuses_wrong_maxima():
+    step = step_of(SPARSE, "cpu", MAX, 7, CPU)
+    wrong = replace(step, maxima=lambda: step.maxima() + 0.1)
+    assert gate_errors(SPARSE, wrong)[0] > 1e-2
 
 
 @pytest.mark.parametrize("term, other", [(NONE, "slopes"), ("softcap", NONE), ("slopes", NONE)])

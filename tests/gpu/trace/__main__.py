@@ -56,7 +56,7 @@ class Watch:
     def run_forward(self, plan, q, k, v, seed, terms, schedule):
         results = self.forward(plan, q, k, v, seed, terms, schedule)
         given = {"q": q, "k": k, "v": v, "seed": seed}
-        found = dict(zip(("out", "lse"), results, strict=True))
+        found = {"out": results.out, "lse": results.lse}
         self.look("forward", plan, schedule, given, found)
         return results
 
@@ -139,7 +139,7 @@ class Watch:
         problem = problem._replace(options=problem.options._replace(backend=backend))
         plan, qkv = plan_for(problem, schedule=schedule), (t["q"], t["k"], t["v"])
         if place.direction == "forward":
-            return self.forward(plan, *qkv, t.get("seed"), NO_TERMS, schedule)
+            return self.forward(plan, *qkv, t.get("seed"), NO_TERMS, schedule)[:2]
         saved = Saved(*qkv, t["out"], t["lse"], t.get("seed"))
         return self.backward(plan, t["dout"], t.get("dlse"), saved, schedule)[:3]
 

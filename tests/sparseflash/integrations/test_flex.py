@@ -28,12 +28,13 @@ def inputs(heads=4, keys=N):
 
 
 def dense(q, k, v, pairs, scale=None):
-    """Output and LSE in float64."""
+    """Output, LSE and row maxima in float64."""
     q, k, v = (t.double() for t in (q, k, v))
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores.masked_fill(~pairs, -torch.inf)
-    return scores.softmax(-1).masked_fill(~pairs, 0.0) @ v, scores.logsumexp(-1)
+    p = scores.softmax(-1).masked_fill(~pairs, 0.0)
+    return p @ v, scores.logsumexp(-1), scores.amax(-1)
 
 
 def block_mask(name, keys=N, **options):
@@ -47,12 +48,13 @@ def test_output_lse_and_gradients(name, size):
     mask = block_mask(name, BLOCK_SIZE=size)
     pairs = theirs.create_mask(MODS[name], 2, 4, N, N, device="cpu")
     out, aux = flex.flex_attention(
-        *tensors, None, mask, 0.3, True, return_aux=theirs.AuxRequest(lse=True)
+        *tensors, None, mask, 0.3, True, return_aux=theirs.AuxRequest(lse=True, max_scores=True)
     )
-    expected, lse = dense(*tensors, pairs, scale=0.3)
+    expected, lse, maxima = dense(*tensors, pairs, scale=0.3)
     torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(aux.lse, lse.float(), rtol=1e-5, atol=1e-5)
-    assert aux.max_scores is None
+    torch.testing.assert_close(aux.max_scores, maxima.float(), rtol=1e-5, atol=1e-5)
+    assert not aux.max_scores.requires_grad
     seen = pairs.any(-1)
     weights = torch.randn_like(out)
     found = torch.autograd.grad((out * weights).sum() + aux.lse[seen].sum(), tensors)
@@ -73,6 +75,18 @@ def test_the_results_have_the_form_of_torch(options):
     if isinstance(expected, tuple):
         assert type(found[1]) is type(expected[1])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_maxima_come_alone_or_with_the_lse(lse):
+    """In natural units, as torch gives them on a GPU; on a CPU it refuses."""
+    tensors = [t.detach() for t in inputs()]
+    request = theirs.AuxRequest(lse=lse, max_scores=True)
+    out, aux = flex.flex_attention(*tensors, block_mask=block_mask("causal"), return_aux=request)
+    expected = dense(*tensors, torch.ones(N, N, dtype=torch.bool).tril())
+    torch.testing.assert_close(out, expected[0].float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(aux.max_scores, expected[2].float(), rtol=1e-5, atol=1e-5)
+    assert type(aux) is theirs.AuxOutput and (aux.lse is not None) == lse
 
 
 def test_without_a_mask_and_with_one_of_masks():
@@ -131,13 +145,12 @@ def test_inside_a_compiled_function():
             {"score_mod": lambda score, b, h, q, k: score * 2},
             "score_mod is .*lambda.*pass sparseflash.Terms",
         ),
-        ({"return_aux": theirs.AuxRequest(max_scores=True)}, r"AuxRequest\(lse=True\)"),
         ({"return_aux": theirs.AuxRequest(lse=True), "return_lse": True}, "alone"),
         ({"heads": 2}, "4 heads, key 2: pass enable_gqa=True"),
         ({"keys": 100}, "200 keys, q and k have 200 and 100"),
         ({"scale": -1.0}, "scale is -1.0"),
     ],
-    ids=["score_mod", "max_scores", "both", "heads", "lengths", "scale"],
+    ids=["score_mod", "both", "heads", "lengths", "scale"],
 )
 def test_what_cannot_be_done_is_refused(options, message):
     tensors = inputs(heads=options.pop("heads", 4), keys=options.pop("keys", N))

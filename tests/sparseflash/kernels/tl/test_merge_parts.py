@@ -57,16 +57,17 @@ def padded(dim):
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def merged(part_out, part_lse, merge, out, list_batch=1, list_heads=1, sink=None):
-    """out with the parts merged into it, and the LSE."""
+def merged(part_out, part_lse, merge, out, list_batch=1, list_heads=1, sink=None, part_max=None):
+    """out with the parts merged into it, the LSE, and the maxima where those of parts are given."""
     batch, heads, n_q, dim = out.shape
     lse, n_split = torch.full((batch, heads, n_q), SENTINEL), merge.shape[1]
+    maxima = None if part_max is None else torch.full_like(lse, SENTINEL)
     merge_parts[(n_split, batch * heads, TILE // ROWS)](
-        part_out, part_lse, merge, out, lse, sink, n_split, part_out.shape[1], list_batch,
-        list_heads, heads, n_q, dim, *out.stride()[:3], BLOCK_M=TILE,
+        part_out, part_lse, merge, out, lse, sink, part_max, maxima, n_split, part_out.shape[1],
+        list_batch, list_heads, heads, n_q, dim, *out.stride()[:3], BLOCK_M=TILE,
         BLOCK_DV=part_out.shape[3], ROWS=ROWS,
     )  # fmt: skip
-    return out, lse
+    return (out, lse) if maxima is None else (out, lse, maxima)
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
@@ -96,6 +97,24 @@ def test_attention_over_parts_is_attention_over_all(list_batch, list_heads, dim,
         expected_out[place], expected_lse[place] = values[:n, :dim], whole[:n]
     torch.testing.assert_close(out.double(), expected_out, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("list_batch, list_heads, dim, layout", CASES)
+def test_the_maxima_of_parts(list_batch, list_heads, dim, layout):
+    """Those of the keys: a sink, however large, is none of them."""
+    generator = torch.Generator().manual_seed(dim)
+    merge, n_parts = split_tiles(list_batch, list_heads, generator)
+    shape = (BATCH, HEADS, 4 * TILE - 9, dim)
+    part_max = torch.randn(BATCH * HEADS, n_parts, TILE, generator=generator)
+    part_max[torch.rand(part_max.shape, generator=generator) < 0.3] = -torch.inf
+    part_max[:, :, 5] = -torch.inf
+    part_out, out = torch.zeros(*part_max.shape, padded(dim)), strided(shape, layout)
+    lists = merge, out, list_batch, list_heads
+    *_, maxima = merged(part_out, part_max + 1, *lists, torch.full((HEADS,), 9.0), part_max)
+    expected = torch.full(shape[:3], SENTINEL)
+    for place, parts in places(merge, list_batch, list_heads, shape[2]):
+        expected[place] = part_max[parts].amax(0)[: place[2].stop - place[2].start]
+    assert torch.equal(maxima, expected)
 
 
 @pytest.mark.parametrize("sink", [None, -torch.inf, 2.5])

@@ -1,0 +1,192 @@
+"""The largest logit of each query as an output: every backend against float64, and its callers."""
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash import Terms, select
+from sparseflash.testing import logits, make_qkv, relative_error
+from tests.attention_cases import Case, check
+from tests.op_cases import BACKENDS, MASK, detached, plans, small
+
+LOW_ROWS = masks.local(9) & ~masks.global_tokens(5)  # the first queries have no key
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def attend(*args, **options):
+    return sparseflash.attention(*args, return_max_scores=True, **options)
+
+
+def expected(q, k, mask=None, **options):
+    """In float64."""
+    dense = (
+        None if mask is None else torch.from_numpy(mask.build(q.shape[2], k.shape[2]).to_dense())
+    )
+    return logits(q.detach(), k.detach(), dense, **options).amax(-1)
+
+
+def assert_right(maxima, *args, **options):
+    wanted = expected(*args, **options)
+    limit = 1e-12 if maxima.dtype == torch.float64 else 1e-5
+    assert relative_error(maxima, wanted) < limit and not maxima.requires_grad
+
+
+@backends
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mask", [None, masks.causal(), LOW_ROWS])
+def test_grouped_heads_other_lengths_and_head_dims(mask, seed, backend):
+    options = {"batch": 2, "heads": 4, "kv_heads": 2, "v_head_dim": 12, "seed": seed}
+    case = Case(70, 90, 8, mask=mask, block_size=(32, 48), max_scores=True, **options)
+    check(case, backend, "cpu")
+
+
+@backends
+def test_terms_of_the_scores_count_and_a_sink_does_not(backend):
+    q, k, v = small()
+    bias = torch.randn(2, 7)
+    terms = Terms(torch.full((2,), 90.0), softcap=1.5, slopes=torch.tensor([0.1, 0.3]), bias=bias)
+    out, maxima = attend(q, k, v, LOW_ROWS, terms=terms, backend=backend)
+    assert_right(maxima, q, k, LOW_ROWS, terms=terms)
+    assert (maxima == -torch.inf).any() and not out.isnan().any()
+
+
+@backends
+def test_dropout_leaves_them_alone(backend):
+    q, k, v = small()
+    maxima = attend(q, k, v, MASK, dropout_p=0.5, seed=3, backend=backend)[1]
+    assert_right(maxima, q, k, MASK)
+
+
+@backends
+def test_large_and_negative_logits(backend):
+    """The first maximum is that of a key, not 0."""
+    q, k, v = small()
+    for factor in (100.0, -100.0):
+        one = q.detach().abs() * factor
+        maxima = attend(one, k.abs(), v, MASK, backend=backend)[1]
+        assert_right(maxima, one, k.abs(), MASK)
+        assert (maxima < 0).all() == (factor < 0)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_long_lists_on_the_cpu_go_chunk_by_chunk(sink, monkeypatch):
+    monkeypatch.setattr("sparseflash.backends.cpu_blocks.BUFFER_NUMBERS", 1)
+    q, k, v = small(200, requires_grad=False)
+    blocks = masks.causal().build(200, block_size=16)
+    terms = Terms(torch.zeros(2)) if sink else None
+    maxima = attend(q, k.flip(2), v, blocks, terms=terms, backend="cpu")[1]
+    assert_right(maxima, q, k.flip(2), masks.causal())
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_float64(backend):
+    q, k, v = small(dtype=torch.float64)
+    maxima = attend(q, k, v, MASK, backend=backend)[1]
+    assert maxima.dtype == torch.float64
+    assert_right(maxima, q, k, MASK)
+
+
+@backends
+def test_the_other_results_are_the_same_and_the_forms_are_as_documented(backend):
+    q, k, v = small()
+    options = {"backend": backend, "return_lse": True}
+    out, lse = sparseflash.attention(q, k, v, MASK, **options)
+    *others, maxima = attend(q, k, v, MASK, **options)
+    two = attend(q, k, v, MASK, backend=backend)
+    assert isinstance(two, tuple) and len(two) == 2 and torch.equal(two[1], maxima)
+    assert torch.equal(others[0], out) and torch.equal(others[1], lse)
+    wanted = torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v))
+    got = torch.autograd.grad(others[0].square().sum() + others[1].sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_repeated_calls_find_their_own_plan():
+    sparseflash.clear_cache()
+    for _ in range(2):
+        q, k, v = (torch.randn_like(t) for t in small())
+        assert torch.is_tensor(sparseflash.attention(q, k, v, MASK))
+        assert_right(attend(q, k, v, MASK)[1], q, k, MASK)
+    assert sorted(plan.problem.options.max_scores for plan in plans()) == [False, True]
+
+
+@pytest.mark.parametrize("n, mask", [(40, None), (40, MASK), (256, masks.causal())])
+@pytest.mark.parametrize("sink", [False, True])
+def test_lengths(n, mask, sink):
+    """By padding that is hidden, whose keys score very low, and by padding that is skipped."""
+    q, k, v = small(n)
+    terms = Terms(torch.tensor([0.5, -1.0])) if sink else None
+    lengths = [n - 17, 0]
+    out, lse, maxima = attend(q, k, v, mask, lengths=lengths, terms=terms, return_lse=True)
+    assert_right(maxima[:1, :, : n - 17], q[:1, :, : n - 17], k[:1, :, : n - 17], mask)
+    assert (maxima[:1, :, n - 17 :] == -torch.inf).all() and (maxima[1] == -torch.inf).all()
+    assert torch.equal(maxima, attend(q, k, v, mask, lengths=lengths, terms=terms)[1])
+    plain = sparseflash.attention(q, k, v, mask, lengths=lengths, terms=terms, return_lse=True)
+    assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
+
+
+def test_lengths_of_keys_alone_beside_a_sink():
+    q, k, v = make_qkv(2, 2, 9, 30, 8)
+    maxima = attend(q, k, v, lengths=[30, 0], terms=Terms(torch.zeros(2)))[1]
+    assert_right(maxima[:1], q[:1], k[:1])
+    assert (maxima[1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_selections(planned):
+    q, k, v = make_qkv(1, 2, 256, 256, 16)
+    chosen = select.top_k(2, block_size=64)(q, k)
+    dense = torch.from_numpy(chosen.to_block_mask().to_dense())
+    mask = sparseflash.plan(chosen, q, k, v) if planned else chosen
+    maxima = attend(q, k, v, mask)[1]
+    assert relative_error(maxima, logits(q, k, dense).amax(-1)) < 1e-5
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_compiled_and_mapped_calls(mask):
+    q, k, v = small()
+
+    def step(q, k, v):
+        out, lse, maxima = attend(q, k, v, mask, return_lse=True)
+        return out.square().sum() + lse.sum(), maxima
+
+    loss, maxima = step(q, k, v)
+    wanted = torch.autograd.grad(loss, (q, k, v))
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    loss, got = compiled(q, k, v)
+    assert torch.equal(got, maxima) and not got.requires_grad
+    functional = torch.func.grad(step, argnums=(0, 1, 2), has_aux=True)
+    grads, aux = functional(*detached((q, k, v)))
+    mapped, stacked = torch.vmap(functional)(*(torch.stack([t, t + 1]) for t in (q, k, v)))
+    assert torch.equal(aux, maxima) and torch.equal(stacked[0], maxima)
+    for found in (torch.autograd.grad(loss, (q, k, v)), grads, [t[0] for t in mapped]):
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_opcheck_accepts_the_operator(wanted):
+    options = None, 0.0, False, "cpu", 0.0, False, wanted, True
+    arguments = *small(), MASK.key, [], [], *[None] * 4, *options
+    torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
+
+
+def test_a_key_that_is_not_finite_reaches_the_rows_that_see_it_alone():
+    q, k, v = small(requires_grad=False)
+    bad = k.clone()
+    bad[:, :, 20] = torch.nan
+    maxima = attend(q, bad, v, masks.causal(), backend="cpu")[1]
+    assert_right(maxima[:, :, :20], q[:, :, :20], k[:, :, :20], masks.causal())
+    assert maxima[:, :, 20:].isnan().all()
+
+
+@pytest.mark.parametrize("function", [sparseflash.attention, sparseflash.explain])
+def test_wrong_flags(function):
+    with pytest.raises(ValueError, match="return_max_scores is 1; pass True or False"):
+        function(*small(), return_max_scores=1)
+
+
+def test_explain_takes_it():
+    told = sparseflash.explain(*small(), MASK, return_max_scores=True)
+    assert told == sparseflash.explain(*small(), MASK)
