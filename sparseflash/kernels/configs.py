@@ -46,7 +46,9 @@ HOPPER = {
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
     ("backward_q", 64): Tiles(128, 64, 8, 3),
+    ("backward_q capped", 64): Tiles(128, 64, 8, 3, max_registers=128),
     ("backward_q partial", 64): Tiles(64, 64, 4, 3),
+    ("backward_q partial capped", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q", 128): Tiles(128, 64, 8, 3),
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
@@ -63,16 +65,10 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_BIAS: Table = {
-    ("backward_kv bias", 256): Tiles(32, 16, 4, 1),
-    ("backward_q bias", 256): Tiles(16, 32, 4, 1),
-} | {
-    (kernel, width): Tiles(32, 32, 4, 1)
-    for kernel in ("backward_kv bias", "backward_q bias")
-    for width in (32, 64, 128)
+_BIAS: Table = {("backward_bias", 256): Tiles(16, 32, 4, 1)} | {
+    ("backward_bias", width): Tiles(32, 32, 4, 1) for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
-    ("forward bias", 256): Tiles(64, 32, 8, 1),
     ("forward partial", 32): Tiles(64, 128, 4, 1),
     ("forward partial", 128): Tiles(128, 64, 8, 2),
     ("forward padded", 128): Tiles(64, 32, 8, 2),
@@ -137,21 +133,22 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
-    bias: bool = False,
+    capped: bool = False,
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
     padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
-        partial blocks; keys_per_query: the mean over its query blocks; bias: whether the scores
-        have a bias by distance.
+        partial blocks; keys_per_query: the mean over its query blocks; capped: whether the scores
+        are.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
         tiles = _FLOAT32[width]
     else:
-        kinds = ["bias"] * bias + ["padded"] * padded
+        kinds = ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
-        rows = [(f"{kernel} {kind}", width) for kind in kinds] + [(kernel, width)]
+        names = [*(f"{kernel} {kind}" for kind in kinds), kernel]
+        rows = [(f"{n}{end}", width) for n in names for end in [" capped"] * capped + [""]]
         tables = _tables(family)
         tiles = next(table[row] for row in rows for table in tables if row in table)
     block_m = min(tiles.block_m, power_of_two_divisor(block_q))
