@@ -265,7 +265,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            capped=problem.options.softcap > 0,
+            terms=problem.options.softcap > 0 or problem.options.biased,
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"

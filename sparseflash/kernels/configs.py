@@ -27,9 +27,9 @@ Table = dict[tuple[str, int], Tiles]
 # (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
-# copy: addresses need registers. A row " bias" is for scores with a bias by distance: its pointers
-# and sums need registers. Rows are measured for Hopper, the padded ones apart; those for a bias and
-# for other GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
+# copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias: their code
+# needs registers. Rows are measured for Hopper, the padded ones apart; those for terms and for other
+# GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -41,14 +41,15 @@ HOPPER = {
     ("backward_kv", 32): Tiles(128, 64, 4, 2),
     ("backward_kv", 64): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
+    ("backward_kv partial terms", 64): Tiles(32, 64, 4, 1, max_registers=168),
     ("backward_kv", 128): Tiles(64, 64, 4, 2),
     ("backward_kv partial", 128): Tiles(32, 64, 4, 2),
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
     ("backward_q", 64): Tiles(128, 64, 8, 3),
-    ("backward_q capped", 64): Tiles(128, 64, 8, 3, max_registers=128),
+    ("backward_q terms", 64): Tiles(128, 64, 8, 3, max_registers=128),
     ("backward_q partial", 64): Tiles(64, 64, 4, 3),
-    ("backward_q partial capped", 64): Tiles(64, 64, 4, 3, max_registers=168),
+    ("backward_q partial terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q", 128): Tiles(128, 64, 8, 3),
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
@@ -88,7 +89,10 @@ _AMPERE: Table = {
         256: Tiles(32, 32, 4, 1),
     }.items()
     for kernel in ("forward", "backward_kv", "backward_q")
-} | {("backward_kv", 256): Tiles(32, 32, 8, 1)}
+} | {
+    ("backward_kv terms", 64): Tiles(64, 32, 4, 2),
+    ("backward_kv", 256): Tiles(32, 32, 8, 1),
+}
 _GEFORCE: Table = {
     ("forward padded", 128): Tiles(64, 32, 8, 2),
     ("backward_kv", 32): Tiles(64, 64, 4, 1),
@@ -133,13 +137,13 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
-    capped: bool = False,
+    terms: bool = False,
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
     padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
-        partial blocks; keys_per_query: the mean over its query blocks; capped: whether the scores
-        are.
+        partial blocks; keys_per_query: the mean over its query blocks; terms: whether the scores
+        have a cap, slopes or a bias.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
@@ -148,7 +152,7 @@ def tiles_for(
         kinds = ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
         names = [*(f"{kernel} {kind}" for kind in kinds), kernel]
-        rows = [(f"{n}{end}", width) for n in names for end in [" capped"] * capped + [""]]
+        rows = [(f"{n}{end}", width) for n in names for end in [" terms"] * terms + [""]]
         tables = _tables(family)
         tiles = next(table[row] for row in rows for table in tables if row in table)
     block_m = min(tiles.block_m, power_of_two_divisor(block_q))

@@ -36,8 +36,9 @@ def kv_step(
     s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, Bias, radius, first, q.shape[0], k.shape[0], True, True
-    )
+        s, scale_log2, cap, Slopes, Bias, radius, first,
+        q.shape[0], k.shape[0], True, True, q.dtype != tl.float32,
+    )  # fmt: skip
     p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
@@ -194,8 +195,9 @@ def q_step(
     """
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, Bias, radius, first, q.shape[0], k.shape[0], False, True
-    )
+        s, scale_log2, cap, Slopes, Bias, radius, first,
+        q.shape[0], k.shape[0], False, True, q.dtype != tl.float32,
+    )  # fmt: skip
     p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)

@@ -106,8 +106,9 @@ def backward_bias(
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             _, logits, unit, rest = with_terms(
-                s, scale_log2, cap, Slopes, Bias, radius, first, BLOCK_M, BLOCK_N, False, True
-            )
+                s, scale_log2, cap, Slopes, Bias, radius, first,
+                BLOCK_M, BLOCK_N, False, True, q.dtype != tl.float32,
+            )  # fmt: skip
             p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[:, None])
             p = tl.where((start + tl.arange(0, BLOCK_N) < n_k)[None, :], p, 0.0)
             if PARTIAL and not DENSE:

@@ -114,6 +114,7 @@ def attention_forward(
     q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
+    FAST: tl.constexpr = q.dtype != tl.float32
     m = tl.full([BLOCK_M], 0.0 if BOUNDED else float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -138,7 +139,7 @@ def attention_forward(
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             _, s, unit, rest = with_terms(
                 s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
-                BLOCK_M, BLOCK_N, False, False,
+                BLOCK_M, BLOCK_N, False, False, FAST,
             )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
             p, alpha, m, l = online_softmax(s, m, l, unit, Slopes, rest, True, BOUNDED)
@@ -160,7 +161,7 @@ def attention_forward(
         s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         _, s, unit, rest = with_terms(
             s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
-            BLOCK_M, BLOCK_N, False, False,
+            BLOCK_M, BLOCK_N, False, False, FAST,
         )  # fmt: skip
         p, alpha, m, l = online_softmax(s, m, l, unit, Slopes, rest, False, BOUNDED)
         if DROPOUT:
