@@ -27,9 +27,9 @@ Table = dict[tuple[str, int], Tiles]
 # (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
-# copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias: their code
-# needs registers. Rows are measured for Hopper, the padded ones apart; those for terms and for other
-# GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
+# copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias, whose
+# code needs registers. Rows are measured for Hopper, the padded ones apart; those for terms and for
+# other GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -47,7 +47,7 @@ HOPPER = {
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
     ("backward_q", 64): Tiles(128, 64, 8, 3),
-    ("backward_q terms", 64): Tiles(128, 64, 8, 3, max_registers=128),
+    ("backward_q terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q partial", 64): Tiles(64, 64, 4, 3),
     ("backward_q partial terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q", 128): Tiles(128, 64, 8, 3),

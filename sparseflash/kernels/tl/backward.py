@@ -296,8 +296,8 @@ def backward_q(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
             dq, low, high = q_step(
-                dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                cap, Slopes, Bias, radius, start - first_key,
+                dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
+                keep, keep_scale, cap, Slopes, Bias, radius, start - first_key,
                 True, FAR, DROPOUT, PRECISION,
             )  # fmt: skip
 

@@ -90,7 +90,7 @@ def backward_bias(
         row_head, column_head = head_keys(seed_ptr, bh)
 
     row = 0 if DENSE else b * mask_stride_b + h * mask_stride_h + tile // (BLOCK_Q // BLOCK_M)
-    first_block, middle, n_partial, n_full = block_list(
+    first_block, _middle, n_partial, n_full = block_list(
         row_ptr, row_mid, row, n_k, BLOCK_K, BLOCK_N, DENSE
     )
     if not DENSE:

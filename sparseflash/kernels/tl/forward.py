@@ -33,9 +33,7 @@ from sparseflash.kernels.tl.terms import shift_with, with_terms
 
 
 @triton.jit
-def online_softmax(
-    s, m, l, scale_log2, Slopes, rest, MASKED: tl.constexpr, BOUNDED: tl.constexpr
-):
+def online_softmax(s, m, l, scale_log2, Slopes, rest, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
     """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N], and where there
     are slopes `rest` [BLOCK_M] to be added to them.
 
@@ -149,7 +147,12 @@ def attention_forward(
                 )
                 p = tl.where(keep, p, 0.0)
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-            acc = tl.dot(p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None], input_precision=PRECISION)
+            acc = tl.dot(
+                p.to(v.dtype),
+                v,
+                acc if BOUNDED else acc * alpha[:, None],
+                input_precision=PRECISION,
+            )
             if WIDE:
                 acc = finished(acc, t)
 
@@ -172,7 +175,9 @@ def attention_forward(
         v = load_full(
             v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
-        acc = tl.dot(p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None], input_precision=PRECISION)
+        acc = tl.dot(
+            p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None], input_precision=PRECISION
+        )
         if WIDE:
             acc = finished(acc, t)
 

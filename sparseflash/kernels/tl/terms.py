@@ -58,7 +58,7 @@ def arithmetic(start, step, N: tl.constexpr):
 
 @triton.jit
 def band(first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The distances in a tile, and more, from the smallest less one on; `spread` takes their values."""
+    """The distances in a tile and more, from the smallest less one on, for `spread`."""
     WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
     return first - BLOCK_M + tl.arange(0, WIDTH)
 

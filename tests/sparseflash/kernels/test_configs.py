@@ -42,9 +42,9 @@ def test_a_row_for_a_kind_comes_before_the_row_of_its_kernel():
     assert tiles(head_dim=64)[:2] == (128, 128)
     assert tiles(head_dim=64, keys_per_query=100.0)[:2] == (64, 128)
     assert tiles(head_dim=100, padded=True, partial=True)[:2] == (64, 32)
-    for partial, cap in ((False, 128), (True, 168)):
+    for partial in (False, True):
         found = tiles("backward_q", 64, partial=partial, terms=True)
-        assert found == tiles("backward_q", 64, partial=partial)._replace(max_registers=cap)
+        assert found[:2] == (64, 64) and found.max_registers == 168
     assert tiles(terms=True) == tiles()
     assert tiles(partial=True, family="ampere") == tiles(family="ampere")
 

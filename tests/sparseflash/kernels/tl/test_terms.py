@@ -31,7 +31,7 @@ def cap_kernel(S, Out, cap, amplitude, N: tl.constexpr, FAST: tl.constexpr):
 @pytest.mark.parametrize("cap", [1e-7, 0.5, 30.0, 1000.0, 1e7])
 @pytest.mark.parametrize("largest", [1e-6, 0.1, 0.3999, 0.4, 0.4001, 1.0, 5.0, 1e4])
 def test_capped_scores(largest, cap, fast):
-    """Tiles at both sides of the bound of the polynomial, and at caps that its powers cannot hold."""
+    """On both sides of the bound of the polynomial, and at caps whose powers are no float32."""
     x = torch.linspace(-largest, largest, 16 * 16, dtype=torch.float64).reshape(16, 16)
     s, out = (x * cap).float(), torch.empty(16, 16)
     cap_kernel[(1,)](s, out, cap, 3.0, N=16, FAST=fast)
