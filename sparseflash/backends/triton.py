@@ -26,6 +26,7 @@ from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
+from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v
 from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
@@ -379,52 +380,17 @@ def _descriptors(
     16-byte strides and addresses.
     """
     tiles = zip(tensors, (shape["BLOCK_D"], shape["BLOCK_DV"]), strict=True)
-    if not all(_has_tma(t.device) and _fits_tma(t, width) for t, width in tiles):
+    if tensors[0].dtype == torch.float32 and not interpreted():
+        return None, None  # ieee products run on the vector units, from registers
+    if not all(_has_tma(t.device) and fits_tma(t, width) for t, width in tiles):
         return None, None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     first, second = (
-        TensorDescriptor(t, [_matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
+        TensorDescriptor(t, [matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
         for t in tensors
     )
     return first, second
-
-
-def _fits_tma(t: Tensor, width: int) -> bool:
-    batch, heads, n, head_dim = t.shape
-    stride_b, stride_h, stride_n, _ = t.stride()
-    if head_dim != width or n == 1:
-        return False
-    if t.data_ptr() % 16 or (t.element_size() * stride_n) % 16:
-        return False
-    if t.dtype == torch.float32 and not interpreted():
-        return False  # ieee products run on the vector units, from registers
-    if stride_n < head_dim:  # tokens that share memory
-        return False
-    head_columns = stride_h % stride_n if heads > 1 else 0
-    fits_row = head_columns * (heads - 1) + head_dim <= stride_n and (
-        head_columns == 0 or stride_h < stride_n
-    )
-    return fits_row and (batch == 1 or stride_b % stride_n == 0) and _matrix_rows(t) < 2**31
-
-
-def _matrix_rows(t: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return last // t.stride(2) + 1
-
-
-def padded_dim(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def padded_dim_v(head_dim: int, head_dim_v: int) -> int:
-    """The extent of v in the kernels.
-
-    Under wider keys a tile of 32 columns can be the last in shared memory, and there Triton 3.6's
-    wgmma reads beyond its end (an illegal access for D = 64, D_v = 32): it gets 64 columns.
-    """
-    width = padded_dim(head_dim_v)
-    return 64 if width == 32 < head_dim else width
 
 
 def _cdiv(a: int, b: int) -> int:

@@ -101,6 +101,12 @@ def test_softcap(softcap, dtype, mask):
     check(replace(CAPS, softcap=softcap, dtype=dtype, mask=mask), "triton", "cpu")
 
 
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+def test_a_large_softcap_of_large_scores(dtype):
+    """Their exponentials are beyond float32."""
+    check(replace(CAPS, softcap=200.0, scale=60.0, dtype=dtype), "triton", "cpu", slack=2.0)
+
+
 @pytest.mark.parametrize("terms", [("softcap", "sink"), ("softcap", "slopes", "bias")])
 @pytest.mark.parametrize("dtype", [FULL, HALF])
 def test_softcap_beside_other_terms(dtype, terms):
