@@ -140,7 +140,7 @@ def attention_forward(
                 BLOCK_M, BLOCK_N, False, False, FAST,
             )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, unit, Slopes, rest, True, BOUNDED)
+            p, alpha, m, l = online_softmax(s, m, l, unit, True, BOUNDED, Slopes, rest)
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
@@ -166,7 +166,7 @@ def attention_forward(
             s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
             BLOCK_M, BLOCK_N, False, False, FAST,
         )  # fmt: skip
-        p, alpha, m, l = online_softmax(s, m, l, unit, Slopes, rest, False, BOUNDED)
+        p, alpha, m, l = online_softmax(s, m, l, unit, False, BOUNDED, Slopes, rest)
         if DROPOUT:
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
