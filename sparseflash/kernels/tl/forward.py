@@ -33,7 +33,9 @@ from sparseflash.kernels.tl.terms import shift_with, with_terms
 
 
 @triton.jit
-def online_softmax(s, m, l, scale_log2, Slopes, rest, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
+def online_softmax(
+    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False, Slopes=None, rest=0.0
+):
     """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N], and where there
     are slopes `rest` [BLOCK_M] to be added to them.
 
