@@ -45,6 +45,9 @@ class Case:
     terms: tuple[str, ...] = ()  # fields of sparseflash.Terms
     sink_mean: float = 0.0  # of the sinks
     max_scores: bool = False  # whether the row maxima are checked too
+    softcap: float = 1.5
+    slope: float = 0.25  # the largest
+    radius: int | None = None  # of the bias; None: a short one
 
     @property
     def width(self) -> int:
@@ -159,11 +162,12 @@ def plain(
 def draw_terms(case: Case, device: str) -> dict[str, Any]:
     """The fields of Terms, tensors in the dtype of q."""
     generator = torch.Generator().manual_seed(case.seed + 1)
+    radius = case.radius or 1 + case.seed % 40
     values = {
         "sink": torch.randn(case.heads, generator=generator) + case.sink_mean,
-        "softcap": 1.5,
-        "slopes": torch.rand(case.heads, generator=generator) / 4,
-        "bias": torch.randn(case.heads, 2 * (1 + case.seed % 40) + 1, generator=generator),
+        "softcap": case.softcap,
+        "slopes": torch.rand(case.heads, generator=generator) * case.slope,
+        "bias": torch.randn(case.heads, 2 * radius + 1, generator=generator),
     }
     made = {name: values[name] for name in case.terms}
     return {

@@ -27,6 +27,7 @@ from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
+from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v
 from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
@@ -81,15 +82,15 @@ class Forward:
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.tl.forward import attention_forward
 
-        self.cut = {b: Cut("forward", problem, schedule, bias=b) for b in (False, True)}
-        self.launch = Launch(attention_forward, static=self.cut[False].static)
+        self.cut = Cut("forward", problem, schedule)
+        self.launch = Launch(attention_forward, static=self.cut.static)
         self.max_scores = problem.options.max_scores
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> Results:  # fmt: skip
-        cut, (batch, heads, n_q, _) = self.cut[terms.bias is not None], q.shape
+        cut, (batch, heads, n_q, _) = self.cut, q.shape
         out = empty_out(q, v)
         lse = torch.empty(batch, heads, n_q, dtype=torch.float32, device=q.device)
         max_scores = torch.empty_like(lse) if self.max_scores else None
@@ -103,7 +104,9 @@ class Forward:
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
-            return (n_tiles * batch * heads,), args, cut.options(k_desc)
+            bounded = cut.bounded() and max_scores is None
+            options = cut.options(k_desc) | {"BOUNDED": bounded}
+            return (n_tiles * batch * heads,), args, options
 
         given = terms.sink is not None, *_kinds(terms)
         tensors = (q, k, v, out, lse, max_scores, seed, *terms)
@@ -112,7 +115,8 @@ class Forward:
 
 
 class Backward:
-    """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows.
+    """Three kernels: what both passes need of a query, dk and dv by columns, dq by rows. A bias by
+    distance has one more, for its gradient.
 
     They use no atomics, so the results are always the same bits from run to run.
     """
@@ -120,21 +124,23 @@ class Backward:
     specs = ()
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
-        from sparseflash.kernels.tl import backward, backward_prepare
+        from sparseflash.kernels.tl import backward, backward_bias, backward_prepare
 
-        self.kv, self.q = (
-            {bias: Cut(kernel, problem, schedule, bias=bias) for bias in (False, True)}
-            for kernel in ("backward_kv", "backward_q")
+        self.kv, self.q, self.bias = (
+            Cut(kernel, problem, schedule)
+            for kernel in ("backward_kv", "backward_q", "backward_bias")
         )
-        static = self.kv[False].static
+        static = self.kv.static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
         self.launch_q = Launch(backward.backward_q, static=static)
+        self.launch_bias = Launch(backward_bias.backward_bias, static=static)
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, dbias = self.queries(dout, delta, lse_log2, saved, walk)
+        dq, far = self.queries(dout, delta, lse_log2, saved, walk)
+        dbias = None if far is None else self.distances(dout, delta, lse_log2, far, saved, walk)
         return Gradients(dq, dk, dv, dsink, dbias)
 
     def rows(
@@ -166,7 +172,7 @@ class Backward:
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
         q, k, v, *_, seed, terms = saved
-        cut = self.kv[terms.bias is not None]
+        cut = self.kv
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         lists = _lists(walk.schedule, "cols")
 
@@ -187,14 +193,16 @@ class Backward:
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor | None]:
-        """dq, by query tiles over the rows of the mask, and dbias where there is a bias."""
+        """dq, by query tiles over the rows of the mask. Where there is a bias, also (B, Hq, tiles,
+        2): the sums of dS over the tiles that take its first entry, and its last.
+        """
         q, k, v, *_, seed, terms = saved
-        cut = self.q[terms.bias is not None]
+        cut, bias, sums = self.q, terms.bias, None
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
-        n_tiles, bias, sums = _cdiv(q.shape[2], cut.tiles.block_m), terms.bias, None
+        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
-            sums = bias.new_zeros(q.shape[0], q.shape[1], n_tiles, bias.shape[1])
+            sums = bias.new_empty(q.shape[0], q.shape[1], n_tiles, 2)
 
         def arguments():
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
@@ -207,18 +215,42 @@ class Backward:
 
         tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums)
         self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        return dq, None if sums is None else sums.sum((0, 2))
+        return dq, sums
+
+    def distances(
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, far: Tensor, saved: Saved, walk: Walk
+    ) -> Tensor:
+        """dbias, by query tiles over the rows of the mask; far: the sums of `queries`."""
+        q, k, v, *_, seed, terms = saved
+        cut, bias = self.bias, terms.bias
+        lists = _lists(walk.schedule, "rows")
+        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
+        assert bias is not None
+        sums = bias.new_zeros(q.shape[0], q.shape[1], n_tiles, bias.shape[1])
+
+        def arguments():
+            args = (
+                q, k, v, dout, lse_log2, delta, sums, *lists, *_strides(q, k, v, dout),
+                cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
+                *cut.terms(terms),
+            )  # fmt: skip
+            options = cut.options(None)
+            del options["TMA"]
+            tiles = {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
+            return (n_tiles * q.shape[0] * q.shape[1],), args, options | tiles
+
+        tensors = (q, k, v, dout, lse_log2, delta, sums, seed, terms.slopes, bias)
+        self.launch_bias(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
+        dbias, ends = sums.sum((0, 2)), far.sum((0, 2))
+        dbias[:, 0] += ends[:, 0]
+        dbias[:, -1] += ends[:, 1]
+        return dbias
 
 
 class Cut:
-    """How one kernel is cut for a problem: its tiles and the arguments that follow from them.
+    """How one kernel is cut for a problem: its tiles and the arguments that follow from them."""
 
-    bias: whether its calls have one.
-    """
-
-    def __init__(
-        self, kernel: str, problem: Problem, schedule: Schedule | None, *, bias: bool = False
-    ):
+    def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
         facts = schedule.facts if schedule is not None else None
         self.problem, self.facts = problem, facts
         self.static = schedule is None or not schedule.dynamic
@@ -238,7 +270,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            bias=bias,
+            terms=problem.options.softcap > 0 or problem.options.biased,
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -274,11 +306,17 @@ class Cut:
         return seed, keep_threshold(self.dropout_p), keep_scale(self.dropout_p)
 
     def terms(self, terms: TermTensors) -> tuple[Any, ...]:
-        """cap, per_scale, slopes, bias and radius, in units of 1 / scale; None for what is off."""
-        options, bias = self.problem.options, terms.bias
-        cap = options.softcap / self.scale if options.softcap else None
-        per_scale = 1.0 / self.scale if options.biased else None
-        return cap, per_scale, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
+        """cap in units of 1 / scale, slopes, bias and radius; None for what is off."""
+        softcap, bias = self.problem.options.softcap, terms.bias
+        cap = softcap / self.scale if softcap else None
+        return cap, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
+
+    def bounded(self) -> bool:
+        """Whether softmax needs no maxima: all exponentials, and their products with v, are far
+        from the ends of the range of v's type.
+        """
+        options, dtype = self.problem.options, self.problem.dtype
+        return 0 < options.softcap <= 50 and not options.biased and dtype != torch.float16
 
     def counts(self, n_tiles: int, *, by_query: bool) -> tuple[int, ...]:
         """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column)
@@ -346,52 +384,17 @@ def _descriptors(
     16-byte strides and addresses.
     """
     tiles = zip(tensors, (shape["BLOCK_D"], shape["BLOCK_DV"]), strict=True)
-    if not all(_has_tma(t.device) and _fits_tma(t, width) for t, width in tiles):
+    if tensors[0].dtype == torch.float32 and not interpreted():
+        return None, None  # ieee products run on the vector units, from registers
+    if not all(_has_tma(t.device) and fits_tma(t, width) for t, width in tiles):
         return None, None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     first, second = (
-        TensorDescriptor(t, [_matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
+        TensorDescriptor(t, [matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
         for t in tensors
     )
     return first, second
-
-
-def _fits_tma(t: Tensor, width: int) -> bool:
-    batch, heads, n, head_dim = t.shape
-    stride_b, stride_h, stride_n, _ = t.stride()
-    if head_dim != width or n == 1:
-        return False
-    if t.data_ptr() % 16 or (t.element_size() * stride_n) % 16:
-        return False
-    if t.dtype == torch.float32 and not interpreted():
-        return False  # ieee products run on the vector units, from registers
-    if stride_n < head_dim:  # tokens that share memory
-        return False
-    head_columns = stride_h % stride_n if heads > 1 else 0
-    fits_row = head_columns * (heads - 1) + head_dim <= stride_n and (
-        head_columns == 0 or stride_h < stride_n
-    )
-    return fits_row and (batch == 1 or stride_b % stride_n == 0) and _matrix_rows(t) < 2**31
-
-
-def _matrix_rows(t: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return last // t.stride(2) + 1
-
-
-def padded_dim(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def padded_dim_v(head_dim: int, head_dim_v: int) -> int:
-    """The extent of v in the kernels.
-
-    Under wider keys a tile of 32 columns can be the last in shared memory, and there Triton 3.6's
-    wgmma reads beyond its end (an illegal access for D = 64, D_v = 32): it gets 64 columns.
-    """
-    width = padded_dim(head_dim_v)
-    return 64 if width == 32 < head_dim else width
 
 
 def _cdiv(a: int, b: int) -> int:

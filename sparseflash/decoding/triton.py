@@ -14,6 +14,7 @@ from sparseflash.decoding.pattern import Pattern
 from sparseflash.kernels.configs import Family, Tiles, power_of_two_divisor
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
+from sparseflash.kernels.shapes import padded_dim, padded_dim_v
 from sparseflash.kernels.tl.decode import MIN_TILES, decode_parts, merge_splits
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
@@ -34,7 +35,7 @@ class Decode:
         self.pack = group if pattern.heads in (1, problem.kv_heads) else 1
         block_q, block_k = (schedule.block_q, schedule.block_k) if schedule else BLOCKLESS
         head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
-        width, width_v = portable.padded_dim(head_dim), portable.padded_dim_v(head_dim, head_dim_v)
+        width, width_v = padded_dim(head_dim), padded_dim_v(head_dim, head_dim_v)
         tiles = decode_tiles(
             self.pack * problem.n_q, max(width, width_v), problem.dtype,
             portable.family_of(problem.device), block_k,

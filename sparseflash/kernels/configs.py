@@ -27,9 +27,9 @@ Table = dict[tuple[str, int], Tiles]
 # (kernel, padded head dim) -> tiles for 16-bit inputs. A row " partial" is for masks with partial
 # blocks: the code that masks needs registers. A row " short" is for masks with few keys to a query,
 # where occupancy counts most. A row " padded" is for head dims that are padded, which TMA does not
-# copy: addresses need registers. A row " bias" is for scores with a bias by distance: its pointers
-# and sums need registers. Rows are measured for Hopper, the padded ones apart; those for a bias and
-# for other GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
+# copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias, whose
+# code needs registers. Rows are measured for Hopper, the padded ones apart; those for terms and for
+# other GPUs are chosen by what compiles with few spills (docs/results/compile_matrix.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
@@ -41,12 +41,15 @@ HOPPER = {
     ("backward_kv", 32): Tiles(128, 64, 4, 2),
     ("backward_kv", 64): Tiles(32, 64, 4, 2),
     ("backward_kv partial", 64): Tiles(64, 64, 4, 1, max_registers=168),
+    ("backward_kv partial terms", 64): Tiles(32, 64, 4, 1, max_registers=168),
     ("backward_kv", 128): Tiles(64, 64, 4, 2),
     ("backward_kv partial", 128): Tiles(32, 64, 4, 2),
     ("backward_kv", 256): Tiles(64, 32, 4, 1),
     ("backward_q", 32): Tiles(64, 64, 4, 3),
     ("backward_q", 64): Tiles(128, 64, 8, 3),
+    ("backward_q terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q partial", 64): Tiles(64, 64, 4, 3),
+    ("backward_q partial terms", 64): Tiles(64, 64, 4, 3, max_registers=168),
     ("backward_q", 128): Tiles(128, 64, 8, 3),
     ("backward_q partial", 128): Tiles(64, 64, 4, 2),
     ("backward_q", 256): Tiles(128, 64, 8, 1),
@@ -63,16 +66,10 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_BIAS: Table = {
-    ("backward_kv bias", 256): Tiles(32, 16, 4, 1),
-    ("backward_q bias", 256): Tiles(16, 32, 4, 1),
-} | {
-    (kernel, width): Tiles(32, 32, 4, 1)
-    for kernel in ("backward_kv bias", "backward_q bias")
-    for width in (32, 64, 128)
+_BIAS: Table = {("backward_bias", 256): Tiles(16, 32, 4, 1)} | {
+    ("backward_bias", width): Tiles(32, 32, 4, 1) for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
-    ("forward bias", 256): Tiles(64, 32, 8, 1),
     ("forward partial", 32): Tiles(64, 128, 4, 1),
     ("forward partial", 128): Tiles(128, 64, 8, 2),
     ("forward padded", 128): Tiles(64, 32, 8, 2),
@@ -92,7 +89,10 @@ _AMPERE: Table = {
         256: Tiles(32, 32, 4, 1),
     }.items()
     for kernel in ("forward", "backward_kv", "backward_q")
-} | {("backward_kv", 256): Tiles(32, 32, 8, 1)}
+} | {
+    ("backward_kv terms", 64): Tiles(64, 32, 4, 2),
+    ("backward_kv", 256): Tiles(32, 32, 8, 1),
+}
 _GEFORCE: Table = {
     ("forward padded", 128): Tiles(64, 32, 8, 2),
     ("backward_kv", 32): Tiles(64, 64, 4, 1),
@@ -137,21 +137,22 @@ def tiles_for(
     keys_per_query: float,
     block_q: int,
     block_k: int,
-    bias: bool = False,
+    terms: bool = False,
 ) -> Tiles:
     """Tiles of `kernel` that divide the mask's blocks of block_q x block_k tokens.
 
     padded: whether a head dim is not a power of two, or is below 16; partial: whether the mask has
-        partial blocks; keys_per_query: the mean over its query blocks; bias: whether the scores
-        have a bias by distance.
+        partial blocks; keys_per_query: the mean over its query blocks; terms: whether the scores
+        have a cap, slopes or a bias.
     """
     width = max(32, 1 << (head_dim - 1).bit_length())
     if dtype == torch.float32:
         tiles = _FLOAT32[width]
     else:
-        kinds = ["bias"] * bias + ["padded"] * padded
+        kinds = ["padded"] * padded
         kinds += ["partial"] if partial else ["short"] if keys_per_query <= SHORT_ROW else []
-        rows = [(f"{kernel} {kind}", width) for kind in kinds] + [(kernel, width)]
+        names = [*(f"{kernel} {kind}" for kind in kinds), kernel]
+        rows = [(f"{n}{end}", width) for n in names for end in [" terms"] * terms + [""]]
         tables = _tables(family)
         tiles = next(table[row] for row in rows for table in tables if row in table)
     block_m = min(tiles.block_m, power_of_two_divisor(block_q))

@@ -147,3 +147,71 @@ def test_bias_at_every_width(head_dim, dtype):
     """The backward with a bias has tiles of its own."""
     case = Case(700, 1000, head_dim, dtype, heads=4, mask=masks.causal(), terms=("bias",), seed=30)
     check(case, "triton", "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", [None, masks.causal(), HOLE])
+@pytest.mark.parametrize("softcap", [0.5, 20.0, 50.0, 51.0, 1000.0])
+def test_softcap_at_every_size_of_scores(softcap, mask, head_dim, dtype):
+    """Scores about sqrt(head_dim): beyond the cap, on both sides of the polynomial, far below the
+    cap; with and without running maxima.
+    """
+    options = {"mask": mask, "terms": ("softcap",), "softcap": softcap, "scale": 1.0}
+    case = Case(1000, 1000, head_dim, dtype, heads=4, kv_heads=2, seed=31, **options)
+    check(case, "triton", "cuda")
+    check(replace(case, terms=("softcap", "sink"), scale=None), "triton", "cuda")
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("softcap", [20.0, 50.0, 1000.0])
+def test_softcap_of_tiles_of_both_kinds(softcap, dtype):
+    """Some heads and some keys have large scores: the form differs from tile to tile."""
+    q, k, v = (t.to(dtype) for t in draw(Case(1000, 1000, 64, heads=4), "cuda")[0])
+    k[:, :, 300:330] *= 8
+    q[:, 2] *= 4
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    exact = [t.detach().float().requires_grad_() for t in inputs]
+    terms = Terms(softcap=softcap)
+    out = sparseflash.attention(*inputs, MASK, terms=terms, backend="triton")
+    wanted = sparseflash.attention(*exact, MASK, terms=terms, backend="reference")
+    dout = torch.randn_like(out)
+    pairs = zip(
+        (out, *torch.autograd.grad(out, inputs, dout)),
+        (wanted, *torch.autograd.grad(wanted, exact, dout.float())),
+        strict=True,
+    )
+    for got, want in pairs:
+        error = (got.float() - want).norm() / want.norm()
+        assert error < 8 * torch.finfo(dtype).eps, error
+
+
+@pytest.mark.parametrize("slope", [2.0, -0.01])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_q, n_k", [(1000, 1000), (300, 1100), (1100, 300)])
+def test_slopes_of_both_signs(n_q, n_k, dtype, slope):
+    options = {"terms": ("slopes",), "slope": slope, "seed": 32}
+    for mask in (None, masks.causal(), HOLE if n_q == n_k else None):
+        check(Case(n_q, n_k, 64, dtype, heads=4, mask=mask, **options), "triton", "cuda")
+
+
+@pytest.mark.parametrize("radius", [1, 100, 3000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_q, n_k", [(1000, 1000), (300, 1100), (1100, 300)])
+def test_bias_of_any_radius(n_q, n_k, dtype, radius):
+    options = {"radius": radius, "heads": 4, "kv_heads": 2, "seed": 33}
+    for terms in (("bias",), ("sink", "softcap", "slopes", "bias")):
+        for mask, dropout_p in ((None, 0.0), (masks.causal(), 0.0), (masks.causal(), 0.3)):
+            case = Case(n_q, n_k, 64, dtype, mask=mask, dropout_p=dropout_p, terms=terms, **options)
+            check(case, "triton", "cuda")
+
+
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_the_gradient_of_a_bias_is_the_same_bits_every_time(mask):
+    qkv, bias = inputs(2000), torch.randn(4, 257, device="cuda", requires_grad=True)
+    options = {"terms": Terms(bias=bias), "backend": "triton"} | SAME_BITS
+    first, *others = (
+        torch.autograd.grad(sparseflash.attention(*qkv, mask, **options).square().sum(), bias)[0]
+        for _ in range(4)
+    )
+    assert first.any() and all(torch.equal(first, other) for other in others)

@@ -23,22 +23,23 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
-from sparseflash.kernels.tl.terms import add_bias_gradient, cap_slope, with_terms
+from sparseflash.kernels.tl.terms import is_high, is_low, shift_with, with_terms
 
 
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, per_scale, Slopes, Bias, radius, first,
+    cap, Slopes, Bias, radius, first,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
     s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
-    logits = with_terms(
-        s, cap, per_scale, Slopes, Bias, radius, first, q.shape[0], k.shape[0], True
-    )
-    p = probabilities(logits, scale_log2, lse_log2[None, :])
+    t, logits, unit, rest = with_terms(
+        s, scale_log2, cap, Slopes, Bias, radius, first,
+        q.shape[0], k.shape[0], True, True, q.dtype != tl.float32,
+    )  # fmt: skip
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -47,7 +48,7 @@ def kv_step(
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[None, :])
     if cap is not None:
-        ds *= cap_slope(s, cap)
+        ds *= 1.0 - t * t
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
     dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_DV]
     return dk, dv
@@ -62,7 +63,7 @@ def backward_kv(
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, per_scale, Slopes, Bias, radius,
+    cap, Slopes, Bias, radius,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -146,7 +147,7 @@ def backward_kv(
                     )
                 dk, dv = kv_step(
                     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                    cap, per_scale, slopes, bias, radius, first_key - start,
+                    cap, slopes, bias, radius, first_key - start,
                     not DENSE, DROPOUT, PRECISION,
                 )  # fmt: skip
 
@@ -169,7 +170,7 @@ def backward_kv(
                 )
             dk, dv = kv_step(
                 dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-                cap, per_scale, slopes, bias, radius, first_key - start,
+                cap, slopes, bias, radius, first_key - start,
                 False, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -184,27 +185,34 @@ def backward_kv(
 
 @triton.jit
 def q_step(
-    dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, per_scale, Slopes, Bias, radius, first, DBias,
-    MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
+    cap, Slopes, Bias, radius, first,
+    MASKED: tl.constexpr, FAR: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys."""
+    """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys.
+
+    FAR: add it to the sums of `low` and `high` tiles [BLOCK_M].
+    """
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-    logits = with_terms(
-        s, cap, per_scale, Slopes, Bias, radius, first, q.shape[0], k.shape[0], False
-    )
-    p = probabilities(logits, scale_log2, lse_log2[:, None])
+    t, logits, unit, rest = with_terms(
+        s, scale_log2, cap, Slopes, Bias, radius, first,
+        q.shape[0], k.shape[0], False, True, q.dtype != tl.float32,
+    )  # fmt: skip
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     if DROPOUT:
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
-    if DBias is not None:
-        add_bias_gradient(DBias, ds, radius, first, q.shape[0], k.shape[0])
+    if FAR:
+        sums = tl.sum(ds, 1)  # [BLOCK_M]
+        low += tl.where(is_low(radius, first, k.shape[0]), sums, 0.0)
+        high += tl.where(is_high(radius, first, q.shape[0]), sums, 0.0)
     if cap is not None:
-        ds *= cap_slope(s, cap)
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+        ds *= 1.0 - t * t
+    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    return dq, low, high
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -216,7 +224,7 @@ def backward_q(
     stride_dqb, stride_dqh, stride_dqn,
     scale, scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, per_scale, Slopes, Bias, radius, DBias,
+    cap, Slopes, Bias, radius, FarSums,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
@@ -224,7 +232,8 @@ def backward_q(
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
 
-    DBias, zeros (B * H_q, n_tiles, 2 radius + 1), where there is one: a program sums its own.
+    FarSums (B * H_q, n_tiles, 2), where there is one: sums of dS over the tiles that take the first
+    entry of the bias, and over those that take the last.
 
     q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
     k [BLOCK_N, BLOCK_D]; v [BLOCK_N, BLOCK_DV]
@@ -238,8 +247,6 @@ def backward_q(
         Slopes += h
     if Bias is not None:
         Bias += h * (2 * radius + 1) + radius
-    if DBias is not None:
-        DBias += tl.program_id(0).to(tl.int64) * (2 * radius + 1) + radius
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -266,6 +273,9 @@ def backward_q(
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    FAR: tl.constexpr = FarSums is not None
+    low = tl.zeros([BLOCK_M], tl.float32)
+    high = tl.zeros([BLOCK_M], tl.float32)
 
     if PARTIAL:
         for t in tl.range(0, n_partial):
@@ -285,10 +295,10 @@ def backward_q(
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
-            dq = q_step(
-                dq, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-                cap, per_scale, Slopes, Bias, radius, start - first_key, DBias,
-                True, DROPOUT, PRECISION,
+            dq, low, high = q_step(
+                dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
+                keep, keep_scale, cap, Slopes, Bias, radius, start - first_key,
+                True, FAR, DROPOUT, PRECISION,
             )  # fmt: skip
 
     # the index is loaded one tile ahead: a load that an address waits for would cost the pipeline a
@@ -309,12 +319,16 @@ def backward_q(
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
             )
-        dq = q_step(
-            dq, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-            cap, per_scale, Slopes, Bias, radius, start - first_key, DBias,
-            False, DROPOUT, PRECISION,
+        dq, low, high = q_step(
+            dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
+            cap, Slopes, Bias, radius, start - first_key,
+            False, FAR, DROPOUT, PRECISION,
         )  # fmt: skip
         start = next_start
 
     dq_base = DQ + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)
+    if FAR:
+        sums = FarSums + 2 * tl.program_id(0)
+        tl.store(sums, tl.sum(low, 0))
+        tl.store(sums + 1, tl.sum(high, 0))

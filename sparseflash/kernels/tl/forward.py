@@ -30,19 +30,31 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
-from sparseflash.kernels.tl.terms import with_terms
+from sparseflash.kernels.tl.terms import shift_with, with_terms
 
 
 @triton.jit
-def online_softmax(s, m, l, scale_log2, MASKED: tl.constexpr):
-    """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N].
+def online_softmax(
+    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False, Slopes=None, rest=0.0
+):
+    """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N], and where there
+    are slopes `rest` [BLOCK_M] to be added to them.
 
     Returns the probabilities, the factor of the old sums, the new maxima and the new sums.
+    BOUNDED: the exponentials of all scores are far from the ends of float32. The maxima stay as
+    they are, and the sums need no factor.
     """
-    m_new, shift = running_max(m, tl.max(s, 1), scale_log2, MASKED)  # [BLOCK_M]
-    p = probabilities(s, scale_log2, shift[:, None])  # [BLOCK_M, BLOCK_N]
-    alpha = rescale_factor(m, shift)  # [BLOCK_M]
-    return p, alpha, m_new, l * alpha + tl.sum(p, 1)
+    if BOUNDED:
+        p = tl.exp2(s * scale_log2)  # [BLOCK_M, BLOCK_N]
+        return p, m, m, l + tl.sum(p, 1)
+    else:
+        largest = tl.max(s, 1)  # [BLOCK_M]
+        if Slopes is not None:
+            largest += rest
+        m_new, shift = running_max(m, largest, scale_log2, MASKED)  # [BLOCK_M]
+        p = probabilities(s, scale_log2, shift_with(shift, Slopes, rest, scale_log2)[:, None])
+        alpha = rescale_factor(m, shift)  # [BLOCK_M]
+        return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
 
 @triton.jit
@@ -63,11 +75,11 @@ def attention_forward(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, seed_ptr, drop_threshold, keep_scale,
     n_q, n_k, n_tiles, heads, group, mask_stride_b, mask_stride_h,
-    cap, per_scale, Slopes, Bias, radius, Sink, MaxScores,
+    cap, Slopes, Bias, radius, Sink, MaxScores,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
-    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k (B, H_kv, n_k, HEAD_DIM), v (B, H_kv, n_k, HEAD_DIM_V) -> Out
     (B, H_q, n_q, HEAD_DIM_V), Lse (B, H_q, n_q) and, unless it is None, MaxScores like Lse.
@@ -103,7 +115,8 @@ def attention_forward(
     q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     if DROPOUT:
         row_head, column_head = head_keys(seed_ptr, bh)
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    FAST: tl.constexpr = q.dtype != tl.float32
+    m = tl.full([BLOCK_M], 0.0 if BOUNDED else float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
@@ -125,18 +138,24 @@ def attention_forward(
                 )  # fmt: skip
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-            s = with_terms(
-                s, cap, per_scale, Slopes, Bias, radius, start - first_key, BLOCK_M, BLOCK_N, False
-            )
+            _, s, unit, rest = with_terms(
+                s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
+                BLOCK_M, BLOCK_N, False, False, FAST,
+            )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, scale_log2, True)
+            p, alpha, m, l = online_softmax(s, m, l, unit, True, BOUNDED, Slopes, rest)
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
                 )
                 p = tl.where(keep, p, 0.0)
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+            acc = tl.dot(
+                p.to(v.dtype),
+                v,
+                acc if BOUNDED else acc * alpha[:, None],
+                input_precision=PRECISION,
+            )
             if WIDE:
                 acc = finished(acc, t)
 
@@ -146,10 +165,11 @@ def attention_forward(
             k_base, K_desc, k_row, k_col, start, stride_kn, BLOCK_N, HEAD_DIM, BLOCK_D, TMA
         )
         s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-        s = with_terms(
-            s, cap, per_scale, Slopes, Bias, radius, start - first_key, BLOCK_M, BLOCK_N, False
-        )
-        p, alpha, m, l = online_softmax(s, m, l, scale_log2, False)
+        _, s, unit, rest = with_terms(
+            s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
+            BLOCK_M, BLOCK_N, False, False, FAST,
+        )  # fmt: skip
+        p, alpha, m, l = online_softmax(s, m, l, unit, False, BOUNDED, Slopes, rest)
         if DROPOUT:
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
@@ -158,10 +178,14 @@ def attention_forward(
         v = load_full(
             v_base, V_desc, v_row, v_col, start, stride_vn, BLOCK_N, HEAD_DIM_V, BLOCK_DV, TMA
         )
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        acc = tl.dot(
+            p.to(v.dtype), v, acc if BOUNDED else acc * alpha[:, None], input_precision=PRECISION
+        )
         if WIDE:
             acc = finished(acc, t)
 
+    if BOUNDED:
+        m = tl.where(l == 0, float("-inf"), m)
     rows = q_start + tl.arange(0, BLOCK_M)
     if MaxScores is not None:
         tl.store(MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(m), mask=rows < n_q)

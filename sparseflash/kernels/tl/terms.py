@@ -10,66 +10,154 @@ import triton.language as tl
 
 from sparseflash.kernels.softmax import LOG2E
 
+# tanh(x) = x (1 + A3 x^2 + A5 x^4), with a relative error below 8e-6 where |x| <= 0.4, and
+# x (1 + B3 x^2 + B5 x^4 + B7 x^6), with one below 2e-7
+A3, A5 = tl.constexpr(-0.33278957), tl.constexpr(0.12211288)
+B3, B5, B7 = tl.constexpr(-0.33331882), tl.constexpr(0.13277629), tl.constexpr(-0.04779421)
+
 
 @triton.jit
-def tanh_of_ratio(s, cap):
-    """tanh(s / cap). tl.exp2 takes any s here: at its ends 0 and inf give -1 and 1."""
-    return 1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E / cap)) + 1.0)
+def capped(s, cap, amplitude, FAST: tl.constexpr):
+    """amplitude * tanh(s / cap) of scores [M, N]. FAST: an error of 8e-6 is small.
 
-
-@triton.jit
-def with_terms(
-    s, cap, per_scale, Slopes, Bias, radius, first,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """The logits of scores [BLOCK_M, BLOCK_N], or their transpose.
-
-    cap: softcap / scale. per_scale: 1 / scale. Slopes, Bias: those of the head; Bias points to its
-    middle. first: distance of the first key from the first query.
+    Where all scores are small it is a polynomial. An exponential and a division for each score
+    would take longer than the softmax itself.
     """
-    if cap is not None:
-        s = cap * tanh_of_ratio(s, cap)
-    if per_scale is not None:
-        row = tl.arange(0, BLOCK_M)
-        key = first + tl.arange(0, BLOCK_N)
-        d = key[:, None] - row[None, :] if TRANSPOSED else key[None, :] - row[:, None]
-        if Slopes is not None:
-            s -= tl.load(Slopes) * per_scale * tl.abs(d).to(tl.float32)
-        if Bias is not None:
-            s += tl.load(Bias + tl.minimum(tl.maximum(d, -radius), radius)) * per_scale
+    per_square = 1.0 / (cap * cap)
+    a1 = amplitude / cap
+    a3 = (A3 if FAST else B3) * per_square * a1
+    a5 = (A5 if FAST else B5) * per_square * per_square * a1
+    largest = tl.max(tl.abs(s))
+    if (largest <= 0.4 * cap) & (cap > 1e-5) & (cap < 1e5):  # these are ordinary numbers
+        y = s * s
+        if not FAST:
+            a5 += y * (B7 * per_square * per_square * per_square * a1)
+        t = s * (a1 + y * (a3 + y * a5))
+    else:
+        t = exactly_capped(s, cap, amplitude)
+    return t
+
+
+@triton.jit
+def exactly_capped(s, cap, amplitude):
+    """amplitude * tanh(s / cap). tl.exp2 takes any s here: at its ends 0 and inf give -1 and 1."""
+    return amplitude - 2.0 * amplitude / (tl.exp2(s * (2.0 * LOG2E / cap)) + 1.0)
+
+
+@triton.jit
+def arithmetic(start, step, N: tl.constexpr):
+    """start + step * [0 .. N - 1], [N] float32: an instruction for each number that a thread has.
+
+    In the layouts of products these differ by multiples of 8, which are constants.
+    """
+    eights = (8 * tl.arange(0, N // 8)).to(tl.float32)
+    few = start + step * tl.arange(0, 8).to(tl.float32)
+    eights, few = tl.broadcast(eights[:, None], few[None, :])  # [N // 8, 8]
+    return tl.reshape(tl.fma(eights, tl.full([N // 8, 8], step, tl.float32), few), [N])
+
+
+@triton.jit
+def band(first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The distances in a tile and more, from the smallest less one on, for `spread`."""
+    WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
+    return first - BLOCK_M + tl.arange(0, WIDTH)
+
+
+@triton.jit
+def spread(values, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr):
+    """Values of the distances of a `band`, at the entries [BLOCK_M, BLOCK_N] of the tile, or its
+    transpose.
+    """
+    query = BLOCK_M - tl.arange(0, BLOCK_M)
+    key = tl.arange(0, BLOCK_N)
+    at = key[:, None] + query[None, :] if T else query[:, None] + key[None, :]
+    return tl.reshape(tl.gather(values, tl.reshape(at, [BLOCK_M * BLOCK_N]), 0), at.shape)
+
+
+@triton.jit
+def add_slopes(s, slope, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr):
+    """Logits [BLOCK_M, BLOCK_N] less slope * |distance|, or their transpose.
+
+    Returns two terms: one for each entry, and one for each query [BLOCK_M].
+    """
+    # where all distances have one sign, each is a number of the key less one of the query
+    slope = tl.where(first >= 0, slope, -slope)
+    start = slope * tl.cast(first, tl.float32)
+    if T:
+        key = start + tl.arange(0, BLOCK_N).to(tl.float32) * slope
+        query = arithmetic(0.0, slope, BLOCK_M)
+        s -= key[:, None]
+    else:
+        key = arithmetic(start, slope, BLOCK_N)
+        query = tl.arange(0, BLOCK_M).to(tl.float32) * slope
+        s -= key[None, :]
+    if (first < BLOCK_M) & (first + BLOCK_N > 0):  # some have the other sign
+        d = band(first, BLOCK_M, BLOCK_N)
+        other = tl.where((d < 0) == (first >= 0), d, 0).to(tl.float32)
+        s += spread(2.0 * slope * other, BLOCK_M, BLOCK_N, T)
+    return s, query
+
+
+@triton.jit
+def is_low(radius, first, BLOCK_N: tl.constexpr):
+    """Whether all distances in a tile take the first entry of the bias."""
+    return first + BLOCK_N <= -radius
+
+
+@triton.jit
+def is_high(radius, first, BLOCK_M: tl.constexpr):
+    """Whether all distances in a tile take the last entry of the bias."""
+    return first - BLOCK_M >= radius
+
+
+@triton.jit
+def add_bias(
+    s, Bias, radius, per_unit, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
+):
+    """Logits [BLOCK_M, BLOCK_N] with the entries of their distances, or their transpose."""
+    far = is_low(radius, first, BLOCK_N) | is_high(radius, first, BLOCK_M)
+    entry = tl.load(Bias + tl.minimum(tl.maximum(first, -radius), radius)) * per_unit
+    s += tl.where(far, entry, 0.0)
+    if not far:
+        d = tl.minimum(tl.maximum(band(first, BLOCK_M, BLOCK_N), -radius), radius)
+        s += spread(tl.load(Bias + d) * per_unit, BLOCK_M, BLOCK_N, T)
     return s
 
 
 @triton.jit
-def cap_slope(s, cap):
-    """The derivative of soft-capping at scores that are not capped."""
-    t = tanh_of_ratio(s, cap)
-    return 1.0 - t * t
+def with_terms(
+    s, scale_log2, cap, Slopes, Bias, radius, first,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, TANH: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """The logits of scores [BLOCK_M, BLOCK_N], or their transpose.
+
+    cap: softcap / scale. Slopes, Bias: those of the head; Bias points to its middle. first:
+    distance of the first key from the first query. TANH: capped scores are tanh(s / cap), not
+    logits in base 2. FAST: an error below 8e-6 of them is small, as where q and k have 16 bits.
+
+    Returns the capped scores, the logits, their scale_log2, and where there are slopes what is left
+    to add to the logits of each query.
+    """
+    if cap is None:
+        unit = scale_log2
+    elif TANH:
+        unit = cap * scale_log2
+        s = capped(s, cap, 1.0, FAST)
+    else:
+        unit: tl.constexpr = 1.0
+        s = capped(s, cap, cap * scale_log2, FAST)
+    logits = s
+    rest = 0.0
+    if Bias is not None:
+        logits = add_bias(logits, Bias, radius, LOG2E / unit, first, BLOCK_M, BLOCK_N, T)
+    if Slopes is not None:
+        slope = tl.load(Slopes) * (LOG2E / unit)
+        logits, rest = add_slopes(logits, slope, first, BLOCK_M, BLOCK_N, T)
+    return s, logits, unit, rest
 
 
 @triton.jit
-def add_bias_gradient(DBias, ds, radius, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Add ds [BLOCK_M, BLOCK_N] by distance to sums that are this program's own.
-
-    DBias points to their middle. A tile within the radius is skewed: a distance is a column.
-    """
-    tl.debug_barrier()  # the sums of the tile before are stored
-    if first - BLOCK_M >= radius:
-        tl.store(DBias + radius, tl.load(DBias + radius) + tl.sum(tl.sum(ds, 1), 0))
-    elif first + BLOCK_N <= -radius:
-        tl.store(DBias - radius, tl.load(DBias - radius) + tl.sum(tl.sum(ds, 1), 0))
-    else:
-        WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)  # of BLOCK_M + BLOCK_N - 1 distances
-        d = tl.arange(0, WIDTH) - BLOCK_M
-        key = d[None, :] + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, WIDTH]
-        inside = (key >= 0) & (key < BLOCK_N)
-        skewed = tl.gather(ds, tl.minimum(tl.maximum(key, 0), BLOCK_N - 1), 1)
-        sums = tl.sum(tl.where(inside, skewed, 0.0), 0)  # [WIDTH]
-        d += first
-        within = tl.abs(d) < radius
-        before = tl.load(DBias + d, mask=within, other=0.0)
-        tl.store(DBias + d, before + sums, mask=within)
-        low = tl.sum(tl.where(d <= -radius, sums, 0.0), 0)
-        high = tl.sum(tl.where(d >= radius, sums, 0.0), 0)
-        tl.store(DBias - radius, tl.load(DBias - radius) + low)
-        tl.store(DBias + radius, tl.load(DBias + radius) + high)
+def shift_with(shift, Slopes, rest, unit):
+    """What is subtracted in the exponents of queries [BLOCK_M], `rest` included."""
+    return shift if Slopes is None else shift - rest * unit

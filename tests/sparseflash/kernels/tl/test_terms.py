@@ -1,0 +1,149 @@
+"""Terms of the scores in the portable kernels, in Triton's interpreter: what tiles have in common
+and what the edges between their forms are.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import masks
+from sparseflash.kernels.tl.terms import add_bias, add_slopes, capped
+from tests.attention_cases import Case, check
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
+)
+
+HALF, FULL = torch.float16, torch.float32
+RAGGED = masks.causal() | masks.global_tokens(20)
+
+
+@triton.jit
+def cap_kernel(S, Out, cap, amplitude, N: tl.constexpr, FAST: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(Out + at, capped(tl.load(S + at), cap, amplitude, FAST))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("cap", [1e-7, 0.5, 30.0, 1000.0, 1e7])
+@pytest.mark.parametrize("largest", [1e-6, 0.1, 0.3999, 0.4, 0.4001, 1.0, 5.0, 1e4])
+def test_capped_scores(largest, cap, fast):
+    """On both sides of the bound of the polynomial, and at caps whose powers are no float32."""
+    x = torch.linspace(-largest, largest, 16 * 16, dtype=torch.float64).reshape(16, 16)
+    s, out = (x * cap).float(), torch.empty(16, 16)
+    cap_kernel[(1,)](s, out, cap, 3.0, N=16, FAST=fast)
+    wanted = 3.0 * (s.double() / cap).tanh()
+    polynomial = largest <= 0.4 and 1e-5 < cap < 1e5
+    rtol = 8.5e-6 if polynomial and fast else 6e-7
+    atol = 0.0 if polynomial and largest < 0.4 else 1e-6
+    torch.testing.assert_close(out.double(), wanted, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_capped_scores_that_are_not_finite(fast):
+    s, out = torch.zeros(16, 16), torch.empty(16, 16)
+    s[0, 0], s[1, 1] = torch.inf, -torch.inf
+    cap_kernel[(1,)](s, out, 2.0, 2.0, N=16, FAST=fast)
+    assert out[0, 0] == 2.0 and out[1, 1] == -2.0 and not out[2:].any()
+
+
+@triton.jit
+def distance_kernel(
+    Out, Rest, Bias, slope, first, radius,
+    M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SLOPES: tl.constexpr,
+):  # fmt: skip
+    row, key = tl.arange(0, M), tl.arange(0, N)
+    s = tl.zeros([N, M] if T else [M, N], tl.float32)
+    if SLOPES:
+        s, rest = add_slopes(s, slope, first, M, N, T)
+        tl.store(Rest + row, rest)
+    else:
+        s = add_bias(s, Bias + radius, radius, 1.0, first, M, N, T)
+    at = key[:, None] + row[None, :] * N if T else row[:, None] * N + key[None, :]
+    tl.store(Out + at, s)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("m, n", [(16, 32), (32, 16), (32, 32)])
+def test_every_place_of_a_tile_beside_the_diagonal(m, n, transposed):
+    """Slopes of both signs and a bias, where a tile turns from one form to the other."""
+    d = torch.arange(n)[None, :] - torch.arange(m)[:, None]
+    for first in (*range(-50, 51), -1000, 4000):
+        distance = first + d
+        for slope in (0.7, -0.3):
+            out, rest = torch.empty(m, n), torch.empty(m)
+            distance_kernel[(1,)](
+                out, rest, None, slope, first, 0, M=m, N=n, T=transposed, SLOPES=True
+            )
+            wanted = -slope * distance.abs().float()
+            torch.testing.assert_close(out + rest[:, None], wanted, rtol=1e-6, atol=1e-5)
+        for radius in (1, 7, 40):
+            bias, out = torch.randn(2 * radius + 1), torch.empty(m, n)
+            distance_kernel[(1,)](
+                out, None, bias, 0.0, first, radius, M=m, N=n, T=transposed, SLOPES=False
+            )
+            assert torch.equal(out, bias[distance.clamp(-radius, radius) + radius])
+
+
+CAPS = Case(100, 150, 16, heads=4, kv_heads=2, terms=("softcap",), scale=1.0)
+
+
+@pytest.mark.parametrize("mask", [None, RAGGED])
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+@pytest.mark.parametrize("softcap", [0.5, 8.0, 50.0, 51.0, 1000.0])
+def test_softcap(softcap, dtype, mask):
+    """Scores about 4, up to 20: far beyond the cap, beside the bound of the polynomial, below it;
+    float32 without running maxima up to 50.
+    """
+    check(replace(CAPS, softcap=softcap, dtype=dtype, mask=mask), "triton", "cpu")
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+def test_a_large_softcap_of_large_scores(dtype):
+    """Their exponentials are beyond float32."""
+    check(replace(CAPS, softcap=200.0, scale=60.0, dtype=dtype), "triton", "cpu", slack=2.0)
+
+
+@pytest.mark.parametrize("terms", [("softcap", "sink"), ("softcap", "slopes", "bias")])
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+def test_softcap_beside_other_terms(dtype, terms):
+    check(replace(CAPS, softcap=8.0, dtype=dtype, mask=RAGGED, terms=terms), "triton", "cpu")
+
+
+def test_softcap_with_rows_of_nothing():
+    nothing = masks.documents([60, 40]) & ~masks.local(0)
+    one = replace(CAPS, n_k=100, mask=nothing & masks.causal(), block_size=(32, 32))
+    check(one, "triton", "cpu")
+    check(replace(one, terms=("softcap", "sink")), "triton", "cpu")
+
+
+@pytest.mark.parametrize("slope", [2.0, -0.1])
+def test_slopes_of_both_signs(slope):
+    check(Case(150, 220, 16, terms=("slopes",), slope=slope, mask=RAGGED), "triton", "cpu")
+
+
+FAR = Case(150, 220, 16, heads=2, kv_heads=1, terms=("bias",))
+
+
+@pytest.mark.parametrize("mask", [None, RAGGED])
+@pytest.mark.parametrize("radius", [1, 30, 500])
+def test_bias_of_any_radius(radius, mask):
+    """Tiles that take one entry and tiles that are summed by distance, in all shares."""
+    check(replace(FAR, radius=radius, mask=mask), "triton", "cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_q": 220, "n_k": 130, "batch": 2},
+        {"dropout_p": 0.3},
+        {"terms": ("sink", "bias")},
+        {"terms": ("sink", "bias"), "dropout_p": 0.3, "mask": RAGGED, "block_size": (64, 32)},
+        {"mask": masks.random_blocks(0.3, block=32, seed=1, per_head=True), "block_size": (32, 64)},
+    ],
+)
+def test_bias_beside_other_options(changes):
+    check(replace(FAR, radius=20, **changes), "triton", "cpu")
