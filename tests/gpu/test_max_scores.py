@@ -127,6 +127,8 @@ def test_lengths(n, backend):
 
 @pytest.mark.parametrize("block", [64, 128])
 def test_selections(block, backend):
+    if backend == "hopper" and block < 128:
+        pytest.skip("selections on hopper have blocks of 128 keys")
     q, k, v = inputs(2048, requires_grad=False)
     chosen = select.top_k(3, block_size=block)(q, k)
     dense = torch.from_numpy(chosen.to_block_mask().to_dense()).cuda()
