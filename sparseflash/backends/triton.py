@@ -104,9 +104,8 @@ class Forward:
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
-            bounded = cut.bounded() and max_scores is None
-            options = cut.options(k_desc) | {"BOUNDED": bounded}
-            return (n_tiles * batch * heads,), args, options
+            bounded = {"BOUNDED": cut.bounded()}
+            return (n_tiles * batch * heads,), args, cut.options(k_desc) | bounded
 
         given = terms.sink is not None, *_kinds(terms)
         tensors = (q, k, v, out, lse, max_scores, seed, *terms)
@@ -312,11 +311,10 @@ class Cut:
         return cap, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
 
     def bounded(self) -> bool:
-        """Whether softmax needs no maxima: all exponentials, and their products with v, are far
-        from the ends of the range of v's type.
-        """
-        options, dtype = self.problem.options, self.problem.dtype
-        return 0 < options.softcap <= 50 and not options.biased and dtype != torch.float16
+        """Whether no maxima are asked for, and exponentials fit the range of v's type without."""
+        options = self.problem.options
+        wanted = options.biased or options.max_scores or self.problem.dtype == torch.float16
+        return 0 < options.softcap <= 50 and not wanted
 
     def counts(self, n_tiles: int, *, by_query: bool) -> tuple[int, ...]:
         """n_q, n_k, tiles, heads, group, and the strides of batch and head in the row (or column)

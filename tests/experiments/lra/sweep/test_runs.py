@@ -93,7 +93,14 @@ def test_the_sweeps_that_come_with_it():
         found[path.stem] = sweep_runs(sweep, ["device=cpu"])
     counts = {name: len(runs) for name, runs in found.items()}
     paths = {"path_x": 5, "path_x_gaps": 7, "path_256": 11}
-    others = {"files": 24, "files_small": 6, "imdb_whole": 12, "spt": 2, "spt_causal": 2}
+    others = {
+        "files": 24,
+        "files_small": 6,
+        "imdb_whole": 12,
+        "spt": 2,
+        "spt_causal": 2,
+        "path_masks": 50,
+    }
     assert counts == paths | others
     for name, causal in (("spt", False), ("spt_causal", True)):
         first, second = (run.settings for run in found[name])

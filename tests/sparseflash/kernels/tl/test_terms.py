@@ -113,6 +113,16 @@ def test_softcap_beside_other_terms(dtype, terms):
     check(replace(CAPS, softcap=8.0, dtype=dtype, mask=RAGGED, terms=terms), "triton", "cpu")
 
 
+@pytest.mark.parametrize(
+    "terms", [("softcap",), ("slopes",), ("softcap", "sink", "slopes", "bias")]
+)
+def test_row_maxima(terms):
+    """They are those of the logits, also where the softmax needs none."""
+    one = replace(CAPS, softcap=8.0, terms=terms, max_scores=True)
+    check(one, "triton", "cpu")
+    check(replace(one, n_k=100, mask=RAGGED & ~masks.local(0)), "triton", "cpu")
+
+
 def test_softcap_with_rows_of_nothing():
     nothing = masks.documents([60, 40]) & ~masks.local(0)
     one = replace(CAPS, n_k=100, mask=nothing & masks.causal(), block_size=(32, 32))
