@@ -35,6 +35,7 @@ from sparseflash.kernels.hopper.backward.feed import (
     producer,
     storer,
 )  # fmt: skip
+from sparseflash.kernels.hopper.backward.single import consumer as single_consumer
 from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator, meet, new_barriers
@@ -272,7 +273,12 @@ def backward_cols(
     record_empty = new_barriers(2)
     record_go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     ds_s, ds_full = score_start, record_full  # stand-ins
-    if WITH_DQ:
+    SINGLE: gl.constexpr = WITH_DQ and CONSUMERS == 1 and BLOCK_D > 64
+    if SINGLE:
+        ds_s = gl.allocate_shared_memory(
+            DTYPE, [1, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], DTYPE)
+        )
+    elif WITH_DQ:
         DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], DTYPE)
         ds_s = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, BLOCK_M], DS_LAYOUT)
         ds_full = new_barriers(2)
@@ -350,6 +356,17 @@ def backward_cols(
             ],
             [4, 1, 1, 1],
             [REGISTERS, 24, 24, 24],
+        )
+    elif SINGLE:
+        gl.warp_specialize(
+            [
+                (single_consumer, (f,)),
+                (producer, (f,)),
+                (scheduler, (f, kv_heads, 1)),
+                (storer, (f,)),
+            ],
+            [1, 1, 1],
+            [24, 24, 24],
         )
     else:
         gl.warp_specialize(

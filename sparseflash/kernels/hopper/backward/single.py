@@ -1,0 +1,154 @@
+"""The consumer of `cols.py` for key blocks of 64 at head dims from 65 to 128.
+
+One warpgroup has a key block of its own, and a multiprocessor two such programs. So registers are
+for 232 numbers: the sums of dK and dV take 128 of them. dQ is therefore made in two halves of its
+columns, and P waits for the gradient of the scores in 16 bits.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)  # fmt: skip
+
+from sparseflash.kernels.gluon import barrier
+from sparseflash.kernels.hopper.backward.common import store_part
+from sparseflash.kernels.hopper.backward.dq import add_part
+from sparseflash.kernels.hopper.backward.feed import operands
+from sparseflash.kernels.hopper.backward.tile import allowed_words, open_tile
+from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
+from sparseflash.kernels.hopper.masking import where_allowed
+from sparseflash.kernels.hopper.work import TILE, read, wait_record
+from sparseflash.kernels.softmax import gradient_scale, started_probabilities
+
+
+@gluon.jit
+def _as_rows(vector, SCORES: gl.constexpr):
+    """[BLOCK_M] as every row of [64, BLOCK_M].
+
+    By an addition: plain copies make ptxas spill at head dim 128.
+    """
+    x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
+    return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
+
+
+@gluon.jit
+def _start_dq(ds, k, HALF: gl.constexpr):
+    """A half of the columns of dQ = dS K, [64, BLOCK_D / 2]; ds [64, 64], k [64, BLOCK_D]."""
+    WIDTH: gl.constexpr = k.shape[1] // 2
+    zero = gl.zeros([64, WIDTH], gl.float32, accumulator(WIDTH))
+    k = k.slice(HALF * WIDTH, WIDTH, 1)
+    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr):
+    """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first."""
+    bufs, bars = f.bufs, f.bars
+    HALF: gl.constexpr = f.BLOCK_D // 2
+    DTYPE: gl.constexpr = tiles.q.dtype
+    SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of S^T, P^T, dP^T and dS^T
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    s = g % f.STAGES
+    phase = (g // f.STAGES) & 1
+    ds_place = bufs.ds.index(0)
+    mbarrier.wait(bars.q_full.index(s), phase)
+    st = _as_rows(bufs.score_start.index(s), SCORES)
+    st = warpgroup_mma(tiles.k, tiles.q.permute((1, 0)), st, is_async=True)
+    if FIRST:
+        st = warpgroup_mma_wait(0, deps=(st,))
+    else:
+        dq_async = _start_dq(ds_place, tiles.k, 1)
+        st = warpgroup_mma_wait(1, deps=(st,))
+    p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
+    if f.PARTIAL:
+        if masked:
+            p = where_allowed(p, words, 0.0)
+    p = p.to(DTYPE)
+    pb = gl.convert_layout(p, P_OPERAND, assert_trivial=True)
+    # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
+    # otherwise.
+    mbarrier.wait(bars.dout_full.index(s), phase)
+    if not FIRST:
+        dq = warpgroup_mma_wait(0, deps=(dq_async,))
+        add_part(f, dq, entry - f.GATHER, tile.row0, 0, HALF)
+        mbarrier.wait(bars.dout_full.index(s), phase)
+    dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
+    dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
+    dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
+    dpt = warpgroup_mma_wait(1, deps=(dpt,))
+    ds = (p.to(gl.float32) * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
+    barrier()  # all warps have read dS of the block before
+    ds_place.store(ds)
+    fence_async_shared()
+    barrier()
+    dq_async = _start_dq(ds_place, tiles.k, 0)
+    ds = gl.convert_layout(ds, DS_OPERAND, assert_trivial=True)
+    dk_async = warpgroup_mma(ds, tiles.q, dk, is_async=True)  # [64, BLOCK_D]
+    dv = warpgroup_mma_wait(2, deps=(dv_async,))
+    mbarrier.arrive(bars.dout_empty.index(s), count=1)
+    dq = warpgroup_mma_wait(1, deps=(dq_async,))
+    add_part(f, dq, entry, tile.row0, 0, 0)
+    mbarrier.wait(bars.q_full.index(s), phase)
+    dk = warpgroup_mma_wait(0, deps=(dk_async,))
+    mbarrier.arrive(bars.q_empty.index(s), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def consumer(f):
+    """Four warps: dK and dV of 64 keys, and what they add to dQ."""
+    bufs, bars, record = f.bufs, f.bars, f.bufs.record
+    BLOCK_D: gl.constexpr = f.BLOCK_D
+    BLOCK_DV: gl.constexpr = f.BLOCK_DV
+    DTYPE: gl.constexpr = bufs.k.dtype
+    t = 0  # tiles
+    g = 0  # blocks, over all tiles
+    wait_record(bars.record_full, 0)
+    tile_index = read(record, 0, TILE, WARPGROUP)
+    while tile_index >= 0:
+        tile = open_tile(f, t, tile_index, 0)
+        kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
+        bit = tile.bit
+        dk = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
+        dv = gl.zeros([64, BLOCK_DV], gl.float32, accumulator(BLOCK_DV))
+        mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
+        if n > 0:
+            words = allowed_words(f, bit, limit, 0)
+            bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+            dk, dv = _block(
+                f, dk, dv, operands(f, kv, g % f.STAGES, 0, 0), g, words,
+                (n_partial > 0) | (limit < 64), entry, tile, True,
+            )  # fmt: skip
+            g += 1
+        for j in range(1, n):
+            words = allowed_words(f, bit, limit, 0)
+            bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            dk, dv = _block(
+                f, dk, dv, operands(f, kv, g % f.STAGES, j, 0), g, words,
+                (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, False,
+            )  # fmt: skip
+            g += 1
+        if n > 0:
+            k = bufs.k.index(kv).reshape([64, BLOCK_D])
+            dq = warpgroup_mma_wait(0, deps=(_start_dq(bufs.ds.index(0), k, 1),))
+            add_part(f, dq, entry + (n - 1) * f.GATHER, tile.row0, 0, BLOCK_D // 2)
+            barrier()  # all warps have read K and dS
+        dk *= gradient_scale(f.scale_log2)
+        if f.SPLIT:
+            if tile.part >= 0:
+                row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * 64
+                at = f.parts + row * (BLOCK_D + BLOCK_DV)
+                store_part(at, dk, BLOCK_D + BLOCK_DV)
+                store_part(at + BLOCK_D, dv, BLOCK_D + BLOCK_DV)
+        bufs.v.index(kv).reshape([64, BLOCK_DV]).store(dv.to(DTYPE))
+        bufs.k.index(kv).reshape([64, BLOCK_D]).store(dk.to(DTYPE))
+        fence_async_shared()
+        mbarrier.arrive(bars.out_full.index(kv), count=1)
+        t += 1
+        wait_record(bars.record_full, t)
+        tile_index = read(record, t & 1, TILE, WARPGROUP)
