@@ -68,8 +68,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     if f.PARTIAL:
         if masked:
             p = where_allowed(p, words, 0.0)
-    p = p.to(DTYPE)
-    pb = gl.convert_layout(p, P_OPERAND, assert_trivial=True)
+    pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
     # otherwise.
     mbarrier.wait(bars.dout_full.index(s), phase)
@@ -81,7 +80,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
     dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
     dpt = warpgroup_mma_wait(1, deps=(dpt,))
-    ds = (p.to(gl.float32) * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
+    ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
     barrier()  # all warps have read dS of the block before
     ds_place.store(ds)
     fence_async_shared()
