@@ -38,7 +38,13 @@ from sparseflash.kernels.hopper.backward.feed import (
 from sparseflash.kernels.hopper.backward.single import consumer as single_consumer
 from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
-from sparseflash.kernels.hopper.common import WARPGROUP, accumulator, meet, new_barriers
+from sparseflash.kernels.hopper.common import (
+    WARPGROUP,
+    accumulator,
+    meet,
+    new_barriers,
+    shared_layout,
+)  # fmt: skip
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
@@ -273,11 +279,10 @@ def backward_cols(
     record_empty = new_barriers(2)
     record_go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     ds_s, ds_full = score_start, record_full  # stand-ins
-    SINGLE: gl.constexpr = WITH_DQ and CONSUMERS == 1 and BLOCK_D > 64
+    SINGLE: gl.constexpr = WITH_DQ and CONSUMERS == 1 and max(BLOCK_D, BLOCK_DV) > 64
     if SINGLE:
-        ds_s = gl.allocate_shared_memory(
-            DTYPE, [1, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], DTYPE)
-        )
+        gl.static_assert(not DROPOUT)
+        ds_s = gl.allocate_shared_memory(DTYPE, [1, 64, 64], shared_layout(64, 64, DTYPE))
     elif WITH_DQ:
         DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], DTYPE)
         ds_s = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, BLOCK_M], DS_LAYOUT)

@@ -45,6 +45,12 @@ def _start_dq(ds, k, HALF: gl.constexpr):
 
 
 @gluon.jit
+def _add_dq(f, dq, entry, row0, FIRST: gl.constexpr):
+    """Add to the dQ of a list entry, columns FIRST and following."""
+    add_part(f, dq, f.idx + entry.to(gl.int64) * f.GATHER, row0, 0, FIRST)
+
+
+@gluon.jit
 def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr):
     """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first."""
     bufs, bars = f.bufs, f.bars
@@ -74,7 +80,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     mbarrier.wait(bars.dout_full.index(s), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(0, deps=(dq_async,))
-        add_part(f, dq, entry - f.GATHER, tile.row0, 0, HALF)
+        _add_dq(f, dq, entry - 1, tile.row0, HALF)
         mbarrier.wait(bars.dout_full.index(s), phase)
     dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
@@ -91,7 +97,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     dv = warpgroup_mma_wait(2, deps=(dv_async,))
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
     dq = warpgroup_mma_wait(1, deps=(dq_async,))
-    add_part(f, dq, entry, tile.row0, 0, 0)
+    _add_dq(f, dq, entry, tile.row0, 0)
     mbarrier.wait(bars.q_full.index(s), phase)
     dk = warpgroup_mma_wait(0, deps=(dk_async,))
     mbarrier.arrive(bars.q_empty.index(s), count=1)
@@ -111,31 +117,32 @@ def consumer(f):
     tile_index = read(record, 0, TILE, WARPGROUP)
     while tile_index >= 0:
         tile = open_tile(f, t, tile_index, 0)
-        kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
-        bit = tile.bit
+        kv, n, bit, limit = tile.kv, tile.n, tile.bit, tile.limit
         dk = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
         dv = gl.zeros([64, BLOCK_DV], gl.float32, accumulator(BLOCK_DV))
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
         if n > 0:
             words = allowed_words(f, bit, limit, 0)
-            bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
+            masked = (bit >= 0) | (limit < 64)
+            bit = gl.load(f.bit + tile.begin + 1)
             dk, dv = _block(
-                f, dk, dv, operands(f, kv, g % f.STAGES, 0, 0), g, words,
-                (n_partial > 0) | (limit < 64), entry, tile, True,
+                f, dk, dv, operands(f, kv, g % f.STAGES, 0, 0), g, words, masked, tile.begin, tile,
+                True,
             )  # fmt: skip
             g += 1
         for j in range(1, n):
             words = allowed_words(f, bit, limit, 0)
-            bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
+            masked = (bit >= 0) | (limit < 64)
+            bit = gl.load(f.bit + tile.begin + j + 1)
             dk, dv = _block(
-                f, dk, dv, operands(f, kv, g % f.STAGES, j, 0), g, words,
-                (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, False,
+                f, dk, dv, operands(f, kv, g % f.STAGES, j, 0), g, words, masked, tile.begin + j,
+                tile, False,
             )  # fmt: skip
             g += 1
         if n > 0:
             k = bufs.k.index(kv).reshape([64, BLOCK_D])
             dq = warpgroup_mma_wait(0, deps=(_start_dq(bufs.ds.index(0), k, 1),))
-            add_part(f, dq, entry + (n - 1) * f.GATHER, tile.row0, 0, BLOCK_D // 2)
+            _add_dq(f, dq, tile.begin + n - 1, tile.row0, BLOCK_D // 2)
             barrier()  # all warps have read K and dS
         dk *= gradient_scale(f.scale_log2)
         if f.SPLIT:
