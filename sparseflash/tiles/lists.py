@@ -26,6 +26,20 @@ def gathered_tokens(schedule: Schedule | ScheduleFacts | None, spec: TileSpec) -
     return min(spec.minor, block & -block)
 
 
+def column_entries(schedule: Schedule, keys: int) -> int:
+    """Pairs of a query block and a tile of `keys` keys that have something allowed."""
+    side, size = schedule.cols, schedule.block_k
+    n_blocks, n_tiles = -(-schedule.n_k // size), -(-schedule.n_k // keys)
+    column = torch.arange(len(side.mid), device=side.mid.device)
+    column = column.repeat_interleave(side.ptr.diff())
+    first = (column % n_blocks * size)[:, None]  # key of a block
+    last = torch.clamp(first + size, max=schedule.n_k) - 1
+    tile = first // keys + torch.arange((size - 1) // keys + 2, device=first.device)
+    place = (column // n_blocks * n_tiles)[:, None] + tile
+    place = place * -(-schedule.n_q // schedule.block_q) + side.idx[:, None]
+    return len(torch.unique(place[tile <= last // keys]))
+
+
 def indivisible(facts: ScheduleFacts, spec: TileSpec) -> str | None:
     """Why the blocks of a selection cannot be cut into the tiles of a kernel, or None."""
     tile_q, tile_k = (spec.major, spec.minor) if spec.by_rows else (spec.minor, spec.major)

@@ -13,10 +13,16 @@ from torch import Tensor
 from sparseflash.backends.hopper.tma import empty_like, fits_tma
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Gradients, Saved, Walk
-from sparseflash.kernels.hopper.configs import BackwardTiles, cols_tiles, padded, rows_tiles
+from sparseflash.kernels.hopper.configs import (
+    JOINED_GAIN,
+    BackwardTiles,
+    cols_tiles,
+    padded,
+    rows_tiles,
+)  # fmt: skip
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.tiles.lists import gathered_tokens
+from sparseflash.tiles.lists import column_entries, gathered_tokens
 from sparseflash.tiles.tile_spec import TileSpec
 
 _PAD = 128  # rows of the buffers with a number for every query come in multiples of this
@@ -39,16 +45,31 @@ class BackwardForm(NamedTuple):
         return by_cols, TileSpec.of(problem, "rows", rows.major, rows.minor, sms * rows.programs)
 
 
-def backward_form(problem: Problem, facts: ScheduleFacts | None) -> BackwardForm:
-    """The form for a problem; facts: of its schedule, None for dense attention."""
+def backward_form(
+    problem: Problem, facts: ScheduleFacts | None, schedule: Schedule | None = None
+) -> BackwardForm:
+    """The form for a problem; facts: of its schedule, None for dense attention.
+
+    schedule: what tells whether small key blocks share tiles; without it none do.
+    """
     width = max(padded(problem.head_dim), padded(problem.head_dim_v))
     keys = problem.n_k if facts is None else facts.keys_per_query
     one_pass = not problem.options.deterministic and keys > _FEW_KEYS
     if width > 128:  # what it runs has no other form
         one_pass = True
     block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)
-    cols = cols_tiles(width, block_k, with_dq=one_pass)
+    joined = problem.options.dropout_p > 0 or not block_k % 128
+    joined = joined or (schedule is not None and _join(schedule))
+    cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
+
+
+def _join(schedule: Schedule) -> bool:
+    """Whether neighbouring key blocks have so many query blocks in common that tiles of 128 keys
+    are faster than tiles of 64.
+    """
+    pairs = column_entries(schedule, 64) / 2
+    return column_entries(schedule, 128) <= JOINED_GAIN * pairs
 
 
 class Backward:
@@ -59,7 +80,7 @@ class Backward:
 
         facts = None if schedule is None else schedule.facts
         dynamic = schedule is not None and schedule.dynamic
-        form = backward_form(problem, facts)
+        form = backward_form(problem, facts, None if dynamic else schedule)
         self.one_pass, self.options = form.one_pass, problem.options
         self.specs = form.specs(problem, multiprocessors(problem.device))
         # pieces that are missing in a list add 0 * K to queries beyond the last one: for a NaN

@@ -82,11 +82,21 @@ class BackwardTiles(NamedTuple):
         return max(128, padded(head_dim)) if self.wide else padded(head_dim)
 
 
-def cols_tiles(width: int, block_k: int, *, with_dq: bool) -> BackwardTiles:
-    """Of the pass over columns, for head dims up to `width` and a mask with blocks of block_k."""
+# A pair of tiles of 64 keys takes as long as this many tiles of 128 at head dims from 65 to 128.
+JOINED_GAIN = 1.25
+
+
+def cols_tiles(width: int, block_k: int, *, with_dq: bool, joined: bool = True) -> BackwardTiles:
+    """Of the pass over columns, for head dims up to `width` and a mask with blocks of block_k.
+
+    joined: at head dims from 65 to 128, smaller key blocks share a tile of 128 keys, which attend
+    to the union of their query blocks. It is the only form without dQ, and with dropout.
+    """
     if width > 128:
         return BackwardTiles(2, 64, stages=2, ring=1, wide=True)
     if width > 64:
+        if with_dq and not joined:
+            return BackwardTiles(1, 64, stages=2, ring=1)
         return BackwardTiles(2, 64, stages=2, ring=2)
     if block_k % 128:
         return BackwardTiles(1, 64, stages=2, ring=2)

@@ -71,10 +71,6 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
         dq_async = _start_dq(ds_place, tiles.k, 1)
         st = warpgroup_mma_wait(1, deps=(st,))
     p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
-    if f.PARTIAL:
-        if masked:
-            p = where_allowed(p, words, 0.0)
-    pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
     # otherwise.
     mbarrier.wait(bars.dout_full.index(s), phase)
@@ -82,6 +78,10 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
         dq = warpgroup_mma_wait(0, deps=(dq_async,))
         _add_dq(f, dq, entry - 1, tile.row0, HALF)
         mbarrier.wait(bars.dout_full.index(s), phase)
+    if f.PARTIAL:
+        if masked:  # only here are there registers for it
+            p = where_allowed(p, words, 0.0)
+    pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
     dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
