@@ -23,7 +23,8 @@ from tests.attention_cases import (
     random_case,
 )
 from tests.decode_cases import Step, random_step
-from tests.gpu_calls import GPU
+from tests.gpu.stress import Runner
+from tests.gpu_calls import GPU, IS_HOPPER
 
 pytestmark = GPU
 
@@ -145,6 +146,40 @@ def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p
     assert lists.n_parts > 0  # the case is about them
     assert heads * lists.n_items > 2 * spec.sms
     check(case, backend, "cuda")
+
+
+SCATTERED = masks.random_blocks(0.5, block=64, per_head=True)
+OF_64 = {
+    "full": Case(2048, 2048, 128, mask=SCATTERED),
+    "partial": Case(3000, 2990, 128, mask=SCATTERED & masks.causal(), heads=4),
+    "grouped": Case(2048, 1500, 128, batch=2, heads=4, kv_heads=1, mask=SCATTERED),
+    "token-major, padded": Case(2000, 2048, 96, mask=SCATTERED, token_major=True),
+    "narrower v": Case(2048, 2048, 128, v_head_dim=64, mask=SCATTERED),
+    "wider v": Case(2048, 2048, 64, v_head_dim=128, mask=SCATTERED),
+    "empty rows": Case(3000, 3000, 128, mask=SCATTERED & ~masks.documents([2500, 500])),
+    "parts": Case(8192, 8192, 128, heads=1, kv_heads=1, mask=(masks.random_blocks(0.15, block=64)
+                  | masks.global_tokens(64))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("block", [(64, 64), (32, 64), (16, 32), (128, 64)])
+@pytest.mark.parametrize("name", OF_64)
+def test_scattered_key_blocks_of_64(name, block, dtype, backend):
+    """At head dims from 65 to 128 they have tiles of their own in the backward."""
+    check(replace(OF_64[name], dtype=dtype, block_size=block), backend, "cuda")
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("name", OF_64)
+def test_scattered_key_blocks_have_the_same_gradients_again(name):
+    """dK and dV are sums in one order: a race would change their bits."""
+    case = replace(OF_64[name], dtype=torch.bfloat16, block_size=(64, 64))
+    runner = Runner(case, "hopper")
+    results = [runner.launch(deterministic=False) for _ in range(5)]
+    for again in results[1:]:
+        for i in (-2, -1):
+            assert torch.equal(again[i], results[0][i])
 
 
 LONG_ROWS = {

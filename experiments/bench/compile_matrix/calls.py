@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+SCATTERED = "random:0.3:block=64"  # neighbouring key blocks have little in common
 GLOBAL = "local:256+global:128"  # its global rows are so long that they are split
 
 
@@ -61,6 +62,17 @@ def hopper_calls() -> list[Call]:
               )
               for name, more in (("sink", {"terms": ("sink",)}), ("maxima", {"max_scores": True}))),
         ]  # fmt: skip
+    scattered = replace(base, name="scattered blocks of 64", head_dim=128, n=4096,
+                        mask=SCATTERED, block_size=(64, 64))  # fmt: skip
+    sliced = replace(scattered, name="scattered blocks of 64, odd length", n=4000)
+    calls += [
+        scattered,
+        sliced,
+        replace(scattered, head_dim=96, dtype="float16", kv_heads=4),
+        replace(sliced, name="scattered blocks of 64, grouped heads", kv_heads=1),
+        replace(scattered, name="scattered blocks of 16 x 64", block_size=(16, 64)),
+        replace(sliced, name="scattered blocks of 64, v of 64", v_head_dim=64),
+    ]
     split = replace(base, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
     causal256 = replace(base, head_dim=256)
@@ -155,6 +167,7 @@ def representative() -> list[Call]:
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
+        Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4096),
         Call(
             "split, sink, maxima",
             "hopper",

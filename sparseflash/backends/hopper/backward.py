@@ -26,7 +26,9 @@ from sparseflash.tiles.lists import column_entries, gathered_tokens
 from sparseflash.tiles.tile_spec import TileSpec
 
 _PAD = 128  # rows of the buffers with a number for every query come in multiples of this
-_FEW_KEYS = 512  # up to so many for a query, clearing and converting dQ costs more than it saves
+# up to so many for a query, clearing and converting dQ costs more than it saves
+_FEW_KEYS = 512
+_FEW_KEYS_SMALL = 128  # where small key blocks do not share tiles: two passes have no such form
 
 
 class BackwardForm(NamedTuple):
@@ -53,13 +55,14 @@ def backward_form(
     schedule: what tells whether small key blocks share tiles; without it none do.
     """
     width = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)
+    joined = width != 128 or problem.options.dropout_p > 0 or block_k % 128 == 0
+    joined = joined or (schedule is not None and _join(schedule))
     keys = problem.n_k if facts is None else facts.keys_per_query
-    one_pass = not problem.options.deterministic and keys > _FEW_KEYS
+    few = _FEW_KEYS if joined else _FEW_KEYS_SMALL
+    one_pass = not problem.options.deterministic and keys > few
     if width > 128:  # what it runs has no other form
         one_pass = True
-    block_q, block_k = (facts.block_q, facts.block_k) if facts else (128, 128)
-    joined = problem.options.dropout_p > 0 or not block_k % 128
-    joined = joined or (schedule is not None and _join(schedule))
     cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
 

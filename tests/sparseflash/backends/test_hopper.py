@@ -180,6 +180,47 @@ def test_the_backward_of_wide_heads_has_one_form(head_dim, v_head_dim, capabilit
         assert found and re.search("deterministic backward holds head dims up to 128, not", found)
 
 
+SCATTERED = masks.random_blocks(0.4, block=64)
+OF_64 = {
+    # mask, blocks, head dim, options: keys of a tile over columns, and whether there is one pass
+    "scattered": (SCATTERED, (64, 64), 128, {}, (64, True)),
+    "padded head dim": (SCATTERED, (64, 64), 96, {}, (64, True)),
+    "smaller blocks": (SCATTERED, (32, 32), 128, {}, (64, True)),
+    "one for each head": (masks.heads(SCATTERED, SCATTERED), (64, 64), 128, {}, (64, True)),
+    "few keys": (masks.random_blocks(0.02, block=64), (64, 64), 128, {}, (128, False)),
+    "blocks of 128": (SCATTERED, (64, 128), 128, {}, (128, True)),
+    "neighbours alike": (masks.causal(), (64, 64), 128, {}, (128, True)),
+    "dropout": (SCATTERED, (64, 64), 128, {"dropout_p": 0.1}, (128, True)),
+    "two passes": (SCATTERED, (64, 64), 128, {"deterministic": True}, (128, False)),
+    "head dim 64": (SCATTERED, (64, 64), 64, {}, (64, True)),
+    "head dim 256": (SCATTERED, (64, 64), 256, {}, (64, True)),
+}
+
+
+@pytest.mark.parametrize("name", OF_64)
+def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
+    mask, block, head_dim, options, expected = OF_64[name]
+    qkv = make_qkv(1, 2, 4096, 4096, head_dim, dtype=torch.bfloat16)
+    blocks = mask.build(4096, block_size=block, heads=2 if mask.per_head else None)
+    schedule = schedule_for(blocks, 4096, 4096, 1, 2, "cpu")
+    problem = problem_of(*qkv, blocks, **options)
+    form = backward.backward_form(problem, schedule.facts, schedule)
+    assert (form.cols.major, form.one_pass) == expected
+    if form.cols.major == 64 and head_dim < 256:  # one warpgroup, two programs
+        assert (form.cols.consumers, form.cols.programs) == (1, 2)
+
+
+def test_selections_of_64_have_tiles_of_their_own(capability):
+    """Nobody knows whether their neighbours are alike."""
+    facts = schedule_for(masks.causal().build(4096, block_size=64), 4096, 4096, 1, 4, "cpu").facts
+    problem = problem_of(*inputs(head_dim=128))._replace(mask=facts)
+    assert backward.backward_form(problem, facts).cols.major == 64
+    assert hopper.unsupported(problem, "backward") is None
+    problem = problem._replace(options=problem.options._replace(dropout_p=0.1))
+    found = hopper.unsupported(problem, "backward")
+    assert found and "tiles of 64 queries x 128 keys" in found
+
+
 def test_is_first_and_the_others_follow():
     assert NAMES == ("hopper", "triton", "cpu", "reference")
     explained = explain(*make_qkv(1, 1, 16, 16, 16)).splitlines()

@@ -52,7 +52,9 @@ def _add_dq(f, dq, entry, row0, FIRST: gl.constexpr):
 
 @gluon.jit
 def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr):
-    """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first."""
+    """Add a block of queries to dK, dV and half of dQ, and to the other half the block before it,
+    unless this is the first.
+    """
     bufs, bars = f.bufs, f.bars
     HALF: gl.constexpr = f.BLOCK_D // 2
     DTYPE: gl.constexpr = tiles.q.dtype
