@@ -11,8 +11,9 @@ the registers, (slab, D / 8, 32 lanes, 4), so that a warp adds 512 contiguous by
 `backward_finish` brings it into order.
 
 The grid is persistent. Warps: two consumer warpgroups of 64 keys each (above head dim 128 those of
-`wide.py`), a producer that copies tiles in, a scheduler that claims work, and a storer that copies
-dK and dV out of the place of K and V while the consumers are at the next tile.
+`wide.py`, for scattered key blocks of 64 the one of `single.py`), a producer that copies tiles in,
+a scheduler that claims work, and a storer that copies dK and dV out of the place of K and V while
+the consumers are at the next tile.
 """
 
 from triton.experimental import gluon
@@ -35,8 +36,13 @@ from sparseflash.kernels.hopper.backward.feed import (
     producer,
     storer,
 )  # fmt: skip
-from sparseflash.kernels.hopper.backward.single import consumer as single_consumer
-from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
+from sparseflash.kernels.hopper.backward.single import single_consumer
+from sparseflash.kernels.hopper.backward.tile import (
+    allowed_words,
+    as_rows,
+    block_hash,
+    open_tile,
+)  # fmt: skip
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
@@ -54,16 +60,6 @@ from sparseflash.kernels.softmax import (
     shifted_probabilities,
     started_probabilities,
 )  # fmt: skip
-
-
-@gluon.jit
-def _as_rows(vector, SCORES: gl.constexpr):
-    """[BLOCK_M] as every row of [64, BLOCK_M].
-
-    By an addition: plain copies make ptxas spill at head dim 128.
-    """
-    x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
-    return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
 
 
 @gluon.jit
@@ -91,7 +87,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     # and those of dP at -delta: so they take no registers
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
-        st = _as_rows(bufs.score_start.index(s), SCORES)
+        st = as_rows(bufs.score_start.index(s), SCORES)
         st = warpgroup_mma(tiles.kw, tiles.q.permute((1, 0)), st, is_async=True)
     else:
         st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
@@ -130,7 +126,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
         if f.DROPOUT:
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
-            dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
+            dpt = as_rows(bufs.neg_delta.index(s), SCORES)
         dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)

@@ -1,8 +1,8 @@
-"""The consumer of `cols.py` for key blocks of 64 at head dims from 65 to 128.
+"""The consumer of `cols.py` for scattered key blocks of 64 at head dims from 65 to 128.
 
-One warpgroup has a key block of its own, and a multiprocessor two such programs. So registers are
-for 232 numbers: the sums of dK and dV take 128 of them. dQ is therefore made in two halves of its
-columns, and P waits for the gradient of the scores in 16 bits.
+One warpgroup has 64 keys, and a multiprocessor two such programs, which never wait for each other.
+There are registers for 232 numbers a thread, of which dK and dV take 128. So dQ is made in two
+halves of its columns. The second waits for the next block, and runs beside its exponentials.
 """
 
 from triton.experimental import gluon
@@ -18,21 +18,11 @@ from sparseflash.kernels.gluon import barrier
 from sparseflash.kernels.hopper.backward.common import store_part
 from sparseflash.kernels.hopper.backward.dq import add_part
 from sparseflash.kernels.hopper.backward.feed import operands
-from sparseflash.kernels.hopper.backward.tile import allowed_words, open_tile
+from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, open_tile
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
 from sparseflash.kernels.softmax import gradient_scale, started_probabilities
-
-
-@gluon.jit
-def _as_rows(vector, SCORES: gl.constexpr):
-    """[BLOCK_M] as every row of [64, BLOCK_M].
-
-    By an addition: plain copies make ptxas spill at head dim 128.
-    """
-    x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
-    return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
 
 
 @gluon.jit
@@ -65,7 +55,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     phase = (g // f.STAGES) & 1
     ds_place = bufs.ds.index(0)
     mbarrier.wait(bars.q_full.index(s), phase)
-    st = _as_rows(bufs.score_start.index(s), SCORES)
+    st = as_rows(bufs.score_start.index(s), SCORES)
     st = warpgroup_mma(tiles.k, tiles.q.permute((1, 0)), st, is_async=True)
     if FIRST:
         st = warpgroup_mma_wait(0, deps=(st,))
@@ -84,7 +74,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
         if masked:  # only here are there registers for it
             p = where_allowed(p, words, 0.0)
     pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
-    dpt = _as_rows(bufs.neg_delta.index(s), SCORES)
+    dpt = as_rows(bufs.neg_delta.index(s), SCORES)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
     dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
     dpt = warpgroup_mma_wait(1, deps=(dpt,))
@@ -107,7 +97,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
 
 
 @gluon.jit
-def consumer(f):
+def single_consumer(f):
     """Four warps: dK and dV of 64 keys, and what they add to dQ."""
     bufs, bars, record = f.bufs, f.bars, f.bufs.record
     BLOCK_D: gl.constexpr = f.BLOCK_D

@@ -65,6 +65,16 @@ def open_tile(f, t, tile, KEYS: gl.constexpr):
 
 
 @gluon.jit
+def as_rows(vector, SCORES: gl.constexpr):
+    """[BLOCK_M] as every row of [64, BLOCK_M].
+
+    By an addition: plain copies make ptxas spill at head dim 128.
+    """
+    x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
+    return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
+
+
+@gluon.jit
 def allowed_words(f, bit, limit, CONSUMER: gl.constexpr):
     """The bits of a block, or any number where there are no partial blocks."""
     if f.PARTIAL:
