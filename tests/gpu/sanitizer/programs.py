@@ -30,6 +30,9 @@ CALLS = {
     "wider v": replace(CAUSAL, v_head_dim=128),
     "blocks of 64": replace(CAUSAL, block_size=(64, 64)),
     "blocks of 16": replace(CAUSAL, block_size=(16, 16)),
+    "scattered blocks of 64": replace(
+        CAUSAL, head_dim=128, block_size=(64, 64), mask=masks.random_blocks(0.5, block=64),
+    ),  # its backward is that of `single.py`
     "grouped heads": replace(CAUSAL, kv_heads=1),
     "dropout": replace(CAUSAL, dropout_p=0.2),
     "dropout, head dim 256": replace(CAUSAL, head_dim=256, dropout_p=0.2),

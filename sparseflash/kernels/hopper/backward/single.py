@@ -2,7 +2,7 @@
 
 One warpgroup has 64 keys, and a multiprocessor two such programs, which never wait for each other.
 There are registers for 232 numbers a thread, of which dK and dV take 128. So dQ is made in two
-halves of its columns. The second waits for the next block, and runs beside its exponentials.
+halves of its columns: the first beside dK, the second beside S of the next block.
 """
 
 from triton.experimental import gluon
@@ -62,14 +62,18 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     if not FIRST:  # beside the product that makes S
         dq = warpgroup_mma_wait(1, deps=(dq_async,))
         _add_dq(f, dq, entry - 1, tile.row0, HALF)
+    # This barrier also bounds a basic block: ptxas hoists the wait for S above the reductions
+    # otherwise.
     mbarrier.wait(bars.dout_full.index(s), phase)
-    if f.PARTIAL:  # before dP is in flight: ptxas serialises wgmma over the branch otherwise
+    if f.PARTIAL:  # while dP is in flight, ptxas lacks the registers for it
         st = warpgroup_mma_wait(0, deps=(st,))
         if masked:
             st = where_allowed(st, words, -float("inf"))
     dpt = as_rows(bufs.neg_delta.index(s), SCORES)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
-    if not f.PARTIAL:
+    if f.PARTIAL:  # the boundary of a basic block: all of dP is issued before the exponentials
+        mbarrier.wait(bars.dout_full.index(s), phase)
+    else:
         st = warpgroup_mma_wait(1, deps=(st,))
     p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M], beside dP
     pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
