@@ -167,7 +167,7 @@ def representative() -> list[Call]:
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
-        Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4096),
+        Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4000),
         Call(
             "split, sink, maxima",
             "hopper",

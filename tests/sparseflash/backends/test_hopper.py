@@ -206,6 +206,9 @@ def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
     problem = problem_of(*qkv, blocks, **options)
     form = backward.backward_form(problem, schedule.facts, schedule)
     assert (form.cols.major, form.one_pass) == expected
+    for module in (backward, passes):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    assert backward.Backward(problem, schedule).specs[0].major == expected[0]
     if form.cols.major == 64 and head_dim < 256:  # one warpgroup, two programs
         assert (form.cols.consumers, form.cols.programs) == (1, 2)
 
