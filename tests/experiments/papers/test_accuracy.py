@@ -105,6 +105,7 @@ def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder):
     assert f"<!-- rows: rmse_d128 {folder}/accuracy.csv -->" in PAGE.read_text()
     if not csv.exists():
         pytest.skip("not measured yet")
+    assert {row.method for row in read(csv, AccuracyRow)} <= {*METHODS}  # a table shows no others
     (page := tmp_path / "page.md").write_text(PAGE.read_text())
     status, _, text = run_program(
         "papers.accuracy", f"csv={csv}", "measure=false", f"pages=[{page}]"
