@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.compile_matrix.calls import fp8_calls, hopper_calls, portable_calls
+from experiments.bench.compile_matrix.calls import hopper_calls, portable_calls
 from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
 from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
@@ -62,7 +62,7 @@ def compile_all(
     for version in map(str, as_list(options["tritons"])):
         folder = folder_of(version, Path(options["tritons_dir"]))
         for target in targets:
-            calls = [*hopper_calls(), *fp8_calls()] if target == HOPPER else []
+            calls = hopper_calls() if target == HOPPER else []
             calls = [c for c in calls + portable_calls() if wanted in f"{c.backend} {c.label}"]
             rows += run(version, folder, target, calls, records, command)
     return rows

@@ -23,10 +23,10 @@ def check_options(
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
     if scale is not None:
-        check_scale(scale)
+        _check_scale(scale)
 
 
-def check_scale(scale: Any) -> None:
+def _check_scale(scale: Any) -> None:
     """Raise ValueError for a scale that is no positive number."""
     if isinstance(scale, Tensor):
         if scale.requires_grad:
@@ -62,6 +62,10 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(t.shape)}, no elements; every extent must be at least 1"
             )
+        if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
+            raise ValueError(
+                f"{name} is {t.dtype}; cast it to bfloat16, float16, float32 or float64"
+            )
         if t.dtype != q.dtype or t.device != q.device:
             raise ValueError(
                 f"q is {q.dtype} on {q.device}, {name} is {t.dtype} on {t.device};"
@@ -71,14 +75,10 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
         raise ValueError(
             f"q, k and v are on {q.device}; no backend runs there, move them to cpu or cuda"
         )
-    if not q.dtype.is_floating_point or q.dtype.itemsize < 2:
-        raise ValueError(
-            f"q, k and v are {q.dtype}; cast them to bfloat16, float16, float32 or float64"
-        )
-    check_shapes(q, k, *v)
+    _check_shapes(q, k, *v)
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
     """Raise ValueError where the shapes of q, k and v do not fit together."""
     if v is not None and k.shape[:3] != v.shape[:3]:
         raise ValueError(

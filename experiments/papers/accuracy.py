@@ -33,11 +33,8 @@ from experiments.lra.models.attention.standard import softmax_attention
 from experiments.papers.attention.measure import free, why
 from experiments.papers.attention.resume import Pages
 from experiments.papers.attention.rows import AccuracyRow
-from sparseflash import fp8
 from sparseflash.testing import oracle
 
-E4M3 = "e4m3"
-LARGEST = 448.0  # of e4m3
 SPREAD = 10.0  # standard deviation of what is added to an outlier: a variance of 100
 NOT_YET = "Not measured yet."
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -53,7 +50,6 @@ class Method(NamedTuple):
     call: Callable[[Tensor, Tensor, Tensor], Tensor]
     published: dict[str, str]
     cuda: bool = False  # only there
-    e4m3: bool = False  # it rounds q, k and v (float16) to e4m3
 
 
 def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,34 +61,6 @@ def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """torch's scaled_dot_product_attention by one of its kernels."""
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v)
-
-
-def per_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k and v in e4m3 with one scale each."""
-    scales = [t.abs().amax().float() / LARGEST for t in (q, k, v)]
-    tensors = zip((q, k, v), scales, strict=True)
-    return emulated(*(_e4m3(t.float() / scale) * scale for t, scale in tensors))
-
-
-def per_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k and v in e4m3 with a scale for 128 tokens of a head: the inputs of `sparseflash.fp8`."""
-    return emulated(*fp8.dequantize(fp8.quantize(q, k, v)))
-
-
-def emulated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention in float32 whose probabilities are rounded to e4m3, times 256, before P V."""
-    scores = (q @ k.mT) * q.shape[-1] ** -0.5
-    p = (scores - scores.amax(-1, keepdim=True)).exp()
-    return _e4m3(256 * p) @ v / (256 * p.sum(-1, keepdim=True))
-
-
-def kernel_fp8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The kernel of `sparseflash.fp8`."""
-    return fp8.attention(fp8.quantize(q, k, v))
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    return x.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float()
 
 
 FP16 = "float16"
@@ -107,13 +75,7 @@ METHODS: dict[str, Method] = {
     ),
     "cudnn": Method("SDPA, cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION), {}, cuda=True),
     "ours": Method("ours", sparseflash.attention, {FP16: "1.9e-4, FlashAttention-3"}),
-    "fp8_tensor": Method("scale per tensor, emulated", per_tensor, {E4M3: "2.4e-2"}, e4m3=True),
-    "fp8_block": Method("scale per 128 tokens, emulated", per_block, {}, e4m3=True),
-    "fp8": Method(
-        "ours, scale per 128 tokens", kernel_fp8, {E4M3: "9.1e-3, FlashAttention-3"},
-        cuda=True, e4m3=True,
-    ),
-}  # fmt: skip
+}
 
 
 @program("accuracy", "experiments.papers.accuracy")
@@ -164,19 +126,16 @@ def wanted(
     options: dict[str, Any],
     command: str,
 ) -> list[AccuracyRow]:
-    """The rows of a shape and dtype before they are measured; e4m3 goes with float16."""
+    """The rows of a shape and dtype before they are measured."""
     batch, heads, n, head_dim = shape
-    names = [
-        name for name, m in METHODS.items()
-        if (device.type == "cuda" or not m.cuda) and (dtype == FP16 or not m.e4m3)
-    ]  # fmt: skip
     return [
         AccuracyRow(
-            method=name, batch=batch, heads=heads, n=n, head_dim=head_dim,
-            dtype=E4M3 if METHODS[name].e4m3 else dtype, outliers=float(options["outliers"]),
-            mask="", density=None, **AccuracyRow.origin(str(device), command),
+            method=name, batch=batch, heads=heads, n=n, head_dim=head_dim, dtype=dtype,
+            outliers=float(options["outliers"]), mask="", density=None,
+            **AccuracyRow.origin(str(device), command),
         )
-        for name in names
+        for name, method in METHODS.items()
+        if device.type == "cuda" or not method.cuda
     ]  # fmt: skip
 
 
@@ -184,12 +143,11 @@ def draw(row: AccuracyRow, device: torch.device) -> tuple[Tensor, Tensor, Tensor
     """q, k and v: N(0, 1) + N(0, 100) * Bernoulli(outliers), rounded to the dtype of the row."""
     generator = torch.Generator().manual_seed(0)
     shape = row.batch, row.heads, row.n, row.head_dim
-    dtype = DTYPES[FP16 if row.dtype == E4M3 else row.dtype]
 
     def one() -> Tensor:
         x, more = (torch.randn(shape, generator=generator) for _ in range(2))
         there = torch.rand(shape, generator=generator) < row.outliers
-        return (x + SPREAD * more * there).to(device, dtype)
+        return (x + SPREAD * more * there).to(device, DTYPES[row.dtype])
 
     return one(), one(), one()
 
@@ -230,11 +188,11 @@ def table(rows: Sequence[AccuracyRow]) -> str:
     cells = {(row.method, row.dtype, row.n): row.rmse for row in rows if row.status == OK}
     head = ["attention", "dtype", *(f"{n:,} tokens" for n in lengths)]
     lines = [[*head, f"standard's / this, {lengths[-1]:,}", "published"]]
-    for dtype, name in product((*DTYPES, E4M3), METHODS):
+    for dtype, name in product(DTYPES, METHODS):
         found = [cells.get((name, dtype, n)) for n in lengths]
         if not any(found):
             continue
-        base = cells.get(("fp8_tensor" if dtype == E4M3 else "standard", dtype, lengths[-1]))
+        base = cells.get(("standard", dtype, lengths[-1]))
         gain = f"{base / found[-1]:.2f}x" if base and found[-1] else MISSING
         texts = [MISSING if x is None else f"{x:.1e}" for x in found]
         method = METHODS[name]

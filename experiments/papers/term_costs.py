@@ -4,10 +4,10 @@
     python -m experiments.papers.term_costs 'head_dims=[128]' 'terms=[sink]' rounds=5
     python -m experiments.papers.term_costs measure=false csv=PATH
 
-Sinks, soft-capping, slopes and the bias by distance, forward and backward, and the row maxima,
-forward: dense and on a random mask. Every call passes a gate against float64 first, with the
-gradients of the terms. Calls with and without take turns. Rows that the CSV holds are not measured
-again. See docs/guide/attention.md.
+Sinks, soft-capping by a cap that few or most scores come near, slopes and the bias by distance,
+forward and backward, and the row maxima, forward: dense and on a random mask. Every call passes a
+gate against float64 first, with the gradients of the terms. Calls with and without take turns. Rows
+that the CSV holds are not measured again. See docs/guide/attention.md.
 """
 
 from functools import partial

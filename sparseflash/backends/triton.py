@@ -307,7 +307,8 @@ class Cut:
     def terms(self, terms: TermTensors) -> tuple[Any, ...]:
         """cap in units of 1 / scale, slopes, bias and radius; None for what is off."""
         softcap, bias = self.problem.options.softcap, terms.bias
-        cap = softcap / self.scale if softcap else None
+        # beyond 1e-7 and 1e7 a cap makes the same results in float32
+        cap = min(max(softcap / self.scale, 1e-7), 1e7) if softcap else None
         return cap, terms.slopes, bias, None if bias is None else bias.shape[1] // 2
 
     def bounded(self) -> bool:

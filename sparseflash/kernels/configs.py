@@ -34,6 +34,7 @@ HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),
     ("forward short", 64): Tiles(64, 128, 4, 1, max_registers=128),
+    ("forward terms", 64): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward partial", 64): Tiles(128, 64, 8, 2, max_registers=128),
     ("forward", 128): Tiles(64, 128, 4, 1, max_registers=168),
     ("forward partial", 128): Tiles(128, 64, 8, 2, max_registers=128),

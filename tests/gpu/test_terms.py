@@ -12,6 +12,7 @@ from sparseflash import Terms
 from sparseflash.backends.hopper.forward import forward_spec
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
+from tests import capping_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs
 from tests.problems import problem_of
@@ -149,6 +150,18 @@ def test_bias_at_every_width(head_dim, dtype):
     check(case, "triton", "cuda")
 
 
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("cap", capping_cases.CAPS)
+@pytest.mark.parametrize("largest", capping_cases.LARGEST)
+def test_capped_scores(largest, cap, fast):
+    capping_cases.check(largest, cap, fast, "cuda")
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_capped_scores_that_are_not_finite(fast):
+    capping_cases.check_what_is_not_finite(fast, "cuda")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", [None, masks.causal(), HOLE])
@@ -165,8 +178,8 @@ def test_softcap_at_every_size_of_scores(softcap, mask, head_dim, dtype):
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("softcap", [20.0, 50.0, 1000.0])
-def test_softcap_of_tiles_of_both_kinds(softcap, dtype):
-    """Some heads and some keys have large scores: the form differs from tile to tile."""
+def test_softcap_of_scores_of_both_kinds(softcap, dtype):
+    """Some heads and some keys have large scores: the form differs from thread to thread."""
     q, k, v = (t.to(dtype) for t in draw(Case(1000, 1000, 64, heads=4), "cuda")[0])
     k[:, :, 300:330] *= 8
     q[:, 2] *= 4

@@ -36,7 +36,7 @@ def long(n):
 SHAPE = "it must be (batch, heads, length, head dim)"
 EXTENT = "every extent must be at least 1"
 ONE_DTYPE = "bring them to one dtype and device"
-CAST = "cast them to bfloat16, float16, float32 or float64"
+CAST = "cast it to bfloat16, float16, float32 or float64"
 BATCH_AND_DIM = "batch and head dim must be those of q"
 POSITIVE = "it must be positive and finite"
 PROBABILITY = "it must lie in [0, 1)"
@@ -64,8 +64,13 @@ CASES = {
     "integers": (like(torch.Tensor.long), "torch.int64", CAST),
     "bools": (like(torch.Tensor.bool), "torch.bool", CAST),
     "complex numbers": (like(lambda t: t.to(torch.complex64)), "torch.complex64", CAST),
-    "float8 e4m3": (like(lambda t: t.to(torch.float8_e4m3fn)), "float8_e4m3fn", CAST),
-    "float8 e5m2": (like(lambda t: t.to(torch.float8_e5m2)), "float8_e5m2", CAST),
+    "float8 e4m3": (like(lambda t: t.to(torch.float8_e4m3fn)), "q is torch.float8_e4m3fn", CAST),
+    "float8 e5m2": (like(lambda t: t.to(torch.float8_e5m2)), "q is torch.float8_e5m2", CAST),
+    "k and v in float8": (
+        {"k": K.to(torch.float8_e4m3fn), "v": V.to(torch.float8_e4m3fn)},
+        "k is torch.float8_e4m3fn",
+        CAST,
+    ),
     "head dims differ": ({"q": Q[..., :4]}, "(2, 4, 40, 4), k (2, 2, 40, 8)", BATCH_AND_DIM),
     "batches differ": ({"q": Q[:1]}, "(1, 4, 40, 8), k (2, 2, 40, 8)", BATCH_AND_DIM),
     "3 heads over 2": ({"q": Q[:, :3]}, "q has 3 heads, k and v 2", "must be a multiple"),

@@ -11,7 +11,7 @@ class Call:
     """A forward and, unless the backend has none, a backward."""
 
     name: str
-    backend: str  # hopper | triton | fp8 | decode
+    backend: str  # hopper | triton | decode
     head_dim: int
     v_head_dim: int | None = None  # None: head_dim
     dtype: str = "bfloat16"
@@ -98,16 +98,6 @@ def hopper_calls() -> list[Call]:
     ]  # fmt: skip
 
 
-def fp8_calls() -> list[Call]:
-    """The forward for e4m3."""
-    dense = Call("dense", "fp8", 64, mask=None)
-    causal, split = (
-        replace(dense, name="causal", mask="causal"),
-        replace(dense, name="split rows", mask=GLOBAL, n=8192, kv_heads=4),
-    )
-    return [replace(c, head_dim=d) for d in (32, 64, 128) for c in (dense, causal, split)]
-
-
 def portable_calls() -> list[Call]:
     """The portable kernels: full and partial blocks, dropout, and head dims that are padded."""
     base = Call("causal", "triton", 64)
@@ -177,7 +167,6 @@ def representative() -> list[Call]:
             terms=("sink",),
             max_scores=True,
         ),
-        Call("dense", "fp8", 64, mask=None),
         Call("causal", "triton", 128),
         Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),
     ]

@@ -23,7 +23,6 @@ from triton.runtime.jit import JITFunction
 import masks
 from experiments.bench.compile_matrix.calls import Call
 from experiments.bench.compile_matrix.chips import Chip
-from sparseflash import fp8
 from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
@@ -148,14 +147,10 @@ def _launch(call: Call) -> None:
     if call.mask is not None:
         mask = masks.parse(call.mask).build(n, block_size=call.block_size)
         schedule = schedule_for(mask, n, n, 1, heads, "cpu")
-    scale = call.head_dim**-0.5
-    if call.backend == "fp8":
-        fp8._forward(fp8.quantize(q, k, v), schedule, scale)
-        return
     backend = hopper if call.backend == "hopper" else portable
     seed = torch.zeros(1, dtype=torch.int64) if call.dropout_p else None
     cap, biased = 20.0 if "softcap" in call.terms else 0.0, {"slopes", "bias"} & {*call.terms}
-    call_options = scale, call.dropout_p, call.deterministic, call.backend
+    call_options = call.head_dim**-0.5, call.dropout_p, call.deterministic, call.backend
     options = Options(*call_options, cap, bool(biased), call.max_scores)
     terms = _terms(call, heads)
     problem = describe(q, k, v, call.mask, options, True)

@@ -11,7 +11,7 @@ from experiments.common.text_table import MISSING, markdown
 _EXPLAINED = """Each cell: most registers of a thread / most spilled bytes of a variant (stores and
 loads); *n* serialised: variants whose `wgmma` wait for one another."""
 
-GLUON = ("hopper", "fp8")  # backends with kernels for sm_90a only, and for 16 bits or fewer
+GLUON = "hopper"  # the backend whose kernels are for sm_90a and 16 bits only
 
 
 def tables(rows: Sequence[CompileRow]) -> str:
@@ -27,7 +27,7 @@ def tables(rows: Sequence[CompileRow]) -> str:
 
 def page_tables(rows: Sequence[CompileRow]) -> dict[str, Callable[[], str]]:
     """The tables of docs/results/compile_matrix.md, by the names that the page has for them."""
-    hopper = [row for row in rows if row.backend in GLUON]
+    hopper = [row for row in rows if row.backend == GLUON]
     return {
         "gpus": lambda: gpus(rows),
         "kernels": lambda: kernels(hopper),
@@ -42,7 +42,7 @@ def gpus(rows: Sequence[CompileRow]) -> str:
     groups = _grouped(rows, lambda row: (row.target, row.backend, "float32" in row.label))
     for (target, backend, exact), found in sorted(groups.items(), key=lambda g: g[0]):
         limit = f"{CHIPS[target].shared_bytes / 1024:.0f}"
-        portable = backend not in GLUON
+        portable = backend != GLUON
         name = f"{backend}, {'float32' if exact else '16 bits'}" if portable else backend
         lines.append([target, name, *_counts(found, versions), limit, *_cells(found, versions)])
     return markdown(lines, left=(0, 1))

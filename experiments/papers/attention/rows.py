@@ -94,7 +94,7 @@ class AccuracyRow(Row):
     heads: int
     n: int
     head_dim: int
-    dtype: str  # e4m3: of float16 inputs that the method rounds
+    dtype: str
     outliers: float  # share of the entries that are
     status: str = ""  # ok, or the reason why there is no error
     rmse: float | None = None

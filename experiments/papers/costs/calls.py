@@ -15,10 +15,14 @@ from experiments.papers.attention.measure import Step
 from sparseflash import Terms
 from sparseflash.testing import logits, oracle, relative_error
 
-TERMS = ("sink", "softcap", "slopes", "bias")
+FIELDS = ("sink", "softcap", "slopes", "bias")
+LOW_CAP = "low_softcap"
+TERMS = ("sink", "softcap", LOW_CAP, "slopes", "bias")
 NONE, ALL, MAX = "none", "all", "max"
 LEARNED = ("sink", "bias")
-CAP = 2.0  # so low that the gate sees whether it is there
+# Scores are about 1. Both are so low that the gate sees whether there is a cap. Below 15, few
+# scores reach 0.4 of it, as in models that were trained with one; below 2, most of them do.
+CAPS = {"softcap": 15.0, LOW_CAP: 2.0}
 
 
 def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms | None:
@@ -30,12 +34,13 @@ def terms_of(name: str, heads: int, radius: int, device: torch.device) -> Terms 
 
     values = {
         "sink": normal(heads),
-        "softcap": CAP,
+        "softcap": CAPS.get(name, CAPS["softcap"]),
         # those of ALiBi, arXiv 2108.12409
         "slopes": 2.0 ** (-8 / heads * torch.arange(1, heads + 1, device=device)),
         "bias": normal(heads, 2 * radius + 1),
     }
-    names = TERMS if name == ALL else [each for each in TERMS if each == name]
+    field = "softcap" if name in CAPS else name
+    names = FIELDS if name == ALL else [each for each in FIELDS if each == field]
     return Terms(**{each: values[each] for each in names}) if names else None
 
 

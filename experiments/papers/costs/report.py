@@ -11,6 +11,7 @@ from experiments.papers.rows import TermRow
 BARS = {
     "sink": 0.05,
     "softcap": 0.15,
+    "low_softcap": 0.15,
     "slopes": 0.15,
     "bias": 0.15,
     "max": 0.05,
@@ -19,7 +20,7 @@ BARS = {
 
 def describe(row: TermRow) -> str:
     """A row as one line of text."""
-    what = f"{row.provider:6} {row.term:7} {row.direction:8} {row.mask:32} D {row.head_dim:<3}"
+    what = f"{row.provider:6} {row.term:11} {row.direction:8} {row.mask:32} D {row.head_dim:<3}"
     what += f" N {row.n:<6} round {row.round}"
     if row.status != OK or row.ms_median is None:
         return f"{what}  {row.status}"

@@ -28,7 +28,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"its kernels take bfloat16 and float16, not {problem.dtype}"
     if problem.options.softcap or problem.options.biased:
         return "its kernels have no softcap, slopes or bias"
-    if reason := missing(problem.device):
+    if reason := _missing(problem.device):
         return reason
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > 256:
@@ -58,7 +58,7 @@ def plan_backward(problem: Problem, schedule: Schedule | None) -> Backward:
     return Backward(problem, schedule)
 
 
-def missing(device: torch.device) -> str | None:
+def _missing(device: torch.device) -> str | None:
     """Why kernels for Hopper GPUs cannot run on a CUDA device, or None."""
     capability = nvidia_capability(device)
     if capability != (9, 0):

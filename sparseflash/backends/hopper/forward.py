@@ -52,7 +52,7 @@ class Forward:
         self._launch(tensors, lambda: self._arguments(lists, tensors), lists[:4], given)
         if lists.n_parts:
             merged = (*parts, out, lse, sink, part_max, max_scores)
-            self._merge(merged, lambda: merge_arguments(lists, *merged), [lists.merge], given)
+            self._merge(merged, lambda: _merge_arguments(lists, *merged), [lists.merge], given)
         return Results(out, lse, max_scores)
 
     def _arguments(self, lists, tensors):
@@ -117,9 +117,9 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
     return {"REGISTERS": consumer, "FEED_REGISTERS": feed, "num_warps": 4, "maxnreg": mean}
 
 
-def merge_arguments(
+def _merge_arguments(
     lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
-    sink: Tensor | None = None, part_max: Tensor | None = None, max_scores: Tensor | None = None,
+    sink: Tensor | None, part_max: Tensor | None, max_scores: Tensor | None,
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The launch of the kernel that merges the parts of split tiles."""
     batch, heads, n_q, head_dim_v = out.shape

@@ -34,12 +34,9 @@ WARPGROUP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.constexpr_function
-def accumulator(columns, k=16):
-    """Layout of (64, columns) float32 in the registers of a warpgroup, as wgmma has it.
-
-    k: elements of the reduced dimension to an instruction, 32 bytes.
-    """
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, k])
+def accumulator(columns):
+    """Layout of (64, columns) float32 in the registers of a warpgroup, as wgmma has it."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.constexpr_function

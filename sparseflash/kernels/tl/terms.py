@@ -1,4 +1,4 @@
-"""Terms of the scores in the portable kernels: soft-capping, and biases by distance.
+"""Terms of the scores in the portable kernels: a cap, and biases by distance.
 
 All take the pointer or number None where there is no such term, and then leave nothing in the code.
 Scores are in units of 1 / scale, as a product gives them. docs/internals/kernels.md has the
@@ -9,40 +9,7 @@ import triton
 import triton.language as tl
 
 from sparseflash.kernels.softmax import LOG2E
-
-# tanh(x) = x (1 + A3 x^2 + A5 x^4), with a relative error below 8e-6 where |x| <= 0.4, and
-# x (1 + B3 x^2 + B5 x^4 + B7 x^6), with one below 2e-7
-A3, A5 = tl.constexpr(-0.33278957), tl.constexpr(0.12211288)
-B3, B5, B7 = tl.constexpr(-0.33331882), tl.constexpr(0.13277629), tl.constexpr(-0.04779421)
-
-
-@triton.jit
-def capped(s, cap, amplitude, FAST: tl.constexpr):
-    """amplitude * tanh(s / cap) of scores [M, N]. FAST: an error of 8e-6 is small.
-
-    Where all scores are small it is a polynomial. Its branch is dear at head dim 64 and in the
-    backward: see docs/log/forward.md.
-    """
-    per_square = 1.0 / (cap * cap)
-    a1 = amplitude / cap
-    a3 = (A3 if FAST else B3) * per_square * a1
-    a5 = (A5 if FAST else B5) * per_square * per_square * a1
-    largest = tl.max(tl.abs(s))
-    if (largest <= 0.4 * cap) & (cap > 1e-5) & (cap < 1e5):  # these are ordinary numbers
-        y = s * s
-        rest = a3 + y * a5
-        if not FAST:
-            rest += y * y * (B7 * per_square * per_square * per_square * a1)
-        t = s * (a1 + y * rest)
-    else:
-        t = exactly_capped(s, cap, amplitude)
-    return t
-
-
-@triton.jit
-def exactly_capped(s, cap, amplitude):
-    """amplitude * tanh(s / cap). tl.exp2 takes any s here: at its ends 0 and inf give -1 and 1."""
-    return amplitude - 2.0 * amplitude / (tl.exp2(s * (2.0 * LOG2E / cap)) + 1.0)
+from sparseflash.kernels.tl.capping import capped
 
 
 @triton.jit
@@ -146,7 +113,7 @@ def with_terms(
 
     cap: softcap / scale. Slopes, Bias: those of the head; Bias points to its middle. first:
     distance of the first key from the first query. TANH: capped scores are tanh(s / cap), not
-    logits in base 2. FAST: an error below 8e-6 of them is small, as where q and k have 16 bits.
+    logits in base 2. FAST: an error of 7e-6 of them is small, as where q and k have 16 bits.
 
     Returns the capped scores, the logits, their scale_log2, and where there are slopes what is left
     to add to the logits of each query.

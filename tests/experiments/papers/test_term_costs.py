@@ -10,7 +10,7 @@ from experiments.bench.cases import DENSE, Case
 from experiments.bench.timing import Times
 from experiments.common.records import OK, read
 from experiments.papers.costs import measure
-from experiments.papers.costs.calls import ALL, MAX, NONE, TERMS, gate_errors, step_of
+from experiments.papers.costs.calls import ALL, CAPS, MAX, NONE, TERMS, gate_errors, step_of
 from experiments.papers.costs.measure import Group, measured, verdict, warm
 from experiments.papers.costs.report import table
 from experiments.papers.rows import TermRow
@@ -46,7 +46,7 @@ def test_program_and_resuming(tmp_path, run_program):
 def test_the_gate_agrees_with_what_is_right(case, term):
     error, of_terms = gate_errors(case, step_of(case, "cpu", term, 7, CPU))
     assert error < 1e-5 and (of_terms or 0) < 1e-5
-    assert (of_terms is None) == (term in (NONE, "softcap", "slopes", MAX))
+    assert (of_terms is None) == (term in (NONE, *CAPS, "slopes", MAX))
 
 
 def test_the_gate_refuses_wrong_maxima():
@@ -55,7 +55,9 @@ def test_the_gate_refuses_wrong_maxima():
     assert gate_errors(SPARSE, wrong)[0] > 1e-2
 
 
-@pytest.mark.parametrize("term, other", [(NONE, "slopes"), ("softcap", NONE), ("slopes", NONE)])
+@pytest.mark.parametrize(
+    "term, other", [(NONE, "slopes"), *((cap, NONE) for cap in CAPS), ("slopes", NONE)]
+)
 def test_the_gate_refuses_another_term(term, other):
     claimed = step_of(CASE, "cpu", term, 7, CPU).terms
     assert gate_errors(CASE, replace(step_of(CASE, "cpu", other, 7, CPU), terms=claimed))[0] > 1e-3

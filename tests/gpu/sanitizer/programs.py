@@ -11,8 +11,6 @@ from functools import partial
 import torch
 
 import masks
-from sparseflash import fp8
-from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import Case
 from tests.gpu.sanitizer import named_barrier, record
 from tests.gpu.stress import Runner
@@ -52,19 +50,10 @@ def attend(case: Case) -> bool:
     return True
 
 
-def attend_fp8() -> bool:
-    inputs = fp8.quantize(*make_qkv(1, 2, 1000, 1000, 64, device="cuda"))
-    mask = masks.causal()
-    dense = torch.from_numpy(mask.build(1000).to_dense()).cuda()
-    expected = oracle(*fp8.dequantize(inputs), dense)[0]
-    return relative_error(fp8.attention(inputs, mask), expected) < 0.03
-
-
 PROGRAMS: dict[str, Callable[[], bool]] = {
     **{f"record {variant}": partial(record.run, variant) for variant in record.VARIANTS},
     **{f"barrier {v}": partial(named_barrier.run, v) for v in named_barrier.VARIANTS},
     **{f"call {name}": partial(attend, case) for name, case in CALLS.items()},
-    "call fp8": attend_fp8,
 }
 # programs that are wrong, and the tool that must say so; their results may be right by luck
 WRONG = {"record early": "racecheck", "barrier short": "racecheck"}

@@ -14,7 +14,7 @@ from sparseflash.kernels.hopper.common import WARPGROUP, fields, new_barriers
 from sparseflash.kernels.hopper.work import BEGIN, RECORD, TILE, read, wait_record, write
 
 VARIANTS = {
-    "right": {"EARLY": False, "RELAY": False},  # columns, rows and fp8
+    "right": {"EARLY": False, "RELAY": False},  # columns and rows
     "relayed": {"EARLY": False, "RELAY": True},  # forward: `empty` comes by way of another warp
     "early": {"EARLY": True, "RELAY": False},  # wrong: writes before it waits for `empty`
 }

@@ -168,10 +168,9 @@ def test_the_process_answers_where_there_is_no_gpu():
 
 @pytest.fixture
 def small(monkeypatch):
-    """The checks, small enough for a CPU, and without the fp8 kernel."""
+    """The checks, small enough for a CPU."""
     checks = tuple(check._replace(n=300, head_dim=32) for check in self_check.CHECKS)
     monkeypatch.setattr(self_check, "CHECKS", checks)
-    monkeypatch.setattr(self_check, "_fp8_error", lambda device: 0.0)
 
 
 @pytest.mark.parametrize("backend", [reference, cpu])

@@ -168,6 +168,10 @@ def test_gradients_are_refused():
         ({"q": torch.zeros(2, 3, 1, 32)}, "q has 3 heads, k and v 2"),
         ({"v": torch.zeros(2, 2, 63, 32)}, "all but the head dim must be equal"),
         ({"k": torch.zeros(2, 2, 64, 32, dtype=torch.float64)}, "k is torch.float64"),
+        (
+            {"k": torch.zeros(2, 2, 64, 32).to(torch.float8_e4m3fn)},
+            "k is torch.float8_e4m3fn; cast",
+        ),
         ({"k": torch.zeros(2, 2, 32, 64).mT}, "not copied"),
         ({"k": None}, "k is a NoneType"),
         ({"lengths": [64]}, r"lengths is torch.int64 of shape \(1,\)"),
@@ -201,6 +205,7 @@ def test_bad_inputs(change, message):
         ({"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
         ({"v": pages(5)}, "all but the head dim must be equal"),
         ({"k": pages(dtype=torch.float16), "v": pages(dtype=torch.float16)}, "k is torch.float16"),
+        ({"v": pages(dtype=torch.float8_e4m3fn)}, "v is torch.float8_e4m3fn; cast it to bfloat16"),
         ({"lengths": [64, 65]}, r"0\.\.64"),
         ({"mask": masks.causal().build(80)}, "room for 64"),
     ],

@@ -13,7 +13,6 @@ from experiments.common.provenance import versions
 pytest.importorskip("triton")
 KERNELS = {
     "hopper": {"attention_forward", "backward_start", "backward_cols", "backward_rows"},
-    "fp8": {"attention_forward_fp8"},
     "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
     "decode": {"decode_parts", "merge_splits"},
 }

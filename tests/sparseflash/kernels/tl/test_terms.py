@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 import masks
-from sparseflash.kernels.tl.terms import add_bias, add_slopes, capped
+from sparseflash.kernels.tl import capping
+from sparseflash.kernels.tl.terms import add_bias, add_slopes
+from tests import capping_cases
 from tests.attention_cases import Case, check
 
 pytestmark = pytest.mark.skipif(
@@ -21,33 +23,14 @@ HALF, FULL = torch.float16, torch.float32
 RAGGED = masks.causal() | masks.global_tokens(20)
 
 
-@triton.jit
-def cap_kernel(S, Out, cap, amplitude, N: tl.constexpr, FAST: tl.constexpr):
-    at = tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(Out + at, capped(tl.load(S + at), cap, amplitude, FAST))
+@pytest.mark.parametrize("cap", capping_cases.CAPS)
+@pytest.mark.parametrize("largest", capping_cases.LARGEST)
+def test_capped_scores(largest, cap):
+    capping_cases.check(largest, cap, False, "cpu")
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("cap", [1e-7, 0.5, 30.0, 1000.0, 1e7])
-@pytest.mark.parametrize("largest", [1e-6, 0.1, 0.3999, 0.4, 0.4001, 1.0, 5.0, 1e4])
-def test_capped_scores(largest, cap, fast):
-    """On both sides of the bound of the polynomial, and at caps whose powers are no float32."""
-    x = torch.linspace(-largest, largest, 16 * 16, dtype=torch.float64).reshape(16, 16)
-    s, out = (x * cap).float(), torch.empty(16, 16)
-    cap_kernel[(1,)](s, out, cap, 3.0, N=16, FAST=fast)
-    wanted = 3.0 * (s.double() / cap).tanh()
-    polynomial = largest <= 0.4 and 1e-5 < cap < 1e5
-    rtol = 8.5e-6 if polynomial and fast else 6e-7
-    atol = 0.0 if polynomial and largest < 0.4 else 1e-6
-    torch.testing.assert_close(out.double(), wanted, rtol=rtol, atol=atol)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_capped_scores_that_are_not_finite(fast):
-    s, out = torch.zeros(16, 16), torch.empty(16, 16)
-    s[0, 0], s[1, 1] = torch.inf, -torch.inf
-    cap_kernel[(1,)](s, out, 2.0, 2.0, N=16, FAST=fast)
-    assert out[0, 0] == 2.0 and out[1, 1] == -2.0 and not out[2:].any()
+def test_capped_scores_that_are_not_finite():
+    capping_cases.check_what_is_not_finite(False, "cpu")
 
 
 @triton.jit
@@ -88,15 +71,26 @@ def test_every_place_of_a_tile_beside_the_diagonal(m, n, transposed):
             assert torch.equal(out, bias[distance.clamp(-radius, radius) + radius])
 
 
+def test_polynomials_of_tanh():
+    """As near as their comment says."""
+    x = torch.linspace(1e-6, capping.NEAR.value**0.5, 10_000, dtype=torch.float64)
+    y, z = x * x, x * x - capping.NEAR.value
+    a3, a5, a7 = (getattr(capping, name).value for name in ("A3", "A5", "A7"))
+    b0, b1, b2 = (getattr(capping, name).value for name in ("B0", "B1", "B2"))
+    forms = {2e-7: 1 + y * (a3 + y * (a5 + y * a7)), 7e-6: b0 + z * (b1 + z * b2)}
+    for limit, form in forms.items():
+        assert (x * form / x.tanh() - 1).abs().max() < limit
+
+
 CAPS = Case(100, 150, 16, heads=4, kv_heads=2, terms=("softcap",), scale=1.0)
 
 
 @pytest.mark.parametrize("mask", [None, RAGGED])
 @pytest.mark.parametrize("dtype", [FULL, HALF])
-@pytest.mark.parametrize("softcap", [0.5, 8.0, 50.0, 51.0, 1000.0])
+@pytest.mark.parametrize("softcap", [1e-9, 0.5, 8.0, 50.0, 51.0, 1000.0, 1e12])
 def test_softcap(softcap, dtype, mask):
     """Scores about 4, up to 20: far beyond the cap, beside the bound of the polynomial, below it;
-    float32 without running maxima up to 50.
+    float32 without running maxima up to 50; caps whose squares are no float32.
     """
     check(replace(CAPS, softcap=softcap, dtype=dtype, mask=mask), "triton", "cpu")
 
