@@ -9,6 +9,7 @@ from triton.language.core import _aggregate
 from sparseflash.kernels.versions import release
 
 # Each line ends with the first version that has the newest name; the older names are those of 3.6.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # 3.7
 aggregate = getattr(gluon, "aggregate", None) or _aggregate  # 3.8
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # 3.8
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # 3.8
