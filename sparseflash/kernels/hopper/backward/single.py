@@ -2,7 +2,7 @@
 
 One warpgroup has 64 keys, and a multiprocessor two such programs, which never wait for each other.
 There are registers for 232 numbers a thread, of which dK and dV take 128. So dQ is made in two
-halves of its columns: the first beside dK, the second beside S of the next block.
+halves of its columns. The second waits for the next block, and runs beside its exponentials.
 """
 
 from triton.experimental import gluon
@@ -54,29 +54,28 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     ds_place = bufs.ds.index(0)
-    if not FIRST:
-        dq_async = _start_dq(ds_place, tiles.k, 1)
     mbarrier.wait(bars.q_full.index(s), phase)
     st = as_rows(bufs.score_start.index(s), SCORES)
     st = warpgroup_mma(tiles.k, tiles.q.permute((1, 0)), st, is_async=True)
-    if not FIRST:  # beside the product that makes S
-        dq = warpgroup_mma_wait(1, deps=(dq_async,))
-        _add_dq(f, dq, entry - 1, tile.row0, HALF)
-    # This barrier also bounds a basic block: ptxas hoists the wait for S above the reductions
+    if FIRST:
+        st = warpgroup_mma_wait(0, deps=(st,))
+    else:
+        dq_async = _start_dq(ds_place, tiles.k, 1)
+        st = warpgroup_mma_wait(1, deps=(st,))
+    p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
+    # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
     # otherwise.
     mbarrier.wait(bars.dout_full.index(s), phase)
-    if f.PARTIAL:  # while dP is in flight, ptxas lacks the registers for it
-        st = warpgroup_mma_wait(0, deps=(st,))
-        if masked:
-            st = where_allowed(st, words, -float("inf"))
+    if not FIRST:
+        dq = warpgroup_mma_wait(0, deps=(dq_async,))
+        _add_dq(f, dq, entry - 1, tile.row0, HALF)
+        mbarrier.wait(bars.dout_full.index(s), phase)
+    if f.PARTIAL:
+        if masked:  # only here are there registers for it
+            p = where_allowed(p, words, 0.0)
+    pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     dpt = as_rows(bufs.neg_delta.index(s), SCORES)
     dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
-    if f.PARTIAL:  # the boundary of a basic block: all of dP is issued before the exponentials
-        mbarrier.wait(bars.dout_full.index(s), phase)
-    else:
-        st = warpgroup_mma_wait(1, deps=(st,))
-    p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M], beside dP
-    pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
     dpt = warpgroup_mma_wait(1, deps=(dpt,))
     ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
