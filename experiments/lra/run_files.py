@@ -105,7 +105,8 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
 
 def _packed(run: Run) -> dict[str, Any]:
     start = {name: run.start[name] for name in START if name in run.start}
-    packed = {"run": run.place, "untraced": not run.traced, "memory_mib": run.memory_mib}
+    place = run.place.rpartition(": ")[2]  # an archive names its file before it
+    packed = {"run": place, "untraced": not run.traced, "memory_mib": run.memory_mib}
     packed |= {"start": start, "result": run.result}
     for kind in ("train", "val", "test"):
         lines = _thinned(run.of(kind)) if kind == "train" else run.of(kind)

@@ -73,6 +73,15 @@ def test_an_archive_gives_the_table_of_its_runs(tmp_path):
                 assert [line[quantity] for line in run.of("val")] == pytest.approx(values, rel=1e-5)
 
 
+def test_an_archive_grows_by_the_runs_of_another(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs", "listops", "sparse", seed)
+        write_archive(read_runs(str(tmp_path / "runs")), tmp_path / f"{seed}.jsonl.gz")
+    old, new = (str(tmp_path / name) for name in ("0.jsonl.gz", "runs/listops/sparse/seed1"))
+    write_archive(read_runs([old, new]), tmp_path / "both.jsonl.gz")
+    assert (tmp_path / "both.jsonl.gz").read_bytes() == (tmp_path / "1.jsonl.gz").read_bytes()
+
+
 def test_training_curves_are_averaged_in_archives(tmp_path):
     path = write_run(tmp_path, "listops", "standard")
     lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
