@@ -22,6 +22,8 @@ from sparseflash.ops import call_operator, plain, run
 from sparseflash.plan import Plan, plan_for, prepared, traced_specs
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
+from sparseflash.select import picked
+from sparseflash.select.picks import Picks
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms, term_options, term_tensors
@@ -29,7 +31,7 @@ from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
 
 BoolArray = np.ndarray | Tensor
-AnyMask = Mask | BlockMask | Selection | Schedule | BoolArray | None
+AnyMask = Mask | BlockMask | Selection | Picks | Schedule | BoolArray | None
 
 
 class Keywords(TypedDict, total=False):
@@ -90,8 +92,9 @@ def attention(
         k: (B, H_kv, N_k, D).
         v: (B, H_kv, N_k, D_v); its head dim D_v may differ from D.
         mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `select.Selection` made from q
-            and k or its `plan`, a bool array that broadcasts over batch and heads ((N_q, N_k),
-            (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or None for dense attention.
+            and k or its `plan`, the `select.Picks` of each query, a bool array that broadcasts over
+            batch and heads ((N_q, N_k), (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or
+            None for dense attention.
         lengths: (B,) ints, a tensor or a list: keys from number lengths[b] on are not attended to.
             With N_q = N_k they are the lengths of the sequences: the output of later queries is 0,
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
@@ -116,6 +119,12 @@ def attention(
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
+    if isinstance(mask, Picks):
+        call = _float(scale), dropout_p, deterministic, backend, return_max_scores
+        if _not_picked(q, k, v, mask, lengths, terms, call) is None:
+            out, lse = picked.attend(q, k, v, mask, call[0])
+            return (out, lse) if return_lse else out
+        mask = mask.selection(q.shape[1])
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
         options |= {"backend": backend, "scale": _float(scale), **flags}
@@ -157,6 +166,14 @@ def explain(
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
+    lines = []
+    if isinstance(mask, Picks):
+        call = _float(scale), dropout_p, deterministic, backend, return_max_scores
+        reason = _not_picked(q, k, v, mask, lengths, terms, call)
+        if reason is None:
+            return "forward, backward: triton, from the list of each query"
+        mask = mask.selection(q.shape[1])
+        lines.append(f"picks become a selection: {reason}")
     if lengths is not None:
         check_tensors(q, k, v)
         factor = _float(scale) or q.shape[-1] ** -0.5
@@ -173,7 +190,6 @@ def explain(
         seed_tensor(seed, problem.device)
     if terms is not None:
         term_tensors(terms, q, k, v)
-    lines = []
     for direction in DIRECTIONS:
         why_not = reasons(problem, direction)
         wanted = why_not if backend == "auto" else [backend]
@@ -318,6 +334,15 @@ def _through_operator(
     return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)
 
 
+def _not_picked(
+    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, call: tuple[Any, ...]
+) -> str | None:
+    """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
+    check_tensors(q, k, v)
+    picked.check_picks(picks, q, k)
+    return picked.why_not(q, k, v, lengths, terms, call)
+
+
 def _float(scale: Any) -> float | None:
     return scale if scale is None or type(scale) is float else float(scale)
 
@@ -362,6 +387,8 @@ def _as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
         return mask_from(mask)
     if isinstance(mask, Mask | BlockMask | Selection | Schedule | None):
         return mask
+    if isinstance(mask, Picks):
+        raise ValueError("picks have no plan: pass them to attention, or plan picks.selection(H)")
     raise ValueError(
         f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
         " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"

@@ -8,11 +8,13 @@ from sparseflash.select.antidiagonals import antidiagonal
 from sparseflash.select.base import Selector
 from sparseflash.select.blocks import mass, top_k
 from sparseflash.select.gates import Gate, attention_map, distillation_loss, gate
+from sparseflash.select.picks import Picks
 from sparseflash.select.selection import Selection
 from sparseflash.select.tokens import moba, nsa
 
 __all__ = [
     "Gate",
+    "Picks",
     "Selection",
     "Selector",
     "antidiagonal",

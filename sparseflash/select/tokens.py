@@ -1,9 +1,7 @@
 """Selectors by which every query picks key blocks of its own: MoBA and NSA."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,16 +10,15 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.checks import block_sizes, flag, integer
 from masks.patterns.bands import causal
-from masks.tiles import edge_tiles
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.base import Selector, selector
 from sparseflash.select.choose import choose
+from sparseflash.select.picks import Picks
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
-from sparseflash.select.selection import Selection, number_tiles
-from sparseflash.select.static import heads_of, static_codes, to_device
-
-GROUP = 16  # queries in a word of those that take a chunk; it divides every block size
+from sparseflash.select.selection import Selection
+from sparseflash.select.static import heads_of, static_codes
+from sparseflash.select.words import GROUP, by_block, of_heads, selection_of, taken_by, words_of
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -46,22 +43,39 @@ class TokenSelector(Selector):
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
         n, heads = k.shape[2], q.shape[1]
-        if q.shape[2] != n:
-            raise ValueError(f"q has {q.shape[2]} tokens, k {n}: {self} needs as many of both")
-        words = self.picks(q, k)
+        self._check(q, k)
+        words = self.words(q, k)
         mask = causal() & self.within if isinstance(self.within, Mask) else causal()
         if self.union:
             return self._union(words, mask, n, heads)
         if heads_of(mask, 2) and words.shape[1] != heads:
             words = words.repeat_interleave(heads // words.shape[1], 1)
-        found = self._blocks(words, n) & mask
-        if found.heads in (1, heads):
-            return found
-        group = heads // found.heads  # query heads that share a KV head
-        codes = found.codes[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
-        return Selection(codes, found.bits, n, n, self.block_size, found.max_blocks * group)
+        found = selection_of(words, n, self.block_size, self.chunk, self.capacity) & mask
+        return of_heads(found, heads)
 
-    def picks(self, q: Tensor, k: Tensor) -> Tensor:
+    def picks(self, q: Tensor, k: Tensor) -> Picks:
+        """The chunks that each query picked, as lists, which `sparseflash.attention` takes.
+
+        Raises ValueError with `within`, `union` or `capacity`, which lists do not have.
+        """
+        for name in ("within", "union", "capacity"):
+            if getattr(self, name) not in (None, False):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: picks have none")
+        n = k.shape[2]
+        self._check(q, k)
+        taken = taken_by(self.words(q, k), n)
+        count = taken.shape[3]
+        number = torch.arange(count, dtype=torch.int32, device=q.device)
+        number = torch.where(taken, number, 2**30 // self.chunk)
+        blocks = number.topk(min(self.k, count), largest=False, sorted=True).values
+        return Picks(blocks.sort(-1).values, self.chunk, n)
+
+    def _check(self, q: Tensor, k: Tensor) -> None:
+        if q.shape[2] != k.shape[2]:
+            sizes = f"q has {q.shape[2]} tokens, k {k.shape[2]}"
+            raise ValueError(f"{sizes}: {self} needs as many of both")
+
+    def words(self, q: Tensor, k: Tensor) -> Tensor:
         """int16 (B, heads, groups, chunks): who of 16 queries takes a chunk, the first in bit 0.
 
         The groups fill the last query block.
@@ -82,25 +96,6 @@ class TokenSelector(Selector):
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
         return Selection(codes, static.bits, n, n, self.block_size, max_blocks)
-
-    def _blocks(self, words: Tensor, n: int) -> Selection:
-        """The block mask of what every query picked, not yet causal."""
-        block_q, block_k = self.block_size
-        rows, cols = -(-n // block_q), -(-n // block_k)
-        words = words.unflatten(2, (rows, -1))  # (B, heads, rows, block_q / 16, chunks)
-        picked = (words != 0).any(3)
-        partial = picked & (words != _existing(n, block_q, words.device)).any(3)
-        per_chunk = self.chunk // block_k
-        picked, partial = (_by_block(x, per_chunk, cols) for x in (picked, partial))
-        room = min(self.capacity or int(partial.sum()), picked.numel())
-        code, cell = number_tiles(picked, partial, room)
-        row, col = cell // cols, cell % cols
-        word = words.flatten(0, 2)[row, :, col // per_chunk]  # (T, block_q / 16)
-        bit = torch.arange(GROUP, dtype=torch.int16, device=code.device)
-        chosen = ((word[..., None] >> bit) & 1).flatten(1) != 0  # (T, block_q)
-        keys = _key_words(n, self.block_size, code.device)[(col == cols - 1).int()]
-        bits = torch.where(chosen[..., None], keys[:, None], 0)
-        return Selection(code, bits, n, n, self.block_size, code.numel(), owned=room)
 
 
 @selector
@@ -179,22 +174,19 @@ def nsa(
 
 
 def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Tensor:
-    """`TokenSelector.picks` in plain torch: the scores of some queries at a time."""
+    """`TokenSelector.words` in plain torch: the scores of some queries at a time."""
     n, chunk = q.shape[2], selector.chunk
     (mean,) = pool((k, chunk, ["mean"]))
     rule = Rule("count", selector.k)
     step = max(chunk, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * mean.shape[2]))
     step += -step % GROUP
-    weight = 1 << torch.arange(GROUP, dtype=torch.int32, device=q.device)[:, None]
     words = []
     for start in range(0, n, step):
         part = q[:, :, start : start + step].to(mean.dtype)
         token = torch.arange(start, start + part.shape[2], device=q.device)[:, None]
         scores = importance(part, mean, token, chunk) if selector.nsa else dot(part, mean)
         picks = choose(scores, _candidates(selector, token, mean.shape[2]), rule)
-        picks = F.pad(picks, (0, 0, 0, -picks.shape[2] % GROUP), value=EMPTY) == FULL
-        picks = picks.unflatten(2, (-1, GROUP))
-        words.append((picks * weight).sum(3, dtype=torch.int32).to(torch.int16))
+        words.append(words_of(picks == FULL))
     missing = padded // GROUP - sum(part.shape[2] for part in words)
     return F.pad(torch.cat(words, 2), (0, 0, 0, missing))
 
@@ -227,29 +219,10 @@ def _candidates(selector: TokenSelector, token: Tensor, n_chunks: int) -> Candid
 def union_torch(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int) -> Tensor:
     """The codes of the blocks that a query picked, int32 (B, heads, rows, cols), else EMPTY.
 
-    words: as from `TokenSelector.picks`, `per_row` of them to a query block; codes: (1 or B, 1 or
+    words: as from `TokenSelector.words`, `per_row` of them to a query block; codes: (1 or B, 1 or
         heads, rows, cols); a chunk has `per_chunk` key blocks.
     """
     picked = (words.unflatten(2, (codes.shape[2], per_row)) != 0).any(3)
-    picked = _by_block(picked, per_chunk, codes.shape[3])
+    picked = by_block(picked, per_chunk, codes.shape[3])
     picked = picked.repeat_interleave(heads // words.shape[1], 1)
     return torch.where(picked, codes, EMPTY)
-
-
-def _by_block(x: Tensor, per_chunk: int, cols: int) -> Tensor:
-    """From chunks to the key blocks of each."""
-    return x[..., None].expand(*x.shape, per_chunk).flatten(-2)[..., :cols]
-
-
-@lru_cache(maxsize=16)
-def _existing(n: int, block_q: int, device: torch.device) -> Tensor:
-    """int16 (rows, block_q / 16, 1): words of all queries that exist."""
-    there = np.arange(n + -n % block_q).reshape(-1, block_q // GROUP, GROUP) < n
-    words = (there << np.arange(GROUP)).sum(-1, keepdims=True)
-    return to_device(words.astype(np.uint16).view(np.int16), device)
-
-
-@lru_cache(maxsize=16)
-def _key_words(n: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
-    """int32 (2, words): the bits of the keys in an inner block, and in the last."""
-    return to_device(edge_tiles(n, n, block_size)[:2, 0].view(np.int32), device)

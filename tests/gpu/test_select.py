@@ -133,7 +133,7 @@ def test_in_a_graph(name):
 def test_tokens_pick_as_in_torch(selector, kv_heads, dtype):
     """Many chunks, so that tiles of several widths take part."""
     q, k, _ = make_qkv(1, 4, 20000, 20000, 64, kv_heads=kv_heads, dtype=dtype, device="cuda")
-    found, expected = selector.picks(q, k), tokens.pick_torch(selector, q, k, 20032)
+    found, expected = selector.words(q, k), tokens.pick_torch(selector, q, k, 20032)
     assert found.shape == expected.shape
     assert float((found != expected).float().mean()) < 1e-4  # rounding may swap near ties
 

@@ -1,0 +1,128 @@
+"""Attention to the key blocks that each query picked: the operators sparseflash::picked_forward
+and sparseflash::picked_backward, and what they take.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparseflash.backends import triton as portable
+from sparseflash.backends.protocol import DIRECTIONS, empty_out
+from sparseflash.kernels.device import kernels_of
+from sparseflash.problem import Options, Problem
+from sparseflash.select.picks import Picks
+
+_LIST = "Tensor blocks, int block, bool causal, float scale"
+torch.library.define(
+    "sparseflash::picked_forward",
+    f"(Tensor q, Tensor k, Tensor v, {_LIST}) -> (Tensor out, Tensor lse)",
+)
+torch.library.define(
+    "sparseflash::picked_backward",
+    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_LIST})"
+    " -> (Tensor dq, Tensor dk, Tensor dv)",
+)
+
+
+def check_picks(picks: Picks, q: Tensor, k: Tensor) -> None:
+    """ValueError for picks that do not fit q and k."""
+    batch, heads, n_q = picks.blocks.shape[:3]
+    if (n_q, picks.n_k) != (q.shape[2], k.shape[2]) or batch not in (1, q.shape[0]):
+        raise ValueError(
+            f"picks of batch {batch}, {n_q} queries and {picks.n_k} keys do not fit q of batch"
+            f" {q.shape[0]}, {q.shape[2]} queries and {k.shape[2]} keys"
+        )
+    if q.shape[1] % heads or heads % k.shape[1]:
+        raise ValueError(
+            f"{heads} heads picked: give a multiple of the {k.shape[1]} of k that divides the"
+            f" {q.shape[1]} of q"
+        )
+    if picks.blocks.device != q.device:
+        raise ValueError(f"the picks are on {picks.blocks.device}, q on {q.device}: pick from q")
+
+
+def why_not(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Any, terms: Any, call: tuple[Any, ...]
+) -> str | None:
+    """Why a call with picks becomes one with a selection, or None."""
+    _, dropout_p, _, backend, max_scores = call
+    if backend not in ("auto", "triton"):
+        return f"backend={backend!r} has no lists for each query"
+    given = {"lengths": lengths is not None, "terms": terms is not None, "dropout": dropout_p > 0}
+    for name, wanted in (given | {"return_max_scores": max_scores}).items():
+        if wanted:
+            return f"there is no {name} with lists for each query"
+    if backend == "auto" and q.device.type == "cpu":
+        return "lists for each query are for a GPU"
+    layouts = [tuple(t.shape) for t in (q, k, v)] + [t.stride() for t in (q, k, v)]
+    return _unsupported(*layouts, q.dtype, q.device)
+
+
+def _unsupported(*layouts_dtype_device: Any) -> str | None:
+    """Why the kernels cannot run. torch.compile takes the answer for a constant."""
+    options = Options(None, 0.0, False, "triton")
+    problem = Problem(*layouts_dtype_device, mask=None, options=options, misaligned="",
+                      needs_grad=True)  # fmt: skip
+    reasons = (portable.unsupported(problem, direction) for direction in DIRECTIONS)
+    return next(filter(None, reasons), None)
+
+
+# what torch.compiler.assume_constant_result does, which takes seconds to import the compiler
+_unsupported._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, picks: Picks, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """out and lse, differentiable."""
+    blocks = picks.blocks.expand(q.shape[0], -1, -1, -1).contiguous()
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    call = blocks, picks.block, picks.causal, factor
+    return torch.ops.sparseflash.picked_forward(q, k, v, *call)
+
+
+@torch.library.impl("sparseflash::picked_forward", ("CPU", "CUDA"))
+def _forward(*call):
+    return kernels_of("select").picked_forward(*call)
+
+
+@torch.library.impl("sparseflash::picked_backward", ("CPU", "CUDA"))
+def _backward(*call):
+    return kernels_of("select").picked_backward(*call)
+
+
+@torch.library.register_fake("sparseflash::picked_forward")
+def _forward_fake(q, k, v, blocks, block, causal, scale):
+    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("sparseflash::picked_backward")
+def _backward_fake(dout, dlse, q, k, v, out, lse, blocks, block, causal, scale):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save(ctx, inputs, output):
+    q, k, v, blocks, *ctx.call = inputs
+    ctx.save_for_backward(q, k, v, *output, blocks)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dout, dlse):
+    *saved, blocks = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(saved[3])
+    gradients = torch.ops.sparseflash.picked_backward(dout, dlse, *saved, blocks, *ctx.call)
+    return *gradients, None, None, None, None
+
+
+torch.library.register_autograd("sparseflash::picked_forward", _differentiate, setup_context=_save)
+
+
+def _refuse(ctx, *gradients):
+    raise RuntimeError(
+        "sparseflash has no second derivatives; take its gradients without create_graph=True"
+    )
+
+
+torch.library.register_autograd("sparseflash::picked_backward", _refuse)

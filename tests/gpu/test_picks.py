@@ -1,0 +1,85 @@
+"""Attention to picked blocks on a GPU, against the float64 oracle."""
+
+import pytest
+import torch
+
+import sparseflash
+from sparseflash import select
+from sparseflash.testing import make_qkv, relative_error
+from tests import picks_cases
+from tests.gpu_calls import GPU, captured
+from tests.no_sync import NoSync
+from tests.picks_cases import CASES, Case
+
+pytestmark = GPU
+
+LARGE = {
+    "NSA": Case(32, 2, 2, 1000, 1000, 128, 128, 64, 8),
+    "MSA": Case(16, 2, 2, 777, 777, 64, 128, 128, 3),
+    "MoBA": Case(4, 2, 4, 1500, 1500, 64, 64, 256, 2),
+    "DSA, one head for all": Case(64, 1, 1, 600, 600, 192, 128, 32, 6),
+    "wide": Case(8, 2, 2, 300, 900, 256, 256, 16, 9),
+    "odd": Case(6, 2, 2, 500, 513, 40, 24, 48, 4, causal=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small(name):
+    picks_cases.check(CASES[name], "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LARGE)
+def test_large(name, dtype):
+    picks_cases.check(LARGE[name]._replace(dtype=dtype), "cuda")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random(seed):
+    draw = torch.Generator().manual_seed(seed)
+
+    def one(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=draw))]
+
+    kv_heads, share, group = one(1, 2), one(1, 1, 2), one(1, 3, 4, 16)
+    n_k = int(torch.randint(1, 700, (), generator=draw))
+    case = Case(
+        kv_heads * share * group, kv_heads, kv_heads * share, one(n_k, n_k, n_k // 2 + 1), n_k,
+        one(16, 24, 64, 80, 128), one(16, 64, 128), one(16, 32, 48, 64, 128, 512), one(1, 3, 8),
+        causal=one(True, True, False), dtype=one(torch.float32, torch.float16, torch.bfloat16),
+    )  # fmt: skip
+    picks_cases.check(case, "cuda", seed)
+
+
+@pytest.mark.parametrize("selector", [select.nsa(8), select.moba(128, 3)], ids=str)
+def test_picks_of_a_selector(selector):
+    options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
+    qkv = make_qkv(1, 8, 2000, 2000, 64, kv_heads=2, **options)
+    picks, selection = selector.picks(*qkv[:2]), selector(*qkv[:2])
+    results = [sparseflash.attention(*qkv, mask) for mask in (picks, selection)]
+    grads = [torch.autograd.grad(out.float().square().sum(), qkv) for out in results]
+    for got, want in zip((results[0], *grads[0]), (results[1], *grads[1]), strict=True):
+        assert relative_error(got, want) < 1e-2
+
+
+def test_nothing_waits_and_a_graph_follows_q_and_k():
+    q, k, v = make_qkv(1, 16, 1024, 1024, 64, kv_heads=1, dtype=torch.bfloat16, device="cuda")
+    selector = select.nsa(6)
+
+    def step():
+        inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+        with torch.enable_grad():
+            out = sparseflash.attention(*inputs, selector.picks(*inputs[:2]))
+            return out, *torch.autograd.grad(out.float().sum(), inputs)
+
+    step()
+    with NoSync():
+        step()
+    graph, results = captured(step)
+    for seed in (1, 2):
+        fresh = make_qkv(1, 16, 1024, 1024, 64, kv_heads=1, seed=seed)
+        for old, new in zip((q, k, v), fresh, strict=True):
+            old.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, step()))

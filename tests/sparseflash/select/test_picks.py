@@ -1,0 +1,175 @@
+"""Picks: what they accept, the lists made of them, and attention to them in the interpreter."""
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash import select
+from sparseflash.select.kernels import picked
+from sparseflash.select.picks import Picks
+from sparseflash.testing import make_qkv
+from tests import picks_cases
+from tests.picks_cases import CASES
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name):
+    picks_cases.check(CASES[name], "cpu")
+
+
+def test_a_long_list_has_parts(monkeypatch):
+    """All queries pick the first block."""
+    case = CASES["one list a key head"]._replace(batch=1)
+    blocks = picks_cases.numbers(case, 0).clamp(min=0).sort(-1).values
+    blocks[..., 0] = 0
+    blocks[..., 1:][blocks[..., 1:] == 0] = -1
+    monkeypatch.setattr(picks_cases, "numbers", lambda *given: blocks)
+    monkeypatch.setattr(picked, "_PART", 0)
+    monkeypatch.setattr(picked, "_SHORTEST", 6)
+    lists = picked.inverse(Picks.of(blocks, 16, 20).blocks, 16, 20, causal=True)
+    assert lists.first_part.diff().tolist() == [4, 1, 4, 1]
+    picks_cases.check(case, "cpu")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_inverse_lists(causal):
+    case = CASES["two lists a key head, more keys"]
+    blocks = Picks.of(picks_cases.numbers(case, 3), case.block, case.n_k).blocks
+    lists = picked.inverse(blocks, case.block, case.n_k, causal=causal)
+    count = lists.ptr.diff().tolist()
+    assert len(count) == case.batch * case.lists * case.blocks
+    for i, (first, last) in enumerate(zip(lists.ptr, lists.ptr[1:], strict=False)):
+        z, block = divmod(i, case.blocks)
+        taken = (blocks[z // case.lists, z % case.lists] == block).any(-1)
+        if causal:
+            taken &= block * case.block <= torch.arange(case.n_k - case.n_q, case.n_k)
+        assert lists.queries[first:last].tolist() == taken.nonzero().flatten().tolist()
+    owners = [i for i, n in enumerate(count) for _ in range(-(-n // lists.length))]
+    none = [len(count)] * (len(lists.owner) - len(owners))
+    assert lists.owner.tolist() == owners + none
+
+
+@pytest.mark.parametrize("selector", [select.nsa(2, 16), select.moba(16, 2, 16)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_picks_of_a_selector(selector, dtype):
+    """The lists are those of its exact selection; float64 has no kernels and becomes one."""
+    qkv = make_qkv(1, 2, 40, 40, 16, kv_heads=1, dtype=dtype, requires_grad=True)
+    q, k, v = qkv
+    picks, selection = selector.picks(q, k), selector(q, k)
+    assert picks.selection(2).to_block_mask().to_dense().tolist() == (
+        selection.to_block_mask().to_dense().tolist()
+    )
+    backend = "triton" if dtype == torch.float32 else "auto"
+    found = sparseflash.attention(q, k, v, picks, backend=backend)
+    results = [found, sparseflash.attention(q, k, v, selection)]
+    torch.testing.assert_close(*results)
+    grads = [torch.autograd.grad(out.square().sum(), qkv) for out in results]
+    torch.testing.assert_close(*grads)
+
+
+def test_blocks_longer_than_those_of_a_mask():
+    q, k, _ = make_qkv(1, 2, 700, 700, 16)
+    picks = select.moba(512, 1).picks(q, k)
+    seen = picks.selection(2).to_block_mask().to_dense()[0, 0]
+    assert seen[600].nonzero()[0].tolist() == list(range(512, 601))
+
+
+def test_what_other_options_do():
+    q, k, v = make_qkv(1, 2, 48, 48, 16)
+    picks = select.nsa(2, 16).picks(q, k)
+    found = sparseflash.explain(q, k, v, picks, backend="triton")
+    assert found == "forward, backward: triton, from the list of each query"
+    found = sparseflash.explain(q, k, v, picks)
+    assert found.startswith(
+        "picks become a selection: lists for each query are for a GPU\nforward: "
+    )
+    wanted = sparseflash.attention(q, k, v, picks.selection(2))
+    for option in ({}, {"backend": "reference"}, {"lengths": [48]}, {"return_max_scores": True}):
+        found = sparseflash.attention(q, k, v, picks, **option)
+        torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, wanted)
+    text = sparseflash.explain(q, k, v, picks, dropout_p=0.5, backend="triton")
+    assert text.startswith("picks become a selection: there is no dropout with lists for each")
+
+
+def test_no_second_derivative():
+    q, k, v = make_qkv(1, 2, 16, 16, 16, requires_grad=True)
+    picks = select.nsa(1, 16).picks(q, k)
+    out = sparseflash.attention(q, k, v, picks, backend="triton")
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(dq.sum(), k)
+
+
+def test_the_same_bits_again_and_in_a_compiled_function():
+    case = CASES["three heads to a list, other values"]
+    q, k, v = make_qkv(1, 6, 18, 18, 24, kv_heads=2, v_head_dim=40, requires_grad=True)
+    picks = Picks.of(picks_cases.numbers(case, 0), case.block, case.n_k)
+    attend = lambda q, k, v: sparseflash.attention(q, k, v, picks, backend="triton")  # noqa: E731
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for function in (attend, compiled):
+        grads = torch.autograd.grad(function(q, k, v).square().sum(), (q, k, v))
+        again = torch.autograd.grad(attend(q, k, v).square().sum(), (q, k, v))
+        assert all(map(torch.equal, grads, again))
+
+
+def test_numbers_in_any_order():
+    given = torch.tensor([[[[3, -1, 0], [2, 1, 3]]]])
+    picks = Picks.of(given, 16, 64)
+    assert picks.blocks.tolist() == [[[[0, 3, picks.none], [1, 2, 3]]]]
+    assert repr(picks) == "Picks(3 blocks of 16 keys, 2 queries, 64 keys, heads 1, cpu)"
+
+
+GOOD = torch.zeros(1, 2, 48, 1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "given, block, n_k, message",
+    [
+        (GOOD, 24, 48, "block is 24: give a multiple of 16"),
+        (GOOD, 8, 48, "block is 8"),
+        (GOOD, 16, 0, "n_k is 0"),
+        (GOOD.float(), 16, 48, "blocks is torch.float32 .*: give ints"),
+        (GOOD[0], 16, 48, "give ints"),
+        (
+            GOOD + 3,
+            16,
+            48,
+            "blocks has 96 numbers that come twice in a list, or are not in -1 .. 2",
+        ),
+        (GOOD - 2, 16, 48, "blocks has 96 numbers"),
+        (GOOD.expand(-1, -1, -1, 2), 16, 48, "blocks has 96 numbers that come twice"),
+    ],
+)
+def test_bad_numbers(given, block, n_k, message):
+    with pytest.raises(ValueError, match=message):
+        Picks.of(given, block, n_k)
+
+
+def test_picks_that_do_not_fit():
+    q, k, v = make_qkv(1, 4, 48, 48, 16, kv_heads=2)
+    for given, message in (
+        (Picks.of(GOOD, 16, 64), "48 queries and 64 keys do not fit"),
+        (Picks.of(GOOD[:, :, :40], 16, 48), "40 queries and 48 keys do not fit"),
+        (Picks.of(GOOD.expand(3, -1, -1, -1), 16, 48), "picks of batch 3"),
+        (Picks.of(GOOD[:, :1], 16, 48), "1 heads picked: give a multiple of the 2 of k"),
+        (Picks.of(GOOD.repeat(1, 4, 1, 1), 16, 48), "8 heads picked"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sparseflash.attention(q, k, v, given)
+    with pytest.raises(ValueError, match="picks have no plan"):
+        sparseflash.plan(Picks.of(GOOD, 16, 48), q, k, v)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(ValueError, match="picks of 40 queries and 48 keys make no selection"):
+        Picks.of(GOOD[:, :, :40], 16, 48).selection(2)
+    with pytest.raises(ValueError, match="2 heads picked, of 3"):
+        Picks.of(GOOD, 16, 48).selection(3)
+    for selector in (select.nsa(2, 16, union=True), select.nsa(2, 16, within=masks.local(3))):
+        with pytest.raises(ValueError, match="picks have none"):
+            selector.picks(q, k)
+    with pytest.raises(ValueError, match="q has 48 tokens, k 40"):
+        select.nsa(2, 16).picks(q, k[:, :, :40])
