@@ -121,7 +121,7 @@ def attention(
     q, k, v = _autocast(q, k, v)
     if isinstance(mask, Picks):
         call = _float(scale), dropout_p, deterministic, backend, return_max_scores
-        if _not_picked(q, k, v, mask, lengths, terms, call) is None:
+        if picked.why_not(q, k, v, mask, lengths, terms, call) is None:
             out, lse = picked.attend(q, k, v, mask, call[0])
             return (out, lse) if return_lse else out
         mask = mask.selection(q.shape[1])
@@ -169,7 +169,7 @@ def explain(
     lines = []
     if isinstance(mask, Picks):
         call = _float(scale), dropout_p, deterministic, backend, return_max_scores
-        reason = _not_picked(q, k, v, mask, lengths, terms, call)
+        reason = picked.why_not(q, k, v, mask, lengths, terms, call)
         if reason is None:
             return "forward, backward: triton, from the list of each query"
         mask = mask.selection(q.shape[1])
@@ -332,15 +332,6 @@ def _through_operator(
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
     return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)
-
-
-def _not_picked(
-    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, call: tuple[Any, ...]
-) -> str | None:
-    """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
-    check_tensors(q, k, v)
-    picked.check_picks(picks, q, k)
-    return picked.why_not(q, k, v, lengths, terms, call)
 
 
 def _float(scale: Any) -> float | None:

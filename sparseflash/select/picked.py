@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import DIRECTIONS, empty_out
+from sparseflash.checks import check_tensors
 from sparseflash.kernels.device import kernels_of
 from sparseflash.problem import Options, Problem
 from sparseflash.select.picks import Picks
@@ -25,7 +26,7 @@ torch.library.define(
 )
 
 
-def check_picks(picks: Picks, q: Tensor, k: Tensor) -> None:
+def _check(picks: Picks, q: Tensor, k: Tensor) -> None:
     """ValueError for picks that do not fit q and k."""
     batch, heads, n_q = picks.blocks.shape[:3]
     if (n_q, picks.n_k) != (q.shape[2], k.shape[2]) or batch not in (1, q.shape[0]):
@@ -43,9 +44,11 @@ def check_picks(picks: Picks, q: Tensor, k: Tensor) -> None:
 
 
 def why_not(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Any, terms: Any, call: tuple[Any, ...]
+    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, call: tuple[Any, ...]
 ) -> str | None:
-    """Why a call with picks becomes one with a selection, or None."""
+    """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
+    check_tensors(q, k, v)
+    _check(picks, q, k)
     _, dropout_p, _, backend, max_scores = call
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
@@ -93,12 +96,12 @@ def _backward(*call):
 
 
 @torch.library.register_fake("sparseflash::picked_forward")
-def _forward_fake(q, k, v, blocks, block, causal, scale):
+def _forward_fake(q, k, v, *lists):
     return empty_out(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("sparseflash::picked_backward")
-def _backward_fake(dout, dlse, q, k, v, out, lse, blocks, block, causal, scale):
+def _backward_fake(dout, dlse, q, k, v, *call):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

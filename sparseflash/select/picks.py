@@ -69,10 +69,12 @@ class Picks:
 
     @property
     def heads(self) -> int:
+        """Heads that pick."""
         return self.blocks.shape[1]
 
     @property
     def n_q(self) -> int:
+        """Queries."""
         return self.blocks.shape[2]
 
     def selection(self, heads: int) -> Selection:

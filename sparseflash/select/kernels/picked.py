@@ -104,10 +104,9 @@ def _rowwise(*tensors: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
-def picked_forward(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """out and lse."""
+def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor, Tensor]:
+    """out and lse; lists: blocks, block and causal of `Picks`, then the scale."""
+    blocks, block, causal, scale = lists
     q, k, v = _rowwise(q, k, v)
     shape = _Shape.of(q, k, v, blocks, block)
     out = empty_out(q, v)
@@ -124,9 +123,10 @@ def picked_forward(
 
 def picked_backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    blocks: Tensor, block: int, causal: bool, scale: float,
+    *lists: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk and dv."""
+    """dq, dk and dv; lists: as in `picked_forward`."""
+    blocks, block, causal, scale = lists
     q, k, v, dout = _rowwise(q, k, v, dout)
     shape = _Shape.of(q, k, v, blocks, block)
     batch, heads, n_q, n_picks = blocks.shape
@@ -136,8 +136,8 @@ def picked_backward(
     if dlse is not None:
         delta -= dlse
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-    lists = inverse(blocks, block, n_k, causal=causal)
-    parts = len(lists.owner)
+    inverted = inverse(blocks, block, n_k, causal=causal)
+    parts = len(inverted.owner)
     part_k, part_v = (
         torch.empty(parts, block, t.shape[3], dtype=torch.float32, device=q.device) for t in (k, v)
     )
@@ -149,15 +149,15 @@ def picked_backward(
             N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
         )  # fmt: skip
         _BACKWARD_KV[parts, block // shape.block_n](
-            *given, part_k, part_v, *lists[:4], *_strides(q, k, v, dout), *numbers, count,
-            batch * heads * count, lists.length,
+            *given, part_k, part_v, *inverted[:4], *_strides(q, k, v, dout), *numbers, count,
+            batch * heads * count, inverted.length,
             TOKENS=max(1, shape.together // shape.rows), ROWS=shape.rows, **constants,
         )  # fmt: skip
         for name in ("GROUP", "CAUSAL", "PRECISION"):
             del constants[name]
         tile = constants.pop("BLOCK_N")
         _ADD_PARTS[-(-n_k // tile), batch * k.shape[1]](
-            part_k, part_v, lists.first_part, dk, dv, *_strides(dk, dv),
+            part_k, part_v, inverted.first_part, dk, dv, *_strides(dk, dv),
             scale_log2(scale), n_k, heads, count, ROWS=tile, **constants,
         )  # fmt: skip
     return dq, dk, dv
