@@ -11,7 +11,7 @@ class Call:
     """A forward and, unless the backend has none, a backward."""
 
     name: str
-    backend: str  # hopper | triton | decode
+    backend: str  # hopper | triton | decode | picks
     head_dim: int
     v_head_dim: int | None = None  # None: head_dim
     dtype: str = "bfloat16"
@@ -128,6 +128,19 @@ def portable_calls() -> list[Call]:
             for head_dim in head_dims
         ),
         *decode_calls(),
+        *picks_calls(),
+    ]
+
+
+def picks_calls() -> list[Call]:
+    """Lists of each query, shared by heads or not, of short and long blocks."""
+    shared = Call("picks", "picks", 128, kv_heads=1, block_size=(16, 64))
+    return [
+        *(replace(shared, head_dim=head_dim) for head_dim in (32, 64, 128, 192, 256)),
+        replace(shared, name="picks, blocks of 16", block_size=(16, 16)),
+        replace(shared, name="picks of each head", kv_heads=4, block_size=(16, 256)),
+        replace(shared, name="picks, float16, v of 64", dtype="float16", v_head_dim=64),
+        replace(shared, name="picks, float32", dtype="float32"),
     ]
 
 
@@ -169,4 +182,5 @@ def representative() -> list[Call]:
         ),
         Call("causal", "triton", 128),
         Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),
+        Call("picks", "picks", 128, kv_heads=1, block_size=(16, 64)),
     ]

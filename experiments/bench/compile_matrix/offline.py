@@ -30,6 +30,7 @@ from sparseflash.decoding import triton as decoding
 from sparseflash.decoding.pattern import pattern_of
 from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
+from sparseflash.select.kernels import picked_backward, picked_forward
 from sparseflash.testing import make_qkv
 from sparseflash.tiles.lists import tile_lists
 
@@ -142,6 +143,12 @@ def _launch(call: Call) -> None:
     )  # fmt: skip
     if call.backend == "decode":
         _launch_decode(call, q, k, v)
+        return
+    if call.backend == "picks":
+        blocks = torch.zeros(1, call.kv_heads, n, 8, dtype=torch.int32)
+        lists = blocks, call.block_size[1], True, call.head_dim**-0.5
+        out, lse = picked_forward(q, k, v, *lists)
+        picked_backward(torch.zeros_like(out), None, q, k, v, out, lse, *lists)
         return
     schedule = None
     if call.mask is not None:
