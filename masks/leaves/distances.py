@@ -1,6 +1,7 @@
 """Base of the patterns that depend on the distance q - k alone."""
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from masks.checks import choice
 from masks.leaves.geometry import code, from_profiles, row_numbers
@@ -57,7 +58,18 @@ class Distances(Leaf):
         return np.cumsum(counts, dtype=np.int32, out=counts)
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self.distance(q + self.shift(grid) - k)
+        q = q + self.shift(grid)
+        size = np.broadcast(q, k).size
+        if not size:
+            return self.distance(q - k)
+        lowest, highest = int(np.min(q) - np.max(k)), int(np.max(q) - np.min(k))
+        if highest - lowest >= size:
+            return self.distance(q - k)
+        here = self.distance(np.arange(highest, lowest - 1, -1))  # pairs share distances
+        if np.shape(q)[-1:] == (1,) and (np.diff(k) == 1).all():  # keys in a row
+            start = highest - (q - k[..., :1])[..., 0]
+            return sliding_window_view(here, k.shape[-1])[start]
+        return here[highest - q + k]
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         offset, which = np.unique(self.offset(grid, row, col), return_inverse=True)
