@@ -71,8 +71,8 @@ class CudnnBlocks:
             return f"takes blocks of 64, 128 and 256, not {sizes[0]} x {sizes[1]}"
         if sizes[0] == 64 and case.n_q % 64:
             return f"takes multiples of 64 queries with blocks of 64, not {case.n_q}"
-        if partial := len(fine(case).bits):
-            return f"takes whole blocks only: the mask has {partial} kinds of partial ones"
+        if len(fine(case).bits):
+            return "takes whole blocks only, and the mask has partial ones"
         return missing()
 
     def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:

@@ -53,8 +53,8 @@ class FlashInfer:
         if (case.block_q, case.block_k) != (64, 64) or case.n_q % 64 or case.n_k % 64:
             return "takes blocks of 64 x 64, and whole ones at the ends"
         assert case.blocks is not None
-        if partial := len(case.blocks.bits):
-            return f"takes whole blocks only: the mask has {partial} kinds of partial ones"
+        if len(case.blocks.bits):
+            return "takes whole blocks only, and the mask has partial ones"
         counts = (case.blocks.layout() > 0).sum(-1)
         if not 1 <= counts.min() <= counts.max() <= MOST:
             return f"takes rows of 1 to {MOST} blocks, not {counts.min()} to {counts.max()}"

@@ -172,8 +172,8 @@ def published(device: torch.device) -> list[Part]:
 
     Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256
     (cuDNN Frontend), and 64 blocks a row (FlashInfer). One long sequence with the masks of cuDNN's
-    flex attention. 64 query heads that share 8 key heads (MagiAttention). The most memory is that
-    of 56 heads backward: about 12 GiB held, and 12 GiB more that cuDNN takes.
+    flex attention. 64 query heads that share 8 key heads (MagiAttention). The most memory, about
+    20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the inputs.
     """
     big = device.type == "cuda"
     own = ("hopper",) if big else ("cpu",)
