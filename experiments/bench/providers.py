@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -142,7 +142,7 @@ class Flex:
                 block_mask.mask_mod = noop_mask
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
-        options = {"enable_gqa": case.heads != case.kv_heads}
+        options: dict[str, Any] = {"enable_gqa": case.heads != case.kv_heads}
         if self.flash:
             options["kernel_options"] = {"BACKEND": "FLASH"}
         return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, **options)

@@ -115,6 +115,7 @@ class FakeBlocks:
             assert k.shape[2] % size == 0
         else:
             assert sizes.dtype == torch.int32 and sizes.shape == (cols,)
+            assert sizes.sum() == k.shape[2] and (sizes[:-1] == size).all()
         mask = kept.repeat_interleave(size, 2).repeat_interleave(size, 3)
         if sizes is not None:
             mask &= (torch.arange(size) < sizes[:, None]).flatten()
