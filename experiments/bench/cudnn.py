@@ -80,11 +80,13 @@ class CudnnBlocks:
         lists = block_lists(case, device)
         turned = case.layout == LAYOUTS[1]
         lists |= {"layout": "bshd" if turned else "bhsd"}
-        splits = {"kv_splits": "auto"} if lists["sparse_block_size"] == 64 else {}
+        counts = lists.get("q2k_block_nums")
+        once = {"allow_empty_block_nums": counts is not None and not bool(counts.all())}
+        once |= {"kv_splits": "auto"} if lists["sparse_block_size"] == 64 else {}
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             inputs = (t.transpose(1, 2) if turned else t for t in (q, k, v))
-            out = BlockSparse.apply(*inputs, interface, lists, splits)
+            out = BlockSparse.apply(*inputs, interface, lists, once)
             return out.transpose(1, 2) if turned else out
 
         return run
@@ -94,10 +96,8 @@ class BlockSparse(torch.autograd.Function):
     """The forward and the backward of cuDNN's block-sparse attention, which has no autograd."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, interface: Any, lists: Any, splits: Any):
-        empty = {"allow_empty_block_nums": "q2k_block_nums" in lists}
-        found = interface.block_sparse_attention_forward(q, k, v, **lists, **splits, **empty)
-        out, lse = found
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, interface: Any, lists: Any, once: Any):
+        out, lse = interface.block_sparse_attention_forward(q, k, v, **lists, **once)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.interface, ctx.lists = interface, lists
         return out

@@ -127,7 +127,9 @@ class FakeBlocks:
         self.options.append((kv_splits, allow_empty_block_nums, lists))
         turned = lists["layout"] == "bshd"
         q, k, v = (t.transpose(1, 2) if turned else t for t in (q, k, v))
-        out, lse = oracle(q, k, v, self._mask(q, k, lists))
+        mask = self._mask(q, k, lists)
+        assert allow_empty_block_nums or mask.any(-1).all()
+        out, lse = oracle(q, k, v, mask)
         out = out.to(q.dtype)
         return (out.transpose(1, 2) if turned else out).contiguous(), lse.float()
 
@@ -204,7 +206,7 @@ def test_blocks_gets_the_mask_of_the_case(changes, splits, keys, layout, fakes):
     case = replace(SMALL, layout=layout, **changes)
     agrees(cudnn.CudnnBlocks(), case)
     (found, allows_empty, lists), *_ = fakes.block_sparse_attention.options
-    assert found == splits and allows_empty == ("q2k_block_nums" in keys)
+    assert found == splits and allows_empty == ("global_rows" in case.mask)
     expected = {"q2k_block_index", "sparse_block_size", "layout", *keys}
     assert set(lists) == expected and lists["sparse_block_size"] == min(case.block_q, 128)
     assert lists["layout"] == {"head_major": "bhsd", "token_major": "bshd"}[layout]
