@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.runs import Grid, Ints, ranges
+from masks.runs import Grid, Ints, distinct, ranges
 
 EMPTY, FULL = -2, -1  # codes in `BlockMask.tiles`; one >= 0 is the number of a bit tile
 
@@ -62,7 +62,8 @@ def row_segments(
     grid: Grid, starts: Ints, tiles: NDArray, *, empty: int = EMPTY
 ) -> tuple[Ints, Ints, Ints, NDArray]:
     """Non-empty runs, cut where a block row ends: (line, first column, length, tile), ascending."""
-    cuts = np.union1d(starts, np.arange(grid.slices * grid.rows, dtype=np.int64) * grid.cols)
+    lines = np.arange(grid.slices * grid.rows, dtype=np.int64) * grid.cols
+    cuts = distinct(np.concatenate([starts, lines]))
     tile = tiles[np.searchsorted(starts, cuts, "right") - 1]
     length = np.diff(cuts, append=grid.size)
     kept = tile != empty

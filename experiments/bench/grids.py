@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 
 import masks
-from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS, Case
+from experiments.bench.providers import installed
 from experiments.common.checks import as_list, whole_number
 
 DENSITIES = (0.5, 0.25, 0.125, 0.0625, 0.03125)
@@ -109,7 +110,7 @@ def limits(device: torch.device) -> list[Part]:
     """
     big = device.type == "cuda"
     own = ("hopper", "hopper_deterministic") if big else ("cpu",)
-    block_sparse = (*own, *(("fa4",) if big and not fa4.missing() else ()))
+    block_sparse = (*own, *(installed("fa4", "cudnn_blocks", "cudnn_flex") if big else ()))
     everyone = (*block_sparse, *(("flex", "sdpa_cudnn") if big else ("sdpa",)))
     if big:
         wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
@@ -141,9 +142,9 @@ def page(device: torch.device) -> list[Part]:
     """
     big = device.type == "cuda"
     own = ("hopper", "hopper_deterministic") if big else ("cpu",)
-    fa4_forms = ("fa4", "fa4_window", "fa4_varlen") if big and not fa4.missing() else ()
+    peers = ("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex")
     dense_peer = "sdpa_cudnn" if big else "sdpa"
-    block_sparse = (*own, *fa4_forms)
+    block_sparse = (*own, *(installed(*peers) if big else ()))
     flex = ("flex", "flex_autotuned")  # the default is at times the faster one
     if big:
         wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
@@ -166,6 +167,79 @@ def page(device: torch.device) -> list[Part]:
     return [*parts, *(Part(cases, block_sparse) for cases in _long(wide, big))]
 
 
+def published(device: torch.device) -> list[Part]:
+    """Shapes that others publish speeds for; on a CPU the same in small.
+
+    Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256
+    (cuDNN Frontend), and 64 blocks a row (FlashInfer). One long sequence with the masks of cuDNN's
+    flex attention. 64 query heads that share 8 key heads (MagiAttention). The most memory, about
+    20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the inputs.
+    """
+    big = device.type == "cuda"
+    own = ("hopper",) if big else ("cpu",)
+    blocks = (*own, *(installed("fa4", "cudnn_blocks", "flashinfer") if big else ()))
+    spans = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_flex") if big else ()
+    flex = ("flex",) if big else ()
+    shape = Case(DENSE, 1, 1, 1, 2048, 2048, 32, "float32", 128, 128)
+    if big:
+        shape = replace(shape, head_dim=128, dtype="bfloat16")
+    parts = []
+    for heads, n in ((40, 92160), (56, 91392)) if big else ((2, 2048),):
+        video = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n)
+        parts.append(Part(_cases(video, [DENSE]), (*own, "sdpa_cudnn" if big else "sdpa")))
+        for size in (64, 128, 256):
+            random = f"random_blocks(0.1, block={size}, per_head=True)"
+            parts.append(Part(_cases(video, [random], size), blocks))
+    heads, n = (40, 109632) if big else (2, 4096)
+    video = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n)
+    random = f"random_blocks(count={64 if big else 6}, block=64, per_head=True)"
+    parts.append(Part(_cases(video, [random], 64), blocks))
+
+    n, heads = (131072, 4) if big else (2048, 1)
+    long = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n, layout=LAYOUTS[1])
+    parts.append(Part(_cases(long, _interval_masks(n)), (*own, *spans, *flex)))
+
+    n, heads, kv_heads = (65536, 64, 8) if big else (1024, 8, 1)
+    grouped = replace(shape, heads=heads, kv_heads=kv_heads, n_q=n, n_k=n, layout=LAYOUTS[1])
+    names = tuple(dict.fromkeys((*blocks, *spans, *flex)))
+    random = "random_blocks(0.1, per_head=True)"
+    parts.append(Part(_cases(grouped, [CAUSAL, _packed(n)[1], random]), names))
+    return parts
+
+
+def _interval_masks(n: int) -> list[str]:
+    """The masks of cuDNN's benchmark of flex attention, with its lengths at 131072 tokens.
+
+    Its tree has 127 nodes: the text of a mask holds 32. Its breadth-first tree is no mask of ours.
+    """
+    documents = (11858, 8270, 12765, 11038, 4578, 14018, 11721, 11988, 4942, 8393, 7541, 13495)
+    users = _scaled((5008, 4300, 8192, 6102, 5924, 8192, 4935, 6635, 7552, 4356, 4340), n // 2)
+    far = tuple((2 * i + 1) * n // 16 for i in range(8))
+    nodes = _subtrees(5)
+    ends = (0, *accumulate(_scaled([8 + i % 5 for i in range(len(nodes))], n)))
+    leave = tuple(ends[i + size] for i, size in enumerate(nodes))
+    return [
+        CAUSAL,
+        f"documents({_scaled((*documents, 10465), n)}) & causal()",
+        "sliding(513)",
+        "(sinks(4) | sliding(513)) & causal()",
+        f"prefix_tree({ends[:-1]}, {leave})",
+        f"local(256) | global_at({far})",
+        f"hstu({tuple(2 * m for m in users)}, targets={users})",  # as many targets as history
+    ]
+
+
+def _subtrees(levels: int) -> list[int]:
+    """Nodes of every subtree of a full binary tree, depth first."""
+    return [2**levels - 1, *_subtrees(levels - 1) * 2] if levels else []
+
+
+def _scaled(lengths: Sequence[int], n: int) -> tuple[int, ...]:
+    """Lengths in this proportion whose sum is n."""
+    ends = [round(end * n / sum(lengths)) for end in accumulate(lengths)]
+    return tuple(b - a for a, b in pairwise([0, *ends]))
+
+
 def _long(shape: Case, big: bool) -> list[tuple[Case, ...]]:
     """A random and a structured mask of sequences that only a sparse mask makes possible, below one
     percent of the blocks.
@@ -186,7 +260,11 @@ def _packed(n: int) -> list[str]:
     return [text, f"{text} & causal()"]
 
 
-GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"limits": limits, "page": page}
+GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {
+    "limits": limits,
+    "page": page,
+    "published": published,
+}
 
 
 def _uneven(shape: Case) -> tuple[Case, ...]:

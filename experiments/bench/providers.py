@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
-from experiments.bench import fa4
+from experiments.bench import cudnn, fa4, flashinfer
 from experiments.bench.cases import DENSE, Case
 from experiments.common.checks import choose
 from experiments.common.devices import free_memory
@@ -107,12 +107,20 @@ class Flex:
 
     Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
     autotuned: torch times several kernels for the shape while compiling, and takes the fastest.
+    flash: FlashAttention-4 in place of its Triton kernels.
     """
 
     autotuned: bool = False
+    flash: bool = False
     dense_only = False
 
+    @property
+    def package(self) -> str:
+        return fa4.FlashAttention4.package if self.flash else ""
+
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if self.flash:
+            return _no_flash(case, device, direction)
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
         if device.type == "cpu" and not any(map(shutil.which, _compilers())):
@@ -134,8 +142,10 @@ class Flex:
                 block_mask.mask_mod = noop_mask
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
-        gqa = case.heads != case.kv_heads
-        return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
+        options: dict[str, Any] = {"enable_gqa": case.heads != case.kv_heads}
+        if self.flash:
+            options["kernel_options"] = {"BACKEND": "FLASH"}
+        return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, **options)
 
 
 PROVIDERS: dict[str, Provider] = {
@@ -149,25 +159,36 @@ PROVIDERS: dict[str, Provider] = {
     "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
     "flex": Flex(),
     "flex_autotuned": Flex(autotuned=True),
+    "flex_flash": Flex(flash=True),
     "fa4": fa4.FlashAttention4(),
     "fa4_window": fa4.FlashAttention4("window"),
     "fa4_varlen": fa4.FlashAttention4("varlen"),
+    "cudnn_blocks": cudnn.CudnnBlocks(),
+    "cudnn_flex": cudnn.CudnnFlex(),
+    "flashinfer": flashinfer.FlashInfer(),
 }
 
 
 def default_providers(device: torch.device) -> list[str]:
     if device.type == "cuda":
         hopper = ["hopper"] if nvidia_capability(device) == (9, 0) else []
-        peers = ["sdpa_flash", "sdpa_cudnn", "flex"] + ([] if fa4.missing() else ["fa4"])
-        return [*hopper, "triton", *peers]
+        peers = installed("fa4", *(("cudnn_blocks", "cudnn_flex") if hopper else ()))
+        return [*hopper, "triton", "sdpa_flash", "sdpa_cudnn", "flex", *peers]
     return ["cpu", "sdpa", "flex"]
+
+
+def installed(*names: str) -> tuple[str, ...]:
+    """Those of the providers, all of packages of their own, whose package can be imported."""
+    packages = {"fa4": fa4, "cudnn": cudnn, "flashinfer": flashinfer}
+    return tuple(name for name in names if not packages[name.partition("_")[0]].missing())
 
 
 def concerns(provider: Provider, case: Case, direction: str) -> bool:
     """Whether a provider is of interest for a case at all, able to run it or not."""
     if provider.dense_only and case.mask != DENSE and not case.causal:
         return False
-    if isinstance(provider, fa4.FlashAttention4) and not provider.concerns(case):
+    choice = getattr(provider, "concerns", None)
+    if choice is not None and not choice(case):
         return False
     return direction in getattr(provider, "directions", DIRECTIONS)
 
@@ -176,6 +197,17 @@ def find(name: str) -> Provider:
     """The provider of that name. Raises ValueError, with the choices, if there is none."""
     choose("providers", name, PROVIDERS)
     return PROVIDERS[name]
+
+
+def _no_flash(case: Case, device: torch.device, direction: str) -> str | None:
+    """Why FlexAttention cannot call FlashAttention-4, or None."""
+    from torch.nn.attention import flex_attention
+
+    if "FLASH" not in get_args(getattr(flex_attention, "_Backend", None)):
+        return f"torch {torch.__version__} has no such backend"
+    if direction == "backward" and case.mask != DENSE and case.block_k % 128:
+        return f"its backward takes multiples of 128 as block_k, not {case.block_k}"
+    return fa4.FlashAttention4().unsupported(case, device, direction)
 
 
 def _compilers() -> list[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from masks import BlockMask
+from masks.runs import distinct
 from sparseflash.ceilings import Ceilings
 
 TILE = 128  # queries (or keys) whose keys and values (or queries) one workgroup loads once
@@ -175,7 +176,7 @@ def _live_keys(
     """Keys that any query head of their kv head attends to."""
     batch, head = np.divmod(slices, blocks.heads)
     group = shape.heads // shape.kv_heads if blocks.heads > 1 else 1
-    used = np.unique((batch * shape.heads + head // group) * blocks.cols + col) % blocks.cols
+    used = distinct((batch * shape.heads + head // group) * blocks.cols + col) % blocks.cols
     repeats = shape.batch // blocks.batch * (shape.kv_heads if blocks.heads == 1 else 1)
     return int(k_len[used].sum()) * repeats
 
@@ -196,5 +197,5 @@ def _loads(
         touched = first + step <= last
         cells = slices[touched], first[touched] + step, minor[touched]
         keys.append(np.ravel_multi_index(cells, shape))
-    used = np.unique(np.concatenate(keys)) % len(minor_len)
+    used = distinct(np.concatenate(keys)) % len(minor_len)
     return int(minor_len[used].sum())

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiments.bench.cases import DENSE, LAYOUTS
+from experiments.bench.providers import find
 from experiments.bench.reports.table import grouped, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
@@ -16,12 +17,16 @@ COLUMNS = {
     "fa4": "FlashAttention-4",
     "fa4_window": "its window",
     "fa4_varlen": "its varlen",
+    "cudnn_blocks": "cuDNN Frontend",
+    "cudnn_flex": "its intervals",
+    "flashinfer": "FlashInfer",
     "sdpa_cudnn": "cuDNN, dense",
     "sdpa": "PyTorch, dense",
     "flex": "FlexAttention",
     "flex_autotuned": "autotuned",
+    "flex_flash": "on FlashAttention-4",
 }
-MAIN = ("hopper", "cpu", "fa4", "sdpa_cudnn", "sdpa")  # of the table by density
+MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "sdpa_cudnn", "sdpa")  # of the table by density
 
 
 def fill(text: str, rows: Sequence[SpeedRow]) -> str:
@@ -144,7 +149,8 @@ def _about(rows: Sequence[SpeedRow]) -> str:
     """What the rows share: device, shape, versions, dates, rounds."""
     first, tokens = rows[0], sorted({r.n_q for r in rows})
     dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
-    peers = sorted({f", flash-attn-4 {r.version}" for r in rows if r.version})
+    versions = {(find(r.provider), r.version) for r in rows if r.version}
+    peers = sorted({f", {getattr(peer, 'package', '')} {version}" for peer, version in versions})
     spread = max(map(_range, rows))
     torches, tritons = (
         ", ".join(sorted({getattr(r, name) for r in rows})) for name in ("torch", "triton")

@@ -38,8 +38,12 @@ PROVIDERS = {
     "sdpa_flash": ("FlashAttention-2", Style("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))),
     "sdpa_cudnn": ("cuDNN", Style("#CC79A7", "D", "-.")),
     "sdpa": ("PyTorch SDPA", Style("#CC79A7", "D", "-.")),
+    "cudnn_blocks": ("cuDNN Frontend, blocks", Style("#F0E442", "<", "-.")),
+    "cudnn_flex": ("cuDNN Frontend, intervals", Style("#F0E442", "d", "--")),
+    "flashinfer": ("FlashInfer", Style("#000000", "*", ":")),
     "flex": ("FlexAttention", Style("#009E73", "^", "--")),
     "flex_autotuned": ("FlexAttention, autotuned", Style("#009E73", "^", "--")),
+    "flex_flash": ("FlexAttention on FlashAttention-4", Style("#009E73", "p", ":")),
 }
 GREY = "0.35"
 

@@ -1,9 +1,12 @@
 """Grids: densities, the named grid, given values and their errors."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
-from experiments.bench import grids
+from experiments.bench import cudnn, fa4, flashinfer, grids
 from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.grids import default_grid, make_grid
 from tests.experiments.bench.bench_cases import CPU, limits
@@ -31,6 +34,55 @@ def test_masks_of_the_grid_have_the_text_that_rows_have(monkeypatch):
     for case in {t.case for t in limits(monkeypatch, CPU)}:
         made = make_grid("cpu", mask=case.mask, seq_len=case.n_q).cases()[0]
         assert made.mask == case.mask
+
+
+def test_published_shapes_are_those_of_the_peers(monkeypatch):
+    for module in (fa4, cudnn, flashinfer):
+        monkeypatch.setattr(module, "missing", lambda: None)
+    parts = grids.published(CUDA)
+    cases = [case for part in parts for case in part.cases]
+    assert {case.dtype for case in cases} == {"bfloat16"} and len(set(cases)) == len(cases)
+    video = {(c.heads, c.n_q, c.block_q) for c in cases if "(0.1" in c.mask and c.heads != 64}
+    shapes = [(40, 92160), (56, 91392)]
+    assert video == {(h, n, block) for h, n in shapes for block in (64, 128, 256)}
+    for case in cases:
+        if case.mask.startswith("random"):
+            assert case.head_dim == 128 and "per_head=True" in case.mask
+            assert not case.n_q % case.block_q  # whole blocks only
+    long = [c for c in cases if c.n_q == 131072]
+    assert {(c.heads, c.batch, c.layout) for c in long} == {(4, 1, "token_major")}
+    widths = [cudnn.intervals(case).shape[1] for case in long]
+    assert widths == [1, 3, 3, 3, 9, 19, 5]  # as in cuDNN's benchmark, but the tree of five levels
+    assert {(c.heads, c.kv_heads, c.n_q) for c in cases if c.kv_heads == 8} == {(64, 8, 65536)}
+    assert {name for part in parts for name in part.providers} == {
+        *("hopper", "sdpa_cudnn", "flex", "fa4", "fa4_window", "fa4_varlen"),
+        *("cudnn_blocks", "cudnn_flex", "flashinfer"),
+    }
+
+
+@pytest.mark.parametrize("name", ["limits", "page", "published"])
+def test_grids_ask_peers_only_where_they_are_installed(name, monkeypatch):
+    def asked():
+        return {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
+
+    for module in (fa4, cudnn, flashinfer):
+        monkeypatch.setattr(module, "missing", lambda: "not here")
+    assert not any(p.startswith(("fa4", "cudnn", "flashinfer")) for p in asked())
+    monkeypatch.setattr(cudnn, "missing", lambda: None)
+    assert {"cudnn_blocks", "cudnn_flex"} <= asked()
+
+
+@pytest.mark.parametrize("n", [2048, 131072])
+def test_masks_of_intervals_fill_the_sequence(n):
+    causal, documents, *_, tree, far, hstu = grids._interval_masks(n)
+    shape = replace(grids.published(CPU)[0].cases[0], n_q=n, n_k=n, block_q=128, block_k=128)
+    for mask in (documents, tree, far, hstu):
+        case = replace(shape, mask=mask)
+        assert case.blocks.csr().ptr[-1] > 0 and np.diff(case.blocks.csr().ptr).min() > 0
+    assert causal == CAUSAL and grids._subtrees(3) == [7, 3, 1, 1, 3, 1, 1]
+    assert replace(shape, mask=documents.replace("  ", " ")).documents[:2] == (
+        (11858, 8270) if n == 131072 else (185, 129)
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.bench import providers
-from experiments.bench.cases import LAYOUTS
+from experiments.bench import cudnn, fa4, flashinfer, providers
+from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.measure import Bench
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
@@ -65,3 +65,52 @@ def test_flex_autotunes_where_it_is_asked_to(monkeypatch):
     for name in ("flex", "flex_autotuned"):
         providers.find(name).prepare(CASE, CPU)
     assert modes == [None, "max-autotune-no-cudagraphs"]
+
+
+def test_flex_calls_flash_attention_4_where_it_is_asked_to(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_, **kw: seen.append(kw))
+    q, k, v = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=torch.float32, device=CPU)
+    for name in ("flex", "flex_flash"):
+        providers.find(name).prepare(CASE, CPU)(q, k, v)
+    assert "kernel_options" not in seen[0] and seen[1]["kernel_options"] == {"BACKEND": "FLASH"}
+
+
+def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):
+    flash, cuda = providers.find("flex_flash"), torch.device("cuda")
+    monkeypatch.setattr(fa4, "missing", lambda: None)
+    half = replace(CASE, dtype="bfloat16", block_k=64)
+    assert flash.unsupported(half, cuda, "forward") is None
+    assert "128 as block_k, not 64" in (flash.unsupported(half, cuda, "backward") or "")
+    for fine in (replace(half, block_k=128), replace(half, mask=DENSE, block_q=0, block_k=0)):
+        assert flash.unsupported(fine, cuda, "backward") is None
+    assert "CUDA" in (flash.unsupported(half, CPU, "forward") or "")
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_Backend", None)
+    assert "no such backend" in (flash.unsupported(half, cuda, "forward") or "")
+    assert (flash.package, providers.find("flex").package) == ("flash-attn-4", "")
+
+
+def test_peers_that_are_installed_are_measured(monkeypatch):
+    for module in (fa4, cudnn, flashinfer):
+        monkeypatch.setattr(module, "missing", lambda: None)
+    for capability, ours, peers in (
+        ((9, 0), ["hopper", "triton"], ["fa4", "cudnn_blocks", "cudnn_flex"]),
+        ((10, 0), ["triton"], ["fa4"]),
+    ):
+        monkeypatch.setattr(providers, "nvidia_capability", lambda _, found=capability: found)
+        names = providers.default_providers(torch.device("cuda"))
+        assert names == [*ours, "sdpa_flash", "sdpa_cudnn", "flex", *peers]
+    monkeypatch.setattr(cudnn, "missing", lambda: "not here")
+    assert providers.installed("cudnn_flex", "fa4_window", "flashinfer") == (
+        "fa4_window",
+        "flashinfer",
+    )
+
+
+@pytest.mark.parametrize("name", ["cudnn_blocks", "flashinfer"])
+def test_peers_for_blocks_are_not_asked_without_a_mask(name):
+    dense = replace(CASE, mask=DENSE, block_q=0, block_k=0)
+    provider = providers.find(name)
+    assert providers.concerns(provider, CASE, "forward")
+    assert not providers.concerns(provider, dense, "forward")
+    assert providers.concerns(providers.find("cudnn_flex"), dense, "backward")

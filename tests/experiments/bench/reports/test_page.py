@@ -46,6 +46,15 @@ def test_the_table_by_density_has_a_line_a_density_and_the_providers_of_each_hea
     ]
 
 
+def test_versions_of_peers_have_the_name_of_their_package():
+    peers = [
+        row(f"cudnn_{form}", "forward", 600, **RANDOM, version="1.3") for form in ("blocks", "flex")
+    ]
+    about, _, table = by_density([*ROWS, *peers]).partition("\n\n")
+    assert ", Triton 3.9, flash-attn-4 4.0, nvidia-cudnn-frontend 1.3, 2026" in about
+    assert "| cuDNN Frontend |" in table
+
+
 def test_a_head_dim_has_a_table_with_all_providers():
     assert TABLES["density_128"](ROWS).splitlines()[3:] == [
         "| density | `hopper`, D 128 | deterministic | FlashAttention-4 |",

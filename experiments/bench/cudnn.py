@@ -1,0 +1,245 @@
+"""cuDNN Frontend, where it is installed: lists of whole blocks, and intervals of keys."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
+from masks import BlockMask
+from masks.block_lists import row_segments
+from masks.runs import Ints, expand
+from masks.tiles import unpack_bits
+from sparseflash.backends.nvidia import nvidia_capability, told
+
+PACKAGE = "nvidia-cudnn-frontend"
+INSTALL = "pip install nvidia-cudnn-frontend==1.32.0 'nvidia-cutlass-dsl[cu13]==4.8.1'"
+MODULES = ("cudnn.block_sparse_attention._interface", "cudnn.flex_attention")
+MOST = 16  # intervals of a query; cuDNN's own benchmark goes up to 10
+
+
+@cache
+def missing() -> str | None:
+    """Why cuDNN Frontend cannot be imported, with the remedy, or None."""
+    try:
+        for module in MODULES:
+            importlib.import_module(module)
+    except Exception as error:  # its libraries fail in many ways where a part of them is missing
+        return f"needs cuDNN Frontend ({type(error).__name__}: {error}): {INSTALL}"
+    return None
+
+
+def not_hopper(case: Case, device: torch.device, dtypes: tuple[str, ...]) -> str | None:
+    """Why a peer for Hopper and these data types cannot run a case, or None."""
+    if device.type != "cuda":
+        return f"needs a CUDA device, not {device}"
+    if (capability := nvidia_capability(device)) != (9, 0):
+        return f"measured on compute capability 9.0 only, and {told(capability)}"
+    if case.dtype not in dtypes:
+        return f"takes {' and '.join(dtypes)}, not {case.dtype}"
+    return None
+
+
+@dataclass(frozen=True)
+class CudnnBlocks:
+    """`block_sparse_attention`: key blocks of every query block. Blocks of 256 are four of 128."""
+
+    dense_only = False
+    package = PACKAGE
+
+    def concerns(self, case: Case) -> bool:
+        return case.mask != DENSE
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        backward = direction == "backward"
+        dtypes = ("bfloat16",) if backward else ("bfloat16", "float16")
+        if reason := not_hopper(case, device, dtypes):
+            return reason
+        dims = (128,) if backward else (64, 96, 128)
+        if not {case.head_dim, case.value_dim} <= {*dims}:
+            return f"{direction} takes head dims of {dims}, not {case.head_dim}, {case.value_dim}"
+        if backward and case.heads != case.kv_heads:
+            return f"has no backward for {case.heads} query and {case.kv_heads} key heads"
+        sizes = case.block_q, case.block_k
+        if sizes not in ((64, 64), (128, 128), (256, 256)):
+            return f"takes blocks of 64, 128 and 256, not {sizes[0]} x {sizes[1]}"
+        if sizes[0] == 64 and case.n_q % 64:
+            return f"takes multiples of 64 queries with blocks of 64, not {case.n_q}"
+        if len(fine(case).bits):
+            return "takes whole blocks only, and the mask has partial ones"
+        return missing()
+
+    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+        interface = importlib.import_module("cudnn.block_sparse_attention")
+        lists = block_lists(case, device)
+        turned = case.layout == LAYOUTS[1]
+        lists |= {"layout": "bshd" if turned else "bhsd"}
+        counts = lists.get("q2k_block_nums")
+        once = {"allow_empty_block_nums": counts is not None and not bool(counts.all())}
+        once |= {"kv_splits": "auto"} if lists["sparse_block_size"] == 64 else {}
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            inputs = (t.transpose(1, 2) if turned else t for t in (q, k, v))
+            out = BlockSparse.apply(*inputs, interface, lists, once)
+            return out.transpose(1, 2) if turned else out
+
+        return run
+
+
+class BlockSparse(torch.autograd.Function):
+    """The forward and the backward of cuDNN's block-sparse attention, which has no autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, interface: Any, lists: Any, once: Any):
+        out, lse = interface.block_sparse_attention_forward(q, k, v, **lists, **once)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.interface, ctx.lists = interface, lists
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        backward = ctx.interface.block_sparse_attention_backward
+        return (*backward(*grads, *ctx.saved_tensors, **ctx.lists), None, None, None)
+
+
+def fine(case: Case) -> BlockMask:
+    """The mask of a case in blocks that cuDNN has: of 128 in place of 256."""
+    size = min(case.block_q, 128)
+    blocks = replace(case, block_q=size, block_k=size).blocks
+    assert blocks is not None
+    return blocks
+
+
+def block_lists(case: Case, device: torch.device) -> dict[str, Any]:
+    """What `block_sparse_attention_forward` and `_backward` take for a mask of whole blocks.
+
+    Counts only where rows differ: with a fixed count, the number of columns, it is faster.
+    """
+    blocks = fine(case)
+    size = blocks.block_size[1]
+    kept = torch.from_numpy(blocks.layout()).to(device).bool()
+    kept = kept.expand(case.batch, case.heads, -1, -1)
+    counts = kept.sum(-1, dtype=torch.int32)
+    place = torch.arange(max(1, int(counts.max())), device=device)
+    index = torch.zeros(*counts.shape, len(place), dtype=torch.int32, device=device)
+    index[place < counts[..., None]] = kept.nonzero()[:, -1].int()
+    lists: dict[str, Any] = {"q2k_block_index": index, "sparse_block_size": size}
+    if int(counts.min()) < len(place):
+        lists["q2k_block_nums"] = counts
+    if case.n_k % size:
+        lists["block_sizes"] = torch.full((blocks.cols,), size, dtype=torch.int32, device=device)
+        lists["block_sizes"][-1] = case.n_k % size
+    return lists
+
+
+@dataclass(frozen=True)
+class CudnnFlex:
+    """`cudnn.flex_attention`: a union of intervals of keys for every query."""
+
+    dense_only = False
+    package = PACKAGE
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        if reason := not_hopper(case, device, ("bfloat16", "float16")):
+            return reason
+        dims = case.head_dim, case.value_dim
+        small = all(dim in range(8, 129, 8) for dim in dims)
+        if not small and dims not in ((192, 128), (256, 256)):
+            return f"takes multiples of 8 up to 128 as head dims, not {dims[0]}, {dims[1]}"
+        if intervals(case) is None:
+            return f"takes intervals of keys: some query has more than {MOST}"
+        return missing()
+
+    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+        flex = importlib.import_module("cudnn.flex_attention")
+        ends, batch, dtype = intervals(case), case.batch, DTYPES[case.dtype]
+        assert ends is not None
+        shapes = (
+            (batch, case.n_q, case.heads, case.head_dim),
+            (batch, case.n_k, case.kv_heads, case.head_dim),
+            (batch, case.n_k, case.kv_heads, case.value_dim),
+        )
+        samples = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        mask = torch.from_numpy(ends).to(device)
+        plan = flex.create_mask_plan(mask, *samples, build_backward=True)
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            inputs = (t.transpose(1, 2) for t in (q, k, v))
+            return flex.flex_attn_func(*inputs, mask_plan=plan).transpose(1, 2)
+
+        return run
+
+
+@lru_cache(2)
+def intervals(case: Case) -> NDArray[np.int32] | None:
+    """int32 (heads or 1, odd, batch * n_q): the keys [0, F0) | [F1, F2) | .. of every query.
+
+    None where a query has more than `MOST` intervals.
+    """
+    if case.blocks is None:
+        return np.full((1, 1, case.batch * case.n_q), case.n_k, np.int32)
+    blocks = case.blocks
+    found = _pieces(blocks)
+    if found is None:
+        return None
+    query, begin, end = found
+    order = np.lexsort((begin, query))
+    query, begin, end = query[order], begin[order], end[order]
+    # Pieces of neighbouring blocks are one interval where they touch.
+    opens = np.append(True, (query[1:] != query[:-1]) | (begin[1:] != end[:-1]))[: len(query)]
+    query, begin, end = query[opens], begin[opens], end[np.append(opens[1:], True)[: len(opens)]]
+    count = np.bincount(query, minlength=blocks.batch * blocks.heads * case.n_q)
+    if count.max() > MOST:
+        return None
+    place = np.arange(len(query)) - (np.cumsum(count) - count)[query]
+    late = np.zeros(len(count), np.int64)  # 1: the first interval begins after key 0
+    late[query[place == 0]] = begin[place == 0] > 0
+    place += late[query]
+    ends = np.zeros((len(count), 2 * int(place.max(initial=0)) + 2), np.int32)
+    ends[query, 2 * place], ends[query, 2 * place + 1] = begin, end
+    ends = np.maximum.accumulate(ends, axis=1)[:, 1:]  # after the last one: empty intervals
+    ends = ends.reshape(blocks.batch, blocks.heads, case.n_q, -1).transpose(1, 3, 0, 2)
+    ends = np.broadcast_to(ends, (*ends.shape[:2], case.batch, case.n_q))
+    return np.ascontiguousarray(ends.reshape(*ends.shape[:2], -1))
+
+
+def _pieces(blocks: BlockMask) -> tuple[Ints, Ints, Ints] | None:
+    """(query, first key, key after the last) of every piece of a row within a run of blocks.
+
+    Queries count through all slices. None where there are far too many for `MOST` intervals.
+    """
+    (block_q, block_k), n_q, n_k = blocks.block_size, blocks.n_q, blocks.n_k
+    rows = blocks.batch * blocks.heads * blocks.rows
+    most = 8 * MOST if len(blocks.bits) else MOST  # of runs: an interval crosses partial blocks
+    if len(blocks.starts) > 2 * most * rows:
+        return None
+    line, first, length, tile = row_segments(blocks.grid, blocks.starts, blocks.tiles)
+    if np.bincount(line, minlength=1).max() > most:
+        return None
+    full = tile == FULL
+    query = (line[full, None] * block_q + np.arange(block_q)).ravel()
+    begin = np.repeat(first[full] * block_k, block_q)
+    end = np.repeat(np.minimum((first + length)[full] * block_k, n_k), block_q)
+    # The pieces of every tile: its bits rise at `low` and fall at `high`.
+    bits = np.pad(unpack_bits(blocks.bits, block_k), ((0, 0), (0, 0), (1, 1)))
+    number, row, low = np.nonzero(bits[..., 1:] & ~bits[..., :-1])
+    high = np.nonzero(bits[..., :-1] & ~bits[..., 1:])[2]
+    ptr = np.searchsorted(number, np.arange(len(blocks.bits) + 1))
+    run, col = expand(first[~full], (first + length)[~full])
+    tile, line = tile[~full][run], line[~full][run]
+    if (ptr[tile + 1] - ptr[tile]).sum() > most * rows * block_q:
+        return None
+    i, j = expand(ptr[tile], ptr[tile + 1])
+    query = np.append(query, line[i] * block_q + row[j])
+    begin = np.append(begin, col[i] * block_k + low[j])
+    end = np.append(end, col[i] * block_k + high[j])
+    # From rows of blocks, whose last one may be ragged, to queries.
+    slice_, query = np.divmod(query, blocks.rows * block_q)
+    exists = query < n_q
+    return (slice_ * n_q + query)[exists], begin[exists], end[exists]
