@@ -34,6 +34,7 @@ from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
 
 name = "triton"
+_STEPS = 8  # tiles of a diagonal that one program adds
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -129,6 +130,8 @@ class Backward:
             Cut(kernel, problem, schedule)
             for kernel in ("backward_kv", "backward_q", "backward_bias")
         )
+        # a tile of the gradient of a bias is square, and lies in one of dq
+        self.near_block = min(*self.bias.tiles[:2], *self.q.tiles[:2])
         static = self.kv.static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
@@ -138,8 +141,8 @@ class Backward:
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, far = self.queries(dout, delta, lse_log2, saved, walk)
-        dbias = None if far is None else self.distances(dout, delta, lse_log2, far, saved, walk)
+        dq, ends = self.queries(dout, delta, lse_log2, saved, walk)
+        dbias = None if ends is None else self.distances(dout, delta, lse_log2, ends, saved, walk)
         return Gradients(dq, dk, dv, dsink, dbias)
 
     def rows(
@@ -192,58 +195,74 @@ class Backward:
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor | None]:
-        """dq, by query tiles over the rows of the mask. Where there is a bias, also (B, Hq, tiles,
-        2): the sums of dS over the tiles that take its first entry, and its last.
+        """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
+        2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
         """
         q, k, v, *_, seed, terms = saved
-        cut, bias, sums = self.q, terms.bias, None
+        cut, bias, ends = self.q, terms.bias, None
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
         n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
-            sums = bias.new_empty(q.shape[0], q.shape[1], n_tiles, 2)
+            _, diagonals, n_parts = self.near(bias)
+            ends = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
 
         def arguments():
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
                 *_strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), sums,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), ends,
             )  # fmt: skip
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
 
-        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums)
+        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, ends)
         self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        return dq, sums
+        return dq, ends
 
     def distances(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, far: Tensor, saved: Saved, walk: Walk
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
-        """dbias, by query tiles over the rows of the mask; far: the sums of `queries`."""
+        """dbias, by diagonals of the mask; ends: from `queries`."""
         q, k, v, *_, seed, terms = saved
         cut, bias = self.bias, terms.bias
-        lists = _lists(walk.schedule, "rows")
-        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
         assert bias is not None
-        sums = bias.new_zeros(q.shape[0], q.shape[1], n_tiles, bias.shape[1])
+        lists = _lists(walk.schedule, "rows")
+        first, diagonals, n_parts = self.near(bias)
+        sums = bias.new_zeros(q.shape[0], q.shape[1], n_parts * 2, bias.shape[1])
+        own_ends = ends[-n_parts * diagonals :]
 
         def arguments():
+            n_tiles = _cdiv(q.shape[2], self.near_block)
             args = (
-                q, k, v, dout, lse_log2, delta, sums, *lists, *_strides(q, k, v, dout),
+                q, k, v, dout, lse_log2, delta, sums, own_ends, *lists, *_strides(q, k, v, dout),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                *cut.terms(terms),
+                *cut.terms(terms), first, diagonals, n_parts,
             )  # fmt: skip
             options = cut.options(None)
-            del options["TMA"]
-            tiles = {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
-            return (n_tiles * q.shape[0] * q.shape[1],), args, options | tiles
+            for name in ("TMA", "BLOCK_M", "BLOCK_N"):
+                del options[name]
+            options |= {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
+            options |= {"BLOCK": self.near_block, "STEPS": _STEPS}
+            return (n_parts * diagonals * q.shape[0] * q.shape[1],), args, options
 
-        tensors = (q, k, v, dout, lse_log2, delta, sums, seed, terms.slopes, bias)
+        tensors = (q, k, v, dout, lse_log2, delta, sums, own_ends, seed, terms.slopes, bias)
         self.launch_bias(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        dbias, ends = sums.sum((0, 2)), far.sum((0, 2))
-        dbias[:, 0] += ends[:, 0]
-        dbias[:, -1] += ends[:, 1]
+        dbias = sums.sum((0, 2))
+        dbias[:, :: bias.shape[1] - 1] += ends.sum((0, 1))
         return dbias
+
+    def near(self, bias: Tensor) -> tuple[int, int, int]:
+        """The first diagonal of tiles that may hold tiles near the main one, how many there are,
+        and in how many parts each is summed.
+        """
+        problem, block, q = self.bias.problem, self.near_block, self.q.tiles
+        n_tiles, key_tiles = _cdiv(problem.n_q, block), _cdiv(problem.n_k, block)
+        reach = bias.shape[1] // 2 + q.block_m + q.block_n - block
+        middle = problem.n_k - problem.n_q
+        first = max((middle - reach) // block + 1, 1 - n_tiles)
+        end = min(_cdiv(middle + reach, block), key_tiles)
+        return first, end - first, _cdiv(n_tiles, _STEPS)
 
 
 class Cut:

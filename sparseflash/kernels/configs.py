@@ -67,8 +67,8 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_BIAS: Table = {("backward_bias", 256): Tiles(16, 32, 4, 1)} | {
-    ("backward_bias", width): Tiles(32, 32, 4, 1) for width in (32, 64, 128)
+_BIAS: Table = {("backward_bias", 256): Tiles(32, 32, 4, 1)} | {
+    ("backward_bias", width): Tiles(64, 64, 4, 1) for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
     ("forward partial", 32): Tiles(64, 128, 4, 1),

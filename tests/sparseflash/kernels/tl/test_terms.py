@@ -11,7 +11,7 @@ import triton.language as tl
 
 import masks
 from sparseflash.kernels.tl import capping
-from sparseflash.kernels.tl.terms import add_bias, add_slopes
+from sparseflash.kernels.tl.terms import add_bias, add_slopes, bias_of
 from tests import capping_cases
 from tests.attention_cases import Case, check
 
@@ -44,7 +44,8 @@ def distance_kernel(
         s, rest = add_slopes(s, slope, first, M, N, T)
         tl.store(Rest + row, rest)
     else:
-        s = add_bias(s, Bias + radius, radius, 1.0, first, M, N, T)
+        s, rest = add_bias(s, bias_of(Bias, 0, radius), radius, 1.0, first, M, N, T)
+        s += rest
     at = key[:, None] + row[None, :] * N if T else row[:, None] * N + key[None, :]
     tl.store(Out + at, s)
 
