@@ -34,7 +34,7 @@ from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
 
 name = "triton"
-_STEPS = 8  # tiles of a diagonal that one program adds
+STEPS = 8  # tiles of a diagonal that one program adds
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -243,7 +243,7 @@ class Backward:
             for name in ("TMA", "BLOCK_M", "BLOCK_N"):
                 del options[name]
             options |= {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
-            options |= {"BLOCK": self.near_block, "STEPS": _STEPS}
+            options |= {"BLOCK": self.near_block, "STEPS": STEPS}
             return (n_parts * diagonals * q.shape[0] * q.shape[1],), args, options
 
         tensors = (q, k, v, dout, lse_log2, delta, sums, own_ends, seed, terms.slopes, bias)
@@ -262,7 +262,7 @@ class Backward:
         middle = problem.n_k - problem.n_q
         first = max((middle - reach) // block + 1, 1 - n_tiles)
         end = min(_cdiv(middle + reach, block), key_tiles)
-        return first, end - first, _cdiv(n_tiles, _STEPS)
+        return first, end - first, _cdiv(n_tiles, STEPS)
 
 
 class Cut:

@@ -59,6 +59,7 @@ HOPPER = {
     ("backward_bias", 32): Tiles(64, 64, 8, 3, max_registers=128),
     ("backward_bias", 64): Tiles(64, 64, 8, 3, max_registers=128),
     ("backward_bias", 128): Tiles(64, 64, 8, 1, max_registers=128),
+    ("backward_bias", 256): Tiles(64, 64, 8, 1),
 }
 _PADDED: Table = {
     ("forward padded", 32): Tiles(64, 32, 4, 2),
@@ -72,7 +73,7 @@ _PADDED: Table = {
     ("backward_q padded", 128): Tiles(32, 32, 4, 2),
     ("backward_q padded", 256): Tiles(32, 32, 4, 2),
 }
-_BIAS: Table = {("backward_bias", 256): Tiles(32, 32, 4, 1)} | {
+_BIAS: Table = {("backward_bias", 256): Tiles(16, 16, 4, 1)} | {
     ("backward_bias", width): Tiles(32, 32, 4, 1) for width in (32, 64, 128)
 }
 _BLACKWELL: Table = {
