@@ -24,14 +24,19 @@ from sparseflash.kernels.tl.terms import (
 
 
 @triton.jit
-def place_in(idx, n, block, SIZE: tl.constexpr):
-    """Where a block is among n indices, -1 if it is not."""
-    place = -1
-    for start in tl.range(0, n, SIZE):
-        at = start + tl.arange(0, SIZE)
-        found = tl.load(idx + at, mask=at < n, other=-1) == block
-        place = tl.maximum(place, tl.max(tl.where(found, at, -1), 0))
-    return place
+def tiles_of(row_ptr, col_idx, tile_idx, row, block, there, SIZE: tl.constexpr):
+    """Of a block in each of some rows [ROWS]: its bit tile, -1 if it is full, -2 if it is not in
+    the list of its row. Rows are read where they are `there`, SIZE entries at once.
+    """
+    begin = tl.load(row_ptr + row, mask=there, other=0)
+    n = tl.load(row_ptr + row + 1, mask=there, other=0) - begin
+    place = tl.full(row.shape, -1, tl.int32)
+    for start in tl.range(0, tl.max(n, 0).to(tl.int32), SIZE):
+        at = start + tl.arange(0, SIZE)[None, :]  # [1, SIZE]
+        idx = tl.load(col_idx + begin[:, None] + at, mask=at < n[:, None], other=-1)
+        found = tl.where(idx == block[:, None], at, -1)  # [ROWS, SIZE]
+        place = tl.maximum(place, tl.max(found, 1))
+    return tl.load(tile_idx + begin + place, mask=place >= 0, other=-2)
 
 
 @triton.jit
@@ -93,18 +98,21 @@ def backward_bias(
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     begin = tl.maximum(part * STEPS, -ahead)
     end = tl.minimum(tl.minimum(part * STEPS + STEPS, n_tiles), tl.cdiv(n_k, BLOCK) - ahead)
+    if not DENSE:
+        tiles = part * STEPS + tl.arange(0, STEPS)
+        row = b * mask_stride_b + h * mask_stride_h + tiles * BLOCK // BLOCK_Q
+        block = (tiles + ahead) * BLOCK // BLOCK_K
+        walked = (tiles >= begin) & (tiles < end)
+        bit_tiles = tiles_of(row_ptr, col_idx, tile_idx, row, block, walked, 64)  # [STEPS]
     for tile in tl.range(begin, end):
         q_start = tile * BLOCK
         start = q_start + ahead * BLOCK
         far_first = start // FAR_N * FAR_N - q_start // FAR_M * FAR_M - first_key
         near = not (is_low(radius, far_first, FAR_N) | is_high(radius, far_first, FAR_M))
-        place = 0
+        bit_tile = -1
         if not DENSE:
-            row = b * mask_stride_b + h * mask_stride_h + q_start // BLOCK_Q
-            begins = tl.load(row_ptr + row)
-            n = (tl.load(row_ptr + row + 1) - begins).to(tl.int32)
-            place = place_in(col_idx + begins, n, start // BLOCK_K, 128)
-        if DENSE or (near and place >= 0):
+            bit_tile = tl.max(tl.where(tiles == tile, bit_tiles, -2), 0)
+        if DENSE or (near & (bit_tile > -2)):
             q = load_tile(q_base, q_start, stride_qn, n_q, BLOCK, HEAD_DIM, BLOCK_D, True)
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK, HEAD_DIM, BLOCK_D, True)
             v = load_tile(v_base, start, stride_vn, n_k, BLOCK, HEAD_DIM_V, BLOCK_DV, True)
@@ -122,10 +130,10 @@ def backward_bias(
             p = probabilities(logits, unit, shift)
             p = tl.where((start + tl.arange(0, BLOCK) < n_k)[None, :], p, 0.0)
             if PARTIAL and not DENSE:
-                if begins + place < tl.load(row_mid + row):
+                if bit_tile >= 0:
                     allowed = tile_bits(
-                        bits, tl.load(tile_idx + begins + place), q_start % BLOCK_Q,
-                        start % BLOCK_K, BLOCK_Q, BLOCK_K, BLOCK, BLOCK, False,
+                        bits, bit_tile, q_start % BLOCK_Q, start % BLOCK_K,
+                        BLOCK_Q, BLOCK_K, BLOCK, BLOCK, False,
                     )  # fmt: skip
                     p = tl.where(allowed, p, 0.0)
             dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK, BLOCK]
