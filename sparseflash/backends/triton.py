@@ -5,7 +5,7 @@ same kernel without the lists. See docs/internals/kernels.md.
 """
 
 import os
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,16 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
+from sparseflash.kernels.diagonals import STEPS, cdiv, near_diagonals
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v
+from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v, strides
 from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
 
 name = "triton"
-STEPS = 8  # tiles of a diagonal that one program adds
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -98,10 +98,10 @@ class Forward:
         lists = _lists(walk.schedule, "rows")
 
         def arguments():
-            n_tiles = _cdiv(n_q, cut.tiles.block_m)
+            n_tiles = cdiv(n_q, cut.tiles.block_m)
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
-                q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
+                q, k, v, k_desc, v_desc, out, lse, *lists, *strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
@@ -132,6 +132,8 @@ class Backward:
         )
         # a tile of the gradient of a bias is square, and lies in one of dq
         self.near_block = min(*self.bias.tiles[:2], *self.q.tiles[:2])
+        extents = problem.n_q, problem.n_k, self.near_block, self.q.tiles[:2]
+        self.near = partial(near_diagonals, *extents)  # from the radius of a bias
         static = self.kv.static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
@@ -153,14 +155,14 @@ class Backward:
         """
         out, lse, sink = saved.out, saved.lse, saved.terms.sink
         batch, heads, n_q, head_dim = out.shape
-        n_tiles = _cdiv(n_q, 64)
+        n_tiles = cdiv(n_q, 64)
         delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
         sums = None if sink is None else lse.new_empty(batch, heads, n_tiles)
         tensors = (out, dout, lse, dlse, delta, lse_log2, sink, sums)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
         def arguments():
-            args = *tensors, *_strides(out, dout), *dlse_strides, n_q, n_tiles, heads
+            args = *tensors, *strides(out, dout), *dlse_strides, n_q, n_tiles, heads
             shape = {"HEAD_DIM": head_dim, "BLOCK_D": padded_dim(head_dim), "BLOCK_M": 64}
             return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
 
@@ -179,11 +181,11 @@ class Backward:
         lists = _lists(walk.schedule, "cols")
 
         def arguments():
-            n_tiles = _cdiv(k.shape[2], cut.tiles.block_n)
+            n_tiles = cdiv(k.shape[2], cut.tiles.block_n)
             q_desc, dout_desc = _descriptors((q, dout), cut.tiles.block_m, cut.shape)
             args = (
                 q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
-                *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
+                *strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=False), *cut.terms(terms),
             )  # fmt: skip
             return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
@@ -202,16 +204,16 @@ class Backward:
         cut, bias, ends = self.q, terms.bias, None
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
-        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
+        n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
-            _, diagonals, n_parts = self.near(bias)
+            _, diagonals, n_parts = self.near(bias.shape[1] // 2)
             ends = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
 
         def arguments():
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
-                *_strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
+                *strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), ends,
             )  # fmt: skip
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
@@ -228,22 +230,22 @@ class Backward:
         cut, bias = self.bias, terms.bias
         assert bias is not None
         lists = _lists(walk.schedule, "rows")
-        first, diagonals, n_parts = self.near(bias)
+        first, diagonals, n_parts = self.near(bias.shape[1] // 2)
         sums = bias.new_zeros(q.shape[0], q.shape[1], n_parts * 2, bias.shape[1])
         own_ends = ends[-n_parts * diagonals :]
 
         def arguments():
-            n_tiles = _cdiv(q.shape[2], self.near_block)
+            n_tiles = cdiv(q.shape[2], self.near_block)
             args = (
-                q, k, v, dout, lse_log2, delta, sums, own_ends, *lists, *_strides(q, k, v, dout),
+                q, k, v, dout, lse_log2, delta, sums, own_ends, *lists, *strides(q, k, v, dout),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), first, diagonals, n_parts,
             )  # fmt: skip
             options = cut.options(None)
             for name in ("TMA", "BLOCK_M", "BLOCK_N"):
                 del options[name]
-            options |= {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
-            options |= {"BLOCK": self.near_block, "STEPS": STEPS}
+            far_m, far_n = self.q.tiles[:2]
+            options |= {"BLOCK": self.near_block, "STEPS": STEPS, "FAR_M": far_m, "FAR_N": far_n}
             return (n_parts * diagonals * q.shape[0] * q.shape[1],), args, options
 
         tensors = (q, k, v, dout, lse_log2, delta, sums, own_ends, seed, terms.slopes, bias)
@@ -251,18 +253,6 @@ class Backward:
         dbias = sums.sum((0, 2))
         dbias[:, :: bias.shape[1] - 1] += ends.sum((0, 1))
         return dbias
-
-    def near(self, bias: Tensor) -> tuple[int, int, int]:
-        """The first diagonal of tiles that may hold tiles near the main one, how many there are,
-        and in how many parts each is summed.
-        """
-        problem, block, q = self.bias.problem, self.near_block, self.q.tiles
-        n_tiles, key_tiles = _cdiv(problem.n_q, block), _cdiv(problem.n_k, block)
-        reach = bias.shape[1] // 2 + q.block_m + q.block_n - block
-        middle = problem.n_k - problem.n_q
-        first = max((middle - reach) // block + 1, 1 - n_tiles)
-        end = min(_cdiv(middle + reach, block), key_tiles)
-        return first, end - first, _cdiv(n_tiles, STEPS)
 
 
 class Cut:
@@ -345,7 +335,7 @@ class Cut:
         stride_b = stride_h = 0
         if facts is not None:
             n, block = (facts.n_q, facts.block_q) if by_query else (facts.n_k, facts.block_k)
-            lists = _cdiv(n, block)
+            lists = cdiv(n, block)
             stride_h = lists if facts.heads > 1 else 0
             stride_b = lists * facts.heads if facts.batch > 1 else 0
         sizes = problem.n_q, problem.n_k, n_tiles, problem.heads, problem.group
@@ -387,11 +377,6 @@ def _kinds(terms: TermTensors) -> tuple[bool, int]:
     return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]
 
 
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Strides of batch, head and token; that of the head dim is 1."""
-    return tuple(stride for t in tensors for stride in t.stride()[:3])
-
-
 def _descriptors(
     tensors: tuple[Tensor, Tensor], rows: int, shape: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -414,7 +399,3 @@ def _descriptors(
         for t in tensors
     )
     return first, second
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 import masks
 from sparseflash.backends import triton as portable
+from sparseflash.kernels.diagonals import STEPS
 from sparseflash.kernels.tl import capping
 from sparseflash.kernels.tl.terms import add_bias, add_slopes, bias_of
 from sparseflash.schedule import schedule_for
@@ -178,7 +179,7 @@ def test_diagonals_of_near_tiles(radius, head_dim, block, n_q, n_k):
     blocks = masks.causal().build(n_q, n_k, (block, block))
     schedule = schedule_for(blocks, n_q, n_k, 1, 1, "cpu")
     backward = portable.plan_backward(problem_of(*qkv, blocks), schedule)
-    first, diagonals, n_parts = backward.near(torch.empty(1, 2 * radius + 1))
+    first, diagonals, n_parts = backward.near(radius)
     size, (m, n) = backward.near_block, backward.q.tiles[:2]
     queries, keys = torch.arange(0, n_q, size)[:, None], torch.arange(0, n_k, size)[None, :]
     far_first = keys // n * n - queries // m * m - (n_k - n_q)
@@ -186,4 +187,4 @@ def test_diagonals_of_near_tiles(radius, head_dim, block, n_q, n_k):
     ahead = (keys - queries)[near] // size
     assert first <= ahead.min() and ahead.max() < first + diagonals
     assert diagonals < ahead.max() - ahead.min() + 1 + (m + n) // size
-    assert size * portable.STEPS * n_parts >= n_q > size * portable.STEPS * (n_parts - 1)
+    assert size * STEPS * n_parts >= n_q > size * STEPS * (n_parts - 1)
