@@ -260,7 +260,7 @@ class Cut:
 
     def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
         facts = schedule.facts if schedule is not None else None
-        self.problem, self.facts = problem, facts
+        self.problem, self.facts, options = problem, facts, problem.options
         self.static = schedule is None or not schedule.dynamic
         self.scale, self.dropout_p = problem.scale, problem.options.dropout_p
         self.scale_log2 = scale_log2(self.scale)
@@ -278,7 +278,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            terms="biased" if problem.options.biased else "capped" if problem.options.softcap else "",
+            terms="biased" if options.biased else "capped" if options.softcap else "",
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
