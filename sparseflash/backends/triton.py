@@ -5,7 +5,7 @@ same kernel without the lists. See docs/internals/kernels.md.
 """
 
 import os
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,10 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
+from sparseflash.kernels.diagonals import STEPS, cdiv, near_diagonals
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v
+from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v, strides
 from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
@@ -97,10 +98,10 @@ class Forward:
         lists = _lists(walk.schedule, "rows")
 
         def arguments():
-            n_tiles = _cdiv(n_q, cut.tiles.block_m)
+            n_tiles = cdiv(n_q, cut.tiles.block_m)
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
-                q, k, v, k_desc, v_desc, out, lse, *lists, *_strides(q, k, v, out),
+                q, k, v, k_desc, v_desc, out, lse, *lists, *strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
                 *cut.terms(terms), terms.sink, max_scores,
             )  # fmt: skip
@@ -129,6 +130,10 @@ class Backward:
             Cut(kernel, problem, schedule)
             for kernel in ("backward_kv", "backward_q", "backward_bias")
         )
+        # a tile of the gradient of a bias is square, and lies in one of dq
+        self.near_block = min(*self.bias.tiles[:2], *self.q.tiles[:2])
+        extents = problem.n_q, problem.n_k, self.near_block, self.q.tiles[:2]
+        self.near = partial(near_diagonals, *extents)  # from the radius of a bias
         static = self.kv.static
         self.launch_rows = Launch(backward_prepare.backward_prepare, static=True)
         self.launch_kv = Launch(backward.backward_kv, static=static)
@@ -138,8 +143,8 @@ class Backward:
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         delta, lse_log2, dsink = self.rows(dout, dlse, saved)
         dk, dv = self.keys(dout, delta, lse_log2, saved, walk)
-        dq, far = self.queries(dout, delta, lse_log2, saved, walk)
-        dbias = None if far is None else self.distances(dout, delta, lse_log2, far, saved, walk)
+        dq, ends = self.queries(dout, delta, lse_log2, saved, walk)
+        dbias = None if ends is None else self.distances(dout, delta, lse_log2, ends, saved, walk)
         return Gradients(dq, dk, dv, dsink, dbias)
 
     def rows(
@@ -150,14 +155,14 @@ class Backward:
         """
         out, lse, sink = saved.out, saved.lse, saved.terms.sink
         batch, heads, n_q, head_dim = out.shape
-        n_tiles = _cdiv(n_q, 64)
+        n_tiles = cdiv(n_q, 64)
         delta, lse_log2 = torch.empty_like(lse), torch.empty_like(lse)
         sums = None if sink is None else lse.new_empty(batch, heads, n_tiles)
         tensors = (out, dout, lse, dlse, delta, lse_log2, sink, sums)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
 
         def arguments():
-            args = *tensors, *_strides(out, dout), *dlse_strides, n_q, n_tiles, heads
+            args = *tensors, *strides(out, dout), *dlse_strides, n_q, n_tiles, heads
             shape = {"HEAD_DIM": head_dim, "BLOCK_D": padded_dim(head_dim), "BLOCK_M": 64}
             return (n_tiles * batch * heads,), args, {**shape, "LSE_GRAD": dlse is not None}
 
@@ -176,11 +181,11 @@ class Backward:
         lists = _lists(walk.schedule, "cols")
 
         def arguments():
-            n_tiles = _cdiv(k.shape[2], cut.tiles.block_n)
+            n_tiles = cdiv(k.shape[2], cut.tiles.block_n)
             q_desc, dout_desc = _descriptors((q, dout), cut.tiles.block_m, cut.shape)
             args = (
                 q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
-                *_strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
+                *strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
                 *cut.dropout(seed), *cut.counts(n_tiles, by_query=False), *cut.terms(terms),
             )  # fmt: skip
             return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
@@ -192,57 +197,61 @@ class Backward:
     def queries(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor | None]:
-        """dq, by query tiles over the rows of the mask. Where there is a bias, also (B, Hq, tiles,
-        2): the sums of dS over the tiles that take its first entry, and its last.
+        """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
+        2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
         """
         q, k, v, *_, seed, terms = saved
-        cut, bias, sums = self.q, terms.bias, None
+        cut, bias, ends = self.q, terms.bias, None
         dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
-        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
+        n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
-            sums = bias.new_empty(q.shape[0], q.shape[1], n_tiles, 2)
+            _, diagonals, n_parts = self.near(bias.shape[1] // 2)
+            ends = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
 
         def arguments():
             k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
-                *_strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
-                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), sums,
+                *strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
+                *cut.dropout(seed), *cut.counts(n_tiles, by_query=True), *cut.terms(terms), ends,
             )  # fmt: skip
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
 
-        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, sums)
+        tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, ends)
         self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        return dq, sums
+        return dq, ends
 
     def distances(
-        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, far: Tensor, saved: Saved, walk: Walk
+        self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
-        """dbias, by query tiles over the rows of the mask; far: the sums of `queries`."""
+        """dbias, by diagonals of the mask; ends: from `queries`."""
         q, k, v, *_, seed, terms = saved
         cut, bias = self.bias, terms.bias
-        lists = _lists(walk.schedule, "rows")
-        n_tiles = _cdiv(q.shape[2], cut.tiles.block_m)
         assert bias is not None
-        sums = bias.new_zeros(q.shape[0], q.shape[1], n_tiles, bias.shape[1])
+        lists = _lists(walk.schedule, "rows")
+        first, diagonals, n_parts = self.near(bias.shape[1] // 2)
+        sums = bias.new_zeros(q.shape[0], q.shape[1], n_parts * 2, bias.shape[1])
+        own_ends = ends[-n_parts * diagonals :]
 
         def arguments():
+            n_tiles = cdiv(q.shape[2], self.near_block)
             args = (
-                q, k, v, dout, lse_log2, delta, sums, *lists, *_strides(q, k, v, dout),
+                q, k, v, dout, lse_log2, delta, sums, own_ends, *lists, *strides(q, k, v, dout),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
-                *cut.terms(terms),
+                *cut.terms(terms), first, diagonals, n_parts,
             )  # fmt: skip
             options = cut.options(None)
-            del options["TMA"]
-            tiles = {"FAR_M": self.q.tiles.block_m, "FAR_N": self.q.tiles.block_n}
-            return (n_tiles * q.shape[0] * q.shape[1],), args, options | tiles
+            for name in ("TMA", "BLOCK_M", "BLOCK_N"):
+                del options[name]
+            far_m, far_n = self.q.tiles[:2]
+            options |= {"BLOCK": self.near_block, "STEPS": STEPS, "FAR_M": far_m, "FAR_N": far_n}
+            return (n_parts * diagonals * q.shape[0] * q.shape[1],), args, options
 
-        tensors = (q, k, v, dout, lse_log2, delta, sums, seed, terms.slopes, bias)
+        tensors = (q, k, v, dout, lse_log2, delta, sums, own_ends, seed, terms.slopes, bias)
         self.launch_bias(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
-        dbias, ends = sums.sum((0, 2)), far.sum((0, 2))
-        dbias[:, 0] += ends[:, 0]
-        dbias[:, -1] += ends[:, 1]
+        dbias = sums.sum((0, 2))
+        dbias[:, :: bias.shape[1] - 1] += ends.sum((0, 1))
         return dbias
 
 
@@ -251,7 +260,7 @@ class Cut:
 
     def __init__(self, kernel: str, problem: Problem, schedule: Schedule | None):
         facts = schedule.facts if schedule is not None else None
-        self.problem, self.facts = problem, facts
+        self.problem, self.facts, options = problem, facts, problem.options
         self.static = schedule is None or not schedule.dynamic
         self.scale, self.dropout_p = problem.scale, problem.options.dropout_p
         self.scale_log2 = scale_log2(self.scale)
@@ -269,7 +278,7 @@ class Cut:
             kernel, max(head_dim, head_dim_v), dtype, partial=partial, keys_per_query=keys,
             family=family_of(problem.device), block_q=block_q, block_k=block_k,
             padded=not interpreted() and any(padded_dim(d) != d for d in (head_dim, head_dim_v)),
-            terms=problem.options.softcap > 0 or problem.options.biased,
+            terms="biased" if options.biased else "capped" if options.softcap else "",
         )  # fmt: skip
         if facts is None:  # no lists: what sticks out of the last tile is all that is partial
             by_key = kernel == "backward_kv"
@@ -325,7 +334,7 @@ class Cut:
         stride_b = stride_h = 0
         if facts is not None:
             n, block = (facts.n_q, facts.block_q) if by_query else (facts.n_k, facts.block_k)
-            lists = _cdiv(n, block)
+            lists = cdiv(n, block)
             stride_h = lists if facts.heads > 1 else 0
             stride_b = lists * facts.heads if facts.batch > 1 else 0
         sizes = problem.n_q, problem.n_k, n_tiles, problem.heads, problem.group
@@ -367,11 +376,6 @@ def _kinds(terms: TermTensors) -> tuple[bool, int]:
     return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]
 
 
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Strides of batch, head and token; that of the head dim is 1."""
-    return tuple(stride for t in tensors for stride in t.stride()[:3])
-
-
 def _descriptors(
     tensors: tuple[Tensor, Tensor], rows: int, shape: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -394,7 +398,3 @@ def _descriptors(
         for t in tensors
     )
     return first, second
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)

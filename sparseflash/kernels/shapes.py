@@ -38,3 +38,8 @@ def padded_dim_v(head_dim: int, head_dim_v: int) -> int:
     """
     width = padded_dim(head_dim_v)
     return 64 if width == 32 < head_dim else width
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Strides of batch, head and token; that of the head dim is 1."""
+    return tuple(stride for t in tensors for stride in t.stride()[:3])

@@ -12,7 +12,7 @@ from sparseflash import Terms
 from sparseflash.backends.hopper.forward import forward_spec
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
-from tests import capping_cases
+from tests import bias_cases, capping_cases
 from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW, Case, build, check, draw, random_case
 from tests.gpu_calls import GPU, MASK, SAME_BITS, inputs
 from tests.problems import problem_of
@@ -219,6 +219,15 @@ def test_bias_of_any_radius(n_q, n_k, dtype, radius):
         for mask, dropout_p in ((None, 0.0), (masks.causal(), 0.0), (masks.causal(), 0.3)):
             case = Case(n_q, n_k, 64, dtype, mask=mask, dropout_p=dropout_p, terms=terms, **options)
             check(case, "triton", "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", bias_cases.CASES)
+def test_bias_where_the_near_tiles_are(name, head_dim, dtype):
+    case = bias_cases.case(name, head_dim=head_dim, dtype=dtype, heads=4, kv_heads=2, batch=2)
+    check(case, "triton", "cuda")
+    check(replace(case, terms=("softcap", "slopes", "bias"), dropout_p=0.3), "triton", "cuda")
 
 
 @pytest.mark.parametrize("mask", [None, MASK])

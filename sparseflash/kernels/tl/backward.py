@@ -23,23 +23,23 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
-from sparseflash.kernels.tl.terms import is_high, is_low, shift_with, with_terms
+from sparseflash.kernels.tl.terms import bias_of, is_high, is_low, shift_with, with_terms
 
 
 @triton.jit
 def kv_step(
     dk, dv, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, Bias, radius, first,
+    cap, Slopes, bias, radius, first,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add one query tile to dK and dV; scores are [BLOCK_N, BLOCK_M], keys by queries."""
     s = tl.dot(k, q.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     dp = tl.dot(v, dout.T, input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, Bias, radius, first,
+        s, scale_log2, cap, Slopes, bias, radius, first,
         q.shape[0], k.shape[0], True, True, q.dtype != tl.float32,
     )  # fmt: skip
-    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[None, :])
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[None, :])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     kept = p
@@ -106,7 +106,7 @@ def backward_kv(
         partial_tile = tile_idx if DENSE else tile_idx + first
         # the kernel walks several heads, so that these pointers are not moved in place
         slopes = Slopes if Slopes is None else Slopes + h
-        bias = Bias if Bias is None else Bias + h * (2 * radius + 1) + radius
+        bias = Bias if Bias is None else bias_of(Bias, h, radius)
         row_head = 0
         column_head = 0
         if DROPOUT:
@@ -186,7 +186,7 @@ def backward_kv(
 @triton.jit
 def q_step(
     dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed, keep, keep_scale,
-    cap, Slopes, Bias, radius, first,
+    cap, Slopes, bias, radius, first,
     MASKED: tl.constexpr, FAR: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add one key tile to dQ; scores are [BLOCK_M, BLOCK_N], queries by keys.
@@ -195,10 +195,10 @@ def q_step(
     """
     s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     t, logits, unit, rest = with_terms(
-        s, scale_log2, cap, Slopes, Bias, radius, first,
+        s, scale_log2, cap, Slopes, bias, radius, first,
         q.shape[0], k.shape[0], False, True, q.dtype != tl.float32,
     )  # fmt: skip
-    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, rest, unit)[:, None])
+    p = probabilities(logits, unit, shift_with(lse_log2, Slopes, bias, rest, unit)[:, None])
     if MASKED:
         p = tl.where(allowed, p, 0.0)
     dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
@@ -232,7 +232,7 @@ def backward_q(
 ):  # fmt: skip
     """DQ, like q: a program sums that of BLOCK_M queries of one head.
 
-    FarSums (B * H_q, n_tiles, 2), where there is one: sums of dS over the tiles that take the first
+    FarSums (n_tiles, B * H_q, 2), where there is one: sums of dS over the tiles that take the first
     entry of the bias, and over those that take the last.
 
     q, dq [BLOCK_M, BLOCK_D]; dout [BLOCK_M, BLOCK_DV]; lse_log2, delta [BLOCK_M];
@@ -245,8 +245,7 @@ def backward_q(
     first_key = q_start + n_k - n_q  # at distance 0 from the first query
     if Slopes is not None:
         Slopes += h
-    if Bias is not None:
-        Bias += h * (2 * radius + 1) + radius
+    bias = Bias if Bias is None else bias_of(Bias, h, radius)
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -297,7 +296,7 @@ def backward_q(
                 )
             dq, low, high = q_step(
                 dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, allowed,
-                keep, keep_scale, cap, Slopes, Bias, radius, start - first_key,
+                keep, keep_scale, cap, Slopes, bias, radius, start - first_key,
                 True, FAR, DROPOUT, PRECISION,
             )  # fmt: skip
 
@@ -321,7 +320,7 @@ def backward_q(
             )
         dq, low, high = q_step(
             dq, low, high, q, k, v, dout, lse_log2, delta, scale_log2, True, keep, keep_scale,
-            cap, Slopes, Bias, radius, start - first_key,
+            cap, Slopes, bias, radius, start - first_key,
             False, FAR, DROPOUT, PRECISION,
         )  # fmt: skip
         start = next_start
@@ -329,6 +328,6 @@ def backward_q(
     dq_base = DQ + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, q_start, stride_dqn, n_q, dq * scale, BLOCK_M, HEAD_DIM, BLOCK_D)
     if FAR:
-        sums = FarSums + 2 * tl.program_id(0)
+        sums = FarSums + 2 * (tile * (tl.num_programs(0) // n_tiles) + bh)
         tl.store(sums, tl.sum(low, 0))
         tl.store(sums + 1, tl.sum(high, 0))

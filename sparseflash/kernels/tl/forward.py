@@ -30,15 +30,16 @@ from sparseflash.kernels.tl.common import (
     store_tile,
     tile_bits,
 )
-from sparseflash.kernels.tl.terms import shift_with, with_terms
+from sparseflash.kernels.tl.terms import bias_of, shift_with, with_terms
 
 
 @triton.jit
 def online_softmax(
-    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False, Slopes=None, rest=0.0
-):
+    s, m, l, scale_log2, MASKED: tl.constexpr, BOUNDED: tl.constexpr = False,
+    Slopes=None, bias=None, rest=0.0,
+):  # fmt: skip
     """One step of the running softmax in base 2, with scores [BLOCK_M, BLOCK_N], and where there
-    are slopes `rest` [BLOCK_M] to be added to them.
+    are slopes or a bias `rest` to be added to them.
 
     Returns the probabilities, the factor of the old sums, the new maxima and the new sums.
     BOUNDED: the exponentials of all scores are far from the ends of float32. The maxima stay as
@@ -49,10 +50,10 @@ def online_softmax(
         return p, m, m, l + tl.sum(p, 1)
     else:
         largest = tl.max(s, 1)  # [BLOCK_M]
-        if Slopes is not None:
+        if Slopes is not None or bias is not None:
             largest += rest
         m_new, shift = running_max(m, largest, scale_log2, MASKED)  # [BLOCK_M]
-        p = probabilities(s, scale_log2, shift_with(shift, Slopes, rest, scale_log2)[:, None])
+        p = probabilities(s, scale_log2, shift_with(shift, Slopes, bias, rest, scale_log2)[:, None])
         alpha = rescale_factor(m, shift)  # [BLOCK_M]
         return p, alpha, m_new, l * alpha + tl.sum(p, 1)
 
@@ -94,8 +95,7 @@ def attention_forward(
     first_key = q_start + n_k - n_q  # at distance 0 from the first query
     if Slopes is not None:
         Slopes += h
-    if Bias is not None:
-        Bias += h * (2 * radius + 1) + radius
+    bias = Bias if Bias is None else bias_of(Bias, h, radius)
     k_offset = b * stride_kb + (h // group) * stride_kh
     v_offset = b * stride_vb + (h // group) * stride_vh
     k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
@@ -139,11 +139,11 @@ def attention_forward(
             k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
             s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             _, s, unit, rest = with_terms(
-                s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
+                s, scale_log2, cap, Slopes, bias, radius, start - first_key,
                 BLOCK_M, BLOCK_N, False, False, FAST,
             )  # fmt: skip
             s = tl.where(allowed, s, float("-inf"))
-            p, alpha, m, l = online_softmax(s, m, l, unit, True, BOUNDED, Slopes, rest)
+            p, alpha, m, l = online_softmax(s, m, l, unit, True, BOUNDED, Slopes, bias, rest)
             if DROPOUT:
                 keep = keep_bits(
                     row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False
@@ -166,10 +166,10 @@ def attention_forward(
         )
         s = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         _, s, unit, rest = with_terms(
-            s, scale_log2, cap, Slopes, Bias, radius, start - first_key,
+            s, scale_log2, cap, Slopes, bias, radius, start - first_key,
             BLOCK_M, BLOCK_N, False, False, FAST,
         )  # fmt: skip
-        p, alpha, m, l = online_softmax(s, m, l, unit, False, BOUNDED, Slopes, rest)
+        p, alpha, m, l = online_softmax(s, m, l, unit, False, BOUNDED, Slopes, bias, rest)
         if DROPOUT:
             keep = keep_bits(
                 row_head, column_head, q_start, start, drop_threshold, BLOCK_M, BLOCK_N, False

@@ -90,33 +90,49 @@ def is_high(radius, first, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def bias_of(Bias, h, radius):
+    """The bias of a head: a pointer to its middle, its first entry and its last."""
+    middle = Bias + h * (2 * radius + 1) + radius
+    return middle, tl.load(middle - radius), tl.load(middle + radius)
+
+
+@triton.jit
+def near_entries(middle, radius, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The entries of a `band`."""
+    return tl.load(middle + tl.minimum(tl.maximum(band(first, BLOCK_M, BLOCK_N), -radius), radius))
+
+
+@triton.jit
 def add_bias(
-    s, Bias, radius, per_unit, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
+    s, bias, radius, per_unit, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr
 ):
-    """Logits [BLOCK_M, BLOCK_N] with the entries of their distances, or their transpose."""
-    far = is_low(radius, first, BLOCK_N) | is_high(radius, first, BLOCK_M)
-    entry = tl.load(Bias + tl.minimum(tl.maximum(first, -radius), radius)) * per_unit
-    s += tl.where(far, entry, 0.0)
-    if not far:
-        d = tl.minimum(tl.maximum(band(first, BLOCK_M, BLOCK_N), -radius), radius)
-        s += spread(tl.load(Bias + d) * per_unit, BLOCK_M, BLOCK_N, T)
-    return s
+    """Logits [BLOCK_M, BLOCK_N] with the entries of their distances, or their transpose, and what
+    is left to add to all of them: the entry of a tile that takes one.
+
+    bias: from `bias_of`.
+    """
+    middle, low_entry, high_entry = bias
+    low, high = is_low(radius, first, BLOCK_N), is_high(radius, first, BLOCK_M)
+    if not (low | high):
+        entries = near_entries(middle, radius, first, BLOCK_M, BLOCK_N)
+        s += spread(entries * per_unit, BLOCK_M, BLOCK_N, T)
+    return s, tl.where(low, low_entry, tl.where(high, high_entry, 0.0)) * per_unit
 
 
 @triton.jit
 def with_terms(
-    s, scale_log2, cap, Slopes, Bias, radius, first,
+    s, scale_log2, cap, Slopes, bias, radius, first,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, TANH: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
     """The logits of scores [BLOCK_M, BLOCK_N], or their transpose.
 
-    cap: softcap / scale. Slopes, Bias: those of the head; Bias points to its middle. first:
-    distance of the first key from the first query. TANH: capped scores are tanh(s / cap), not
-    logits in base 2. FAST: an error of 7e-6 of them is small, as where q and k have 16 bits.
+    cap: softcap / scale. Slopes: those of the head; bias: from `bias_of`. first: distance of the
+    first key from the first query. TANH: capped scores are tanh(s / cap), not logits in base 2.
+    FAST: an error of 7e-6 of them is small, as where q and k have 16 bits.
 
-    Returns the capped scores, the logits, their scale_log2, and where there are slopes what is left
-    to add to the logits of each query.
+    Returns the capped scores, the logits, their scale_log2, and what is left to add to the logits
+    of each query: a number for each or for all, where there are slopes or a bias.
     """
     if cap is None:
         unit = scale_log2
@@ -128,18 +144,19 @@ def with_terms(
         s = capped(s, cap, cap * scale_log2, FAST)
     logits = s
     rest = 0.0
-    if Bias is not None:
-        logits = add_bias(logits, Bias, radius, LOG2E / unit, first, BLOCK_M, BLOCK_N, T)
+    if bias is not None:
+        logits, rest = add_bias(logits, bias, radius, LOG2E / unit, first, BLOCK_M, BLOCK_N, T)
     if Slopes is not None:
         slope = tl.load(Slopes) * (LOG2E / unit)
         if FAST:
-            logits, rest = add_slopes(logits, slope, first, BLOCK_M, BLOCK_N, T)
+            logits, query = add_slopes(logits, slope, first, BLOCK_M, BLOCK_N, T)
+            rest = query if bias is None else query + rest
         else:
             logits = add_exact_slopes(logits, slope, first, BLOCK_M, BLOCK_N, T)
     return s, logits, unit, rest
 
 
 @triton.jit
-def shift_with(shift, Slopes, rest, unit):
+def shift_with(shift, Slopes, bias, rest, unit):
     """What is subtracted in the exponents of queries [BLOCK_M], `rest` included."""
-    return shift if Slopes is None else shift - rest * unit
+    return shift if Slopes is None and bias is None else shift - rest * unit

@@ -27,7 +27,7 @@ def tiles(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_family_has_tiles_that_divide_the_blocks(dtype, head_dim, kernel, family):
     for padded in (False, True):
-        for partial, terms in ((False, False), (True, False), (True, True)):
+        for partial, terms in ((False, ""), (True, ""), (True, "capped"), (True, "biased")):
             for block in (16, 48, 64, 128):
                 found = tiles(
                     kernel, head_dim, family, dtype, padded=padded, partial=partial, terms=terms,
@@ -43,9 +43,10 @@ def test_a_row_for_a_kind_comes_before_the_row_of_its_kernel():
     assert tiles(head_dim=64, keys_per_query=100.0)[:2] == (64, 128)
     assert tiles(head_dim=100, padded=True, partial=True)[:2] == (64, 32)
     for partial in (False, True):
-        found = tiles("backward_q", 64, partial=partial, terms=True)
+        found = tiles("backward_q", 64, partial=partial, terms="capped")
         assert found[:2] == (64, 64) and found.max_registers == 168
-    assert tiles(terms=True) == tiles()
+        assert (tiles("backward_q", 64, partial=partial, terms="biased") == found) == partial
+    assert tiles(terms="capped") == tiles(terms="biased") == tiles()
     assert tiles(partial=True, family="ampere") == tiles(family="ampere")
 
 
@@ -57,15 +58,3 @@ def test_a_family_overrides_single_rows_of_another():
     assert tiles("backward_kv", 256, "blackwell") != tiles("backward_kv", 256)
     for family, warps in (("hopper", 4), ("blackwell", 8), ("geforce", 8)):
         assert tiles(head_dim=72, family=family, padded=True, partial=True).num_warps == warps
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_tiles_of_the_gradient_of_a_bias_divide_those_of_dq(dtype, family):
-    for head_dim in (32, 64, 100, 128, 256):
-        for padded in (False, True):
-            for partial in (False, True):
-                options = {"padded": padded, "partial": partial, "terms": True}
-                small = tiles("backward_bias", head_dim, family, dtype, **options)
-                large = tiles("backward_q", head_dim, family, dtype, **options)
-                assert large.block_m % small.block_m == 0 == large.block_n % small.block_n

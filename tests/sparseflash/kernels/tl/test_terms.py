@@ -10,10 +10,14 @@ import triton
 import triton.language as tl
 
 import masks
+from sparseflash.backends import triton as portable
+from sparseflash.kernels.diagonals import STEPS
 from sparseflash.kernels.tl import capping
-from sparseflash.kernels.tl.terms import add_bias, add_slopes
-from tests import capping_cases
+from sparseflash.kernels.tl.terms import add_bias, add_slopes, bias_of
+from sparseflash.schedule import schedule_for
+from tests import bias_cases, capping_cases
 from tests.attention_cases import Case, check
+from tests.problems import problem_of
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
@@ -44,7 +48,8 @@ def distance_kernel(
         s, rest = add_slopes(s, slope, first, M, N, T)
         tl.store(Rest + row, rest)
     else:
-        s = add_bias(s, Bias + radius, radius, 1.0, first, M, N, T)
+        s, rest = add_bias(s, bias_of(Bias, 0, radius), radius, 1.0, first, M, N, T)
+        s += rest
     at = key[:, None] + row[None, :] * N if T else row[:, None] * N + key[None, :]
     tl.store(Out + at, s)
 
@@ -151,3 +156,35 @@ def test_bias_of_any_radius(radius, mask):
 )
 def test_bias_beside_other_options(changes):
     check(replace(FAR, radius=20, **changes), "triton", "cpu")
+
+
+@pytest.mark.parametrize("name", bias_cases.CASES)
+def test_bias_where_the_near_tiles_are(name):
+    check(bias_cases.case(name), "triton", "cpu")
+
+
+@pytest.mark.parametrize("name", ["near partial, far full", "many parts", "wide tiles of dq"])
+def test_bias_with_all_other_options(name):
+    terms = ("sink", "softcap", "slopes", "bias")
+    options = {"terms": terms, "dropout_p": 0.3, "batch": 2, "heads": 4, "kv_heads": 2}
+    check(bias_cases.case(name, **options), "triton", "cpu")
+
+
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (100, 100), (64, 900), (900, 64), (1, 700), (777, 1)])
+@pytest.mark.parametrize("head_dim, block", [(16, 256), (64, 256), (64, 16), (256, 256)])
+@pytest.mark.parametrize("radius", [1, 7, 128, 2000])
+def test_diagonals_of_near_tiles(radius, head_dim, block, n_q, n_k):
+    """They are those that have such a tile, and hardly more."""
+    qkv = [torch.empty(1, 1, n, head_dim, dtype=HALF) for n in (n_q, n_k, n_k)]
+    blocks = masks.causal().build(n_q, n_k, (block, block))
+    schedule = schedule_for(blocks, n_q, n_k, 1, 1, "cpu")
+    backward = portable.plan_backward(problem_of(*qkv, blocks), schedule)
+    first, diagonals, n_parts = backward.near(radius)
+    size, (m, n) = backward.near_block, backward.q.tiles[:2]
+    queries, keys = torch.arange(0, n_q, size)[:, None], torch.arange(0, n_k, size)[None, :]
+    far_first = keys // n * n - queries // m * m - (n_k - n_q)
+    near = (far_first > -radius - n) & (far_first < radius + m)
+    ahead = (keys - queries)[near] // size
+    assert first <= ahead.min() and ahead.max() < first + diagonals
+    assert diagonals < ahead.max() - ahead.min() + 1 + (m + n) // size
+    assert size * STEPS * n_parts >= n_q > size * STEPS * (n_parts - 1)
