@@ -46,6 +46,31 @@ def picked_start(Picks, t, BLOCK: tl.constexpr, TILE: tl.constexpr):
     return tl.load(Picks + t // (BLOCK // TILE)) * BLOCK + t % (BLOCK // TILE) * TILE
 
 
+@triton.jit
+def start_query(
+    Q, K, V, Picks, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_vb, stride_vh,
+    n_q, n_k, sel_heads, GROUP: tl.constexpr, SHARE: tl.constexpr, N_PICKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """What a program begins with: query; z, b, s: its list among all, its batch entry, and its list
+    in that; the first hidden key; Picks, K and V of the list; q [BLOCK_M, BLOCK_D].
+    """
+    query = tl.program_id(0)
+    z = tl.program_id(1)
+    b = (z // sel_heads).to(tl.int64)
+    s = z % sel_heads
+    Picks += (z.to(tl.int64) * n_q + query) * N_PICKS
+    hidden = hidden_from(query, n_q, n_k, CAUSAL)
+    k_base = K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
+    v_base = V + b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
+    at, exists = rows_of(
+        Q + b * stride_qb + query.to(tl.int64) * stride_qn, s * GROUP, stride_qh,
+        GROUP, BLOCK_M, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    q = tl.load(at, mask=exists, other=0.0)  # [BLOCK_M, BLOCK_D]
+    return query, z, b, s, hidden, Picks, k_base, v_base, q
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def picks_forward(
     Q, K, V, Out, Lse, Picks,
@@ -62,19 +87,10 @@ def picks_forward(
     Picks: numbers of blocks of BLOCK keys, ascending; what begins beyond the keys is none.
     GROUP: query heads that picked together, at most BLOCK_M. SHARE: lists of a key head.
     """
-    query = tl.program_id(0)
-    z = tl.program_id(1)
-    b = (z // sel_heads).to(tl.int64)
-    s = z % sel_heads
-    Picks += (z.to(tl.int64) * n_q + query) * N_PICKS
-    hidden = hidden_from(query, n_q, n_k, CAUSAL)
-    k_base = K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
-    v_base = V + b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
-    at, exists = rows_of(
-        Q + b * stride_qb + query.to(tl.int64) * stride_qn, s * GROUP, stride_qh,
-        GROUP, BLOCK_M, HEAD_DIM, BLOCK_D,
+    query, z, b, s, hidden, Picks, k_base, v_base, q = start_query(
+        Q, K, V, Picks, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_vb, stride_vh,
+        n_q, n_k, sel_heads, GROUP, SHARE, N_PICKS, HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL,
     )  # fmt: skip
-    q = tl.load(at, mask=exists, other=0.0)  # [BLOCK_M, BLOCK_D]
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -111,19 +127,10 @@ def picks_backward_q(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ like q; Lse and Delta (B, H_q, n_q). The rest is as in `picks_forward`."""
-    query = tl.program_id(0)
-    z = tl.program_id(1)
-    b = (z // sel_heads).to(tl.int64)
-    s = z % sel_heads
-    Picks += (z.to(tl.int64) * n_q + query) * N_PICKS
-    hidden = hidden_from(query, n_q, n_k, CAUSAL)
-    k_base = K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
-    v_base = V + b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
-    at, exists = rows_of(
-        Q + b * stride_qb + query.to(tl.int64) * stride_qn, s * GROUP, stride_qh,
-        GROUP, BLOCK_M, HEAD_DIM, BLOCK_D,
+    query, z, b, s, hidden, Picks, k_base, v_base, q = start_query(
+        Q, K, V, Picks, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_vb, stride_vh,
+        n_q, n_k, sel_heads, GROUP, SHARE, N_PICKS, HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL,
     )  # fmt: skip
-    q = tl.load(at, mask=exists, other=0.0)  # [BLOCK_M, BLOCK_D]
     at, exists = rows_of(
         DOut + b * stride_gb + query.to(tl.int64) * stride_gn, s * GROUP, stride_gh,
         GROUP, BLOCK_M, HEAD_DIM_V, BLOCK_DV,
