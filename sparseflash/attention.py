@@ -120,9 +120,9 @@ def attention(
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     q, k, v = _autocast(q, k, v)
     if isinstance(mask, Picks):
-        call = _float(scale), dropout_p, deterministic, backend, return_max_scores
-        if picked.why_not(q, k, v, mask, lengths, terms, call) is None:
-            out, lse = picked.attend(q, k, v, mask, call[0])
+        given = lengths, terms, dropout_p, return_max_scores, backend
+        if picked.why_not(q, k, v, mask, *given) is None:
+            out, lse = picked.attend(q, k, v, mask, _float(scale))
             return (out, lse) if return_lse else out
         mask = mask.selection(q.shape[1])
     if lengths is not None:
@@ -168,8 +168,8 @@ def explain(
     q, k, v = _autocast(q, k, v)
     lines = []
     if isinstance(mask, Picks):
-        call = _float(scale), dropout_p, deterministic, backend, return_max_scores
-        reason = picked.why_not(q, k, v, mask, lengths, terms, call)
+        given = lengths, terms, dropout_p, return_max_scores, backend
+        reason = picked.why_not(q, k, v, mask, *given)
         if reason is None:
             return "forward, backward: triton, from the list of each query"
         mask = mask.selection(q.shape[1])

@@ -165,7 +165,7 @@ class _FunctionalBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[override]
-        _refuse(ctx, *gradients)
+        refuse_second_derivative(ctx, *gradients)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
@@ -278,11 +278,11 @@ def _differentiate(ctx, dout, dlse, _):
     return dq, dk, dv, None, [None] * len(schedule), no_list, *others, *no_options
 
 
-def _refuse(ctx, *gradients):
+def refuse_second_derivative(ctx, *gradients):
     raise RuntimeError(
         "sparseflash has no second derivatives; take its gradients without create_graph=True"
     )
 
 
 torch.library.register_autograd("sparseflash::forward", _differentiate, setup_context=_save)
-torch.library.register_autograd("sparseflash::backward", _refuse)
+torch.library.register_autograd("sparseflash::backward", refuse_second_derivative)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
+from experiments.common.packages import why_missing
 from masks import BlockMask
 from masks.block_lists import row_segments
 from masks.runs import Ints, expand
@@ -27,12 +28,7 @@ MOST = 16  # intervals of a query; cuDNN's own benchmark goes up to 10
 @cache
 def missing() -> str | None:
     """Why cuDNN Frontend cannot be imported, with the remedy, or None."""
-    try:
-        for module in MODULES:
-            importlib.import_module(module)
-    except Exception as error:  # its libraries fail in many ways where a part of them is missing
-        return f"needs cuDNN Frontend ({type(error).__name__}: {error}): {INSTALL}"
-    return None
+    return why_missing("cuDNN Frontend", INSTALL, *MODULES)
 
 
 def not_hopper(case: Case, device: torch.device, dtypes: tuple[str, ...]) -> str | None:

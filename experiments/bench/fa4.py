@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import CAUSAL, Case
+from experiments.common.packages import why_missing
 from masks.interop.fa4 import to_fa4
 
 INSTALL = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
@@ -20,11 +21,7 @@ INSTALL = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
 def missing() -> str | None:
     """Why FlashAttention-4 cannot be imported, with the remedy, or None."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
-    try:
-        importlib.import_module("flash_attn.cute.interface")
-    except Exception as error:  # its libraries fail in many ways where a part of them is missing
-        return f"needs flash_attn.cute ({type(error).__name__}: {error}): {INSTALL}"
-    return None
+    return why_missing("flash_attn.cute", INSTALL, "flash_attn.cute.interface")
 
 
 @dataclass(frozen=True)

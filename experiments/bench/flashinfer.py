@@ -10,6 +10,7 @@ from torch import Tensor
 
 from experiments.bench.cases import DENSE, LAYOUTS, Case
 from experiments.bench.cudnn import not_hopper
+from experiments.common.packages import why_missing
 
 INSTALL = "pip install flashinfer-python==0.7.2.post1 'nvidia-cutlass-dsl[cu13]==4.8.1'"
 MODULES = ("flashinfer.sparse", "cutlass.cute", "tvm_ffi")
@@ -19,12 +20,7 @@ MOST = 64  # blocks of a row
 @cache
 def missing() -> str | None:
     """Why FlashInfer cannot be imported, with the remedy, or None."""
-    try:
-        for module in MODULES:
-            importlib.import_module(module)
-    except Exception as error:  # its libraries fail in many ways where a part of them is missing
-        return f"needs FlashInfer ({type(error).__name__}: {error}): {INSTALL}"
-    return None
+    return why_missing("FlashInfer", INSTALL, *MODULES)
 
 
 @dataclass(frozen=True)

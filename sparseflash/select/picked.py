@@ -11,6 +11,7 @@ from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import DIRECTIONS, empty_out
 from sparseflash.checks import check_tensors
 from sparseflash.kernels.device import kernels_of
+from sparseflash.ops import refuse_second_derivative
 from sparseflash.problem import Options, Problem
 from sparseflash.select.picks import Picks
 
@@ -44,12 +45,12 @@ def _check(picks: Picks, q: Tensor, k: Tensor) -> None:
 
 
 def why_not(
-    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, call: tuple[Any, ...]
-) -> str | None:
+    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, dropout_p: float,
+    max_scores: bool, backend: str,
+) -> str | None:  # fmt: skip
     """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
     check_tensors(q, k, v)
     _check(picks, q, k)
-    _, dropout_p, _, backend, max_scores = call
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
     given = {"lengths": lengths is not None, "terms": terms is not None, "dropout": dropout_p > 0}
@@ -120,12 +121,4 @@ def _differentiate(ctx, dout, dlse):
 
 
 torch.library.register_autograd("sparseflash::picked_forward", _differentiate, setup_context=_save)
-
-
-def _refuse(ctx, *gradients):
-    raise RuntimeError(
-        "sparseflash has no second derivatives; take its gradients without create_graph=True"
-    )
-
-
-torch.library.register_autograd("sparseflash::picked_backward", _refuse)
+torch.library.register_autograd("sparseflash::picked_backward", refuse_second_derivative)

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import masks
 import sparseflash
 from experiments.bench.cases import DENSE
+from experiments.common.packages import why_missing
 from experiments.papers.decoding.cases import SELECTED, Inputs, Step
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
@@ -111,12 +112,7 @@ class FlashInfer:
     def missing(self, device: torch.device) -> str | None:
         if device.type != "cuda":
             return f"needs a CUDA device, not {device}"
-        try:
-            importlib.import_module("flashinfer")
-        except Exception as error:  # its libraries fail in many ways where a part is missing
-            kind = type(error).__name__
-            return f"needs flashinfer ({kind}: {error}): pip install {self.package}"
-        return None
+        return why_missing("flashinfer", f"pip install {self.package}", "flashinfer")
 
     def prepare(self, inputs: Inputs, choosing: bool) -> list[Call]:
         flashinfer, step, q = importlib.import_module("flashinfer"), inputs.step, inputs.q

@@ -11,9 +11,7 @@ from sparseflash.kernels.softmax import LOG2E
 NEAR = tl.constexpr(0.16)
 A3, A5, A7 = tl.constexpr(-0.33331882), tl.constexpr(0.13277629), tl.constexpr(-0.04779421)
 B0, B1, B2 = tl.constexpr(0.94987834), tl.constexpr(-0.29381688), tl.constexpr(0.12127787)
-
-
-PACK = tl.constexpr(16)
+PACK = tl.constexpr(16)  # scores of a thread that choose together
 
 
 def _ptx(pack: int) -> str:
