@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALF, FULL = torch.float16, torch.float32
-RAGGED = masks.causal() | masks.global_tokens(20)
+RAGGED = masks.causal(align="bottom_right") | masks.global_tokens(20)
 
 
 @pytest.mark.parametrize("cap", capping_cases.CAPS)
