@@ -1,9 +1,11 @@
 """FlashInfer's block-sparse attention, where it is installed, with kernels that need no nvcc."""
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,14 +15,27 @@ from experiments.bench.cudnn import not_hopper
 from experiments.common.packages import why_missing
 
 INSTALL = "pip install flashinfer-python==0.7.2.post1 'nvidia-cutlass-dsl[cu13]==4.8.1'"
-MODULES = ("flashinfer.sparse", "cutlass.cute", "tvm_ffi")
+KERNELS = "flashinfer.experimental.cake_vsa_sm90_cute"
+MODULES = ("flashinfer.sparse", "cutlass.cute", "tvm_ffi", KERNELS)
 MOST = 64  # blocks of a row
 
 
 @cache
 def missing() -> str | None:
-    """Why FlashInfer cannot be imported, with the remedy, or None."""
-    return why_missing("FlashInfer", INSTALL, *MODULES)
+    """Why FlashInfer cannot be imported, or cannot run its CuTe kernels, with the remedy, or None.
+
+    The wheel and the source archive of 0.7.2.post1 have these kernels without their manifest.
+    """
+    if reason := why_missing("FlashInfer", INSTALL, *MODULES):
+        return reason
+    kernels = importlib.import_module(KERNELS)
+    try:
+        kernels.manifest()
+    except FileNotFoundError as error:
+        version = importlib.metadata.version(FlashInfer.package)
+        found = Path(error.filename).name
+        return f"flashinfer-python {version} was packaged without {found}: take another version"
+    return None
 
 
 @dataclass(frozen=True)

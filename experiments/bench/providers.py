@@ -138,8 +138,8 @@ class Flex:
         block_mask = None
         if case.blocks is not None:
             block_mask = interop.to_flex(case.blocks, device)
-            if not block_mask.kv_num_blocks.any():  # whole blocks: nothing to look up
-                block_mask.mask_mod = noop_mask
+            if not (self.flash or block_mask.kv_num_blocks.any()):  # nothing to look up
+                block_mask.mask_mod = noop_mask  # by which flash would take every block for full
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
         options: dict[str, Any] = {"enable_gqa": case.heads != case.kv_heads}

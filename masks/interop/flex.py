@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.block_lists import FULL
+from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes
 from masks.interop.common import block_codes, check_size, evaluate, from_lists
@@ -66,20 +66,26 @@ def to_flex(
 
 
 def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
-    """A mask_mod (b, h, q, k) -> bool of any block mask, which torch.compile can trace."""
+    """A mask_mod (b, h, q, k) -> bool of any block mask, which torch.compile can trace.
+
+    It has no branch: two tiles stand in front, an empty and a full one, so every code is an index.
+    With `clamp` in its place, FlexAttention's kernel needed more shared memory than an H100 has,
+    and torch 2.11 could not write it for FlashAttention-4.
+    """
     import torch
 
-    code = torch.from_numpy(block_codes(blocks)).to(device)
-    # At least one tile: the compiled kernel reads one before it knows whether it needs it.
-    bits = blocks.bits if len(blocks.bits) else np.zeros((1, *blocks.bits.shape[1:]), np.uint32)
-    words = torch.from_numpy(bits.view(np.int32).copy()).to(device)
+    ends = np.zeros((2, *blocks.bits.shape[1:]), np.uint32)
+    ends[1] = ~ends[0]
+    tiles = np.concatenate([ends, blocks.bits]).view(np.int32)
+    code = torch.from_numpy(block_codes(blocks) - EMPTY).to(device)
+    words = torch.from_numpy(tiles).to(device)
     (block_q, block_k), batch, heads = blocks.block_size, blocks.batch, blocks.heads
 
     def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
         tile = code[b % batch, h % heads, q // block_q, k // block_k]
         column = k % block_k
-        word = words[tile.clamp(min=0), q % block_q, column // 32]
-        return (tile == FULL) | ((tile >= 0) & ((word >> (column % 32)) & 1 == 1))
+        word = words[tile, q % block_q, column // 32]
+        return (word >> (column % 32)) & 1 == 1
 
     return mask_mod
 

@@ -45,6 +45,22 @@ def test_flashinfer_has_no_backward_and_no_dense_form():
     assert provider.concerns(CASE) and not provider.concerns(replace(CASE, mask=DENSE))
 
 
+def test_flashinfer_without_the_manifest_of_its_kernels_says_so(monkeypatch):
+    def manifest():
+        raise FileNotFoundError(2, "No such file or directory", "/site/flashinfer/manifest.json")
+
+    monkeypatch.setattr(flashinfer.importlib, "import_module", lambda _: kernels)
+    monkeypatch.setattr(flashinfer.importlib.metadata, "version", lambda _: "0.7")
+    kernels = SimpleNamespace(manifest=manifest)
+    flashinfer.missing.cache_clear()
+    reason = "flashinfer-python 0.7 was packaged without manifest.json: take another version"
+    assert flashinfer.missing() == reason
+    kernels.manifest = dict
+    flashinfer.missing.cache_clear()
+    assert flashinfer.missing() is None
+    flashinfer.missing.cache_clear()
+
+
 class Wrapper:
     """`VariableBlockSparseAttentionWrapper` by its contract, computed densely."""
 

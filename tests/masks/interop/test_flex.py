@@ -12,6 +12,7 @@ from tests.masks.cases import any_blocks
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
+make_fx = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx
 LISTS = [
     f"{full}{side}_{what}"
     for full in ("", "full_")
@@ -124,6 +125,19 @@ def test_full_masks_have_a_lookup_too():
     one = torch.tensor(1)
     assert tile_lookup(blocks)(one, one, one * 63, one * 7).item() is True
     assert interop.from_flex(interop.to_flex(blocks)) == blocks
+
+
+def test_the_lookup_reads_two_tables_and_has_no_branch():
+    """What every version of torch can write for each of its kernels, with two loads to pipeline."""
+    lookup = tile_lookup(masks.local(20).build(100, 90, (32, 16)))
+    token = torch.zeros(1, dtype=torch.int32)
+    graph = make_fx(lookup)(token, token, token, token).graph
+    found = [
+        str(node.target).partition(".")[2] for node in graph.nodes if "aten" in str(node.target)
+    ]
+    allowed = {"remainder", "floor_divide", "index", "__rshift__", "bitwise_and", "eq"}
+    assert {name.partition(".")[0] for name in found} <= allowed
+    assert [name for name in found if name.startswith("index")] == ["index.Tensor"] * 2
 
 
 def test_too_large():
