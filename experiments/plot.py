@@ -5,7 +5,7 @@
 
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
 In a page, a table stands between `<!-- rows: NAME -->` and `<!-- end -->`; NAME is density, masks,
-or versions, which has a column for each Triton of the rows.
+peers or peer_counts, or versions, which has a column for each Triton of the rows.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,10 @@ from experiments.common.checks import choose
 from experiments.common.records import OK
 from experiments.common.text_table import aligned
 
-PEERS = ("fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn", "flex", "triton")
+PEERS = (
+    *("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex", "flashinfer"),
+    *("sdpa_cudnn", "flex", "triton"),
+)
 WHOLE = 128  # the block size that smaller ones are compared with
 ALIKE = 0.1  # densities this near, relatively, are compared
 IDEAL = "ideal time / time"

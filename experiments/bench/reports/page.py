@@ -3,29 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from experiments.bench.cases import DENSE, LAYOUTS
-from experiments.bench.providers import find
-from experiments.bench.reports.table import grouped, newest
+from experiments.bench.cases import DENSE
+from experiments.bench.reports.columns import COLUMNS, about, layout_text, measured
+from experiments.bench.reports.peers import against_peers, peer_counts
+from experiments.bench.reports.table import grouped
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
-from experiments.common.records import OK
 
-COLUMNS = {
-    "hopper": "`hopper`",
-    "cpu": "`cpu`",
-    "hopper_deterministic": "deterministic",
-    "fa4": "FlashAttention-4",
-    "fa4_window": "its window",
-    "fa4_varlen": "its varlen",
-    "cudnn_blocks": "cuDNN Frontend",
-    "cudnn_flex": "its intervals",
-    "flashinfer": "FlashInfer",
-    "sdpa_cudnn": "cuDNN, dense",
-    "sdpa": "PyTorch, dense",
-    "flex": "FlexAttention",
-    "flex_autotuned": "autotuned",
-    "flex_flash": "on FlashAttention-4",
-}
 MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "sdpa_cudnn", "sdpa")  # of the table by density
 
 
@@ -48,7 +32,7 @@ def by_density(
     rows: Sequence[SpeedRow], providers: Sequence[str] = MAIN, head_dim: int | None = None
 ) -> str:
     """TFLOP/s by density of random masks, each head dim (or this one) with its providers."""
-    rows = [r for r in _measured(rows) if r.provider in providers]
+    rows = [r for r in measured(rows) if r.provider in providers]
     chosen = [r for r in rows if _regular(r, rows[0]) and head_dim in (None, r.head_dim)]
     if not chosen:
         return ""
@@ -58,7 +42,7 @@ def by_density(
     for same in grouped(chosen, lambda r: (r.mask == DENSE, r.density)):
         name = "no mask" if same[0].mask == DENSE else f"{same[0].density:.5g}"
         lines.append([name, *(_rates(_at(same, d, p)) for d, p in columns)])
-    return _about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + _markdown(lines)
 
 
 def by_mask(rows: Sequence[SpeedRow]) -> str:
@@ -66,7 +50,7 @@ def by_mask(rows: Sequence[SpeedRow]) -> str:
 
     Empty where there are none.
     """
-    rows = _measured(rows)
+    rows = measured(rows)
     chosen = [r for r in rows if not _regular(r, rows[0])]
     if not chosen:
         return ""
@@ -75,10 +59,9 @@ def by_mask(rows: Sequence[SpeedRow]) -> str:
     for same in grouped(chosen, lambda r: (r.mask, r.n_q, r.head_dim, r.layout)):
         first = same[0]
         mask = "none" if first.mask == DENSE else f"`{first.mask}`".replace("|", r"\|")
-        layout = "B, N, H, D" if first.layout == LAYOUTS[1] else "B, H, N, D"
-        case = mask, str(first.n_q), str(first.head_dim), layout, f"{first.density:.3g}"
+        case = mask, str(first.n_q), str(first.head_dim), layout_text(first), f"{first.density:.3g}"
         lines.append([*case, *(_rates([r for r in same if r.provider == p]) for p in providers)])
-    return _about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + _markdown(lines)
 
 
 def by_version(rows: Sequence[SpeedRow]) -> str:
@@ -87,7 +70,7 @@ def by_version(rows: Sequence[SpeedRow]) -> str:
     Empty where there are none.
     """
     rows = [row for row in rows if row.provider == "hopper"]
-    chosen = [r for same in grouped(rows, lambda r: r.triton) for r in _measured(same)]
+    chosen = [r for same in grouped(rows, lambda r: r.triton) for r in measured(same)]
     if not chosen:
         return ""
     tritons = sorted({row.triton for row in chosen})
@@ -102,7 +85,7 @@ def by_version(rows: Sequence[SpeedRow]) -> str:
             if (found := [r.tflops for r in same if r.direction == direction and r.tflops])
         ]
         lines.append([str(first.head_dim), density, *rates, " / ".join(shares)])
-    return _about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + _markdown(lines)
 
 
 TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
@@ -111,11 +94,9 @@ TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
     "density_64": partial(by_density, providers=tuple(COLUMNS), head_dim=64),
     "masks": by_mask,
     "versions": by_version,
+    "peers": against_peers,
+    "peer_counts": peer_counts,
 }
-
-
-def _measured(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    return [row for row in newest(rows) if row.status == OK]
 
 
 def _regular(row: SpeedRow, first: SpeedRow) -> bool:
@@ -143,36 +124,6 @@ def _rates(rows: Sequence[SpeedRow]) -> str:
 
 def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
-
-
-def _about(rows: Sequence[SpeedRow]) -> str:
-    """What the rows share: device, shape, versions, dates, rounds."""
-    first, tokens = rows[0], sorted({r.n_q for r in rows})
-    dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
-    versions = {(find(r.provider), r.version) for r in rows if r.version}
-    peers = sorted({f", {getattr(peer, 'package', '')} {version}" for peer, version in versions})
-    spread = max(map(_range, rows))
-    torches, tritons = (
-        ", ".join(sorted({getattr(r, name) for r in rows})) for name in ("torch", "triton")
-    )
-    length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
-    date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    many = str(rounds[-1]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    times = f"medians of {many} rounds, range {spread:.1f} % at most"
-    if rounds == [1]:
-        times = "one round"
-    return (
-        f"One {first.device}, {first.dtype}, {length} tokens."
-        " TFLOP/s of the computed blocks, forward / backward.\n"
-        f"torch {torches}, Triton {tritons}{''.join(peers)}, {date}, {times}."
-    )
-
-
-def _range(row: SpeedRow) -> float:
-    """The range of the rounds as a share of the median, in percent."""
-    if row.round == 1 or row.ms_p20 is None or row.ms_p80 is None:
-        return 0.0
-    return 100 * (row.ms_p80 - row.ms_p20) / row.ms
 
 
 def _markdown(lines: list[list[str]]) -> str:

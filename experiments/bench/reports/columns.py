@@ -1,0 +1,64 @@
+"""What the tables of the pages share: the names of their columns, and the line above them."""
+
+from collections.abc import Sequence
+
+from experiments.bench.cases import LAYOUTS
+from experiments.bench.providers import find
+from experiments.bench.reports.table import newest
+from experiments.bench.rows import SpeedRow
+from experiments.common.records import OK
+
+COLUMNS = {
+    "hopper": "`hopper`",
+    "cpu": "`cpu`",
+    "hopper_deterministic": "deterministic",
+    "fa4": "FlashAttention-4",
+    "fa4_window": "its window",
+    "fa4_varlen": "its varlen",
+    "cudnn_blocks": "cuDNN Frontend",
+    "cudnn_flex": "its intervals",
+    "flashinfer": "FlashInfer",
+    "sdpa_cudnn": "cuDNN, dense",
+    "sdpa": "PyTorch, dense",
+    "flex": "FlexAttention",
+    "flex_autotuned": "autotuned",
+    "flex_flash": "on FlashAttention-4",
+}
+RATES = "TFLOP/s of the computed blocks, forward / backward."
+
+
+def measured(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
+    return [row for row in newest(rows) if row.status == OK]
+
+
+def layout_text(row: SpeedRow) -> str:
+    return "B, N, H, D" if row.layout == LAYOUTS[1] else "B, H, N, D"
+
+
+def about(rows: Sequence[SpeedRow], cells: str = RATES) -> str:
+    """What the rows share: device, shape, versions, dates, rounds; and what the cells hold."""
+    first, tokens = rows[0], sorted({r.n_q for r in rows})
+    dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
+    versions = {(find(r.provider), r.version) for r in rows if r.version}
+    peers = sorted({f", {getattr(peer, 'package', '')} {version}" for peer, version in versions})
+    spread = max(map(_range, rows))
+    torches, tritons = (
+        ", ".join(sorted({getattr(r, name) for r in rows})) for name in ("torch", "triton")
+    )
+    length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
+    date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    many = str(rounds[-1]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    times = f"medians of {many} rounds, range {spread:.1f} % at most"
+    if rounds == [1]:
+        times = "one round"
+    return (
+        f"One {first.device}, {first.dtype}, {length} tokens. {cells}\n"
+        f"torch {torches}, Triton {tritons}{''.join(peers)}, {date}, {times}."
+    )
+
+
+def _range(row: SpeedRow) -> float:
+    """The range of the rounds as a share of the median, in percent."""
+    if row.round == 1 or row.ms_p20 is None or row.ms_p80 is None:
+        return 0.0
+    return 100 * (row.ms_p80 - row.ms_p20) / row.ms
