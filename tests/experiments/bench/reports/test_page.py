@@ -6,9 +6,10 @@ import pytest
 
 from experiments.bench.cases import DENSE
 from experiments.bench.reports.page import TABLES, by_density, by_mask, by_version, fill
+from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.provenance import ROOT
-from experiments.common.records import read
+from experiments.common.records import OK, read
 from tests.experiments.bench.bench_cases import ROW
 
 BASE = replace(ROW, device="a GPU", torch="2.9", triton="3.9", date="2026-01-02T03:04:05", n_q=512)
@@ -106,6 +107,17 @@ def test_a_page_is_filled_between_its_marks_and_nowhere_else():
 def test_what_cannot_be_filled_is_an_error(page, error):
     with pytest.raises(ValueError, match=error):
         fill(page, ROWS[:1])
+
+
+def test_the_page_says_where_cudnn_is_ahead():
+    """Where new rows change it, this sentence goes."""
+    rows = newest(read(ROOT / "docs/results/h100/published.csv", SpeedRow))
+    small = [r for r in rows if r.random and r.block_k <= 128 and r.direction == "backward"]
+    times = {(r.mask, r.n_q, r.provider): r.ms for r in small if r.status == OK}
+    cases = {key[:2] for key in times if key[2] == "cudnn_blocks"}
+    behind = all(times[*case, "cudnn_blocks"] < times[*case, "hopper"] for case in cases)
+    page = (ROOT / "docs/results/published.md").read_text()
+    assert ("is behind cuDNN's block-sparse attention in every case" in page) == behind
 
 
 def test_versions_of_triton_stand_side_by_side():
