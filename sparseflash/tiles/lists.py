@@ -13,7 +13,8 @@ from sparseflash.persistent import persistent
 from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.bits import cell_bytes, compose, fragments, same_rows
 from sparseflash.tiles.dynamic import dynamic_lists
-from sparseflash.tiles.order import ordered
+from sparseflash.tiles.locality import locality
+from sparseflash.tiles.order import banded, ordered
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import EMPTY, FULL, SPARE, TileSpec
 
@@ -102,10 +103,13 @@ def _refined(schedule: Schedule, spec: TileSpec) -> TileLists:
     n_pieces = -(-spec.tokens[1] // piece)  # of one head
     cells, tile, minor, signature = _pieces(schedule, spec, piece)
     device = tile.device
+    width = spec.group * (n_pieces + 1)
+    block = spec.block_sizes(schedule)[1]
+    falling, bands = locality(tile, minor, n_lists, width, piece, block, spec)
+    tile, n_lists = tile * bands + minor * bands // width, n_lists * bands
 
     # pieces in order: by tile, partial before full, ascending
     full = (signature == FULL).all(1)
-    width = spec.group * (n_pieces + 1)
     order = torch.argsort((tile * 2 + full) * width + minor)
     tile, minor, signature, full = (x[order] for x in (tile, minor, signature, full))
     count = torch.bincount(tile, minlength=n_lists)
@@ -140,8 +144,12 @@ def _refined(schedule: Schedule, spec: TileSpec) -> TileLists:
         bits = torch.zeros(1, spec.major, 4, dtype=torch.int32, device=device)
 
     slices = schedule.batch * list_heads
-    begin, n, n_partial = (x.view(slices, spec.n_tiles) for x in (begin, n, n_partial))
-    work = ordered(begin, n, n_partial, spec.copies(slices), spec.sms)
+    lines = [x.view(slices, spec.n_tiles, bands) for x in (begin, n, n_partial)]
+    if bands > 1:
+        work = banded(*lines)
+    else:
+        lines = [x[..., 0] for x in lines]
+        work = ordered(*lines, spec.copies(slices), spec.sms, falling=falling)
     return spec.lists(
         work, idx.view(-1, gather), bit, bits, schedule.batch, list_heads, partial=len(pieces) > 0
     )

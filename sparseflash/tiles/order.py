@@ -22,18 +22,24 @@ def unordered(begin: Tensor, n: Tensor, n_partial: Tensor) -> Tensor:
     return torch.stack([tile, begin, n, n_partial, none, zero, zero, zero], dim=2).int()
 
 
-def ordered(begin: Tensor, n: Tensor, n_partial: Tensor, copies: int, sms: int) -> Work:
+def ordered(
+    begin: Tensor, n: Tensor, n_partial: Tensor, copies: int, sms: int, *, falling: bool = False
+) -> Work:
     """Items of tiles (slices, tiles) for `copies` (batch, head)s to a slice on `sms` processors.
 
-    Tiles run in order, begun from the heavier end. A tile of more than twice the mean entries runs
-    before all others, the longest first, if one as long could outlast the rest. A tile that is
-    still too long, or one of too few to fill the processors, is split into even parts.
+    Tiles run in order, begun from the heavier end. falling: in the order of their lengths, the
+    longest first. A tile of more than twice the mean entries runs before all others, the longest
+    first, if one as long could outlast the rest. A tile that is still too long, or one of too few
+    to fill the processors, is split into even parts.
     """
     slices, tiles = n.shape
     total = int(n.sum()) * copies
     mean = total / copies / max(1, int((n > 0).sum()))
-    tile = torch.arange(tiles, device=n.device)
-    if n[:, (tiles + 1) // 2 :].sum() > n[:, : tiles // 2].sum():
+    tile = torch.arange(tiles, device=n.device).expand_as(n)
+    if falling:
+        tile = n.argsort(dim=1, descending=True, stable=True)
+        begin, n, n_partial = (x.gather(1, tile) for x in (begin, n, n_partial))
+    elif n[:, (tiles + 1) // 2 :].sum() > n[:, : tiles // 2].sum():
         tile, begin, n, n_partial = (x.flip(-1) for x in (tile, begin, n, n_partial))
 
     limit = max(16, -(-total // (2 * sms)))
@@ -49,6 +55,33 @@ def ordered(begin: Tensor, n: Tensor, n_partial: Tensor, copies: int, sms: int) 
     if int(length.max()) * sms * 8 > total:
         n_long = int((length > 2 * mean).sum(1).max())
     return Work(_lead(items, n_long), merge, n_long, int(slots.sum(1).max()))
+
+
+def banded(begin: Tensor, n: Tensor, n_partial: Tensor) -> Work:
+    """Items of tiles (slices, tiles, bands) whose lists are cut: all tiles of a band run before the
+    next band, in the order of their lengths. A tile with entries in several bands is split.
+    """
+    _, tiles, bands = n.shape
+    there = n > 0
+    there[..., 0] |= ~there.any(2)  # a tile of nothing has an item too
+    parts = there.sum(2)
+    split = parts > 1
+    first = _before(parts * split)
+    slot = torch.where(split[..., None], first[..., None] + _before(there.long()), -1)
+    tile = torch.arange(tiles, device=n.device)[:, None].expand_as(n)
+    # the items are the columns of a table; what is not there goes to its end
+    longest = n.max() + 1
+    place = torch.arange(bands, device=n.device) * longest - n
+    place = torch.where(there, place, bands * longest).flatten(1)
+    order = place.argsort(dim=1, stable=True)[:, : int(parts.sum(1).max())]
+    items = torch.zeros(*order.shape, 8, dtype=torch.int32, device=n.device)
+    absent = ~there.flatten(1).gather(1, order)
+    for column, value in enumerate((tile, begin, n, n_partial, slot)):
+        nothing = 0 if 0 < column < 4 else -1
+        value = value.flatten(1).gather(1, order).masked_fill(absent, nothing)
+        items[..., column] = value.int()
+    merge = _merge(tile[..., 0], split, first, parts)
+    return Work(items, merge, 0, int((parts * split).sum(1).max()))
 
 
 def _before(counts: Tensor) -> Tensor:
@@ -71,7 +104,7 @@ def _parts(
     partial = (n_partial[own] - lo).clamp(min=0).minimum(hi - lo)
     slot = torch.where(slot[own] < 0, -1, slot[own] + part)
     place = own[0], _before(parts)[own] + part
-    for column, value in enumerate((tile[own[1]], begin[own] + lo, hi - lo, partial, slot)):
+    for column, value in enumerate((tile[own], begin[own] + lo, hi - lo, partial, slot)):
         items[..., column][place] = value.int()
     return items
 
@@ -96,6 +129,6 @@ def _merge(tile: Tensor, split: Tensor, first: Tensor, parts: Tensor) -> Tensor:
     merge[..., 0] = -1
     own = split.nonzero(as_tuple=True)
     place = own[0], _before(split.long())[own]
-    for column, value in enumerate((tile[own[1]], first[own], parts[own])):
+    for column, value in enumerate((tile[own], first[own], parts[own])):
         merge[..., column][place] = value.int()
     return merge

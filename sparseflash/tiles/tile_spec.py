@@ -17,7 +17,8 @@ SPARE = 8  # entries that a kernel may read beyond the last one; they mean nothi
 class TileSpec(NamedTuple):
     """Parameters of a work list: the tiles of a kernel, and the extents of q and k.
 
-    major, minor: powers of two, minor at most 128. sms: multiprocessors to fill.
+    major, minor: powers of two, minor at most 128. sms: multiprocessors to fill. traffic: bytes
+    that an entry moves for each of its minor tokens, if its tile may be split to keep them in L2.
     """
 
     by_rows: bool
@@ -29,12 +30,15 @@ class TileSpec(NamedTuple):
     heads: int
     kv_heads: int
     sms: int
+    traffic: int = 0
 
     @staticmethod
-    def of(problem: Problem, side: Side, major: int, minor: int, sms: int) -> "TileSpec":
+    def of(
+        problem: Problem, side: Side, major: int, minor: int, sms: int, traffic: int = 0
+    ) -> "TileSpec":
         """For the rows or the columns of the mask of a problem."""
         extents = problem.n_q, problem.n_k, problem.batch, problem.heads, problem.kv_heads
-        return TileSpec(side == "rows", major, minor, *extents, sms)
+        return TileSpec(side == "rows", major, minor, *extents, sms, traffic)
 
     def block_sizes(self, schedule: Schedule | ScheduleFacts) -> tuple[int, int]:
         """Tokens of the blocks of a schedule: major, minor."""

@@ -10,6 +10,7 @@ import masks
 import sparseflash
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import assert_close
+from sparseflash.tiles import locality
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
 from tests.attention_cases import (
@@ -180,6 +181,40 @@ def test_scattered_key_blocks_have_the_same_gradients_again(name):
     for again in results[1:]:
         for i in (-2, -1):
             assert torch.equal(again[i], results[0][i])
+
+
+GROUPS = {"batch": 2, "heads": 8, "kv_heads": 1, "dtype": torch.bfloat16}
+RANDOM = masks.random_blocks(0.3, block=64)
+BANDED = {
+    "head dim 64": Case(1900, 1700, 64, mask=RANDOM, block_size=(128, 128), **GROUPS),
+    "head dim 128": Case(1900, 1700, 128, mask=RANDOM, block_size=(128, 128), **GROUPS),
+    "blocks of 64": Case(1900, 1700, 128, mask=RANDOM, block_size=(64, 64), **GROUPS),
+    "blocks of 64, head dim 64": Case(1900, 1700, 64, mask=RANDOM, block_size=(64, 64), **GROUPS),
+    "head dim 256": Case(1900, 1700, 256, mask=RANDOM, block_size=(64, 64), **GROUPS),
+    "masks of their own": Case(1900, 1700, 128, mask=masks.random_blocks(0.3, block=64,
+                               per_head=True), block_size=(64, 64), **GROUPS | {"kv_heads": 2}),
+    "partial, dropout": Case(1900, 1700, 128, mask=RANDOM & masks.random_blocks(0.8, block=16),
+                             dropout_p=0.3, block_size=(64, 64), **GROUPS),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("name", BANDED)
+def test_columns_that_are_cut_into_bands(name, monkeypatch):
+    """Lists so short are not, unless the limits say so."""
+    for limit, value in (("_APART", 1.0), ("_WORTH", 1), ("_UNEVEN", 1.0)):
+        monkeypatch.setattr(locality, limit, value)
+    case = BANDED[name]
+    blocks, _ = build(case, "cuda")
+    schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
+    major = case.block_size[1]
+    extents = case.n_q, case.n_k, case.batch, case.heads, case.kv_heads
+    lists = tile_lists(schedule, TileSpec(False, major, 64, *extents, 132, 1024), "cuda")
+    assert lists.n_parts > lists.n_items // 2  # the case is about them
+    check(case, "hopper", "cuda")
+    runner = Runner(case, "hopper")
+    first, second = (runner.launch(deterministic=False) for _ in range(2))
+    assert torch.equal(first[-2], second[-2]) and torch.equal(first[-1], second[-1])
 
 
 LONG_ROWS = {

@@ -41,7 +41,9 @@ class BackwardForm(NamedTuple):
     def specs(self, problem: Problem, sms: int) -> tuple[TileSpec, ...]:
         """The work lists of the passes on a GPU with `sms` multiprocessors."""
         cols, rows = self.cols, self.rows
-        by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs)
+        # an entry brings its rows of q and dout, and adds to dq in float32
+        traffic = 6 * problem.head_dim + 2 * problem.head_dim_v if self.one_pass else 0
+        by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs, traffic)
         if self.one_pass:
             return (by_cols,)
         return by_cols, TileSpec.of(problem, "rows", rows.major, rows.minor, sms * rows.programs)
