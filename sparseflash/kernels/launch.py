@@ -5,7 +5,8 @@ tens of microseconds for kernels with forty arguments. In calls of one plan only
 differ. A `Launch` therefore keeps the compiled kernel and its arguments as Triton's C launcher
 takes them, and fills in the addresses: of tensors as ints, of descriptors as tensor maps. The maps
 are kept by address; a map holds no more than the address, shape and strides of its argument, so
-nothing is kept alive, and CUDA graphs capture it by value.
+nothing is kept alive, and CUDA graphs capture it by value. `launch` does the same for the small
+kernels around attention, which have no plan.
 
 The C launcher is internal to Triton. `_repeat` knows those of the tested versions; with any other,
 and under a profiler's launch hooks, every launch is an ordinary one.
@@ -28,6 +29,7 @@ from sparseflash.persistent import persistent
 FUSED = {"enable_fp_fusion": True}
 _MAX_REPEATS = 64  # of a launch: layouts of gradients
 _MAX_MAPS = 64  # of an argument: torch's allocator returns to a few addresses
+_MAX_LAUNCHES = 512  # without a plan that are known
 
 Arguments = Callable[[], tuple[tuple[int, ...], Sequence[Any], dict[str, Any]]]
 
@@ -83,6 +85,30 @@ class Launch:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
             self._repeats[layout, misaligned] = repeat
+
+
+_launches: dict[Hashable, Launch | None] = {}  # None: seen once
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """kernel[grid](*args, **options), which is repeated where all but the addresses of the tensors
+    is as in an earlier call. Tensors are positional arguments, the first of them is not None.
+
+    The first call is an ordinary one: shapes that never come again are not worth more.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    known = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
+    key = kernel, grid, tensors[0].get_device(), *known, *options.items()
+    found = _launches.get(key)
+    if found is None:
+        if key not in _launches:
+            if len(_launches) >= _MAX_LAUNCHES:
+                _launches.clear()
+            _launches[key] = None
+            kernel[grid](*args, **options, **FUSED)
+            return
+        found = _launches[key] = Launch(kernel, static=False)
+    found(tensors, lambda: (grid, args, options))
 
 
 def zeroed_counter(device: torch.device, size: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.kernels.device import on
+from sparseflash.kernels.launch import launch
 from sparseflash.kernels.tl import packed as kernels
 from sparseflash.kernels.tl.span_blocks import classify_blocks, fill_tiles, number_blocks
 
@@ -26,7 +27,8 @@ def document_spans(
     batch, count = offsets.shape
     made = _spans(offsets, 1 + shared + (kind != ""), n)
     with on(offsets.device):
-        kernels.document_spans[_grid(batch * n, _TOKENS)](
+        launch(
+            kernels.document_spans, _grid(batch * n, _TOKENS),
             offsets, offsets if lengths is None else lengths, made, batch * n, n, count - 1,
             left, right, length or 0,
             0 if lengths is None or len(lengths) == 1 else lengths.shape[1],
@@ -41,7 +43,8 @@ def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Te
     batch, count = offsets.shape
     made = _spans(offsets, 2, n)
     with on(offsets.device):
-        kernels.diffusion_spans[_grid(batch * n, _TOKENS)](
+        launch(
+            kernels.diffusion_spans, _grid(batch * n, _TOKENS),
             offsets, made, batch * n, n, count - 1, size,
             INTERLEAVED=interleaved, STEPS=count.bit_length(), SIZE=_TOKENS,
         )  # fmt: skip
@@ -54,8 +57,17 @@ def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
     batch, nodes = enter.shape
     made = _spans(enter, 1, n)
     with on(enter.device):
-        kernels.tree_spans[_grid(batch * n, _TOKENS)](
-            enter, leave, made, batch * n, n, nodes, STEPS=nodes.bit_length(), SIZE=_TOKENS
+        launch(
+            kernels.tree_spans,
+            _grid(batch * n, _TOKENS),
+            enter,
+            leave,
+            made,
+            batch * n,
+            n,
+            nodes,
+            STEPS=nodes.bit_length(),
+            SIZE=_TOKENS,
         )
     return made
 
@@ -80,15 +92,18 @@ def span_blocks(
         "COLUMNS": columns, "SPANS": count, "BLOCK_OWN": block_own, "BLOCK_OTHER": block_other,
     }  # fmt: skip
     with on(device):
-        classify_blocks[(all_lines,)](
+        launch(
+            classify_blocks, (all_lines,),
             spans, codes, found, n_own, n_other, lines, entries, batch * n_own,
             **sizes, SIZE=_ENTRIES,
         )  # fmt: skip
-        number_blocks[(all_lines,)](
+        launch(
+            number_blocks, (all_lines,),
             found, codes, cell, total, fits.view(torch.uint8), lines, entries, all_lines, room,
             COLUMNS=columns, SIZE=_ENTRIES, LINES=_LINES,
         )  # fmt: skip
-        fill_tiles[(room,)](
+        launch(
+            fill_tiles, (room,),
             spans, cell, total, bits, n_own, n_other, lines, entries, batch * n_own,
             all_lines * entries - 1, **sizes, WORDS=words,
             TOKENS=block_q & -block_q if not columns else min(block_q & -block_q, 32),

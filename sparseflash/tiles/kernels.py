@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.kernels.device import on
+from sparseflash.kernels.launch import launch
 from sparseflash.kernels.tl.tile_lists import cut_bits, cut_lists
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import SPARE, TileSpec
@@ -29,8 +30,8 @@ def cut_schedule(schedule: Schedule, spec: TileSpec) -> tuple[Tensor, Tensor, Te
     n_lists = slices * n_rows
     parts = max(1, min(8, -(-n_minor // block_minor) // (4 * _SIZE)))
     with on(device):
-        cut_lists[(n_lists * parts + -(-total // _SIZE),)](
-            *side, items, idx, bit,
+        launch(
+            cut_lists, (n_lists * parts + -(-total // _SIZE),), *side, items, idx, bit,
             n_lists, n_rows, spec.n_tiles, -(-n_minor // spec.minor), capacity, n_lists * parts,
             MAJORS=majors, MINORS=minors, GROUP=spec.group, PER_HEAD=per_head, PARTS=parts,
             SIZE=_SIZE, SPARE=SPARE,
@@ -41,7 +42,8 @@ def cut_schedule(schedule: Schedule, spec: TileSpec) -> tuple[Tensor, Tensor, Te
         tiles, block_q, words = source.shape
         bits = torch.empty(tiles * majors * minors, spec.major, 4, **integers)
         n_lines = len(bits) * spec.major
-        cut_bits[(-(-n_lines // _LINES),)](
+        launch(
+            cut_bits, (-(-n_lines // _LINES),),
             source, bits, n_lines, BY_ROWS=spec.by_rows, BLOCK_Q=block_q, WORDS=words,
             MAJOR=spec.major, MINOR=spec.minor, MAJORS=majors, MINORS=minors, SIZE=_LINES,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.launch import launch
 from sparseflash.select.kernels.common import INF, shared_strides
 
 ROWS, COLS = 128, 256  # squares of a tile
@@ -44,19 +44,20 @@ def antidiagonal_sums(
     strides = (0, 0, 0, 0) if allowed is None else shared_strides(allowed, (0, 1, 2, 3))
     with on(q.device):
         for first in range(0, rows, each):
-            _log_sums[(row_tiles * col_tiles * batch * heads,)](
+            launch(
+                _log_sums, (row_tiles * col_tiles * batch * heads,),
                 q, k, allowed, logs, *q.stride()[:3], *k.stride()[:3], *strides,
                 n_q, k.shape[2], first * per_row, each * per_row, cols, heads,
                 heads // k.shape[1], row_tiles, col_tiles, dim**-0.5 / stride,
                 STRIDE=stride, PER_COL=per_col, HELD=held, HEAD_DIM=dim,
                 STEP=max(16, min(128 // q.element_size(), triton.next_power_of_2(dim))),
                 MASKED=allowed is not None, ROWS=ROWS, COLS=width, num_warps=8, num_stages=3,
-                **FUSED,
             )  # fmt: skip
             count = min(each, rows - first)
-            _probabilities[(count * batch * heads,)](
+            launch(
+                _probabilities, (count * batch * heads,),
                 logs, out, first, count, each * per_row, rows, cols, PER_ROW=per_row,
-                WIDTH=triton.next_power_of_2(cols), num_warps=1 if cols <= 512 else 8, **FUSED,
+                WIDTH=triton.next_power_of_2(cols), num_warps=1 if cols <= 512 else 8,
             )  # fmt: skip
     return out
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.launch import launch
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,
@@ -29,12 +29,13 @@ def choose_blocks(
     out = torch.empty_like(scores, dtype=codes.dtype)
     width = triton.next_power_of_2(cols)
     with on(scores.device):
-        _choose[(batch * heads * rows,)](
+        launch(
+            _choose, (batch * heads * rows,),
             scores, codes, forced, low, candidates.high, out, *shared_strides(codes),
             *((0, 0) if forced is None else shared_strides(forced)), *shared_strides(low),
             heads, rows, cols, float(rule.value),
             WIDTH=width, KIND="count" if rule.fixed else rule.kind, SOFTMAX=not probabilities,
-            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)), **FUSED,
+            FORCED=forced is not None, num_warps=max(1, min(8, width // 256)),
         )  # fmt: skip
     return out
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.kernels.device import on
+from sparseflash.kernels.launch import launch
 from sparseflash.kernels.tl.lists import count_blocks, fill_lists, place_lists
 from sparseflash.schedule import BlockLists
 
@@ -26,9 +27,14 @@ def block_lists(
     sizes = (*cut, partials, *_BY_ROW, *_BY_COL)
     grid = (row_programs + col_programs,)
     with on(codes.device):
-        count_blocks[grid](codes, total, partial, rows, cols, n_tiles, row_programs, n_rows, *sizes)
-        place_lists[(2,)](
-            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=4096, num_warps=8
-        )
-        fill_lists[grid](codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
+        launch(
+            count_blocks, grid, codes, total, partial, rows, cols, n_tiles, row_programs, n_rows,
+            *sizes,
+        )  # fmt: skip
+        launch(
+            place_lists, (2,),
+            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=4096,
+            num_warps=8,
+        )  # fmt: skip
+        launch(fill_lists, grid, codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)
     return by_row, by_col

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.device import on
+from sparseflash.kernels.launch import launch
 from sparseflash.select.kernels.common import EMPTY
 
 _CELLS = 1024  # codes of a program
@@ -25,7 +26,8 @@ def cut_blocks(
     bits = torch.empty(known + batch * slots, block, words, dtype=torch.int32, device=device)
     programs = batch * -(-size // _CELLS)
     with on(device):
-        _cut[(programs + len(bits) * (block // _ROWS),)](
+        launch(
+            _cut, (programs + len(bits) * (block // _ROWS),),
             lengths, codes, place, tiles, column, prefix,
             out, bits, size, n_blocks, slots, known, programs,
             BLOCK=block, WORDS=words, CELLS=_CELLS, ROWS=_ROWS,

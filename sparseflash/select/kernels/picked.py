@@ -9,16 +9,12 @@ from torch import Tensor
 from sparseflash.backends.protocol import empty_out
 from sparseflash.kernels.configs import power_of_two_divisor
 from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.launch import launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.shapes import padded_dim, padded_dim_v
 from sparseflash.kernels.tl.picks import picks_backward_q, picks_forward
 from sparseflash.kernels.tl.picks_backward import picks_add_parts, picks_backward_kv
 
-_FORWARD: Any = picks_forward
-_BACKWARD_Q: Any = picks_backward_q
-_BACKWARD_KV: Any = picks_backward_kv
-_ADD_PARTS: Any = picks_add_parts
 _PART = 2  # a part of an inverse list holds at most so many times the mean list ..
 _SHORTEST = 64  # .. or so many queries
 
@@ -92,7 +88,7 @@ def _constants(q: Tensor, v: Tensor, shape: _Shape, block: int, causal: bool) ->
         "BLOCK_D": padded_dim(head_dim), "BLOCK_DV": padded_dim_v(head_dim, head_dim_v),
         "BLOCK_N": shape.block_n, "BLOCK": block, "CAUSAL": causal,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    } | FUSED  # fmt: skip
+    }  # fmt: skip
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -113,8 +109,8 @@ def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     batch, heads, n_q, n_picks = blocks.shape
     with on(q.device):
-        _FORWARD[n_q, batch * heads](
-            q, k, v, out, lse, blocks, *_strides(q, k, v, out),
+        launch(
+            picks_forward, (n_q, batch * heads), q, k, v, out, lse, blocks, *_strides(q, k, v, out),
             scale_log2(scale), n_q, k.shape[2], heads,
             N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **_constants(q, v, shape, block, causal),
         )  # fmt: skip
@@ -144,11 +140,13 @@ def picked_backward(
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
     with on(q.device):
-        _BACKWARD_Q[n_q, batch * heads](
+        launch(
+            picks_backward_q, (n_q, batch * heads),
             *given, dq, blocks, *_strides(q, k, v, dout, dq), *numbers,
             N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
         )  # fmt: skip
-        _BACKWARD_KV[parts, block // shape.block_n](
+        launch(
+            picks_backward_kv, (parts, block // shape.block_n),
             *given, part_k, part_v, *inverted[:4], *_strides(q, k, v, dout), *numbers, count,
             batch * heads * count, inverted.length,
             TOKENS=max(1, shape.together // shape.rows), ROWS=shape.rows, **constants,
@@ -156,7 +154,8 @@ def picked_backward(
         for name in ("GROUP", "CAUSAL", "PRECISION"):
             del constants[name]
         tile = constants.pop("BLOCK_N")
-        _ADD_PARTS[-(-n_k // tile), batch * k.shape[1]](
+        launch(
+            picks_add_parts, (-(-n_k // tile), batch * k.shape[1]),
             part_k, part_v, inverted.first_part, dk, dv, *_strides(dk, dv),
             scale_log2(scale), n_k, heads, count, ROWS=tile, **constants,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.launch import launch
 
 _PLACES = ("mean", "max", "min", "positive", "negative", "high", "middle", "low")
 
@@ -38,10 +38,11 @@ def pool_blocks(*inputs: tuple[Tensor, int, Sequence[str]]) -> tuple[Tensor, ...
     # tokens at a time, and times unrolled: three reductions take registers
     step, unroll = (4, 16) if max(len(kinds) for _, _, kinds in inputs) > 2 else (8, 8)
     with on(inputs[0][0].device):
-        _pool[(sum(programs),)](
+        launch(
+            _pool, (sum(programs),),
             *arguments, programs[0], *codes, HEAD_DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
             BOTH=len(inputs) == 2, MOST=step,
-            UNROLL=unroll, num_warps=2, **FUSED,
+            UNROLL=unroll, num_warps=2,
         )  # fmt: skip
     return tuple(out)
 

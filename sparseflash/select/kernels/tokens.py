@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparseflash.kernels.device import on
-from sparseflash.kernels.launch import FUSED
+from sparseflash.kernels.launch import launch
 from sparseflash.select.kernels.common import (
     EMPTY,
     INF,
@@ -47,11 +47,12 @@ def pick_chunks(
             rows, step, warps = tile(max(width, 16), dim, members)
             end = padded if width >= chunks else width * chunk
             tiles = -(-(end - begin * chunk) // rows)
-            _pick[(tiles * batch * heads,)](
+            launch(
+                _pick, (tiles * batch * heads,),
                 q, mean, words, *q.stride()[:3], *sizes, begin * chunk // rows, tiles, heads,
                 count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
                 HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
-                NSA=nsa, num_warps=warps, num_stages=2, **FUSED,
+                NSA=nsa, num_warps=warps, num_stages=2,
             )  # fmt: skip
             begin = width
     return words
@@ -158,7 +159,8 @@ def union_of_picks(
     rows, cols = codes.shape[2:]
     out = torch.empty(batch, heads, rows, cols, dtype=torch.int32, device=words.device)
     with on(words.device):
-        _union[(batch * heads * rows,)](
+        launch(
+            _union, (batch * heads * rows,),
             words, codes, out, *shared_strides(codes), heads, own_heads, rows, cols, groups,
             chunks, per_chunk, PER_ROW=per_row, WIDTH=min(1024, triton.next_power_of_2(cols)),
             num_warps=1 if cols <= 256 else 4,

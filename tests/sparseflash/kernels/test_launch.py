@@ -1,10 +1,12 @@
 """Launches of a plan: the ordinary ones, and on a GPU those that Triton's C launcher repeats."""
 
+import itertools
+
 import pytest
 import torch
 
 from sparseflash.kernels import launch as module
-from sparseflash.kernels.launch import Launch
+from sparseflash.kernels.launch import Launch, launch
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -42,6 +44,60 @@ def test_argument_that_is_not_announced_is_refused(static):
     launch = Launch(Kernel(), static=static)
     with pytest.raises(ValueError, match="argument 2 of the kernel"):
         launch((a,), lambda: ((1,), (a, lists, b, 1), {}), (lists,))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Nothing is known; the `Launch`es that are made, each with what it was called with."""
+    made = []
+
+    class Recorder:
+        def __init__(self, kernel, *, static):
+            assert not static
+            self.calls = []
+            made.append(self)
+
+        def __call__(self, tensors, arguments):
+            self.calls.append((tensors, arguments()))
+
+    monkeypatch.setattr(module, "_launches", {})
+    monkeypatch.setattr(module, "Launch", Recorder)
+    return made
+
+
+def test_a_launch_without_a_plan_is_repeated_from_the_second_time_on(launches):
+    kernel, a, b = Kernel(), torch.ones(2), torch.ones(3)
+    launch(kernel, (4,), a, 1, None, b, SIZE=8)
+    assert kernel.launches == [((4,), (a, 1, None, b), {"SIZE": 8, "enable_fp_fusion": True})]
+    assert not launches
+    for n in range(2):
+        c, d = torch.zeros(5), torch.zeros(5)  # of any size
+        launch(kernel, (4,), c, 1, None, d, SIZE=8)
+        assert len(kernel.launches) == len(launches) == 1
+        tensors, (grid, args, options) = launches[0].calls[n]
+        assert [id(t) for t in tensors] == [id(c), id(d)] and grid == (4,)
+        assert args == (c, 1, None, d) and options == {"SIZE": 8}
+
+
+def test_all_but_the_tensors_tells_which_launch_is_repeated(launches):
+    kernel, a = Kernel(), torch.ones(2)
+    calls = [
+        (kernel, (4,), (a, 1), {"SIZE": 8}), (Kernel(), (4,), (a, 1), {"SIZE": 8}),
+        (kernel, (5,), (a, 1), {"SIZE": 8}), (kernel, (4,), (a, 2), {"SIZE": 8}),
+        (kernel, (4,), (a, None), {"SIZE": 8}), (kernel, (4,), (a, a), {"SIZE": 8}),
+        (kernel, (4,), (a.double(), 1), {"SIZE": 8}), (kernel, (4,), (a, 1), {"SIZE": 16}),
+        (kernel, (4,), (a, 1), {"WIDTH": 8}), (kernel, (4,), (a, 1), {"SIZE": 8, "num_warps": 8}),
+    ]  # fmt: skip
+    for _ in range(3):
+        for which, grid, args, options in calls:
+            launch(which, grid, *args, **options)
+    assert [len(made.calls) for made in launches] == [2] * len(calls)
+
+
+def test_launches_without_a_plan_are_not_kept_without_end(launches):
+    for n in range(2 * module._MAX_LAUNCHES):
+        launch(Kernel(), (1,), torch.ones(2), n)
+        assert len(module._launches) <= module._MAX_LAUNCHES
 
 
 # ---- on a GPU
@@ -109,3 +165,32 @@ def test_tensors_of_another_device_are_computed_there():
         launch, given = Launch(add, static=True), numbers(device="cuda:1")
         for _ in range(2):
             launched(launch, numbers(device="cuda:1"), given)
+
+
+@on_gpu
+def test_repeats_without_a_plan_follow_their_arguments(monkeypatch):
+    monkeypatch.setattr(module, "_launches", {})
+    dtypes = torch.float32, torch.float16
+    for _ in range(4):
+        for n, offset, dtype in itertools.product((1, 16, 17), (0, 1, 2), dtypes):
+            a, given = numbers(offset).to(dtype), numbers().to(dtype)
+            out = torch.empty(64 + offset, dtype=dtype, device="cuda")[offset:]
+            launch(add, (1,), a, given, out, n, SIZE=64)
+            torch.testing.assert_close(out, a + given + n)
+    assert len(module._launches) == 6
+    assert all(any(made._repeats.values()) for made in module._launches.values())
+
+
+@on_gpu
+def test_graphs_capture_repeats_without_a_plan(monkeypatch):
+    monkeypatch.setattr(module, "_launches", {})
+    a, given, out = numbers(), numbers(), numbers()
+    for _ in range(3):
+        launch(add, (1,), a, given, out, 3, SIZE=64)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(add, (1,), a, given, out, 3, SIZE=64)
+    for _ in range(2):
+        a.normal_()
+        graph.replay()
+        assert torch.equal(out, a + given + 3)
