@@ -8,6 +8,7 @@ from torch import Tensor
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule, as_tensors, from_tensors
 from sparseflash.tiles.bits import cell_bytes, fragments
+from sparseflash.tiles.locality import beyond_cache, unseen_bands
 from sparseflash.tiles.order import Work, unordered
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import FULL, SPARE, TileSpec
@@ -17,16 +18,64 @@ Made = tuple[Tensor, Tensor, Tensor, Tensor]  # items, idx, bit and bits of a `T
 
 @torch.no_grad()
 def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
-    """Every block is cut into the tiles that it holds, empty ones included; nothing is ordered."""
+    """Every block is cut into the tiles that it holds, empty ones included.
+
+    Tiles run in order. Lists of more than fits a cache run in the order of their lengths, and are
+    cut into bands of heads where they go over a group; see locality.py.
+    """
+    n_bands = next(n for n in range(unseen_bands(spec), 0, -1) if spec.group % n == 0)
+    cut = spec._replace(kv_heads=spec.kv_heads * n_bands)  # a band is a smaller group
     if torch.compiler.is_compiling():
         given = as_tensors(schedule.with_lists(()))
-        made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in spec])
+        made = torch.ops.sparseflash.tile_lists(*given, [int(x) for x in cut])
     else:
-        made = _cut(schedule, spec)
+        made = _cut(schedule, cut)
     items, idx, bit, bits = made
-    work = Work(items, items.new_empty(len(items), 0, 4), 0, 0)
     heads, partial = spec.list_heads(schedule.heads), schedule.n_partial > 0
+    slices = schedule.batch * heads
+    merge, n_parts = items.new_empty(slices, 0, 4), 0
+    if n_bands > 1:
+        majors = spec.block_sizes(schedule)[0] // spec.major
+        items, idx, bit = _bands(items, idx, bit, slices, n_bands, majors, spec)
+        merge, n_parts = _all_merged(items, n_bands), n_bands * spec.n_tiles
+    else:
+        items = items[:, None]
+    if beyond_cache(spec):
+        longest = items[..., 2].argsort(dim=2, descending=True, stable=True)
+        items = items.gather(2, longest[..., None].expand_as(items))
+    work = Work(items.flatten(1, 2), merge, 0, n_parts)
     return spec.lists(work, idx, bit, bits, schedule.batch, heads, partial=partial)
+
+
+def _bands(
+    items: Tensor, idx: Tensor, bit: Tensor, slices: int, n_bands: int, majors: int, spec: TileSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lists of smaller groups as bands of one group, items (slices, bands, tiles, 8)."""
+    places = -(-spec.tokens[1] // spec.minor) + 1  # of a head
+    step = spec.group // n_bands * places
+    band = torch.arange(n_bands, dtype=torch.int32, device=items.device)
+    if len(items) == slices:  # all heads have one list: every band a copy
+        begin = items[:, None, :, 1] + band[:, None] * len(idx)
+        items = items[:, None].repeat(1, n_bands, 1, 1)
+        items[..., 1] = begin
+        idx = (idx + band[:, None, None] * step).flatten(0, 1)
+        bit = bit.repeat(n_bands)
+    else:
+        place = torch.arange(len(idx), device=idx.device) % ((len(idx) - SPARE) // majors)
+        own = torch.searchsorted(items[:, 0, 1].contiguous(), place.int(), right=True) - 1
+        idx = idx + (own % n_bands * step)[:, None].int()
+        items = items.view(slices, n_bands, -1, 8).clone()
+    idx[-SPARE:] = 0
+    items[..., 4] = items[..., 0] * n_bands + band[:, None]
+    return items, idx, bit
+
+
+def _all_merged(items: Tensor, n_bands: int) -> Tensor:
+    """What `TileLists.merge` holds where every tile has a part in every band."""
+    slices, _, n_tiles, _ = items.shape
+    tile = torch.arange(n_tiles, dtype=torch.int32, device=items.device)
+    columns = tile, tile * n_bands, torch.full_like(tile, n_bands), torch.zeros_like(tile)
+    return torch.stack(columns, dim=1).repeat(slices, 1, 1)
 
 
 def _cut(schedule: Schedule, spec: TileSpec) -> Made:

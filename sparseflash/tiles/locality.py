@@ -6,7 +6,9 @@ at the same time, but lists of unlike lengths drive them apart. Two measures kee
 
 - Tiles run in the order of their lengths, the longest first. Tiles that run at the same time are
   nearly as long, and one that is done early takes the longest that is left.
-- Long lists are cut into bands. All tiles run a band before any of them begins the next.
+- Long lists are cut into bands. All tiles run a band before any of them begins the next. Where
+  lists go over the heads of a group and are of unlike lengths, as under a causal mask, programs are
+  at different heads; bands keep them at the same two or more.
 """
 
 import torch
@@ -19,6 +21,7 @@ _UNEVEN = 0.3  # standard deviation of the lengths over their mean, from which t
 # H100, of whose 50 MB of L2 each half of the chip has a copy of its own
 _APART = 14e6
 _WORTH = 32  # entries of a band that make up for one more part of a tile
+_RESIDENT = 32e6  # bytes of a list that programs share although they are anywhere in it
 
 
 def locality(
@@ -36,9 +39,23 @@ def locality(
     mean, pieces = count.mean(), block // piece
     place = torch.sort(tile * (width + 1) + minor).values
     runs = len(tile) - (place.diff() == 1).sum()  # of entries side by side
-    if count.std(correction=0) > _UNEVEN * mean or runs * 2 * pieces < len(tile):
+    uneven = bool(count.std(correction=0) > _UNEVEN * mean)
+    if uneven and spec.group > 1:
+        return False, max(1, min(unseen_bands(spec), int(mean) // _WORTH))
+    if uneven or runs * 2 * pieces < len(tile):
         return False, 1
     density = mean / width
     blocks = width / pieces * (1 - density) / density
     bands = (block * spec.traffic * blocks.sqrt() / _APART).square().round()
     return True, max(1, min(int(bands), spec.group // 2, int(mean) // _WORTH))
+
+
+def beyond_cache(spec: TileSpec) -> bool:
+    """Whether programs that are anywhere in their lists find little in the cache."""
+    return spec.group * spec.tokens[1] * spec.traffic > _RESIDENT
+
+
+def unseen_bands(spec: TileSpec) -> int:
+    """Bands of lists whose lengths are unlike or not known."""
+    bands = round(spec.group * spec.tokens[1] * spec.traffic / _RESIDENT)
+    return max(1, min(bands, spec.group // 2))

@@ -11,7 +11,15 @@ import masks
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles import locality as module
 from sparseflash.tiles.lists import tile_lists
-from tests.sparseflash.tiles.test_lists import both_sides, build, check, scheduled, spec_of
+from tests.sparseflash.tiles.test_lists import (
+    both_sides,
+    build,
+    check,
+    schedule_of_selection,
+    scheduled,
+    spec_of,
+)  # fmt: skip
+from tests.sparseflash.walks import random_mask
 
 N = 16384
 SCATTERED = masks.random_blocks(0.15, block=128, seed=3)
@@ -61,7 +69,7 @@ def test_tiles_with_entries_side_by_side_keep_their_order(mask, heads, cut):
 
 
 def test_tiles_of_unlike_lengths_keep_their_order():
-    lists = columns(SCATTERED & masks.causal(), heads=8, sms=1)
+    lists = columns(SCATTERED & masks.causal(), sms=1)
     assert order(lists) == list(range(128)) and lists.n_parts == 0
 
 
@@ -157,6 +165,39 @@ def test_few_entries_do_not_make_up_for_a_part(monkeypatch):
     assert columns(SCATTERED, heads=8, sms=131).n_parts == 2 * 128
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (64, 128), (256, 128)])
+@pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 8), (2, 8)])
+def test_selections_run_in_bands_by_length(outer, block, kv_heads, monkeypatch):
+    monkeypatch.setattr(module, "_RESIDENT", 1.0)
+    rng = np.random.default_rng(kv_heads)
+    dense = random_mask(rng, outer, 700, 1100, block)
+    schedule = schedule_of_selection(dense, block, 2, 8)
+    lists = check(
+        schedule, dense, "cols", 2, 8, kv_heads, major=64, minor=64, traffic=TRAFFIC
+    )  # fmt: skip
+    bands = max(1, 8 // kv_heads // 2)
+    assert lists.n_items == 18 * bands and lists.n_parts == (18 * bands if bands > 1 else 0)
+    length = lists.items.view(len(lists.items), bands, 18, 8)[..., 2]
+    assert (length.diff() <= 0).all()
+    rows = check(schedule, dense, "rows", 2, 8, kv_heads, major=64, minor=64)
+    assert order(rows) == list(range(11)) and rows.n_parts == 0
+
+
+def test_selections_that_fit_the_cache_run_in_order():
+    dense = random_mask(np.random.default_rng(0), (1, 8), 1024, 1024, (64, 64))
+    schedule = schedule_of_selection(dense, (64, 64), 1, 8)
+    lists = check(schedule, dense, "cols", 1, 8, 1, major=64, minor=64, traffic=TRAFFIC)
+    assert order(lists) == list(range(16)) and lists.n_parts == 0
+
+
+def test_lists_of_unlike_lengths_are_cut_where_heads_share_them():
+    """A program with few entries of each head would run ahead to other heads."""
+    assert columns(masks.causal(), heads=8).n_parts == 4 * 128
+    assert columns(masks.causal(), heads=2, kv_heads=1).n_parts == 0
+    assert columns(masks.causal(), n=2048, heads=8, sms=1).n_parts == 0
+
+
 def test_an_empty_mask():
     assert columns(~masks.dense(), n=2048, heads=8).n_parts == 0
 
@@ -195,5 +236,6 @@ def test_programs_find_more_in_the_cache(heads, gain, monkeypatch, cut):
     spec = spec_of("cols", 8192, 8192, 1, heads, 1, major=32, minor=32, traffic=TRAFFIC)
     near = hits(tile_lists(schedule, spec, "cpu"), 20, 38 * heads)
     monkeypatch.setattr(module, "_UNEVEN", -1.0)
+    monkeypatch.setattr(module, "_RESIDENT", 1e18)
     far = hits(tile_lists(schedule, spec._replace(sms=20), "cpu"), 20, 38 * heads)
     assert near > gain * far, (near, far)
