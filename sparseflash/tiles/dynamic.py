@@ -8,7 +8,7 @@ from torch import Tensor
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule, as_tensors, from_tensors
 from sparseflash.tiles.bits import cell_bytes, fragments
-from sparseflash.tiles.locality import beyond_cache, unseen_bands
+from sparseflash.tiles.locality import seen_order, unseen_bands
 from sparseflash.tiles.order import Work, unordered
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import FULL, SPARE, TileSpec
@@ -20,8 +20,8 @@ Made = tuple[Tensor, Tensor, Tensor, Tensor]  # items, idx, bit and bits of a `T
 def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
     """Every block is cut into the tiles that it holds, empty ones included.
 
-    Tiles run in order. Lists of more than fits a cache run in the order of their lengths, and are
-    cut into bands of heads where they go over a group; see locality.py.
+    Long lists over the heads of a group are cut into bands of heads, and those with scattered
+    entries run in the order of their lengths; see locality.py. All others run in order.
     """
     n_bands = next(n for n in range(unseen_bands(spec), 0, -1) if spec.group % n == 0)
     cut = spec._replace(kv_heads=spec.kv_heads * n_bands)  # a band is a smaller group
@@ -40,9 +40,7 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
         merge, n_parts = _all_merged(items, n_bands), n_bands * spec.n_tiles
     else:
         items = items[:, None]
-    if beyond_cache(spec):
-        longest = items[..., 2].argsort(dim=2, descending=True, stable=True)
-        items = items.gather(2, longest[..., None].expand_as(items))
+    items = seen_order(items, idx, spec.block_sizes(schedule)[1] // spec.minor, spec)
     work = Work(items.flatten(1, 2), merge, 0, n_parts)
     return spec.lists(work, idx, bit, bits, schedule.batch, heads, partial=partial)
 

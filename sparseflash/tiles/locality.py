@@ -17,11 +17,13 @@ from torch import Tensor
 from sparseflash.tiles.tile_spec import TileSpec
 
 _UNEVEN = 0.3  # standard deviation of the lengths over their mean, from which they are unlike
-# bytes by which programs may be apart at the end of a list, in standard deviations; measured on an
-# H100, of whose 50 MB of L2 each half of the chip has a copy of its own
-_APART = 14e6
+# bytes by which programs may be apart at the end of a list, in standard deviations, for each key of
+# a tile: tiles of 64 read twice as much for their products. Measured on an H100, of whose 50 MB of
+# L2 each half of the chip has a copy of its own.
+_APART = 90e3
 _WORTH = 32  # entries of a band that make up for one more part of a tile
 _RESIDENT = 32e6  # bytes of a list that programs share although they are anywhere in it
+_FAR = 64e6  # bytes of a list from which on selections look whether they are scattered
 
 
 def locality(
@@ -31,7 +33,8 @@ def locality(
 
     tile, minor: int64 (entries,), the list of an entry and its place there, below `width`, in
     pieces of `piece` tokens, of which the mask's blocks have `block`. The parts of a tile take
-    memory, together at most as much as the float32 dQ: that bounds the bands.
+    memory. With grouped heads all of them take at most as much as the float32 dQ, which bounds the
+    bands; otherwise two bands take four times as much.
     """
     if len(tile) < 2 * n_lists:
         return False, 1
@@ -46,13 +49,21 @@ def locality(
         return False, 1
     density = mean / width
     blocks = width / pieces * (1 - density) / density
-    bands = (block * spec.traffic * blocks.sqrt() / _APART).square().round()
-    return True, max(1, min(int(bands), spec.group // 2, int(mean) // _WORTH))
+    bands = int((block * spec.traffic * blocks.sqrt() / (_APART * spec.major)).square().round())
+    return True, max(1, min(bands, max(2, spec.group // 2), int(mean) // _WORTH))
 
 
-def beyond_cache(spec: TileSpec) -> bool:
-    """Whether programs that are anywhere in their lists find little in the cache."""
-    return spec.group * spec.tokens[1] * spec.traffic > _RESIDENT
+def seen_order(items: Tensor, idx: Tensor, pieces: int, spec: TileSpec) -> Tensor:
+    """Items (slices, bands, tiles, 8) in the order of their lengths, if they are many bytes and
+    their entries are scattered. The device alone knows: nothing waits for it.
+    """
+    if spec.group * spec.tokens[1] * spec.traffic <= _FAR:
+        return items
+    n, idx = items[..., 2], idx[:, 0]
+    runs = n.sum() - (idx.diff() == 1).sum()
+    length = n * (runs * 2 * pieces >= n.sum())
+    order = length.argsort(dim=2, descending=True, stable=True)
+    return items.gather(2, order[..., None].expand_as(items))
 
 
 def unseen_bands(spec: TileSpec) -> int:
