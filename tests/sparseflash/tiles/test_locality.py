@@ -202,11 +202,13 @@ def test_other_selections_run_in_order(what, monkeypatch):
     assert len(set(lists.items[0, :, 2].tolist())) > 2
 
 
-def test_lists_of_unlike_lengths_are_cut_where_heads_share_them():
+def test_lists_of_unlike_lengths_are_cut_where_heads_share_them(monkeypatch):
     """A program with few entries of each head would run ahead to other heads."""
     assert columns(masks.causal(), heads=8).n_parts == 4 * 128
     assert columns(masks.causal(), heads=2, kv_heads=1).n_parts == 0
     assert columns(masks.causal(), n=2048, heads=8, sms=1).n_parts == 0
+    monkeypatch.setattr(module, "_WORTH", 400)  # of 1032 entries in the mean
+    assert columns(masks.causal(), heads=8, sms=131).n_parts == 2 * 128
 
 
 def test_an_empty_mask():
