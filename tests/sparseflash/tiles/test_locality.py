@@ -154,6 +154,8 @@ def test_short_lists_are_not_cut():
     assert columns(mask, n=65536, heads=8).n_parts == 4 * 512
     assert columns(mask, n=65536, heads=8, traffic=512).n_parts == 0
     assert columns(mask, n=92160).n_parts == 0
+    half = masks.random_blocks(0.5, block=128)
+    assert columns(half, n=65536, heads=8, traffic=2048).n_parts == 2 * 512
     mask = masks.random_blocks(0.1, block=64)
     assert columns(mask, n=92160, block=64, major=64).n_parts == 2 * 1440
     assert columns(mask, n=32768, block=64, major=64).n_parts == 0
