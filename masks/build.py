@@ -66,7 +66,7 @@ def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | 
     if period == 1:
         return 1
     if given is None and not period:
-        raise ValueError(f"{mask} differs from head to head: give {name}= to build")
+        raise ValueError(f"{mask} differs from head to head: give {name}=")
     if given is not None and period and given % period:
         raise ValueError(f"{name} is {given}, but {mask} repeats after {period}: give a multiple")
     return given or period

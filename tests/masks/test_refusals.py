@@ -26,7 +26,7 @@ random_blocks(count=0)  =>  count is 0
 random_blocks(0.5, seed=2**64)  =>  seed is
 random_blocks(0.5, per_head=1)  =>  per_head is 1: give True or False
 random_blocks(count=5).build(512)  =>  draws 5 key blocks.* but there are 4
-random_blocks(0.5, per_head=True).build(512)  =>  give heads= to build
+random_blocks(0.5, per_head=True).build(512)  =>  give heads=
 mask_from(np.ones((4, 4)))  =>  float64: give booleans
 mask_from(np.ones(4, bool))  =>  shape \(4,\)
 mask_from(np.ones((4, 0), bool))  =>  shape \(4, 0\)
@@ -126,7 +126,7 @@ expander(2)  =>  degree is 2: give an integer >= 4
 expander(seed=-1)  =>  seed is -1
 expander(layer=3)  =>  layer is 3: a layer needs per_layer=True
 expander(per_layer=True).build(512)  =>  layer to layer
-expander(per_head=True).build(512)  =>  give heads= to build
+expander(per_head=True).build(512)  =>  give heads=
 hubs(0)  =>  count is 0
 hubs(alpha=0)  =>  alpha is 0: give a number > 0
 hubs(alpha='1')  =>  alpha is '1'
@@ -214,7 +214,7 @@ permuted(100, side='both')  =>  shape \(\)
 bigbird_compat(0)  =>  block is 0
 bigbird_compat(64, 0)  =>  random is 0
 bigbird_compat(seed=2**32)  =>  seed is 4294967296: give an integer <= 
-bigbird_compat().build(4096)  =>  give heads= to build
+bigbird_compat().build(4096)  =>  give heads=
 bigbird_compat(128, 6).build(4096, heads=1)  =>  a row has fewer left: give a small
 bigbird_compat(seed=None).build(4096, heads=2)  =>  layer to layer
 heads()  =>  give at least one mask
@@ -223,7 +223,7 @@ layers(local(5), dense()).build(64)  =>  build mask.layer\(i\) instead
 layers(local(5)).layer(-1)  =>  index is -1
 local(5).layer(-1)  =>  index is -1
 heads(local(5), causal(), dense()).build(50, heads=4)  =>  heads is 4, but .* repeats after 3
-heads(local(5), random_blocks(count=1, per_head=True)).build(64)  =>  give heads= to build
+heads(local(5), random_blocks(count=1, per_head=True)).build(64)  =>  give heads=
 longnet(32, 4, per_head=True).build(100, heads=6)  =>  repeats after 4
 documents([[3], [3]]) | documents([[1], [2], [3]])  =>  batch extents 2 and 3 do not combine
 causal().build(100, 90, 32).crop(101, 90)  =>  n_q is 101: give an integer <= 100
