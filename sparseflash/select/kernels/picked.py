@@ -1,5 +1,6 @@
 """Attention to picked blocks: the inverse lists, and the launches of its kernels."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,53 +14,68 @@ from sparseflash.kernels.launch import launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.shapes import padded_dim, padded_dim_v
 from sparseflash.kernels.tl.picks import picks_backward_q, picks_forward
-from sparseflash.kernels.tl.picks_backward import picks_add_parts, picks_backward_kv
+from sparseflash.kernels.tl.picks_gathered import (
+    gathered_backward_q,
+    gathered_forward,
+    merge_picks,
+    picks_add_parts,
+    picks_backward_kv,
+)
 
 _PART = 2  # a part of an inverse list holds at most so many times the mean list ..
 _SHORTEST = 64  # .. or so many queries
+# rows of a tensor core's tile. Queries are gathered where the heads of a list do not fill it, ..
+_FULL = 16
+_LONG = (
+    8  # .. blocks have at least so many keys for each row that a query writes and reads again ..
+)
+_BUSY = 4  # .. and the mean block was picked by so many queries: they share its keys
+_WIDER = 2  # times as many rows has a gathered tile of the forward, which holds less
+_MERGED = 16  # rows of a tile that are merged
+_LIMIT = 2**28  # bytes of the parts of some lists, unless one list alone has more
 
 
 class Inverse(NamedTuple):
     """For each list of a batch entry, of heads that picked together and of a block: who picked it.
 
-    A list is cut into parts of at most `length`. All is made on the device without waiting for it.
+    All is made on the device without waiting for it.
 
     Attributes:
-        queries: int32, list after list, in ascending order.
+        places: int32, query * k + pick, list after list, in ascending order.
         ptr: int32 (lists + 1,), where each begins.
-        first_part: int32 (lists + 1,), the first part of each.
-        owner: int32 (parts,), the list of each part; the number of lists where there is no part.
-        length: queries of a part.
     """
 
-    queries: Tensor
+    places: Tensor
     ptr: Tensor
-    first_part: Tensor
-    owner: Tensor
-    length: int
+
+    def parts(self, length: int) -> tuple[Tensor, Tensor]:
+        """int32 first_part (lists + 1,) and owner: each list cut into parts of at most `length`.
+
+        The first part of each list; and the list of each part, or their number for no part.
+        """
+        lists = len(self.ptr) - 1
+        parts = (self.ptr.diff() + length - 1) // length
+        first_part = F.pad(parts.cumsum(0, dtype=torch.int32), (1, 0))
+        most = lists + len(self.places) // length
+        number = torch.arange(most, device=parts.device, dtype=torch.int32)
+        return first_part, torch.searchsorted(
+            first_part[1:].contiguous(), number, right=True, out_int32=True
+        )
 
 
 def inverse(blocks: Tensor, block: int, n_k: int, *, causal: bool) -> Inverse:
     """The inverse of the lists of `Picks`."""
     batch, heads, n_q, k = blocks.shape
-    count, device = -(-n_k // block), blocks.device
+    count, options = -(-n_k // block), {"device": blocks.device, "dtype": torch.int32}
     lists = batch * heads * count
-    place = torch.arange(n_k - n_q, n_k, device=device)[:, None]
+    place = torch.arange(n_k - n_q, n_k, **options)[:, None]
     seen = blocks < count
     if causal:
         seen &= blocks * block <= place
-    which = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1) * count
-    owner_of = torch.where(seen, which + blocks, lists).flatten()
-    ordered, order = owner_of.sort(stable=True)
-    ptr = torch.searchsorted(ordered, torch.arange(lists + 1, device=device))
-    length = max(_SHORTEST, -(-_PART * n_q * k // count))
-    parts = (ptr.diff() + length - 1) // length
-    first_part = F.pad(parts.cumsum(0), (1, 0))
-    most = lists + batch * heads * n_q * k // length
-    number = torch.arange(most, device=device)
-    owner = torch.searchsorted(first_part[1:].contiguous(), number, right=True)
-    queries = order // k % n_q
-    return Inverse(queries.int(), ptr.int(), first_part.int(), owner.int(), length)
+    which = torch.arange(batch * heads, **options).view(batch, heads, 1, 1) * count
+    ordered, order = torch.where(seen, which + blocks, lists).flatten().sort(stable=True)
+    numbers = torch.arange(lists + 1, **options)
+    return Inverse((order % (n_q * k)).int(), torch.searchsorted(ordered, numbers, out_int32=True))
 
 
 class _Shape(NamedTuple):
@@ -70,15 +86,23 @@ class _Shape(NamedTuple):
     rows: int  # of a tile for one query: a power of two
     block_n: int  # keys of a tile
     together: int  # rows of a tile of several queries, in the backward
+    gathers: bool  # whether out and dq are computed by the inverse lists
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int) -> "_Shape":
-        heads = blocks.shape[1]
+        heads, n_q, n_picks = blocks.shape[1:]
         group = q.shape[1] // heads
+        rows = 1 << (group - 1).bit_length()
         narrow = max(q.shape[3], v.shape[3]) <= 128
         widest = (64 if narrow else 32) if q.dtype != torch.float32 else 16
         tile = min(widest, power_of_two_divisor(block))
-        return cls(group, heads // k.shape[1], 1 << (group - 1).bit_length(), tile, widest)
+        gathers = _gathers(rows, block, n_q * n_picks * block / k.shape[2])
+        return cls(group, heads // k.shape[1], rows, tile, widest, gathers)
+
+
+def _gathers(rows: int, block: int, mean: float) -> bool:
+    """Whether tiles of gathered queries take less time; mean: queries that picked a block."""
+    return rows < _FULL and block >= _LONG * rows and mean >= _BUSY
 
 
 def _constants(q: Tensor, v: Tensor, shape: _Shape, block: int, causal: bool) -> dict[str, Any]:
@@ -100,19 +124,62 @@ def _rowwise(*tensors: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
+def _gathered(
+    kernel: Any, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, inverted: Inverse,
+    blocks: Tensor, shape: _Shape, rows: int, scale: float, constants: dict[str, Any],
+) -> None:  # fmt: skip
+    """out and lse, or dq where lse is None: `kernel` by tiles of `rows` gathered rows, and the
+    parts of each query's picks merged. given: the first tensors of the kernel.
+    """
+    batch, heads, n_q, n_picks = blocks.shape
+    n_k, dim, tokens = given[1].shape[2], out.shape[3], rows // shape.rows
+    count = -(-n_k // constants["BLOCK"])
+    first_part, owner = inverted.parts(tokens)
+    each = n_q * n_picks * shape.group  # rows of the parts of a list
+    step = min(batch * heads, max(1, _LIMIT // (4 * each * dim)))
+    part = torch.empty(step * each, dim, dtype=torch.float32, device=out.device)
+    part_lse = None if lse is None else part.new_empty(step * each)
+    parts = (part,) if part_lse is None else (part, part_lse)
+    strides = _strides(*given[: 3 if lse is not None else 4])
+    numbers = n_q, n_k, heads
+    same = {name: constants[name] for name in ("GROUP", "BLOCK", "CAUSAL")}
+    for first in range(0, batch * heads, step):
+        lists = min(step, batch * heads - first)
+        launch(
+            kernel, (lists * count + lists * n_q * n_picks // tokens,),
+            *given, *parts, inverted.places, inverted.ptr, first_part, owner, *strides,
+            scale_log2(scale), *numbers, count, first, first + lists,
+            N_PICKS=n_picks, TOKENS=tokens, ROWS=shape.rows, **constants,
+            num_warps=max(4, rows // 16), num_stages=2,
+        )  # fmt: skip
+        launch(
+            merge_picks, (-(-n_q * shape.group // _MERGED), lists),
+            part, part_lse, blocks, out, lse, *_strides(out), *numbers, first,
+            N_PICKS=n_picks, HEAD_DIM=dim, BLOCK_D=padded_dim(dim), ROWS=_MERGED, **same,
+        )  # fmt: skip
+
+
 def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor, Tensor]:
     """out and lse; lists: blocks, block and causal of `Picks`, then the scale."""
     blocks, block, causal, scale = lists
     q, k, v = _rowwise(q, k, v)
     shape = _Shape.of(q, k, v, blocks, block)
+    constants = _constants(q, v, shape, block, causal)
     out = empty_out(q, v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     batch, heads, n_q, n_picks = blocks.shape
     with on(q.device):
+        if shape.gathers:
+            inverted = inverse(blocks, block, k.shape[2], causal=causal)
+            _gathered(
+                gathered_forward, (q, k, v), out, lse, inverted, blocks, shape,
+                _WIDER * shape.together, scale, constants,
+            )  # fmt: skip
+            return out, lse
         launch(
             picks_forward, (n_q, batch * heads), q, k, v, out, lse, blocks, *_strides(q, k, v, out),
             scale_log2(scale), n_q, k.shape[2], heads,
-            N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **_constants(q, v, shape, block, causal),
+            N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
         )  # fmt: skip
     return out, lse
 
@@ -133,22 +200,30 @@ def picked_backward(
         delta -= dlse
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     inverted = inverse(blocks, block, n_k, causal=causal)
-    parts = len(inverted.owner)
+    length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
+    first_part, owner = inverted.parts(length)
     part_k, part_v = (
-        torch.empty(parts, block, t.shape[3], dtype=torch.float32, device=q.device) for t in (k, v)
+        torch.empty(len(owner), block, t.shape[3], dtype=torch.float32, device=q.device)
+        for t in (k, v)
     )
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
     with on(q.device):
+        if shape.gathers:
+            _gathered(
+                gathered_backward_q, given, dq, None, inverted, blocks, shape, shape.together,
+                scale, constants,
+            )  # fmt: skip
+        else:
+            launch(
+                picks_backward_q, (n_q, batch * heads),
+                *given, dq, blocks, *_strides(q, k, v, dout, dq), *numbers,
+                N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
+            )  # fmt: skip
         launch(
-            picks_backward_q, (n_q, batch * heads),
-            *given, dq, blocks, *_strides(q, k, v, dout, dq), *numbers,
-            N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
-        )  # fmt: skip
-        launch(
-            picks_backward_kv, (parts, block // shape.block_n),
-            *given, part_k, part_v, *inverted[:4], *_strides(q, k, v, dout), *numbers, count,
-            batch * heads * count, inverted.length,
+            picks_backward_kv, (len(owner), block // shape.block_n),
+            *given, part_k, part_v, inverted.places // n_picks, inverted.ptr, first_part, owner,
+            *_strides(q, k, v, dout), *numbers, count, batch * heads * count, length,
             TOKENS=max(1, shape.together // shape.rows), ROWS=shape.rows, **constants,
         )  # fmt: skip
         for name in ("GROUP", "CAUSAL", "PRECISION"):
@@ -156,7 +231,7 @@ def picked_backward(
         tile = constants.pop("BLOCK_N")
         launch(
             picks_add_parts, (-(-n_k // tile), batch * k.shape[1]),
-            part_k, part_v, inverted.first_part, dk, dv, *_strides(dk, dv),
+            part_k, part_v, first_part, dk, dv, *_strides(dk, dv),
             scale_log2(scale), n_k, heads, count, ROWS=tile, **constants,
         )  # fmt: skip
     return dq, dk, dv
