@@ -42,6 +42,18 @@ CASES = {
     "all blocks": Case(2, 2, 2, 17, 40, 16, 16, 16, 3, batch=1),
 }
 
+# with more queries for each block than a tile has, and groups that fill rows of it or leave some
+GATHERED = {
+    "each head, blocks of 256": Case(2, 2, 2, 150, 300, 16, 16, 256, 2, batch=1),
+    "two heads to a list": Case(4, 1, 2, 61, 61, 24, 40, 32, 2, batch=1),
+    "three heads, not causal": Case(3, 1, 1, 45, 70, 16, 16, 48, 2, causal=False, batch=1),
+    "sixteen heads, half": Case(16, 1, 1, 9, 33, 16, 32, 16, 2, dtype=torch.float16, batch=1),
+    "half, many queries": Case(2, 1, 2, 150, 130, 16, 16, 64, 3, dtype=torch.float16, batch=1),
+    "wide heads, half": Case(2, 1, 2, 40, 40, 160, 16, 32, 1, dtype=torch.float16, batch=2),
+    "one query": Case(2, 1, 2, 1, 50, 16, 16, 16, 4),
+    "a batch of three": Case(2, 2, 2, 33, 33, 16, 16, 16, 2, batch=3),
+}
+
 
 def numbers(case: Case, seed: int, device: str = "cpu") -> Tensor:
     """Different random blocks for each query, a fifth of them -1; some queries have none."""

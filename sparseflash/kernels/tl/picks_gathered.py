@@ -54,10 +54,10 @@ def _start_part(
 ):  # fmt: skip
     """What a program of one part, of at most TOKENS queries of ROWS heads, begins with.
 
-    b; head, query, place [TOKENS * ROWS]: those of each row, and the row of its pick among those of
-    the lists first_z to end_z; exists: of which all are false beyond the last part; the first
-    hidden key of each row; the first key of the block, and its tiles with keys that are not hidden;
-    K and V of the list.
+    z, b: the list among those from first_z on, and its batch entry. Of each row [TOKENS * ROWS]:
+    head, query, where its place is, whether it exists, and its first hidden key. Beyond the last
+    part none exists. The first key of the block, and its tiles with keys that some row sees; K and
+    V of the list.
     """
     part = tl.load(FirstPart + first_z * n_blocks) + tl.program_id(0)
     end = end_z * n_blocks
@@ -72,9 +72,7 @@ def _start_part(
     row = tl.arange(0, TOKENS * ROWS)
     at = first + row // ROWS
     exists = (at < last) & (row % ROWS < GROUP)
-    place = tl.load(Places + at, mask=exists, other=0)
-    query = place // N_PICKS
-    place = ((z - first_z).to(tl.int64) * n_q * N_PICKS + place) * GROUP + row % ROWS
+    query = tl.load(Places + at, mask=exists, other=0) // N_PICKS
     hidden = hidden_from(query, n_q, n_k, CAUSAL)
     start = owner % n_blocks * BLOCK
     end_key = tl.minimum(tl.max(tl.where(exists, hidden, 0), 0), start + BLOCK)
@@ -82,7 +80,21 @@ def _start_part(
     k_base = K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
     v_base = V + b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
     head = (s * GROUP + row % ROWS).to(tl.int64)
-    return b, head, query, place, exists, hidden, start, tiles, k_base, v_base
+    return z - first_z, b, head, query, at, exists, hidden, start, tiles, k_base, v_base
+
+
+@triton.jit
+def _rows_of_parts(
+    Places, z, at, exists, n_q, GROUP: tl.constexpr, N_PICKS: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The row of each row's pick in Part (lists, n_q, N_PICKS, GROUP, dim): [TOKENS * ROWS].
+
+    Places are read again, since in the layout of a store they would take many registers in a loop.
+    """
+    place = tl.load(Places + at, mask=exists, other=0, volatile=True)
+    row = z.to(tl.int64) * n_q * N_PICKS + place
+    return row * GROUP + tl.arange(0, TOKENS * ROWS) % ROWS
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -102,7 +114,7 @@ def gathered_forward(
     Places: query * N_PICKS + pick of those that picked a block, list for list. The lists and their
     parts are as in `picks_backward_kv`, with parts of TOKENS queries, one for each program.
     """
-    b, head, query, place, exists, hidden, start, tiles, k_base, v_base = _start_part(
+    z, b, head, query, at, exists, hidden, start, tiles, k_base, v_base = _start_part(
         K, V, Places, Ptr, FirstPart, Owner, stride_kb, stride_kh, stride_vb, stride_vh,
         n_q, n_k, sel_heads, n_blocks, first_z, end_z,
         GROUP, SHARE, N_PICKS, TOKENS, ROWS, BLOCK_N, BLOCK, CAUSAL,
@@ -123,6 +135,7 @@ def gathered_forward(
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     total = tl.where(l > 0, l, 1.0)
     acc /= total[:, None]
+    place = _rows_of_parts(Places, z, at, exists, n_q, GROUP, N_PICKS, TOKENS, ROWS)
     _scatter(PartOut, place * HEAD_DIM_V, exists, acc, HEAD_DIM_V, BLOCK_DV)
     tl.store(PartLse + place, natural_lse(m, total), mask=exists)
 
@@ -141,7 +154,7 @@ def gathered_backward_q(
     """PartQ (lists, n_q, N_PICKS, GROUP, HEAD_DIM), float32; the rest is as in `gathered_forward`
     and `picks_backward_q`.
     """
-    b, head, query, place, exists, hidden, start, tiles, k_base, v_base = _start_part(
+    z, b, head, query, at, exists, hidden, start, tiles, k_base, v_base = _start_part(
         K, V, Places, Ptr, FirstPart, Owner, stride_kb, stride_kh, stride_vb, stride_vh,
         n_q, n_k, sel_heads, n_blocks, first_z, end_z,
         GROUP, SHARE, N_PICKS, TOKENS, ROWS, BLOCK_N, BLOCK, CAUSAL,
@@ -166,6 +179,7 @@ def gathered_backward_q(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     dq *= gradient_scale(scale_log2)
+    place = _rows_of_parts(Places, z, at, exists, n_q, GROUP, N_PICKS, TOKENS, ROWS)
     _scatter(PartQ, place * HEAD_DIM, exists, dq, HEAD_DIM, BLOCK_D)
 
 

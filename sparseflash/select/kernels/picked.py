@@ -24,15 +24,14 @@ from sparseflash.kernels.tl.picks_gathered import (
 
 _PART = 2  # a part of an inverse list holds at most so many times the mean list ..
 _SHORTEST = 64  # .. or so many queries
-# rows of a tensor core's tile. Queries are gathered where the heads of a list do not fill it, ..
-_FULL = 16
-_LONG = (
-    8  # .. blocks have at least so many keys for each row that a query writes and reads again ..
-)
-_BUSY = 4  # .. and the mean block was picked by so many queries: they share its keys
-_WIDER = 2  # times as many rows has a gathered tile of the forward, which holds less
+# Out and dq come from gathered queries where the heads of a list do not fill a tile. The parts of
+# the picks are written and read again, which long blocks outweigh. The queries of a tile share the
+# keys of a block, which few queries would not.
+_FULL = 16  # rows of the smallest tile
+_LONG = 8  # keys of a block, at least, for each row of a query
+_BUSY = 4  # queries that picked a block, at least, on average
 _MERGED = 16  # rows of a tile that are merged
-_LIMIT = 2**28  # bytes of the parts of some lists, unless one list alone has more
+_LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more
 
 
 class Inverse(NamedTuple):
@@ -85,7 +84,7 @@ class _Shape(NamedTuple):
     share: int  # lists of a key head
     rows: int  # of a tile for one query: a power of two
     block_n: int  # keys of a tile
-    together: int  # rows of a tile of several queries, in the backward
+    together: int  # rows of a tile of several queries
     gathers: bool  # whether out and dq are computed by the inverse lists
 
     @classmethod
@@ -126,13 +125,13 @@ def _rowwise(*tensors: Tensor) -> list[Tensor]:
 
 def _gathered(
     kernel: Any, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, inverted: Inverse,
-    blocks: Tensor, shape: _Shape, rows: int, scale: float, constants: dict[str, Any],
+    blocks: Tensor, shape: _Shape, scale: float, constants: dict[str, Any],
 ) -> None:  # fmt: skip
-    """out and lse, or dq where lse is None: `kernel` by tiles of `rows` gathered rows, and the
-    parts of each query's picks merged. given: the first tensors of the kernel.
+    """out and lse, or dq where lse is None: `kernel` by the inverse lists, and the parts of each
+    query's picks merged. given: the first tensors of the kernel.
     """
     batch, heads, n_q, n_picks = blocks.shape
-    n_k, dim, tokens = given[1].shape[2], out.shape[3], rows // shape.rows
+    n_k, dim, tokens = given[1].shape[2], out.shape[3], shape.together // shape.rows
     count = -(-n_k // constants["BLOCK"])
     first_part, owner = inverted.parts(tokens)
     each = n_q * n_picks * shape.group  # rows of the parts of a list
@@ -149,8 +148,7 @@ def _gathered(
             kernel, (lists * count + lists * n_q * n_picks // tokens,),
             *given, *parts, inverted.places, inverted.ptr, first_part, owner, *strides,
             scale_log2(scale), *numbers, count, first, first + lists,
-            N_PICKS=n_picks, TOKENS=tokens, ROWS=shape.rows, **constants,
-            num_warps=max(4, rows // 16), num_stages=2,
+            N_PICKS=n_picks, TOKENS=tokens, ROWS=shape.rows, num_stages=2, **constants,
         )  # fmt: skip
         launch(
             merge_picks, (-(-n_q * shape.group // _MERGED), lists),
@@ -172,8 +170,8 @@ def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor
         if shape.gathers:
             inverted = inverse(blocks, block, k.shape[2], causal=causal)
             _gathered(
-                gathered_forward, (q, k, v), out, lse, inverted, blocks, shape,
-                _WIDER * shape.together, scale, constants,
+                gathered_forward, (q, k, v), out, lse, inverted, blocks, shape, scale,
+                constants,
             )  # fmt: skip
             return out, lse
         launch(
@@ -211,8 +209,8 @@ def picked_backward(
     with on(q.device):
         if shape.gathers:
             _gathered(
-                gathered_backward_q, given, dq, None, inverted, blocks, shape, shape.together,
-                scale, constants,
+                gathered_backward_q, given, dq, None, inverted, blocks, shape, scale,
+                constants,
             )  # fmt: skip
         else:
             launch(

@@ -6,11 +6,12 @@ import torch
 import masks
 import sparseflash
 from sparseflash import select
+from sparseflash.kernels.launch import launch
 from sparseflash.select.kernels import picked
 from sparseflash.select.picks import Picks
 from sparseflash.testing import make_qkv
 from tests import picks_cases
-from tests.picks_cases import CASES
+from tests.picks_cases import CASES, GATHERED, Case
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -18,9 +19,65 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "by query"])
 @pytest.mark.parametrize("name", CASES)
-def test_attention(name):
+def test_attention(name, gathers, monkeypatch):
+    """Both forms, whichever the call would choose."""
+    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
     picks_cases.check(CASES[name], "cpu")
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathered_queries(name, monkeypatch):
+    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
+    picks_cases.check(GATHERED[name], "cpu", seed=1)
+
+
+@pytest.mark.parametrize("lists, launches", [(1, 6), (2, 3), (4, 2), (5, 2), (6, 1), (100, 1)])
+def test_slices_of_lists(lists, launches, monkeypatch):
+    """The parts of some lists at a time, of both batch entries; what is left is a smaller slice."""
+    case = Case(6, 1, 3, 21, 37, 16, 24, 16, 2)
+    part = 4 * case.n_q * case.k * 2  # bytes for each element of the head dim
+    ran = []
+    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
+    monkeypatch.setattr(picked, "launch", lambda kernel, *args, **options: (
+        ran.append(kernel), launch(kernel, *args, **options)))  # fmt: skip
+    monkeypatch.setattr(picked, "_LIMIT", lists * part * case.v_head_dim)
+    picks_cases.check(case, "cpu")
+    assert ran.count(picked.gathered_forward) == launches
+    monkeypatch.setattr(picked, "_LIMIT", lists * part * case.head_dim)
+    picks_cases.check(case, "cpu")
+    assert ran.count(picked.merge_picks) == ran.count(picked.gathered_forward) + ran.count(
+        picked.gathered_backward_q
+    )
+
+
+def test_a_limit_below_one_list(monkeypatch):
+    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
+    monkeypatch.setattr(picked, "_LIMIT", 1)
+    picks_cases.check(CASES["each head"], "cpu")
+
+
+@pytest.mark.parametrize(
+    "rows, block, mean, wanted",
+    [
+        (1, 16, 4, True),
+        (1, 256, 3.9, False),  # few queries for each block
+        (2, 16, 64, True),
+        (4, 16, 64, False),  # short blocks
+        (8, 64, 64, True),
+        (16, 256, 64, False),  # full tiles
+    ],
+)
+def test_when_queries_are_gathered(rows, block, mean, wanted):
+    assert picked._gathers(rows, block, mean) == wanted
+
+
+def test_moba_gathers_and_shared_lists_do_not():
+    for heads, picking, wanted in ((16, 16, True), (16, 4, True), (16, 1, False)):
+        q, k, v = make_qkv(1, heads, 512, 512, 16, kv_heads=picking)
+        blocks = torch.zeros(1, picking, 512, 4, dtype=torch.int32)
+        assert picked._Shape.of(q, k, v, blocks, 64).gathers == wanted
 
 
 def test_a_long_list_has_parts(monkeypatch):
@@ -33,7 +90,7 @@ def test_a_long_list_has_parts(monkeypatch):
     monkeypatch.setattr(picked, "_PART", 0)
     monkeypatch.setattr(picked, "_SHORTEST", 6)
     lists = picked.inverse(Picks.of(blocks, 16, 20).blocks, 16, 20, causal=True)
-    assert lists.first_part.diff().tolist() == [4, 1, 4, 1]
+    assert lists.parts(6)[0].diff().tolist() == [4, 1, 4, 1]
     picks_cases.check(case, "cpu")
 
 
@@ -49,10 +106,17 @@ def test_inverse_lists(causal):
         taken = (blocks[z // case.lists, z % case.lists] == block).any(-1)
         if causal:
             taken &= block * case.block <= torch.arange(case.n_k - case.n_q, case.n_k)
-        assert lists.queries[first:last].tolist() == taken.nonzero().flatten().tolist()
-    owners = [i for i, n in enumerate(count) for _ in range(-(-n // lists.length))]
-    none = [len(count)] * (len(lists.owner) - len(owners))
-    assert lists.owner.tolist() == owners + none
+        places = lists.places[first:last].tolist()
+        assert [p // case.k for p in places] == taken.nonzero().flatten().tolist()
+        flat = blocks[z // case.lists, z % case.lists].flatten()
+        assert all(flat[p] == block for p in places)
+    for length in (1, 2, 64):
+        first_part, owner = lists.parts(length)
+        owners = [i for i, n in enumerate(count) for _ in range(-(-n // length))]
+        none = [len(count)] * (len(owner) - len(owners))
+        assert owner.tolist() == owners + none
+        starts = [sum(o < i for o in owners) for i in range(len(count) + 1)]
+        assert first_part.tolist() == starts
 
 
 @pytest.mark.parametrize("selector", [select.nsa(2, 16), select.moba(16, 2, 16)], ids=str)
@@ -104,6 +168,21 @@ def test_no_second_derivative():
     (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(dq.sum(), k)
+
+
+def test_a_pick_that_comes_twice_counts_twice(monkeypatch):
+    """`Picks.of` allows none; made by hand they are the same in both forms."""
+    qkv = make_qkv(1, 2, 40, 40, 16, requires_grad=True)
+    blocks = torch.tensor([0, 0, 1], dtype=torch.int32).expand(1, 2, 40, 3)
+    found = []
+    for gathers in (True, False):
+        monkeypatch.setattr(picked, "_gathers", lambda *given, form=gathers: form)
+        results = sparseflash.attention(
+            *qkv, Picks(blocks, 16, 40), return_lse=True, backend="triton"
+        )
+        grads = torch.autograd.grad(results[0].square().sum() + results[1].sum(), qkv)
+        found.append((*results, *grads))
+    torch.testing.assert_close(*found)
 
 
 def test_the_same_bits_again_and_in_a_compiled_function():
