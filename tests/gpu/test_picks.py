@@ -5,14 +5,16 @@ import torch
 
 import sparseflash
 from sparseflash import select
+from sparseflash.select.kernels import picked
 from sparseflash.testing import make_qkv, relative_error
 from tests import picks_cases
 from tests.gpu_calls import GPU, captured
 from tests.no_sync import NoSync
-from tests.picks_cases import CASES, Case
+from tests.picks_cases import CASES, GATHERED, Case
 
 pytestmark = GPU
 
+ALL = CASES | GATHERED
 LARGE = {
     "NSA": Case(32, 2, 2, 1000, 1000, 128, 128, 64, 8),
     "MSA": Case(16, 2, 2, 777, 777, 64, 128, 128, 3),
@@ -23,9 +25,27 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_small(name):
-    picks_cases.check(CASES[name], "cuda")
+@pytest.fixture(params=[True, False], ids=["gathered", "by query"])
+def form(request, monkeypatch):
+    """Both forms, whichever a call would choose."""
+    monkeypatch.setattr(picked, "_gathers", lambda *given: request.param)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_small(name, form):
+    picks_cases.check(ALL[name], "cuda")
+
+
+@pytest.mark.parametrize("name", ["NSA", "MoBA", "wide", "odd"])
+def test_both_forms(name, form):
+    picks_cases.check(LARGE[name]._replace(dtype=torch.bfloat16), "cuda", seed=1)
+
+
+@pytest.mark.parametrize("limit", [1, 3 * 4 * 500 * 4 * 40])
+def test_slices_of_lists(limit, monkeypatch):
+    monkeypatch.setattr(picked, "_LIMIT", limit)
+    case = LARGE["odd"]._replace(dtype=torch.bfloat16, heads=6, lists=6)
+    picks_cases.check(case, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -62,9 +82,12 @@ def test_picks_of_a_selector(selector):
         assert relative_error(got, want) < 1e-2
 
 
-def test_nothing_waits_and_a_graph_follows_q_and_k():
-    q, k, v = make_qkv(1, 16, 1024, 1024, 64, kv_heads=1, dtype=torch.bfloat16, device="cuda")
-    selector = select.nsa(6)
+@pytest.mark.parametrize(
+    "selector, kv_heads", [(select.nsa(6), 1), (select.moba(128, 4), 4)], ids=str
+)
+def test_nothing_waits_and_a_graph_follows_q_and_k(selector, kv_heads):
+    options = {"kv_heads": kv_heads, "dtype": torch.bfloat16, "device": "cuda"}
+    q, k, v = make_qkv(1, 16, 1024, 1024, 64, **options)
 
     def step():
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
@@ -77,7 +100,7 @@ def test_nothing_waits_and_a_graph_follows_q_and_k():
         step()
     graph, results = captured(step)
     for seed in (1, 2):
-        fresh = make_qkv(1, 16, 1024, 1024, 64, kv_heads=1, seed=seed)
+        fresh = make_qkv(1, 16, 1024, 1024, 64, kv_heads=kv_heads, seed=seed)
         for old, new in zip((q, k, v), fresh, strict=True):
             old.copy_(new)
         graph.replay()

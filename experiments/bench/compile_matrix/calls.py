@@ -18,7 +18,8 @@ class Call:
     mask: str | None = "causal"  # None: dense attention
     block_size: tuple[int, int] = (128, 128)
     n: int = 1024
-    kv_heads: int = 2  # of 4 heads
+    heads: int = 4
+    kv_heads: int = 2
     dropout_p: float = 0.0
     deterministic: bool = False
     lse_gradient: bool = False
@@ -133,14 +134,21 @@ def portable_calls() -> list[Call]:
 
 
 def picks_calls() -> list[Call]:
-    """Lists of each query, shared by heads or not, of short and long blocks."""
-    shared = Call("picks", "picks", 128, kv_heads=1, block_size=(16, 64))
+    """Lists of each query, shared by heads that fill a tile or not, of short and long blocks."""
+    shared = Call("picks", "picks", 128, heads=16, kv_heads=1, block_size=(16, 64))
+    few = replace(shared, name="picks of each head", heads=4, kv_heads=4, block_size=(16, 256))
     return [
-        *(replace(shared, head_dim=head_dim) for head_dim in (32, 64, 128, 192, 256)),
+        *(replace(call, head_dim=d) for call in (shared, few) for d in (32, 64, 128, 192, 256)),
         replace(shared, name="picks, blocks of 16", block_size=(16, 16)),
-        replace(shared, name="picks of each head", kv_heads=4, block_size=(16, 256)),
-        replace(shared, name="picks, float16, v of 64", dtype="float16", v_head_dim=64),
-        replace(shared, name="picks, float32", dtype="float32"),
+        replace(few, name="picks of four heads", kv_heads=1, block_size=(16, 64)),
+        *(
+            replace(call, name=f"{call.name}, {name}", **more)
+            for call in (shared, few)
+            for name, more in (
+                ("float16, v of 64", {"dtype": "float16", "v_head_dim": 64}),
+                ("float32", {"dtype": "float32"}),
+            )
+        ),
     ]
 
 
@@ -182,5 +190,6 @@ def representative() -> list[Call]:
         ),
         Call("causal", "triton", 128),
         Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),
-        Call("picks", "picks", 128, kv_heads=1, block_size=(16, 64)),
+        Call("picks", "picks", 128, heads=16, kv_heads=1, block_size=(16, 64)),
+        Call("picks of each head", "picks", 128, kv_heads=4, block_size=(16, 256)),
     ]

@@ -136,7 +136,7 @@ class _Driver:
 
 
 def _launch(call: Call) -> None:
-    heads, n = 4, call.n
+    heads, n = call.heads, call.n
     q, k, v = make_qkv(
         1, heads, n, n, call.head_dim, kv_heads=call.kv_heads, v_head_dim=call.v_head_dim,
         dtype=getattr(torch, call.dtype),

@@ -15,7 +15,15 @@ KERNELS = {
     "hopper": {"attention_forward", "backward_start", "backward_cols", "backward_rows"},
     "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
     "decode": {"decode_parts", "merge_splits"},
-    "picks": {"picks_forward", "picks_backward_q", "picks_backward_kv", "picks_add_parts"},
+    "picks": {
+        "picks_forward",
+        "picks_backward_q",
+        "picks_backward_kv",
+        "picks_add_parts",
+        "gathered_forward",
+        "gathered_backward_q",
+        "merge_picks",
+    },
 }
 
 
