@@ -198,12 +198,6 @@ def picked_backward(
         delta -= dlse
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     inverted = inverse(blocks, block, n_k, causal=causal)
-    length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
-    first_part, owner = inverted.parts(length)
-    part_k, part_v = (
-        torch.empty(len(owner), block, t.shape[3], dtype=torch.float32, device=q.device)
-        for t in (k, v)
-    )
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
     with on(q.device):
@@ -218,6 +212,12 @@ def picked_backward(
                 *given, dq, blocks, *_strides(q, k, v, dout, dq), *numbers,
                 N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
             )  # fmt: skip
+        length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
+        first_part, owner = inverted.parts(length)
+        part_k, part_v = (
+            torch.empty(len(owner), block, t.shape[3], dtype=torch.float32, device=q.device)
+            for t in (k, v)
+        )
         launch(
             picks_backward_kv, (len(owner), block // shape.block_n),
             *given, part_k, part_v, inverted.places // n_picks, inverted.ptr, first_part, owner,

@@ -52,6 +52,16 @@ def test_slices_of_lists(lists, launches, monkeypatch):
     )
 
 
+def test_what_nobody_wrote_is_not_read(monkeypatch):
+    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_limit_below_one_list(monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: True)
     monkeypatch.setattr(picked, "_LIMIT", 1)
