@@ -60,15 +60,13 @@ def _start_part(
     V of the list.
     """
     part = tl.load(FirstPart + first_z * n_blocks) + tl.program_id(0)
-    end = end_z * n_blocks
     owner = tl.load(Owner + part)
-    exists = owner < end
-    owner = tl.where(exists, owner, first_z * n_blocks)
+    # beyond the last list: a part that the first one has not, and so an empty one
+    owner = tl.where(owner < end_z * n_blocks, owner, first_z * n_blocks)
     z = owner // n_blocks
     b = (z // sel_heads).to(tl.int64)
     s = z % sel_heads
     first, last = _span(Ptr, FirstPart, owner, part, TOKENS)
-    last = tl.where(exists, last, first)
     row = tl.arange(0, TOKENS * ROWS)
     at = first + row // ROWS
     exists = (at < last) & (row % ROWS < GROUP)
