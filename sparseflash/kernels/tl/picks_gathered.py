@@ -23,13 +23,6 @@ from sparseflash.kernels.tl.picks import UNSPECIALIZED, hidden_from
 
 
 @triton.jit
-def _span(Ptr, FirstPart, owner, part, part_length):
-    """Where a part of the list `owner` begins and ends."""
-    first = tl.load(Ptr + owner) + (part - tl.load(FirstPart + owner)) * part_length
-    return first, tl.minimum(first + part_length, tl.load(Ptr + owner + 1))
-
-
-@triton.jit
 def _gather(base, at, exists, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows of HEAD_DIM elements that begin at `at` [ROWS]: [ROWS, BLOCK_D]."""
     dim = tl.arange(0, BLOCK_D)
@@ -66,7 +59,8 @@ def _start_part(
     z = owner // n_blocks
     b = (z // sel_heads).to(tl.int64)
     s = z % sel_heads
-    first, last = _span(Ptr, FirstPart, owner, part, TOKENS)
+    first = tl.load(Ptr + owner) + (part - tl.load(FirstPart + owner)) * TOKENS
+    last = tl.minimum(first + TOKENS, tl.load(Ptr + owner + 1))
     row = tl.arange(0, TOKENS * ROWS)
     at = first + row // ROWS
     exists = (at < last) & (row % ROWS < GROUP)
@@ -252,7 +246,8 @@ def picks_backward_kv(
         block = owner % n_blocks
         b = (z // sel_heads).to(tl.int64)
         s = z % sel_heads
-        first, last = _span(Ptr, FirstPart, owner, part, part_length)
+        first = tl.load(Ptr + owner) + (part - tl.load(FirstPart + owner)) * part_length
+        last = tl.minimum(first + part_length, tl.load(Ptr + owner + 1))
         key = block * BLOCK + start + tl.arange(0, BLOCK_N)
         k = load_tile(
             K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh, block * BLOCK + start,
