@@ -87,6 +87,8 @@ _BLACKWELL: Table = {
     ("backward_kv partial", 128): Tiles(64, 64, 8, 1),
     ("backward_kv", 256): Tiles(64, 32, 8, 1),
     ("backward_q partial", 256): Tiles(128, 32, 8, 1),
+    ("backward_bias", 128): _BIAS["backward_bias", 128],
+    ("backward_bias", 256): _BIAS["backward_bias", 256],
 }
 _AMPERE: Table = {
     (kernel, width): tiles
