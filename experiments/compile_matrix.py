@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.compile_matrix.calls import hopper_calls, portable_calls
+from experiments.bench.compile_matrix.calls import Call, hopper_calls, portable_calls
 from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
 from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
@@ -22,6 +22,8 @@ from experiments.common.checks import as_list, choose
 from experiments.common.program import program
 from experiments.common.records import Records, read
 from experiments.common.text_table import fill
+
+CALLS = "experiments/bench/compile_matrix/calls.py"
 
 
 @program("compile_matrix")
@@ -58,14 +60,20 @@ def compile_all(
     for target in targets:
         choose("targets", target, CHIPS)
     wanted = str(options["calls"] or "")
+    chosen = {target: _calls(target, wanted) for target in targets}
+    if not any(chosen.values()):
+        raise ValueError(f"calls is {wanted!r}, which no call has in its name: see {CALLS}")
     rows: list[CompileRow] = []
     for version in map(str, as_list(options["tritons"])):
         folder = folder_of(version, Path(options["tritons_dir"]))
-        for target in targets:
-            calls = hopper_calls() if target == HOPPER else []
-            calls = [c for c in calls + portable_calls() if wanted in f"{c.backend} {c.label}"]
+        for target, calls in chosen.items():
             rows += run(version, folder, target, calls, records, command)
     return rows
+
+
+def _calls(target: str, wanted: str) -> list[Call]:
+    calls = hopper_calls() if target == HOPPER else []
+    return [c for c in calls + portable_calls() if wanted in f"{c.backend} {c.label}"]
 
 
 if __name__ == "__main__":

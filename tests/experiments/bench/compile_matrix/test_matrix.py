@@ -174,3 +174,10 @@ def test_tritons_are_unpacked_once(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"tritons=9\.9: pip cannot .*no matching distribution"):
         run.folder_of("9.9", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["triton-3.7.1"]
+
+
+def test_a_text_that_no_call_has_is_refused(compiled, capsys):
+    found = {"spilled_bytes": 0, "shared_bytes": 64}
+    assert compiled(found, False, "calls=bias")[0] == 0
+    status, _ = compiled(found, False, "calls=[bias]")
+    assert status == 2 and "calls is \"['bias']\", which no call has" in capsys.readouterr().err
