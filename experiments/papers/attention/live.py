@@ -20,7 +20,6 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self.known: set[int] = set()
-        self.before: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -29,8 +28,9 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = {_key(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        self.before |= given - self.known
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and _key(x) not in self.known:
+                self._know(x, 0)
         found = func(*args, **(kwargs or {}))
         for x in tree_leaves(found):
             if isinstance(x, Tensor):
@@ -38,10 +38,13 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _count(self, x: Tensor) -> None:
+        size = x.untyped_storage().nbytes()
+        if size and _key(x) not in self.known:
+            self._know(x, size)
+
+    def _know(self, x: Tensor, size: int) -> None:
+        """Counts a storage until its release, after which another may have its address."""
         storage, key = x.untyped_storage(), _key(x)
-        if key in self.known or key in self.before or not storage.nbytes():
-            return
-        size = storage.nbytes()
         self.known.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)

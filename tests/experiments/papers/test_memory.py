@@ -153,6 +153,15 @@ def test_live_bytes_follow_storages():
     assert live.now == held.nbytes and live.peak == 2000 + held.nbytes
 
 
+def test_a_storage_is_counted_where_another_was_released():
+    before = [torch.ones(1000) for _ in range(20)]
+
+    def step():
+        return [before.pop() + 1 for _ in range(20)]
+
+    assert peak_bytes(step, CPU) == 20 * 4000
+
+
 def test_nothing_stays_after_saved_bytes_are_counted():
     seen = []
 
