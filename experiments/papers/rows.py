@@ -1,4 +1,4 @@
-"""The kinds of rows of single calls: decoding, terms of the softmax, and packed masks."""
+"""The kinds of rows of single calls: decoding, terms of the softmax, packed masks and picks."""
 
 from dataclasses import dataclass
 
@@ -85,3 +85,35 @@ class TermRow(TimedRow):
         "term provider direction batch heads kv_heads n head_dim dtype block radius round"
     ).split()
     COMMAND = "python -m experiments.papers.term_costs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickRow(TimedRow):
+    """Attention to key blocks that each query picked: experiments.papers.picks."""
+
+    provider: str
+    version: str = ""  # of the package that a peer comes from
+    direction: str  # forward | backward
+    batch: int
+    heads: int
+    kv_heads: int
+    n: int
+    head_dim: int
+    dtype: str
+    round: int = 1
+    share: float | None = None  # allowed (query, key) pairs / all pairs
+    error: float | None = None  # relative to float64, the largest of output and gradients
+    tflops: float | None = None  # of the allowed pairs: two products, backward five
+
+    WHAT = "provider direction batch heads kv_heads n head_dim dtype round".split()
+    COMMAND = "python -m experiments.papers.picks"
+
+    @property
+    def own(self) -> bool:
+        """Whether the provider is one of ours."""
+        return not self.provider.startswith(("fla", "cudnn"))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured; peers do not change with our source."""
+        return super().key if self.own else (*super().key[:-1], self.version)

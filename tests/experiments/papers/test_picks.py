@@ -1,0 +1,150 @@
+"""The program that times picks: what the gate allows, what peers are given, and its rows."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench.gate import Gate
+from experiments.common.records import OK, read
+from experiments.papers.attention.measure import Step, gate_error
+from experiments.papers.picking import providers
+from experiments.papers.picking.cases import Inputs, Shape
+from experiments.papers.picking.measure import Group, measured
+from experiments.papers.picking.providers import PROVIDERS, Cudnn, Fla, SparseFlash
+from experiments.papers.rows import PickRow
+from sparseflash.testing import oracle
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NSA = Shape("nsa(4, 32)", 2, 32, 2, 200, 16, "float32")
+MOBA = Shape("moba(128, 2)", 2, 4, 2, 300, 16, "float32")
+SMALL = "lengths=[160] head_dim=16 device=cpu seconds=1e-3".split()
+SMALL += ['selectors=["nsa(2, 32)"]']
+pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
+
+
+@pytest.mark.parametrize("shape", [NSA, MOBA], ids=str)
+def test_the_gate_allows_what_the_selection_has(shape):
+    inputs = Inputs(shape, CPU)
+    case, rows = shape.picked(inputs.picks), np.arange(shape.n)
+    dense = inputs.picks.selection(shape.heads).to_block_mask().to_dense()
+    dense = np.broadcast_to(dense, (shape.batch, shape.heads, shape.n, shape.n))
+    for b, head in np.ndindex(*dense.shape[:2]):
+        assert (case.allowed(b, head, rows) == dense[b, head]).all()
+    assert inputs.share == pytest.approx(dense.mean())
+
+
+def test_program_and_resuming(tmp_path, run_program):
+    csv = tmp_path / "picks.csv"
+    words = [*SMALL, f"csv={csv}", "rounds=2", "providers=[picks,selection,causal,fla,cudnn]"]
+    status, printed, error = run_program("papers.picks", *words)
+    assert status == 0, error
+    rows = read(csv, PickRow)
+    ours = [row for row in rows if row.own]
+    assert len(rows) == 2 * (4 * 2 + 1) and len(ours) == 12
+    assert all(row.status == OK and row.error < 1e-5 and row.tflops > 0 for row in ours)
+    assert [row.provider for row in rows[:1] + rows[9:10]] == ["picks", "selection"]
+    shares = {row.share for row in ours if row.provider != "causal"}
+    assert len(shares) == 1 and max(shares) < 0.5
+    others = {row.status for row in rows if not row.own}
+    assert others == {"unsupported: needs a CUDA device, not cpu"}
+    assert "nsa(2, 32)" in printed and "measurements are left" not in printed
+    run_program("papers.picks", *words)
+    assert read(csv, PickRow) == rows
+    status, printed, _ = run_program("papers.picks", "measure=false", f"csv={csv}")
+    assert status == 0 and printed.count("backward") == 1
+
+
+def test_a_wrong_result_has_no_time(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "picks", SparseFlash("causal"))
+    monkeypatch.setattr(SparseFlash, "gated_by", lambda self, i: i.shape.picked(i.picks))
+    rows = measured(NSA, CPU, 1e-3, Group(NSA, ("picks",), 1).rows(CPU, ""))
+    assert all(row.status.startswith("wrong result") and not row.ms_median for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (['selectors=["top_k(2)"]'], "top_k(2) has no picks; give moba or nsa"),
+        (['selectors=["nsa(2, 32, union=True)"]'], "has no picks; give moba or nsa"),
+        (["heads=3", "kv_heads=2"], "heads=3 is not a multiple of kv_heads=2"),
+        (["providers=[flex]"], "providers"),
+        (["lengths=[0]"], "lengths"),
+    ],
+)
+def test_bad_options(words, reason, tmp_path, run_program):
+    csv = tmp_path / "picks.csv"
+    status, _, error = run_program("papers.picks", *SMALL, *words, f"csv={csv}")
+    assert status != 0 and reason in error and not csv.exists()
+
+
+class FakePeer:
+    """Both peers by their contracts, computed densely: the lists are checked."""
+
+    def allowed(self, q, blocks, counts, size):
+        n = q.shape[1]
+        taken = torch.zeros(*counts.shape, -(-n // size), dtype=torch.bool)
+        for place in np.ndindex(*counts.shape):
+            listed = blocks[place][: counts[place]].long()
+            assert len(listed.unique()) == len(listed)
+            taken[place][listed] = True
+        seen = taken.transpose(1, 2).repeat_interleave(size, 3)[..., :n].tril()  # (B, H, N, N)
+        return seen.repeat_interleave(q.shape[2] // seen.shape[1], 1)
+
+    def apply(self, q, k, v, blocks, counts, size, scale, ends):
+        assert blocks.dtype == counts.dtype == torch.int64 and ends is None
+        assert all(t.is_contiguous() for t in (q, k, v, blocks))
+        mask = self.allowed(q, blocks, counts, size)
+        out, _ = oracle(*(t.transpose(1, 2) for t in (q, k, v)), mask, scale)
+        return out.transpose(1, 2).to(q)
+
+    def selection_attention_wrapper(
+        self, q, k, v, blocks, counts, ends, same, *, block_size, max_s_q, max_s_k, is_causal
+    ):
+        assert is_causal and max_s_q == max_s_k and q.ndim == 3 and ends is same
+        assert blocks.dtype == counts.dtype == ends.dtype == torch.int32
+        assert ends.tolist() == list(range(0, len(q) + 1, max_s_q))
+        split = [t.unflatten(0, (-1, max_s_q)) for t in (q, k, v, blocks, counts)]
+        mask = self.allowed(split[0], *split[3:], block_size)
+        out, lse = oracle(*(t.transpose(1, 2) for t in split[:3]), mask)
+        return out.transpose(1, 2).flatten(0, 1).to(q), lse, lse
+
+
+@pytest.mark.parametrize("peer", [Fla(), Cudnn()], ids=["fla", "cudnn"])
+@pytest.mark.parametrize("shape", [NSA, replace(NSA, selector="nsa(2, 64)", n=256)], ids=str)
+def test_peers_get_the_lists_of_their_contracts(peer, shape, monkeypatch):
+    fake = FakePeer()
+    module = SimpleNamespace(ParallelNSAFunction=fake, NSA=fake)
+    monkeypatch.setattr(providers.importlib, "import_module", lambda name: module)
+    inputs = Inputs(shape, CPU)
+    step, gate = Step(peer.prepare(inputs), inputs.qkv), Gate(peer.gated_by(inputs), *inputs.qkv)
+    assert gate.forward_error(step.forward()) < 1e-5
+    if "backward" in peer.directions:
+        assert gate_error(gate, step) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("peer", "changes", "reason"),
+    [
+        (Fla(), {}, None),
+        (Fla(), {"heads": 8, "kv_heads": 2}, "groups of 16, 32, .. query heads, not of 4"),
+        (Fla(), {"selector": "nsa(3, 32)"}, "1, 2, 4, .. blocks for each query, not 3"),
+        (Fla(), {"selector": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        (Cudnn(), {}, None),
+        (Cudnn(), {"heads": 64}, "groups of up to 16 query heads, not 32"),
+        (Cudnn(), {"selector": "nsa(3, 256)", "n": 600}, "blocks of 16, 32, 64 and 128, not 256"),
+        (Cudnn(), {"selector": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        (Cudnn(), {"dtype": "float32"}, "not float32"),
+    ],
+)
+def test_peers_say_what_they_do_not_take(peer, changes, reason, monkeypatch):
+    monkeypatch.setattr("experiments.bench.cudnn.nvidia_capability", lambda device: (9, 0))
+    for name in ("_fla", "_cudnn"):
+        monkeypatch.setattr(providers, name, lambda: None)
+    shape = replace(NSA, dtype="bfloat16")
+    inputs = Inputs(replace(shape, **changes), CPU)
+    inputs.device = CUDA
+    found = peer.unsupported(inputs)
+    assert found is None if reason is None else reason in (found or "")
