@@ -171,13 +171,14 @@ def published(device: torch.device) -> list[Part]:
     """Shapes that others publish speeds for; on a CPU the same in small.
 
     Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256
-    (cuDNN Frontend), and 64 blocks a row (FlashInfer). One long sequence with the masks of cuDNN's
-    flex attention. 64 query heads that share 8 key heads (MagiAttention). The most memory, about
-    20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the inputs.
+    (cuDNN Frontend, FastVideo), and 64 blocks a row (FlashInfer). One long sequence with the masks
+    of cuDNN's flex attention. 64 query heads that share 8 key heads (MagiAttention). The most
+    memory, about 20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the
+    inputs.
     """
     big = device.type == "cuda"
     own = ("hopper",) if big else ("cpu",)
-    blocks = (*own, *(installed("fa4", "cudnn_blocks", "flashinfer") if big else ()))
+    blocks = (*own, *(installed("fa4", "cudnn_blocks", "flashinfer", "vsa") if big else ()))
     spans = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_flex") if big else ()
     flex = ("flex",) if big else ()
     shape = Case(DENSE, 1, 1, 1, 2048, 2048, 32, "float32", 128, 128)

@@ -19,8 +19,8 @@ from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
-from experiments.bench import cudnn, fa4, flashinfer
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
 from experiments.common.checks import choose
 from experiments.common.devices import free_memory
 from masks import interop
@@ -166,6 +166,7 @@ PROVIDERS: dict[str, Provider] = {
     "cudnn_blocks": cudnn.CudnnBlocks(),
     "cudnn_flex": cudnn.CudnnFlex(),
     "flashinfer": flashinfer.FlashInfer(),
+    "vsa": vsa.Vsa(),
 }
 
 
@@ -179,7 +180,7 @@ def default_providers(device: torch.device) -> list[str]:
 
 def installed(*names: str) -> tuple[str, ...]:
     """Those of the providers, all of packages of their own, whose package can be imported."""
-    packages = {"fa4": fa4, "cudnn": cudnn, "flashinfer": flashinfer}
+    packages = {"fa4": fa4, "cudnn": cudnn, "flashinfer": flashinfer, "vsa": vsa}
     return tuple(name for name in names if not packages[name.partition("_")[0]].missing())
 
 

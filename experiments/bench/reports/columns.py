@@ -18,6 +18,7 @@ COLUMNS = {
     "cudnn_blocks": "cuDNN Frontend",
     "cudnn_flex": "its intervals",
     "flashinfer": "FlashInfer",
+    "vsa": "FastVideo",
     "sdpa_cudnn": "cuDNN, dense",
     "sdpa": "PyTorch, dense",
     "flex": "FlexAttention",

@@ -41,6 +41,7 @@ PROVIDERS = {
     "cudnn_blocks": ("cuDNN Frontend, blocks", Style("#F0E442", "<", "-.")),
     "cudnn_flex": ("cuDNN Frontend, intervals", Style("#F0E442", "d", "--")),
     "flashinfer": ("FlashInfer", Style("#000000", "*", ":")),
+    "vsa": ("FastVideo VSA", Style("#000000", "1", "--")),
     "flex": ("FlexAttention", Style("#009E73", "^", "--")),
     "flex_autotuned": ("FlexAttention, autotuned", Style("#009E73", "^", "--")),
     "flex_flash": ("FlexAttention on FlashAttention-4", Style("#009E73", "p", ":")),

@@ -12,8 +12,8 @@ from torch import Tensor
 import masks
 import sparseflash
 from experiments.bench.cases import Case
-from experiments.bench.cudnn import INSTALL as CUDNN
-from experiments.bench.cudnn import PACKAGE, not_hopper
+from experiments.bench.peers.cudnn import INSTALL as CUDNN
+from experiments.bench.peers.cudnn import PACKAGE, not_hopper
 from experiments.common.packages import why_missing
 from experiments.papers.picking.cases import Inputs
 

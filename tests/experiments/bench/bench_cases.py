@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from experiments.bench import fa4
 from experiments.bench.cases import Case
 from experiments.bench.measure import Bench, Measurement
+from experiments.bench.peers import fa4
 from experiments.bench.providers import DIRECTIONS
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import chosen

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench import cudnn, fa4, flashinfer, grids
+from experiments.bench import grids
 from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.grids import default_grid, make_grid
+from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
 from tests.experiments.bench.bench_cases import CPU, limits
 
 CUDA = torch.device("cuda")
@@ -37,7 +38,7 @@ def test_masks_of_the_grid_have_the_text_that_rows_have(monkeypatch):
 
 
 def test_published_shapes_are_those_of_the_peers(monkeypatch):
-    for module in (fa4, cudnn, flashinfer):
+    for module in (fa4, cudnn, flashinfer, vsa):
         monkeypatch.setattr(module, "missing", lambda: None)
     parts = grids.published(CUDA)
     cases = [case for part in parts for case in part.cases]
@@ -56,7 +57,7 @@ def test_published_shapes_are_those_of_the_peers(monkeypatch):
     assert {(c.heads, c.kv_heads, c.n_q) for c in cases if c.kv_heads == 8} == {(64, 8, 65536)}
     assert {name for part in parts for name in part.providers} == {
         *("hopper", "sdpa_cudnn", "flex", "fa4", "fa4_window", "fa4_varlen"),
-        *("cudnn_blocks", "cudnn_flex", "flashinfer"),
+        *("cudnn_blocks", "cudnn_flex", "flashinfer", "vsa"),
     }
 
 
@@ -65,9 +66,9 @@ def test_grids_ask_peers_only_where_they_are_installed(name, monkeypatch):
     def asked():
         return {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
 
-    for module in (fa4, cudnn, flashinfer):
+    for module in (fa4, cudnn, flashinfer, vsa):
         monkeypatch.setattr(module, "missing", lambda: "not here")
-    assert not any(p.startswith(("fa4", "cudnn", "flashinfer")) for p in asked())
+    assert not any(p.startswith(("fa4", "cudnn", "flashinfer", "vsa")) for p in asked())
     monkeypatch.setattr(cudnn, "missing", lambda: None)
     assert {"cudnn_blocks", "cudnn_flex"} <= asked()
 

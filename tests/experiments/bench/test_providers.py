@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.bench import cudnn, fa4, flashinfer, providers
+from experiments.bench import providers
 from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.measure import Bench
+from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
 
@@ -93,7 +94,7 @@ def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):
 
 
 def test_peers_that_are_installed_are_measured(monkeypatch):
-    for module in (fa4, cudnn, flashinfer):
+    for module in (fa4, cudnn, flashinfer, vsa):
         monkeypatch.setattr(module, "missing", lambda: None)
     for capability, ours, peers in (
         ((9, 0), ["hopper", "triton"], ["fa4", "cudnn_blocks", "cudnn_flex"]),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL
 from experiments.bench.measure import Bench
+from experiments.bench.peers import fa4
 from experiments.bench.providers import DIRECTIONS
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import (

@@ -140,7 +140,7 @@ def test_peers_get_the_lists_of_their_contracts(peer, shape, monkeypatch):
     ],
 )
 def test_peers_say_what_they_do_not_take(peer, changes, reason, monkeypatch):
-    monkeypatch.setattr("experiments.bench.cudnn.nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr("experiments.bench.peers.cudnn.nvidia_capability", lambda device: (9, 0))
     for name in ("_fla", "_cudnn"):
         monkeypatch.setattr(providers, name, lambda: None)
     shape = replace(NSA, dtype="bfloat16")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench import cudnn
 from experiments.bench.cases import DENSE, LAYOUTS, Case
+from experiments.bench.peers import cudnn
 from experiments.bench.providers import find
 from sparseflash.testing import make_qkv, oracle
 from tests.experiments.bench.bench_cases import CPU, exact

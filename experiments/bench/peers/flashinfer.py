@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases import DENSE, LAYOUTS, Case
-from experiments.bench.cudnn import not_hopper
+from experiments.bench.peers.cudnn import not_hopper
 from experiments.common.packages import why_missing
 
 INSTALL = "pip install flashinfer-python==0.7.2.post1 'nvidia-cutlass-dsl[cu13]==4.8.1'"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.bench import fa4
 from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.peers import fa4
 from masks.interop.fa4 import BlockSparseTensors
 from tests.experiments.bench.bench_cases import CASE, CPU
 

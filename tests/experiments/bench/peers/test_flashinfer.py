@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.bench import cudnn, flashinfer
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.peers import cudnn, flashinfer
 from sparseflash.testing import make_qkv, oracle
 from tests.experiments.bench.bench_cases import CPU, exact
 
