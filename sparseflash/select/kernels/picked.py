@@ -31,7 +31,8 @@ _FULL = 16  # rows of the smallest tile
 _LONG = 8  # keys of a block, at least, for each row of a query
 _BUSY = 4  # queries that picked a block, at least, on average
 _MERGED = 16  # rows of a tile that are merged
-_LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more
+_LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more, at most ..
+_MOST = 2  # .. so many times those of a float32 dQ, or queries are not gathered
 
 
 class Inverse(NamedTuple):
@@ -95,7 +96,9 @@ class _Shape(NamedTuple):
         narrow = max(q.shape[3], v.shape[3]) <= 128
         widest = (64 if narrow else 32) if q.dtype != torch.float32 else 16
         tile = min(widest, power_of_two_divisor(block))
-        gathers = _gathers(rows, block, n_q * n_picks * block / k.shape[2])
+        parts = 4 * n_q * n_picks * group * max(q.shape[3], v.shape[3])  # bytes of a list
+        fits = parts <= max(_LIMIT, _MOST * 4 * q.numel())
+        gathers = fits and _gathers(rows, block, n_q * n_picks * block / k.shape[2])
         return cls(group, heads // k.shape[1], rows, tile, widest, gathers)
 
 
