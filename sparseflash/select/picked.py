@@ -69,14 +69,22 @@ def why_not(
         return f"there are at most {_MOST_LISTS} lists for each query, not {lists}"
     if backend == "auto" and q.device.type == "cpu":
         return "lists for each query are for a GPU"
-    layouts = [tuple(t.shape) for t in (q, k, v)] + [t.stride() for t in (q, k, v)]
-    return _unsupported(*layouts, q.dtype, q.device)
+    widest = max(q.shape[3], v.shape[3])
+    apart = any(t.stride(2) >= portable.MOST_APART for t in (q, k, v))
+    # torch.compile knows these numbers, though extents may change from call to call
+    dim = widest if widest > portable.WIDEST else portable.WIDEST
+    stride = portable.MOST_APART if apart else 0
+    return _unsupported(dim, stride, q.dtype, q.device)
 
 
-def _unsupported(*layouts_dtype_device: Any) -> str | None:
-    """Why the kernels cannot run. torch.compile takes the answer for a constant."""
+def _unsupported(dim: int, stride: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot run; dim: the widest of a head, stride: that of tokens.
+
+    torch.compile takes the answer for a constant.
+    """
+    layouts = *3 * ((1, 1, 1, dim),), *3 * ((0, 0, stride, 1),)
     options = Options(None, 0.0, False, "triton")
-    problem = Problem(*layouts_dtype_device, mask=None, options=options, misaligned="",
+    problem = Problem(*layouts, dtype, device, mask=None, options=options, misaligned="",
                       needs_grad=True)  # fmt: skip
     reasons = (portable.unsupported(problem, direction) for direction in DIRECTIONS)
     return next(filter(None, reasons), None)

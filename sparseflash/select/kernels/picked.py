@@ -91,7 +91,7 @@ class _Shape(NamedTuple):
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int) -> "_Shape":
         heads, n_q, n_picks = blocks.shape[1:]
-        group = q.shape[1] // heads
+        group = int(q.shape[1] // heads)  # for torch.compile, too
         rows = 1 << (group - 1).bit_length()
         narrow = max(q.shape[3], v.shape[3]) <= 128
         widest = (64 if narrow else 32) if q.dtype != torch.float32 else 16

@@ -9,6 +9,7 @@ import masks
 import sparseflash
 from sparseflash import select
 from sparseflash.kernels.launch import launch
+from sparseflash.select import picked as module
 from sparseflash.select.kernels import picked
 from sparseflash.select.picks import Picks
 from sparseflash.testing import make_qkv
@@ -299,6 +300,38 @@ def test_the_same_bits_again_and_in_a_compiled_function():
         grads = torch.autograd.grad(function(q, k, v).square().sum(), (q, k, v))
         again = torch.autograd.grad(attend(q, k, v).square().sum(), (q, k, v))
         assert all(map(torch.equal, grads, again))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_function_takes_any_length(dynamic):
+    def attend(q, k, v, blocks):
+        picks = Picks.of(blocks, 16, k.shape[2])
+        return sparseflash.attention(q, k, v, picks, backend="triton")
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for n in (20, 35, 40):
+        qkv = make_qkv(2, 2, n, n, 16, kv_heads=1, requires_grad=True)
+        blocks = torch.arange(n).view(1, 1, n, 1) % 2
+        found, wanted = (
+            torch.autograd.grad(function(*qkv, blocks).square().sum(), qkv)
+            for function in (compiled, attend)
+        )
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_wide_heads_and_distant_tokens_become_a_selection():
+    picks = Picks.of(torch.zeros(1, 1, 2, 1, dtype=torch.int32), 16, 2)
+    apart = torch.empty(2**23 + 16).as_strided((1, 1, 2, 16), (0, 0, 2**23, 1))
+    near = apart.contiguous()
+    for qkv, message in (
+        ([torch.empty(1, 1, 2, 257)] * 3, "up to 256, not 257"),
+        ([near, near, torch.empty(1, 1, 2, 300)], "up to 256, not 300"),
+        ([near, apart, near], "strides below 2**23"),
+        ([near, near, near], "None"),
+    ):
+        reason = module.why_not(*qkv, picks, None, None, 0.0, False, "triton")
+        assert message in str(reason)
 
 
 def test_numbers_in_any_order():
