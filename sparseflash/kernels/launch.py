@@ -77,7 +77,7 @@ class Launch:
             places = _places(args, everything)
             compiled = self._kernel[grid](*args, **options, **FUSED)
             # the interpreter, which takes tensors on a GPU too, has compiled nothing
-            if compiled is None or (layout, misaligned) in self._repeats:
+            if device < 0 or compiled is None or (layout, misaligned) in self._repeats:
                 return
             repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
             if repeat is not None:
