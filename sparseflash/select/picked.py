@@ -82,10 +82,10 @@ def _unsupported(dim: int, stride: int, dtype: torch.dtype, device: torch.device
 
     torch.compile takes the answer for a constant.
     """
-    layouts = *3 * ((1, 1, 1, dim),), *3 * ((0, 0, stride, 1),)
+    shape, strides = (1, 1, 1, dim), (0, 0, stride, 1)
     options = Options(None, 0.0, False, "triton")
-    problem = Problem(*layouts, dtype, device, mask=None, options=options, misaligned="",
-                      needs_grad=True)  # fmt: skip
+    layouts = shape, shape, shape, strides, strides, strides
+    problem = Problem(*layouts, dtype, device, None, options, misaligned="", needs_grad=True)
     reasons = (portable.unsupported(problem, direction) for direction in DIRECTIONS)
     return next(filter(None, reasons), None)
 

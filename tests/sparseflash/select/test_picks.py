@@ -324,13 +324,14 @@ def test_wide_heads_and_distant_tokens_become_a_selection():
     picks = Picks.of(torch.zeros(1, 1, 2, 1, dtype=torch.int32), 16, 2)
     apart = torch.empty(2**23 + 16).as_strided((1, 1, 2, 16), (0, 0, 2**23, 1))
     near = apart.contiguous()
-    for qkv, message in (
-        ([torch.empty(1, 1, 2, 257)] * 3, "up to 256, not 257"),
-        ([near, near, torch.empty(1, 1, 2, 300)], "up to 256, not 300"),
-        ([near, apart, near], "strides below 2**23"),
-        ([near, near, near], "None"),
+    wide, wider = torch.empty(1, 1, 2, 257), torch.empty(1, 1, 2, 300)
+    for q, k, v, message in (
+        (wide, wide, wide, "up to 256, not 257"),
+        (near, near, wider, "up to 256, not 300"),
+        (near, apart, near, "strides below 2**23"),
+        (near, near, near, "None"),
     ):
-        reason = module.why_not(*qkv, picks, None, None, 0.0, False, "triton")
+        reason = module.why_not(q, k, v, picks, None, None, 0.0, False, "triton")
         assert message in str(reason)
 
 
