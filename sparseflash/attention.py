@@ -122,6 +122,7 @@ def attention(
     if isinstance(mask, Picks):
         given = lengths, terms, dropout_p, return_max_scores, backend
         if picked.why_not(q, k, v, mask, *given) is None:
+            q, k, v = _contiguous(q, k, v)
             out, lse = picked.attend(q, k, v, mask, _float(scale))
             return (out, lse) if return_lse else out
         mask = mask.selection(q.shape[1])

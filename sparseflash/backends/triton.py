@@ -35,6 +35,7 @@ from sparseflash.schedule import Schedule
 from sparseflash.tiles.tile_spec import Side
 
 name = "triton"
+WIDEST, MOST_APART = 256, 2**23  # the widest head dim, and a token stride that is too large
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,10 +50,9 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
         return f"triton cannot be imported ({error}); install it with pip install triton"
     if problem.dtype not in _DTYPES:
         return f"its kernels take bfloat16, float16 and float32, not {problem.dtype}"
-    widest = max(problem.head_dim, problem.head_dim_v)
-    if widest > 256:
-        return f"its kernels hold head dims up to 256, not {widest}"
-    if max(strides[2] for _, strides in problem.layouts.values()) >= 2**23:
+    if (widest := max(problem.head_dim, problem.head_dim_v)) > WIDEST:
+        return f"its kernels hold head dims up to {WIDEST}, not {widest}"
+    if max(strides[2] for _, strides in problem.layouts.values()) >= MOST_APART:
         return "its 32-bit offsets inside a tile hold token strides below 2**23; call contiguous()"
     if device == "cuda":
         capability = nvidia_capability(problem.device)

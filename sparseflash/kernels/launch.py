@@ -71,12 +71,13 @@ class Launch:
             return
         assert tensors[0] is not None
         device = tensors[0].get_device()
-        with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the interpreter
+        with torch.cuda.device(device) if device >= 0 else nullcontext():  # -1: the CPU
             grid, args, options = arguments()
             everything = (*tensors, *lists) if self._static else tensors
             places = _places(args, everything)
             compiled = self._kernel[grid](*args, **options, **FUSED)
-            if device < 0 or (layout, misaligned) in self._repeats:
+            # the interpreter, which takes tensors on a GPU too, has compiled nothing
+            if device < 0 or compiled is None or (layout, misaligned) in self._repeats:
                 return
             repeat = _repeat(self._kernel, device, compiled, (grid, args, options), places)
             if repeat is not None:

@@ -9,21 +9,24 @@ from torch import Tensor
 
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import DIRECTIONS, empty_out
-from sparseflash.checks import check_tensors
+from sparseflash.checks import check_tensors, check_transforms
 from sparseflash.kernels.device import kernels_of
 from sparseflash.ops import refuse_second_derivative
 from sparseflash.problem import Options, Problem
 from sparseflash.select.picks import Picks
 
+_MOST_LISTS = 2**16 - 1  # batch entries x heads that pick: CUDA has no more programs in a row
 _LIST = "Tensor blocks, int block, bool causal, float scale"
 torch.library.define(
     "sparseflash::picked_forward",
-    f"(Tensor q, Tensor k, Tensor v, {_LIST}) -> (Tensor out, Tensor lse)",
+    # places and ptr are the inverse lists, empty where the forward does not need them
+    f"(Tensor q, Tensor k, Tensor v, {_LIST})"
+    " -> (Tensor out, Tensor lse, Tensor places, Tensor ptr)",
 )
 torch.library.define(
     "sparseflash::picked_backward",
-    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_LIST})"
-    " -> (Tensor dq, Tensor dk, Tensor dv)",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    f" Tensor places, Tensor ptr, {_LIST}) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 
 
@@ -57,17 +60,32 @@ def why_not(
     for name, wanted in (given | {"return_max_scores": max_scores}).items():
         if wanted:
             return f"there is no {name} with lists for each query"
+    if not torch.compiler.is_compiling():
+        check_transforms(q, k, v)
+        if torch._C._are_functorch_transforms_active():
+            return "there are no transforms of torch.func with lists for each query"
+    lists = q.shape[0] * picks.heads
+    if lists > _MOST_LISTS:
+        return f"there are at most {_MOST_LISTS} lists for each query, not {lists}"
     if backend == "auto" and q.device.type == "cpu":
         return "lists for each query are for a GPU"
-    layouts = [tuple(t.shape) for t in (q, k, v)] + [t.stride() for t in (q, k, v)]
-    return _unsupported(*layouts, q.dtype, q.device)
+    widest = max(q.shape[3], v.shape[3])
+    apart = any(t.stride(2) >= portable.MOST_APART for t in (q, k, v))
+    # torch.compile knows these numbers, though extents may change from call to call
+    dim = widest if widest > portable.WIDEST else portable.WIDEST
+    stride = portable.MOST_APART if apart else 0
+    return _unsupported(dim, stride, q.dtype, q.device)
 
 
-def _unsupported(*layouts_dtype_device: Any) -> str | None:
-    """Why the kernels cannot run. torch.compile takes the answer for a constant."""
+def _unsupported(dim: int, stride: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot run; dim: the widest of a head, stride: that of tokens.
+
+    torch.compile takes the answer for a constant.
+    """
+    shape, strides = (1, 1, 1, dim), (0, 0, stride, 1)
     options = Options(None, 0.0, False, "triton")
-    problem = Problem(*layouts_dtype_device, mask=None, options=options, misaligned="",
-                      needs_grad=True)  # fmt: skip
+    layouts = shape, shape, shape, strides, strides, strides
+    problem = Problem(*layouts, dtype, device, None, options, misaligned="", needs_grad=True)
     reasons = (portable.unsupported(problem, direction) for direction in DIRECTIONS)
     return next(filter(None, reasons), None)
 
@@ -79,11 +97,11 @@ _unsupported._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMem
 def attend(
     q: Tensor, k: Tensor, v: Tensor, picks: Picks, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """out and lse, differentiable."""
+    """out and lse, differentiable. In q, k and v the elements of the head dim are side by side."""
     blocks = picks.blocks.expand(q.shape[0], -1, -1, -1).contiguous()
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     call = blocks, picks.block, picks.causal, factor
-    return torch.ops.sparseflash.picked_forward(q, k, v, *call)
+    return torch.ops.sparseflash.picked_forward(q, k, v, *call)[:2]
 
 
 @torch.library.impl("sparseflash::picked_forward", ("CPU", "CUDA"))
@@ -97,8 +115,10 @@ def _backward(*call):
 
 
 @torch.library.register_fake("sparseflash::picked_forward")
-def _forward_fake(q, k, v, *lists):
-    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _forward_fake(q, k, v, blocks, block, *_):
+    sizes = kernels_of("select").inverse_sizes(q, k, v, blocks, block)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_out(q, v), lse, *(blocks.new_empty(size) for size in sizes)
 
 
 @torch.library.register_fake("sparseflash::picked_backward")
@@ -108,11 +128,12 @@ def _backward_fake(dout, dlse, q, k, v, *call):
 
 def _save(ctx, inputs, output):
     q, k, v, blocks, *ctx.call = inputs
+    ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(q, k, v, *output, blocks)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, dout, dlse):
+def _differentiate(ctx, dout, dlse, *_):
     *saved, blocks = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(saved[3])

@@ -43,18 +43,20 @@ class Picks:
         integer("n_k", n_k, min=1)
         if block % 16:
             raise ValueError(f"block is {block}: give a multiple of 16")
-        if blocks.ndim != 4 or blocks.is_floating_point() or not blocks.shape[3]:
+        whole = not blocks.is_floating_point() and blocks.dtype != torch.bool
+        if blocks.ndim != 4 or not whole or not blocks.shape[3]:
             raise ValueError(
                 f"blocks is {blocks.dtype} {tuple(blocks.shape)}: give ints (B, H, N_q, k)"
             )
         count = -(-n_k // block)
         none = 2**30 // block
-        given = blocks.int()
-        given = torch.where((given < 0) | (given >= count), none, given).sort(-1).values
+        given = blocks.long()  # int32 would wrap
+        exists = (given >= 0) & (given < count)
+        given = torch.where(exists, given.int(), none).sort(-1).values
         again = F.pad(given[..., 1:] == given[..., :-1], (1, 0))
         made = torch.where(again, none, given).sort(-1).values
         if made.device.type == "cpu" and not torch.compiler.is_compiling():
-            lost = (blocks != -1).sum() - (made != none).sum()
+            lost = (blocks.long() != -1).sum() - (made != none).sum()
             if lost:
                 raise ValueError(
                     f"blocks has {int(lost)} numbers that come twice in a list, or are not in -1 .."

@@ -59,7 +59,8 @@ def _bands(
         idx = (idx + band[:, None, None] * step).flatten(0, 1)
         bit = bit.repeat(n_bands)
     else:
-        place = torch.arange(len(idx), device=idx.device) % ((len(idx) - SPARE) // majors)
+        entries = max(1, (len(idx) - SPARE) // majors)  # a selection may have room for none
+        place = torch.arange(len(idx), device=idx.device) % entries
         own = torch.searchsorted(items[:, 0, 1].contiguous(), place.int(), right=True) - 1
         idx = idx + (own % n_bands * step)[:, None].int()
         items = items.view(slices, n_bands, -1, 8).clone()

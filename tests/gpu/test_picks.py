@@ -71,6 +71,29 @@ def test_random(seed):
     picks_cases.check(case, "cuda", seed)
 
 
+def test_more_lists_than_cuda_has_rows_of_programs():
+    picks_cases.check(Case(1, 1, 1, 16, 16, 16, 16, 16, 1, batch=2**16), "cuda")
+
+
+def test_inductor_at_any_length(form):
+    """Also where the head dim is not the innermost."""
+
+    def attend(q, k, v, blocks):
+        return sparseflash.attention(q, k, v, select.Picks.of(blocks, 64, k.shape[2]))
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True)
+    for n, across in ((320, False), (500, False), (777, False), (500, True)):
+        qkv = make_qkv(2, 4, n, n, 64, kv_heads=2, device="cuda")
+        qkv = [t.mT.contiguous().mT if across else t for t in qkv]
+        qkv = [t.requires_grad_() for t in qkv]
+        blocks = torch.arange(4 * n, device="cuda").view(1, 4, n, 1) % 5
+        results = [function(*qkv, blocks) for function in (compiled, attend)]
+        grads = [torch.autograd.grad(out.square().sum(), qkv) for out in results]
+        assert relative_error(*results) < 1e-6
+        assert all(relative_error(a, b) < 1e-5 for a, b in zip(*grads, strict=True))
+
+
 @pytest.mark.parametrize("selector", [select.nsa(8), select.moba(128, 3)], ids=str)
 def test_picks_of_a_selector(selector):
     options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}

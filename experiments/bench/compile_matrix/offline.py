@@ -147,8 +147,8 @@ def _launch(call: Call) -> None:
     if call.backend == "picks":
         blocks = torch.zeros(1, call.kv_heads, n, 8, dtype=torch.int32)
         lists = blocks, call.block_size[1], True, call.head_dim**-0.5
-        out, lse = picked_forward(q, k, v, *lists)
-        picked_backward(torch.zeros_like(out), None, q, k, v, out, lse, *lists)
+        results = picked_forward(q, k, v, *lists)
+        picked_backward(torch.zeros_like(results[0]), None, q, k, v, *results, *lists)
         return
     schedule = None
     if call.mask is not None:

@@ -31,7 +31,8 @@ _FULL = 16  # rows of the smallest tile
 _LONG = 8  # keys of a block, at least, for each row of a query
 _BUSY = 4  # queries that picked a block, at least, on average
 _MERGED = 16  # rows of a tile that are merged
-_LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more
+_LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more, at most ..
+_MOST = 2  # .. so many times those of a float32 dQ, or queries are not gathered
 
 
 class Inverse(NamedTuple):
@@ -90,12 +91,14 @@ class _Shape(NamedTuple):
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int) -> "_Shape":
         heads, n_q, n_picks = blocks.shape[1:]
-        group = q.shape[1] // heads
+        group = int(q.shape[1] // heads)  # for torch.compile, too
         rows = 1 << (group - 1).bit_length()
         narrow = max(q.shape[3], v.shape[3]) <= 128
         widest = (64 if narrow else 32) if q.dtype != torch.float32 else 16
         tile = min(widest, power_of_two_divisor(block))
-        gathers = _gathers(rows, block, n_q * n_picks * block / k.shape[2])
+        parts = 4 * n_q * n_picks * group * max(q.shape[3], v.shape[3])  # bytes of a list
+        fits = parts <= max(_LIMIT, _MOST * 4 * q.numel())
+        gathers = fits and _gathers(rows, block, n_q * n_picks * block / k.shape[2])
         return cls(group, heads // k.shape[1], rows, tile, widest, gathers)
 
 
@@ -116,11 +119,6 @@ def _constants(q: Tensor, v: Tensor, shape: _Shape, block: int, causal: bool) ->
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for t in tensors for stride in t.stride()[:3])
-
-
-def _rowwise(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, with elements of the head dim side by side."""
-    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
 def _gathered(
@@ -157,10 +155,23 @@ def _gathered(
         )  # fmt: skip
 
 
-def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor, Tensor]:
-    """out and lse; lists: blocks, block and causal of `Picks`, then the scale."""
+def inverse_sizes(
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int
+) -> tuple[int, int]:  # fmt: skip
+    """Lengths of the `Inverse` that `picked_forward` returns, 0 where it makes none."""
+    if not _Shape.of(q, k, v, blocks, block).gathers:
+        return 0, 0
+    return blocks.numel(), blocks.shape[0] * blocks.shape[1] * -(-k.shape[2] // block) + 1
+
+
+def picked_forward(
+    q: Tensor, k: Tensor, v: Tensor, *lists: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, lse and the `Inverse`, which is empty where queries are not gathered.
+
+    lists: blocks, block and causal of `Picks`, then the scale.
+    """
     blocks, block, causal, scale = lists
-    q, k, v = _rowwise(q, k, v)
     shape = _Shape.of(q, k, v, blocks, block)
     constants = _constants(q, v, shape, block, causal)
     out = empty_out(q, v)
@@ -173,22 +184,22 @@ def picked_forward(q: Tensor, k: Tensor, v: Tensor, *lists: Any) -> tuple[Tensor
                 gathered_forward, (q, k, v), out, lse, inverted, blocks, shape, scale,
                 constants,
             )  # fmt: skip
-            return out, lse
+            return out, lse, *inverted
         launch(
             picks_forward, (n_q, batch * heads), q, k, v, out, lse, blocks, *_strides(q, k, v, out),
             scale_log2(scale), n_q, k.shape[2], heads,
             N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
         )  # fmt: skip
-    return out, lse
+    return out, lse, blocks.new_empty(0), blocks.new_empty(0)
 
 
 def picked_backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    *lists: Any,
+    places: Tensor, ptr: Tensor, *lists: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk and dv; lists: as in `picked_forward`."""
+    """dq, dk and dv; from out to ptr: what `picked_forward` returned; lists: as there."""
     blocks, block, causal, scale = lists
-    q, k, v, dout = _rowwise(q, k, v, dout)
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     shape = _Shape.of(q, k, v, blocks, block)
     batch, heads, n_q, n_picks = blocks.shape
     n_k, count = k.shape[2], -(-k.shape[2] // block)
@@ -197,7 +208,7 @@ def picked_backward(
     if dlse is not None:
         delta -= dlse
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-    inverted = inverse(blocks, block, n_k, causal=causal)
+    inverted = Inverse(places, ptr) if len(ptr) else inverse(blocks, block, n_k, causal=causal)
     given = q, k, v, dout, lse, delta
     numbers = scale_log2(scale), n_q, n_k, heads
     with on(q.device):

@@ -112,3 +112,17 @@ def test_versions_with_an_unknown_launcher_launch_as_usual(kernel, monkeypatch):
     for _ in range(3):
         call(launch, on_device(32), on_device(64, 8), lists)
     assert kernel.ordinary == 3
+
+
+def test_the_interpreter_launches_as_usual(kernel, monkeypatch):
+    """It takes tensors on a GPU, and returns nothing."""
+    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: self.count)
+    monkeypatch.setattr(Kernel, "count", count, raising=False)
+    launch, lists = Launch(kernel, static=True), on_device(16)
+    for _ in range(3):
+        call(launch, on_device(32), on_device(64, 8), lists)
+    assert kernel.ordinary == 3
+
+
+def count(kernel, *args, **options) -> None:
+    kernel.ordinary += 1

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 import sparseflash
 from sparseflash import select
 from sparseflash.kernels.launch import launch
+from sparseflash.select import picked as module
 from sparseflash.select.kernels import picked
 from sparseflash.select.picks import Picks
 from sparseflash.testing import make_qkv
@@ -88,6 +91,98 @@ def test_moba_gathers_and_shared_lists_do_not():
         q, k, v = make_qkv(1, heads, 512, 512, 16, kv_heads=picking)
         blocks = torch.zeros(1, picking, 512, 4, dtype=torch.int32)
         assert picked._Shape.of(q, k, v, blocks, 64).gathers == wanted
+
+
+def test_queries_are_gathered_where_the_parts_of_a_list_take_no_more_than_twice_dq():
+    def gathers(heads, picking, n, k):
+        shapes = (1, heads, n, 128), (1, 2, n, 128), (1, 2, n, 64), (1, picking, n, k)
+        q, key, v, blocks = (torch.empty(shape, device="meta") for shape in shapes)
+        return picked._Shape.of(q, key, v, blocks, 64).gathers
+
+    assert gathers(16, 2, 4096, 16)  # 256 MiB
+    assert not gathers(16, 2, 2**20, 16)  # 64 GiB, eight times as much as dq
+    assert gathers(16, 2, 2**20, 4) and gathers(16, 16, 2**20, 32)
+    assert not gathers(16, 16, 2**20, 33)
+
+
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "by query"])
+def test_inverse_lists_are_made_once(gathers, monkeypatch):
+    made = []
+    original = picked.inverse
+    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
+    monkeypatch.setattr(picked, "inverse", lambda *given, **options: (
+        made.append(given), original(*given, **options))[1])  # fmt: skip
+    qkv = make_qkv(1, 2, 20, 20, 16, kv_heads=1, requires_grad=True)
+    picks = select.nsa(1, 16).picks(*qkv[:2])
+    out = sparseflash.attention(*qkv, picks, backend="triton")
+    assert len(made) == gathers
+    out.sum().backward()
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "by query"])
+def test_opcheck(gathers, monkeypatch):
+    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
+    qkv = make_qkv(1, 2, 20, 20, 16, kv_heads=1, v_head_dim=24, requires_grad=True)
+    call = select.nsa(1, 16).picks(*qkv[:2]).blocks, 16, True, 0.25
+    torch.library.opcheck(torch.ops.sparseflash.picked_forward.default, (*qkv, *call))
+    given = [t.detach() for t in qkv]
+    results = torch.ops.sparseflash.picked_forward(*given, *call)
+    backward = torch.ops.sparseflash.picked_backward.default
+    torch.library.opcheck(backward, (results[0], results[1], *given, *results, *call))
+
+
+def test_a_head_dim_that_is_not_the_innermost():
+    """The operator has rows side by side: what torch.compile expects of its results holds."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "picked" in str(func):
+                seen.extend(
+                    t.stride(-1) for t in args if isinstance(t, torch.Tensor) and t.ndim == 4
+                )
+            return func(*args, **(kwargs or {}))
+
+    qkv = make_qkv(1, 2, 20, 20, 16)
+    picks = select.nsa(1, 16).picks(*qkv[:2])
+    across = [t.mT.contiguous().mT.requires_grad_() for t in qkv]
+    with Watch():
+        out = sparseflash.attention(*across, picks, backend="triton")
+        found = torch.autograd.grad(out.square().sum(), across)
+    assert seen and set(seen) == {1}
+    qkv = [t.requires_grad_() for t in qkv]
+    wanted = sparseflash.attention(*qkv, picks, backend="triton")
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted.square().sum(), qkv))
+
+
+def test_transforms_take_the_selection():
+    qkv = make_qkv(1, 2, 20, 20, 16, kv_heads=1)
+    picks = select.nsa(1, 16).picks(*qkv[:2])
+
+    def attend(*qkv):
+        return sparseflash.attention(*qkv, picks, backend="triton")
+
+    def loss(*qkv):
+        return attend(*qkv).square().sum()
+
+    given = [t.clone().requires_grad_() for t in qkv]
+    wanted = torch.autograd.grad(loss(*given), given)
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1, 2))(*qkv), wanted)
+    twice = torch.func.vmap(attend)(*(torch.stack([t, 2 * t]) for t in qkv))
+    torch.testing.assert_close(twice[1], attend(*(2 * t for t in qkv)))
+    with pytest.raises(RuntimeError, match="no forward-mode"):
+        torch.func.jvp(attend, qkv, qkv)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode"):
+        attend(forward_ad.make_dual(qkv[0], qkv[0]), *qkv[1:])
+
+
+def test_more_lists_than_cuda_has_rows_of_programs():
+    for batch, wanted in ((65535, "forward, backward: triton"), (65536, "picks become a selec")):
+        qkv = [t.expand(batch, -1, -1, -1) for t in make_qkv(1, 1, 16, 16, 16)]
+        picks = Picks.of(torch.zeros(1, 1, 16, 1, dtype=torch.int32), 16, 16)
+        assert sparseflash.explain(*qkv, picks, backend="triton").startswith(wanted)
 
 
 def test_a_long_list_has_parts(monkeypatch):
@@ -207,6 +302,39 @@ def test_the_same_bits_again_and_in_a_compiled_function():
         assert all(map(torch.equal, grads, again))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_function_takes_any_length(dynamic):
+    def attend(q, k, v, blocks):
+        picks = Picks.of(blocks, 16, k.shape[2])
+        return sparseflash.attention(q, k, v, picks, backend="triton")
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for n in (20, 35, 40):
+        qkv = make_qkv(2, 2, n, n, 16, kv_heads=1, requires_grad=True)
+        blocks = torch.arange(n).view(1, 1, n, 1) % 2
+        found, wanted = (
+            torch.autograd.grad(function(*qkv, blocks).square().sum(), qkv)
+            for function in (compiled, attend)
+        )
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_wide_heads_and_distant_tokens_become_a_selection():
+    picks = Picks.of(torch.zeros(1, 1, 2, 1, dtype=torch.int32), 16, 2)
+    apart = torch.empty(2**23 + 16).as_strided((1, 1, 2, 16), (0, 0, 2**23, 1))
+    near = apart.contiguous()
+    wide, wider = torch.empty(1, 1, 2, 257), torch.empty(1, 1, 2, 300)
+    for q, k, v, message in (
+        (wide, wide, wide, "up to 256, not 257"),
+        (near, near, wider, "up to 256, not 300"),
+        (near, apart, near, "strides below 2**23"),
+        (near, near, near, "None"),
+    ):
+        reason = module.why_not(q, k, v, picks, None, None, 0.0, False, "triton")
+        assert message in str(reason)
+
+
 def test_numbers_in_any_order():
     given = torch.tensor([[[[3, -1, 0], [2, 1, 3]]]])
     picks = Picks.of(given, 16, 64)
@@ -225,6 +353,9 @@ GOOD = torch.zeros(1, 2, 48, 1, dtype=torch.int64)
         (GOOD, 16, 0, "n_k is 0"),
         (GOOD.float(), 16, 48, "blocks is torch.float32 .*: give ints"),
         (GOOD[0], 16, 48, "give ints"),
+        (GOOD.bool(), 16, 48, "blocks is torch.bool .*: give ints"),
+        (GOOD + 2**32, 16, 48, "blocks has 96 numbers"),
+        (GOOD.to(torch.uint8) + 255, 16, 48, "blocks has 96 numbers"),
         (
             GOOD + 3,
             16,

@@ -190,6 +190,16 @@ def test_selections_run_in_bands_by_length(outer, block, kv_heads, monkeypatch):
     assert order(rows) == list(range(11)) and rows.n_parts == 0
 
 
+def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
+    """It has no room for an entry, with a list for each head."""
+    monkeypatch.setattr(module, "_RESIDENT", 1.0)
+    dense = np.zeros((1, 8, 128, 128), dtype=bool)
+    schedule = schedule_of_selection(dense, (64, 64), 1, 8)
+    assert not len(schedule.cols.idx)
+    lists = check(schedule, dense, "cols", 1, 8, 1, major=64, minor=64, traffic=TRAFFIC)
+    assert lists.n_parts == 2 * 4
+
+
 @pytest.mark.parametrize("what", ["few bytes", "entries side by side"])
 def test_other_selections_run_in_order(what, monkeypatch):
     if what == "few bytes":
