@@ -1,23 +1,27 @@
-"""The only cache of the package: schedules, work lists, plans and kernel counters.
+"""The only cache of the package: schedules, lists, plans, counters, and tables of selectors.
 
 Keys are values (mask keys, shapes, strides, dtypes), never addresses. A limit on the number of
 entries and one on the bytes of the tensors that they keep alive bound it: MAX_ENTRIES and
-MAX_BYTES. The least recently used entry goes first.
+MAX_BYTES. The least recently used entry goes first. What a CUDA graph was captured with stays
+beyond the limits: its replays read the same memory.
 """
 
+import functools
 import itertools
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import masks.build
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 2**30
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 
 class Cache:
@@ -29,48 +33,72 @@ class Cache:
     def __init__(self, max_entries: int, max_bytes: int):
         self.max_entries, self.max_bytes, self.bytes = max_entries, max_bytes, 0
         self._entries: dict[Hashable, _Entry] = {}
+        self._pinned: dict[Hashable, _Entry] = {}  # what graphs were captured with
         self._users: dict[int, int] = {}  # id of a kept tensor -> entries that keep it
         self._lock = threading.Lock()
         self._clock = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._pinned)
 
     def get(self, key: Hashable) -> Any:
-        """The value of a key, or None."""
-        entry = self._entries.get(key)  # atomic, so it needs no lock
+        """The value of a key, or None. While a CUDA graph is captured, its entry is pinned."""
+        entry = self._entries.get(key) or self._pinned.get(key)  # atomic, so they need no lock
         if entry is None:
             return None
         entry.used = next(self._clock)
+        if is_capturing():
+            self._pin(key)
         return entry.value
 
     def put(self, key: Hashable, value: Any, tensors: Iterable[Tensor] = ()) -> None:
-        """Keep a value; tensors: all that it keeps alive."""
+        """Keep a value; tensors: all that it keeps alive.
+
+        Waits for the GPUs whose memory it frees: kernels of another stream may still read it.
+        """
         with self._lock:
-            self._drop(key)
+            freed = self._drop(key)
             kept = list({id(t): t for t in tensors}.values())
             self._entries[key] = _Entry(value, kept, next(self._clock))
             for t in kept:
                 users = self._users[id(t)] = self._users.get(id(t), 0) + 1
                 self.bytes += t.nbytes if users == 1 else 0
+            if is_capturing():  # which cannot wait: what is too much goes with the next entry
+                return
             # The newest entry stays even if it alone is too large: it is in use.
-            while len(self) > 1 and (len(self) > self.max_entries or self.bytes > self.max_bytes):
-                self._drop(min(self._entries, key=lambda key: self._entries[key].used))
+            while len(self._entries) > 1 and self._full():
+                freed += self._drop(min(self._entries, key=lambda key: self._entries[key].used))
+            for device in {t.device for t in freed if t.is_cuda}:
+                torch.cuda.synchronize(device)
 
     def clear(self) -> None:
         """Drop every entry."""
         with self._lock:
             self._entries.clear()
+            self._pinned.clear()
             self._users.clear()
             self.bytes = 0
 
-    def _drop(self, key: Hashable) -> None:
-        entry = self._entries.pop(key, None)
+    def _full(self) -> bool:
+        return len(self._entries) > self.max_entries or self.bytes > self.max_bytes
+
+    def _pin(self, key: Hashable) -> None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._pinned[key] = entry  # before it goes: others look it up without the lock
+                self._drop(key)
+
+    def _drop(self, key: Hashable) -> list[Tensor]:
+        """Drop an entry. Returns the tensors that no other one within the limits keeps."""
+        entry, freed = self._entries.pop(key, None), []
         for t in entry.tensors if entry else ():
             self._users[id(t)] -= 1
             if not self._users[id(t)]:
                 del self._users[id(t)]
                 self.bytes -= t.nbytes
+                freed.append(t)
+        return freed
 
 
 @dataclass(slots=True)
@@ -83,14 +111,38 @@ class _Entry:
 cache = Cache(MAX_ENTRIES, MAX_BYTES)
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph is captured on the current stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def cached(make: Make) -> Make:
+    """`make`, whose results, with their tensors, are in the cache under its arguments.
+
+    These must be hashable, and positional.
+    """
+
+    @functools.wraps(make)
+    def find(*args: Any) -> Any:
+        key = make, *args
+        found = cache.get(key)
+        if found is None:
+            found = make(*args)
+            cache.put(key, found, [x for x in tree_leaves(found) if isinstance(x, Tensor)])
+        return found
+
+    return cast(Make, find)
+
+
 def clear_cache() -> None:
-    """Free all that `attention` keeps between calls: block masks, schedules, work lists, plans.
+    """Free all that is kept between calls: block masks, schedules, work lists, plans, tables.
 
     The next call of each kind builds them again. The cache is bounded: it keeps at most 1,024
-    entries and about 1 GiB of device memory, and drops the least recently used ones first. Block
-    masks on the host have a limit of their own, in `masks`.
+    entries and about 1 GiB of device memory, and drops the least recently used ones first. It keeps
+    what a CUDA graph was captured with beyond that. After this call such graphs must not be
+    replayed. Block masks on the host have a limit of their own, in `masks`.
     """
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and not is_capturing():
         torch.cuda.synchronize()  # kernels of any stream may still read what is freed here
     cache.clear()
     masks.build.cache.clear()

@@ -4,7 +4,6 @@ See docs/guide/images_and_videos.md.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import masks
 from masks import Mask
 from masks.transforms.reorder import Reorder
 from sparseflash.attention import attention
+from sparseflash.cache import cached
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.select.base import Selector
 
@@ -123,7 +123,7 @@ class Attend:
         return out.transpose(1, 2)
 
 
-@lru_cache(maxsize=8)
+@cached
 def _places(
     order: Reorder | None, n: int, text: int, text_first: bool, device: torch.device
 ) -> tuple[np.ndarray, Tensor]:

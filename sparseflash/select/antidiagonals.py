@@ -1,7 +1,6 @@
 """The selector that estimates attention by sums along antidiagonals."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
+from sparseflash.cache import cached
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.choose import MAX_COLS
@@ -107,7 +107,7 @@ def _squares(x: Tensor, stride: int, block: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[2] % block)).unflatten(2, (-1, stride))
 
 
-@lru_cache(maxsize=8)
+@cached
 def _allowed(within, n_q, n_k, block_size, stride, heads, device) -> Tensor:
     """Bool (B, H, squares of queries, squares of keys), extents of 1 where they are the same."""
     q_there, k_there = (

@@ -1,7 +1,6 @@
 """How many blocks a row takes, and which blocks it may take."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import integer
+from sparseflash.cache import cached
 from sparseflash.select.static import built, grid_codes, heads_of, static_codes, to_device
 
 
@@ -69,7 +69,7 @@ def adaptive(
     return Rule(kind, float(value), min_blocks, max_blocks)
 
 
-@lru_cache(maxsize=16)
+@cached
 def candidates_of(
     rule: Rule,
     within: Mask | BlockMask | None,

@@ -1,12 +1,11 @@
 """The schedule of a selection, made on its device without waiting for it."""
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import FULL
+from sparseflash.cache import cached
 from sparseflash.checks import check_extents
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
@@ -53,7 +52,7 @@ def schedule_from_selection(
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
 
 
-@lru_cache(maxsize=32)
+@cached
 def _known_edges(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
     return to_device(edge_bits(n_q, n_k, block_size, torch.device("cpu")).numpy(), device)
 

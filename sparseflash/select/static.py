@@ -1,6 +1,5 @@
 """Static masks on the device: built on the host, copied once, remembered."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.tiles import Tiles
+from sparseflash.cache import cached
 
 
 class Static(NamedTuple):
@@ -26,7 +26,7 @@ def heads_of(mask: Mask | BlockMask | None, heads: int | None) -> int | None:
     return heads if isinstance(mask, Mask) and mask.per_head else None
 
 
-@lru_cache(maxsize=32)
+@cached
 def static_codes(
     mask: Mask | BlockMask,
     n_q: int,

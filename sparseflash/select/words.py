@@ -1,13 +1,12 @@
 """Which queries take which chunk of keys, as bits: int16 words of 16 queries each."""
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from masks.tiles import edge_tiles
+from sparseflash.cache import cached
 from sparseflash.select.selection import Selection, number_tiles
 from sparseflash.select.static import to_device
 
@@ -68,7 +67,7 @@ def by_block(x: Tensor, per_chunk: int, cols: int) -> Tensor:
     return x[..., None].expand(*x.shape, per_chunk).flatten(-2)[..., :cols]
 
 
-@lru_cache(maxsize=16)
+@cached
 def _existing(n: int, block_q: int, device: torch.device) -> Tensor:
     """int16 (rows, block_q / 16, 1): words of all queries that exist."""
     there = np.arange(n + -n % block_q).reshape(-1, block_q // GROUP, GROUP) < n
@@ -76,7 +75,7 @@ def _existing(n: int, block_q: int, device: torch.device) -> Tensor:
     return to_device(words.astype(np.uint16).view(np.int16), device)
 
 
-@lru_cache(maxsize=16)
+@cached
 def _key_words(n: int, block_size: tuple[int, int], device: torch.device) -> Tensor:
     """int32 (2, words): the bits of the keys in an inner block, and in the last."""
     return to_device(edge_tiles(n, n, block_size)[:2, 0].view(np.int32), device)

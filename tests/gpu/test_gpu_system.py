@@ -7,6 +7,7 @@ import masks
 import sparseflash
 from sparseflash.backends.protocol import TermTensors
 from sparseflash.backends.registry import NAMES
+from sparseflash.cache import cache
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
 from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
 
@@ -203,6 +204,45 @@ def test_replays_beside_eager_calls_do_not_disturb_each_other(backend):
     assert_equal(results, expected)
     for again in found:
         assert_equal(again, expected_other)
+
+
+def churn(count=8):
+    """Calls whose masks drive the others out of the cache, and garbage where their lists were."""
+    for seed in range(count):
+        mask = masks.random_blocks(0.3, seed=seed)
+        sparseflash.attention(*inputs(1000), mask)
+    return [torch.full((2**18,), 2**30, dtype=torch.int32, device="cuda") for _ in range(64)]
+
+
+def test_a_captured_graph_outlives_the_cache(monkeypatch, backend):
+    sparseflash.clear_cache()
+    monkeypatch.setattr(cache, "max_entries", 2)
+    static, options = inputs(1000), SAME_BITS | {"backend": backend}
+    graph, results = captured(lambda: run(sparseflash.attention, static, MASK, **options))
+    expected = run(sparseflash.attention, static, MASK, **options)
+    garbage = churn()
+    for t in results:
+        t.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_equal(results, expected)
+    del garbage
+
+
+def test_lists_are_freed_when_other_streams_are_done(monkeypatch, backend):
+    sparseflash.clear_cache()
+    monkeypatch.setattr(cache, "max_entries", 2)
+    static, options = inputs(1000), SAME_BITS | {"backend": backend}
+    expected = run(sparseflash.attention, static, MASK, **options)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2**28)  # a tenth of a second or more
+        found = run(sparseflash.attention, static, MASK, **options)
+    garbage = churn()
+    torch.cuda.synchronize()
+    assert_equal(found, expected)
+    del garbage
 
 
 def test_captured_default_gradients_are_those_of_eager_calls(backend):
