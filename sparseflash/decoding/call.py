@@ -1,7 +1,6 @@
 """The public function `decode`: check the arguments, find the plan of the call, run it."""
 
-from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from sparseflash.cache import cache
 from sparseflash.checks import check_options, check_transforms
 from sparseflash.decoding import cpu
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
-from sparseflash.decoding.pattern import AnyMask, pattern_of
+from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
 from sparseflash.lengths import Lengths, check_lengths
 from sparseflash.ops import no_autocast, plain
 from sparseflash.problem import Problem, describe, key_of
@@ -22,7 +21,17 @@ from sparseflash.schedule import Schedule, as_tensors, from_tensors
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+
+class Step(Protocol):
+    """What steps of one layout share."""
+
+    pattern: Pattern
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
+        schedule: Schedule | None,
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
 
 torch.library.define(
     "sparseflash::decode",
@@ -132,7 +141,8 @@ def _run(
         n = k.shape[2] * (1 if table is None else table.shape[1])
         page = 0 if table is None else k.shape[2]
         step = _prepare(describe(q, k, v, identity, options, False), mask, n, page, splits)
-        cache.put(key, step)
+        lists = step.pattern.schedule
+        cache.put(key, step, as_tensors(lists)[0] if lists else ())
     with no_autocast(q):
         return step(q, k, v, lengths, table, mask if isinstance(mask, Schedule) else None)
 

@@ -11,6 +11,7 @@ import masks
 import sparseflash
 from masks import BlockMask
 from sparseflash import select
+from sparseflash.cache import cache
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests.decode_cases import Step, random_step
 
@@ -108,6 +109,17 @@ def test_selections_for_each_step(heads, backend):
         )
         assert_close(found[0], expected, name="out")
         assert_close(found[1], lse, name="lse")
+
+
+def test_what_a_step_keeps_counts_in_the_cache():
+    sparseflash.clear_cache()
+    q, k, v = make_qkv(1, 2, 64, 256, 16)
+    sparseflash.decode(q, k, v)
+    assert not cache.bytes
+    picked = select.top_k(2, block_size=(64, 64))(q, k)
+    before = cache.bytes
+    sparseflash.decode(q, k, v, picked)
+    assert cache.bytes > before
 
 
 def test_as_attention_at_full_length():
