@@ -72,11 +72,12 @@ def planned(options: dict[str, Any], device: str) -> list[Group]:
     for name in ("seconds", "minutes"):
         positive_number(name, options[name])
     choose("dtype", options["dtype"], DTYPES)
+    for n in options["lengths"]:
+        whole_number("lengths", n)
     for name in options["providers"]:
         choose("providers", name, PROVIDERS)
     found = []
     for n in sorted(options["lengths"]):
-        whole_number("lengths", n)
         for selector in options["selectors"]:
             usual = HEADS[device][str(selector).startswith("nsa")]
             heads = options["heads"] or usual[0]

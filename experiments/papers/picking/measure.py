@@ -45,17 +45,19 @@ def measured(
     shape: Shape, device: torch.device, seconds: float, rows: Sequence[PickRow]
 ) -> list[PickRow]:
     """The rows of a group; those that have their time or a reason already stay as they are."""
-    try:
-        inputs = Inputs(shape, device)
-    except Exception as error:
-        return [replace(row, status=why(error)) for row in rows]
+    inputs = None
     calls: dict[str, tuple[str, float | None, dict[str, Callable[[], object]]]] = {}
     found = []
     for row in rows:
         if not row.status or row.status.startswith("failed"):
-            if row.provider not in calls:
-                calls[row.provider] = _prepared(row.provider, inputs)
-            row = _timed(row, *calls[row.provider], inputs, seconds)
+            try:
+                inputs = inputs or Inputs(shape, device)
+            except Exception as error:
+                row = replace(row, status=why(error))
+            else:
+                if row.provider not in calls:
+                    calls[row.provider] = _prepared(row.provider, inputs)
+                row = _timed(row, *calls[row.provider], inputs, seconds)
         found.append(row)
     calls.clear()
     del inputs

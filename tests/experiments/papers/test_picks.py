@@ -10,7 +10,7 @@ import torch
 from experiments.bench.gate import Gate
 from experiments.common.records import OK, read
 from experiments.papers.attention.measure import Step, gate_error
-from experiments.papers.picking import providers
+from experiments.papers.picking import measure, providers
 from experiments.papers.picking.cases import Inputs, Shape
 from experiments.papers.picking.measure import Group, measured
 from experiments.papers.picking.providers import PROVIDERS, Cudnn, Fla, SparseFlash
@@ -64,6 +64,17 @@ def test_a_wrong_result_has_no_time(monkeypatch):
     assert all(row.status.startswith("wrong result") and not row.ms_median for row in rows)
 
 
+def test_a_shape_that_cannot_be_drawn_leaves_what_is_known(monkeypatch):
+    def lacks(shape, device):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(measure, "Inputs", lacks)
+    known, missing = Group(NSA, ("picks",), 1).rows(CPU, "")
+    known = replace(known, status=OK, ms_median=1.0)
+    found = measured(NSA, CPU, 1e-3, [known, missing])
+    assert found[0] == known and found[1].status == "out of memory: no room"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -72,6 +83,7 @@ def test_a_wrong_result_has_no_time(monkeypatch):
         (["heads=3", "kv_heads=2"], "heads=3 is not a multiple of kv_heads=2"),
         (["providers=[flex]"], "providers"),
         (["lengths=[0]"], "lengths"),
+        (["lengths=[64,x]"], "lengths"),
     ],
 )
 def test_bad_options(words, reason, tmp_path, run_program):
