@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, whole_number
-from experiments.common.devices import find_device
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records, read
 from experiments.common.text_table import MISSING, markdown
@@ -84,9 +84,7 @@ def main(options: dict[str, Any], command: str) -> None:
     path = Path(options["csv"])
     pages = Pages(options["pages"], path)
     if options["measure"]:
-        device = find_device(options["device"])
-        for name, value in DEFAULTS[device.type].items():
-            options[name] = value if options[name] is None else options[name]
+        device = set_defaults(options, DEFAULTS)
         check(options)
         records = Records(path, AccuracyRow, allow_changes=options["allow_changes"])
         for n, head_dim, dtype in product(

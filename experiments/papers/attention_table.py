@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
-from experiments.common.devices import find_device
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
 from experiments.papers.attention.length_report import describe, draw_all, named, tables
@@ -43,9 +43,7 @@ def main(options: dict[str, Any], command: str) -> None:
     """Measures what the options ask for, and writes table and figures."""
     path = Path(options["csv"])
     if options["measure"]:
-        device = find_device(options["device"])
-        for name, value in DEFAULTS[device.type].items():
-            options[name] = value if options[name] is None else options[name]
+        device = set_defaults(options, DEFAULTS)
         known = CPU_METHODS if device.type == "cpu" else GPU_METHODS
         if options["causal"]:
             known = tuple(name for name in known if METHODS[name].kind in CAUSAL)

@@ -18,7 +18,7 @@ import torch
 
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
-from experiments.common.devices import find_device
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
 from experiments.papers.attention.memory_report import describe, draw, named, tables
@@ -44,9 +44,7 @@ def main(options: dict[str, Any], command: str) -> None:
     """Measures what the options ask for, and writes table and figure."""
     path = Path(options["csv"])
     if options["measure"]:
-        device = find_device(options["device"])
-        for name, value in DEFAULTS[device.type].items():
-            options[name] = value if options[name] is None else options[name]
+        device = set_defaults(options, DEFAULTS)
         check(options)
         records = Records(path, MemoryRow, allow_changes=options["allow_changes"])
         rows = planned(options, device, command)

@@ -23,7 +23,7 @@ import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
 from experiments.common.checks import as_list, choose, positive_number, whole_number
-from experiments.common.devices import find_device
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records
 from experiments.papers.packed_kinds import KINDS
@@ -42,9 +42,7 @@ DEFAULTS = {
 @program("packed_masks", "experiments.papers.packed_masks")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
-    device = find_device(options["device"])
-    for name, value in DEFAULTS[device.type].items():
-        options[name] = value if options[name] is None else options[name]
+    device = set_defaults(options, DEFAULTS)
     choose("dtype", options["dtype"], DTYPES)
     lengths = as_list(options["seq_lens"])
     whole = {name: options[name] for name in ("documents", "batch", "heads", "head_dim")}

@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.bench.cases import DTYPES
 from experiments.common.checks import as_list, choose, positive_number, whole_number
-from experiments.common.devices import find_device
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records, read
 from experiments.papers.attention.resume import resumed, tell
@@ -46,9 +46,7 @@ def main(options: dict[str, Any], command: str) -> None:
     """Measures what the options ask for, and prints tables of the file of rows."""
     path = Path(options["csv"])
     if options["measure"]:
-        device = find_device(options["device"])
-        for name, value in DEFAULTS[device.type].items():
-            options[name] = value if options[name] is None else options[name]
+        device = set_defaults(options, DEFAULTS)
         groups = planned(options, device.type)
         records = Records(path, PickRow, allow_changes=options["allow_changes"])
         each = [
