@@ -5,6 +5,8 @@ they are smaller: along the major axis into the union of what their tokens atten
 minor axis by gathering.
 """
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from sparseflash.tiles.dynamic import dynamic_lists
 from sparseflash.tiles.locality import locality
 from sparseflash.tiles.order import banded, ordered
 from sparseflash.tiles.tile_lists import TileLists
-from sparseflash.tiles.tile_spec import EMPTY, FULL, SPARE, TileSpec
+from sparseflash.tiles.tile_spec import EMPTY, FULL, SPARE, Side, TileSpec
 
 
 def gathered_tokens(schedule: Schedule | ScheduleFacts | None, spec: TileSpec) -> int:
@@ -27,18 +29,25 @@ def gathered_tokens(schedule: Schedule | ScheduleFacts | None, spec: TileSpec) -
     return min(spec.minor, block & -block)
 
 
-def column_entries(schedule: Schedule, keys: int) -> int:
-    """Pairs of a query block and a tile of `keys` keys that have something allowed."""
-    side, size = schedule.cols, schedule.block_k
-    n_blocks, n_tiles = -(-schedule.n_k // size), -(-schedule.n_k // keys)
-    column = torch.arange(len(side.mid), device=side.mid.device)
-    column = column.repeat_interleave(side.ptr.diff())
-    first = (column % n_blocks * size)[:, None]  # key of a block
-    last = torch.clamp(first + size, max=schedule.n_k) - 1
-    tile = first // keys + torch.arange((size - 1) // keys + 2, device=first.device)
-    place = (column // n_blocks * n_tiles)[:, None] + tile
-    place = place * -(-schedule.n_q // schedule.block_q) + side.idx[:, None]
-    return len(torch.unique(place[tile <= last // keys]))
+def tile_entries(schedule: Schedule, side: Side, tokens: int) -> int:
+    """Pairs of a tile of `tokens` queries and a key block that have something allowed, or by
+    columns of a tile of `tokens` keys and a query block.
+    """
+    lists, size, n = schedule.rows, schedule.block_q, schedule.n_q
+    n_others = -(-schedule.n_k // schedule.block_k)
+    if side == "cols":
+        lists, size, n = schedule.cols, schedule.block_k, schedule.n_k
+        n_others = -(-schedule.n_q // schedule.block_q)
+    n_blocks, n_tiles = -(-n // size), -(-n // tokens)
+    block = torch.arange(len(lists.mid), device=lists.mid.device)
+    block = block.repeat_interleave(lists.ptr.diff())
+    first = (block % n_blocks * size)[:, None]  # token of a block
+    last = torch.clamp(first + size, max=n) - 1
+    most = (tokens - gcd(size, tokens) + size - 1) // tokens + 1  # tiles that a block lies in
+    tile = first // tokens + torch.arange(most, device=first.device)
+    place = (block // n_blocks * n_tiles)[:, None] + tile
+    place = place * n_others + lists.idx[:, None]
+    return len(torch.unique(place[tile <= last // tokens]))
 
 
 def indivisible(facts: ScheduleFacts, spec: TileSpec) -> str | None:
@@ -167,7 +176,7 @@ def _pieces(
     block_major, block_minor = spec.block_sizes(schedule)
     side = schedule.rows if spec.by_rows else schedule.cols
     n_major, n_minor = spec.tokens
-    cell = min(spec.major, block_major & -block_major)
+    cell = gcd(spec.major, block_major)
     majors, minors = block_major // cell, block_minor // piece
     tables = cell_bytes(schedule, spec.by_rows, cell, piece)
     device = tables.device

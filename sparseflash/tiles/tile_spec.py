@@ -17,8 +17,9 @@ SPARE = 8  # entries that a kernel may read beyond the last one; they mean nothi
 class TileSpec(NamedTuple):
     """Parameters of a work list: the tiles of a kernel, and the extents of q and k.
 
-    major, minor: powers of two, minor at most 128. sms: multiprocessors to fill. traffic: bytes
-    that an entry moves for each of its minor tokens, if its tile may be split to keep them in L2.
+    major: a multiple of 16. minor: a power of two, at most 128. sms: multiprocessors to fill.
+    traffic: bytes that an entry moves for each of its minor tokens, if its tile may be split to
+    keep them in L2.
     """
 
     by_rows: bool

@@ -149,7 +149,46 @@ def test_parts_and_whole_rows_above_head_dim_128(head_dim, v_head_dim, dropout_p
     check(case, backend, "cuda")
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(
+    "head_dim, v_head_dim",
+    [(72, 72), (80, 80), (96, 96), (96, 72), (72, 32), (80, 64), (88, 128), (32, 96), (128, 72)],
+)
+def test_head_dims_up_to_96(head_dim, v_head_dim, dtype, deterministic, backend):
+    """Hopper multiplies 96 columns of them, in two products, and of others the padded ones."""
+    for mask, block in ((None, (128, 128)), (STRUCTURED, (128, 128)), (STRUCTURED, (64, 32))):
+        options = {"mask": mask, "block_size": block, "deterministic": deterministic}
+        check_case(backend, 700, 1000, head_dim, dtype, v_head_dim=v_head_dim, **options)
+
+
 SCATTERED = masks.random_blocks(0.5, block=64, per_head=True)
+ONE = {"heads": 1, "kv_heads": 1}
+BLOCKS_64 = {"mask": SCATTERED, "block_size": (64, 64)}
+UP_TO_96 = {
+    "causal, maxima": Case(2048, 2048, 96, batch=2, mask=masks.causal(), max_scores=True),
+    "token-major, grouped": Case(777, 1001, 80, mask=STRUCTURED, token_major=True, **GROUPED),
+    "dropout, grouped": Case(1000, 700, 72, mask=PER_HEAD, dropout_p=0.2, **GROUPED),
+    "dropout, two passes": Case(700, 700, 88, mask=PER_HEAD, dropout_p=0.2, deterministic=True),
+    "sink, empty rows": Case(1000, 1000, 96, mask=HOLE, terms=("sink",)),
+    "parts": Case(8192, 8111, 96, mask=GLOBAL, **ONE),
+    "parts, sink": Case(8192, 8192, 80, mask=GLOBAL, terms=("sink",), max_scores=True, **ONE),
+    "parts, two passes": Case(8192, 8192, 72, mask=GLOBAL, deterministic=True, **ONE),
+    "parts, v of 80": Case(8192, 8192, 128, v_head_dim=80, mask=GLOBAL, **ONE),
+    "parts, 192 and 96": Case(8192, 8192, 192, v_head_dim=96, mask=GLOBAL, **ONE),
+    "scattered, grouped": Case(2048, 1500, 80, heads=4, kv_heads=1, **BLOCKS_64),
+    "scattered, v of 96": Case(2048, 2048, 64, v_head_dim=96, **BLOCKS_64),
+    "scattered, v of 128": Case(2048, 2048, 96, v_head_dim=128, **BLOCKS_64),
+    "blocks of 16": Case(890, 1001, 96, mask=STRUCTURED, block_size=(16, 16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", UP_TO_96)
+def test_kinds_of_calls_at_head_dims_up_to_96(name, dtype, backend):
+    check(replace(UP_TO_96[name], dtype=dtype), backend, "cuda")
+
+
 OF_64 = {
     "full": Case(2048, 2048, 128, mask=SCATTERED),
     "partial": Case(3000, 2990, 128, mask=SCATTERED & masks.causal(), heads=4),

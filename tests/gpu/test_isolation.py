@@ -81,7 +81,7 @@ def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
     assert (dk[:, :, keys] == 0).all() and (dv[:, :, keys] == 0).all()
 
 
-@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 96, 128])
 @pytest.mark.parametrize("n", [1, 63, 100, 129, 1000])
 @pytest.mark.parametrize("token_major", [False, True])
 def test_memory_around_the_inputs_does_not_leak(token_major, n, head_dim, backend):

@@ -9,7 +9,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash import Terms
-from sparseflash.backends.hopper.forward import forward_spec
+from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
 from tests import bias_cases, capping_cases
@@ -56,7 +56,8 @@ def parts(case: Case, device: str) -> int:
     problem = problem_of(*draw(case, device)[0])
     extents = case.n_q, case.n_k, case.batch, case.heads
     schedule = schedule_for(build(case, device)[0], *extents, device)
-    spec = forward_spec(problem, schedule.facts, 132)
+    tiles = forward_tiles_for(problem, schedule.facts, 132, schedule)
+    spec = forward_spec(problem, tiles, 132)
     return tile_lists(schedule, spec, device).n_parts
 
 

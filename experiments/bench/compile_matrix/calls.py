@@ -37,7 +37,7 @@ def hopper_calls() -> list[Call]:
     """Every variant of the kernels for Hopper that is in use."""
     base = Call("causal", "hopper", 64)
     calls = []
-    for head_dim in (32, 64, 128):
+    for head_dim in (32, 64, 96, 128):
         dense = replace(base, name="dense", head_dim=head_dim, mask=None)
         causal = replace(base, head_dim=head_dim)
         split = replace(causal, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
@@ -73,7 +73,14 @@ def hopper_calls() -> list[Call]:
         replace(sliced, name="scattered blocks of 64, grouped heads", kv_heads=1),
         replace(scattered, name="scattered blocks of 16 x 64", block_size=(16, 64)),
         replace(sliced, name="scattered blocks of 64, v of 64", v_head_dim=64),
-    ]
+        *(replace(scattered, name="two heads share", head_dim=d, heads=8, kv_heads=2)
+          for d in (32, 64, 128, 256)),
+        replace(sliced, name="two heads share, dropout, sink", heads=8, dropout_p=0.1,
+                terms=("sink",)),
+        replace(scattered, name="two heads share, split, maxima", heads=8, n=8192, mask=GLOBAL,
+                max_scores=True),
+    ]  # fmt: skip
+    calls += tall_calls()
     split = replace(base, name="split rows", mask=GLOBAL, n=8192, kv_heads=4)
     dense256 = replace(base, name="dense", head_dim=256, mask=None)
     causal256 = replace(base, head_dim=256)
@@ -94,8 +101,27 @@ def hopper_calls() -> list[Call]:
         replace(base, name="causal, v of 256", v_head_dim=256),
         replace(base, name="causal, v of 128", v_head_dim=128),
         replace(base, name="causal, v of 64", head_dim=128, v_head_dim=64),
+        replace(base, name="causal, v of 96", v_head_dim=96),
+        replace(base, name="causal, v of 64", head_dim=96, v_head_dim=64),
         replace(base, name="causal, v of 256", head_dim=128, v_head_dim=256),
         replace(base, name="odd length", head_dim=128, mask=None, n=1000),
+    ]  # fmt: skip
+
+
+def tall_calls() -> list[Call]:
+    """Forwards with three consumers: a wave of tiles of 192 queries, or two of tiles of 128."""
+    causal = Call("causal, tall", "hopper", 64, n=1100, heads=16, kv_heads=16)
+    dense = replace(causal, name="dense, tall", mask=None, n=1152)
+    split = replace(causal, name="split rows, tall", mask=GLOBAL, n=17408, heads=1, kv_heads=1)
+    return [
+        dense, causal, split,
+        replace(causal, name="blocks of 64, tall", block_size=(64, 64)),
+        replace(causal, name="blocks of 16, tall", block_size=(16, 16)),
+        replace(causal, name="causal, tall, float16", dtype="float16"),
+        replace(causal, name="causal, tall, maxima", max_scores=True),
+        replace(dense, name="dense, tall, sink", terms=("sink",)),
+        replace(split, name="split rows, tall, sink, maxima", terms=("sink",), max_scores=True),
+        *(replace(c, head_dim=d, n=max(c.n, 1536)) for c in (dense, causal) for d in (80, 96)),
     ]  # fmt: skip
 
 
@@ -175,6 +201,8 @@ def representative() -> list[Call]:
     """Few calls that a test has time for: every kernel, each pass, and what claims work."""
     return [
         Call("causal", "hopper", 128),
+        Call("dense, tall", "hopper", 64, mask=None, n=1152, heads=16),
+        Call("causal", "hopper", 96),
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),

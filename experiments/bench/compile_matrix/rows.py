@@ -35,7 +35,7 @@ class CompileRow(Row):
             return 1792 if self.target == HOPPER else 256
         if self.backend == "decode":  # no GPU has run it yet: its tiles were not chosen
             return 640
-        return 320 if self.triton.startswith(MEASURED) else 512
+        return 320 if self.triton.startswith(MEASURED) else 704
 
     def faults(self) -> list[str]:
         """What the kernel was not to do."""

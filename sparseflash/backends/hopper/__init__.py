@@ -9,7 +9,7 @@ import torch
 
 from sparseflash.backends.hopper import versions
 from sparseflash.backends.hopper.backward import Backward, backward_form
-from sparseflash.backends.hopper.forward import Forward, forward_spec
+from sparseflash.backends.hopper.forward import Forward, forward_spec, forward_tiles_for
 from sparseflash.backends.hopper.tma import ALIGNED, not_copied
 from sparseflash.backends.nvidia import nvidia_capability, told
 from sparseflash.backends.protocol import Direction
@@ -43,7 +43,7 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
     if not isinstance(facts := problem.mask, ScheduleFacts):
         return None
     if direction == "forward":
-        return indivisible(facts, forward_spec(problem, facts, sms=1))
+        return indivisible(facts, forward_spec(problem, forward_tiles_for(problem, facts, 1), 1))
     specs = backward_form(problem, facts).specs(problem, sms=1)
     return next((reason for spec in specs if (reason := indivisible(facts, spec))), None)
 

@@ -22,7 +22,7 @@ from sparseflash.kernels.hopper.configs import (
 )  # fmt: skip
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
-from sparseflash.tiles.lists import column_entries, gathered_tokens
+from sparseflash.tiles.lists import gathered_tokens, tile_entries
 from sparseflash.tiles.tile_spec import TileSpec
 
 _PAD = 128  # rows of the buffers with a number for every query come in multiples of this
@@ -73,8 +73,8 @@ def _join(schedule: Schedule) -> bool:
     """Whether neighbouring key blocks have so many query blocks in common that tiles of 128 keys
     are faster than tiles of 64.
     """
-    pairs = column_entries(schedule, 64) / 2
-    return column_entries(schedule, 128) <= JOINED_GAIN * pairs
+    pairs = tile_entries(schedule, "cols", 64) / 2
+    return tile_entries(schedule, "cols", 128) <= JOINED_GAIN * pairs
 
 
 class Backward:

@@ -9,11 +9,18 @@ from sparseflash.backends.hopper.tma import descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_scale, keep_threshold
-from sparseflash.kernels.hopper.configs import ForwardTiles, forward_tiles
+from sparseflash.kernels.hopper.configs import (
+    TALL_GAIN,
+    TALL_KEYS,
+    ForwardTiles,
+    columns_in_use,
+    forward_tiles,
+)  # fmt: skip
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, ScheduleFacts
+from sparseflash.tiles.lists import tile_entries
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 
@@ -29,10 +36,10 @@ class Forward:
         static = schedule is None or not schedule.dynamic
         self.scale_log2 = scale_log2(problem.scale)
         self.dropout_p, self.max_scores = problem.options.dropout_p, problem.options.max_scores
-        self.tiles = forward_tiles_for(problem, facts)
         sms = multiprocessors(problem.device)
+        self.tiles = forward_tiles_for(problem, facts, sms, schedule if static else None)
         self.programs = sms * self.tiles.programs
-        self.specs = (forward_spec(problem, facts, sms),)
+        self.specs = (forward_spec(problem, self.tiles, sms),)
         self._launch = Launch(attention_forward, static=static)
         self._merge = Launch(merge_parts, static=static)
         self._lse = {"size": problem.q_shape[:3], "dtype": torch.float32, "device": problem.device}
@@ -59,7 +66,7 @@ class Forward:
         q, k, v, out, lse, counter, part_out, part_lse, seed, *last = tensors
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
-        n_bh, piece = batch * heads, tiles.minor // lists.gather
+        n_bh, piece = batch * heads // tiles.heads, tiles.minor // lists.gather
         args = (
             descriptor(q, 64, tiles.width), descriptor(k, piece, _panel(tiles.width, lists)),
             descriptor(v, piece, _panel(tiles.width_v, lists)), descriptor(out, 64, tiles.width_v),
@@ -69,10 +76,12 @@ class Forward:
             self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), *last,
         )  # fmt: skip
         options = {
-            "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "K_STAGES": tiles.k_stages,
-            "V_STAGES": tiles.v_stages, "BLOCK_D": tiles.width, "BLOCK_DV": tiles.width_v,
-            "PARTIAL": lists.partial, "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0,
-            "DRAIN": tiles.drain, "PAIRS": tiles.pairs, **_registers(tiles),
+            "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "HEADS": tiles.heads,
+            "K_STAGES": tiles.k_stages, "V_STAGES": tiles.v_stages, "BLOCK_D": tiles.width,
+            "BLOCK_DV": tiles.width_v, "COLUMNS": columns_in_use(q.shape[3]),
+            "COLUMNS_V": columns_in_use(v.shape[3]), "PARTIAL": lists.partial,
+            "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
+            "PAIRS": tiles.pairs, **_registers(tiles),
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
@@ -89,16 +98,58 @@ class Forward:
         return (part_out, part_lse), None if max_scores is None else torch.empty_like(part_lse)
 
 
-def forward_tiles_for(problem: Problem, facts: ScheduleFacts | None) -> ForwardTiles:
-    """The tiles of the forward kernel; facts: of the schedule, None for dense attention."""
+def forward_tiles_for(
+    problem: Problem, facts: ScheduleFacts | None, sms: int, schedule: Schedule | None = None
+) -> ForwardTiles:
+    """The tiles of the forward kernel on a GPU with `sms` multiprocessors.
+
+    facts: of the schedule, None for dense attention. schedule: what tells whether neighbouring
+    queries are so alike that they share tall tiles; without it those of a mask do not.
+    """
     block_q = 128 if facts is None else facts.block_q
-    return forward_tiles(problem.head_dim, problem.head_dim_v, block_q, problem.n_q)
+    twins = problem.batch * problem.heads // 2 if _have_twins(problem, facts) else 0
+    given = problem.head_dim, problem.head_dim_v, block_q, problem.n_q, twins
+    usual, tall = forward_tiles(*given), forward_tiles(*given, tall=True)
+    if usual == tall or problem.options.dropout_p or (facts is not None and schedule is None):
+        return usual  # with dropout a third consumer would spill
+    gain = TALL_GAIN[tall.width]
+    most, least = (_most_queries(tiles, problem, sms) for tiles in (tall, usual))
+    if most > gain * least:  # whatever they attend to
+        return usual
+    more, fewer = (_mean_keys(tiles, problem, schedule) for tiles in (tall, usual))
+    return tall if most * (more + TALL_KEYS) <= gain * least * fewer else usual
 
 
-def forward_spec(problem: Problem, facts: ScheduleFacts | None, sms: int) -> TileSpec:
+def _have_twins(problem: Problem, facts: ScheduleFacts | None) -> bool:
+    """Whether query heads come in pairs that have their keys and their mask in common.
+
+    Blocks of a selection must also divide by the tiles, which have up to 128 keys then.
+    """
+    if problem.group % 2 or (facts is not None and facts.heads > 1):
+        return False
+    return not isinstance(problem.mask, ScheduleFacts) or problem.mask.block_k % 128 == 0
+
+
+def _most_queries(tiles: ForwardTiles, problem: Problem, sms: int) -> float:
+    """Those of the busiest multiprocessor, if all tiles are about as long."""
+    n_tiles = problem.batch * problem.heads // tiles.heads * -(-problem.n_q // tiles.major)
+    rounds = -(-n_tiles // (sms * tiles.programs))
+    return rounds * tiles.programs * tiles.major * tiles.heads
+
+
+def _mean_keys(tiles: ForwardTiles, problem: Problem, schedule: Schedule | None) -> float:
+    """Keys of the blocks that a tile attends to."""
+    if schedule is None:
+        return problem.n_k
+    lists = schedule.batch * schedule.heads * -(-schedule.n_q // tiles.major)
+    return tile_entries(schedule, "rows", tiles.major) * schedule.block_k / lists
+
+
+def forward_spec(problem: Problem, tiles: ForwardTiles, sms: int) -> TileSpec:
     """The work list of the forward kernel on a GPU with `sms` multiprocessors."""
-    tiles = forward_tiles_for(problem, facts)
-    return TileSpec.of(problem, "rows", tiles.major, tiles.minor, sms * tiles.programs)
+    # lists are of single heads: a program has as many tiles at a time as heads share one
+    at_once = sms * tiles.programs * tiles.heads
+    return TileSpec.of(problem, "rows", tiles.major, tiles.minor, at_once)
 
 
 def _panel(width: int, lists: TileLists) -> int:
@@ -112,7 +163,7 @@ def _registers(tiles: ForwardTiles) -> dict[str, int]:
     """
     groups = tiles.consumers + 1
     mean = 65536 // (tiles.programs * groups * 128) // 8 * 8
-    feed = min(40, mean // 20 * 8)
+    feed = 32 if groups == 4 else min(40, mean // 20 * 8)
     consumer = min(240, (mean * groups - feed) // tiles.consumers // 8 * 8)
     return {"REGISTERS": consumer, "FEED_REGISTERS": feed, "num_warps": 4, "maxnreg": mean}
 

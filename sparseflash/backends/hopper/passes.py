@@ -11,7 +11,7 @@ from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.backward.cols import backward_cols
 from sparseflash.kernels.hopper.backward.rows import backward_rows
-from sparseflash.kernels.hopper.configs import BackwardTiles, padded, wide_columns
+from sparseflash.kernels.hopper.configs import BackwardTiles, padded
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2, start_scale
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -116,10 +116,13 @@ class _Pass:
         """Compile-time arguments of both kernels, and how they share out the register file: one
         consumer leaves half of it to another program.
         """
-        consumers = self.tiles.consumers
+        tiles, problem = self.tiles, self.problem
+        consumers = tiles.consumers
         return {
-            "STAGES": self.tiles.stages, "DROPOUT": self.problem.options.dropout_p > 0,
-            "SPLIT": parts is not None, "CONSUMERS": consumers, "REGISTERS": 240, "num_warps": 4,
+            "COLUMNS": tiles.columns(problem.head_dim),
+            "COLUMNS_V": tiles.columns(problem.head_dim_v), "STAGES": tiles.stages,
+            "DROPOUT": problem.options.dropout_p > 0, "SPLIT": parts is not None,
+            "CONSUMERS": consumers, "REGISTERS": 240, "num_warps": 4,
             "maxnreg": 168 if consumers == 2 else 128,
         }  # fmt: skip
 
@@ -155,8 +158,6 @@ class ColumnPass(_Pass):
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         super().__init__(problem, tiles, backward_cols, static=static)
-        dims = problem.head_dim, problem.head_dim_v
-        self.columns = [wide_columns(dim) if tiles.wide else 0 for dim in dims]
 
     def __call__(
         self, call: Call, lists: TileLists, dq_sum: Tensor | None
@@ -188,8 +189,7 @@ class ColumnPass(_Pass):
             options = self.options(parts) | {
                 "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
-                "WITH_DQ": dq_sum is not None, "COLUMNS": self.columns[0],
-                "COLUMNS_V": self.columns[1], "LATE": 4,
+                "WITH_DQ": dq_sum is not None, "LATE": 4,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

@@ -35,10 +35,12 @@ class Check(NamedTuple):
     dropout_p: float = 0.0
     mask: Mask | None = None
     n: int = 1000
+    heads: int = HEADS
 
     @property
     def name(self) -> str:
         words = ["head dim", str(self.head_dim)]
+        words += ["tall tiles"] * (self.heads > HEADS)
         words += ["deterministic"] * self.deterministic + ["dropout"] * (self.dropout_p > 0)
         return " ".join([*words, "dense"] if self.mask is None else words)
 
@@ -47,9 +49,11 @@ _MASK = masks.causal() | masks.global_tokens(40)
 CHECKS = (
     Check(64, False, mask=_MASK),
     Check(64, True, dropout_p=0.2, mask=_MASK),
+    Check(96, False, mask=_MASK),
     Check(128, False, mask=_MASK),
     Check(128, True, mask=_MASK),
     Check(128, False),
+    Check(64, False, n=1100, heads=16),  # a wave of tiles of 192 queries, or two of 128
     Check(256, False, mask=_MASK),
 )
 
@@ -65,13 +69,13 @@ def failure(device: torch.device) -> str | None:
 
 def _errors(check: Check, device: torch.device) -> Iterator[tuple[str, float]]:
     """Name and relative error of every result."""
-    shape = 1, HEADS, check.n, check.n, check.head_dim
+    shape = 1, check.heads, check.n, check.n, check.head_dim
     inputs = {"kv_heads": KV_HEADS, "device": device, "dtype": torch.bfloat16}
     qkv = make_qkv(*shape, **inputs)
     dout = make_qkv(*shape, **inputs, seed=1)[0]
     schedule = None
     if check.mask is not None:
-        schedule = schedule_for(check.mask, check.n, check.n, 1, HEADS, device)
+        schedule = schedule_for(check.mask, check.n, check.n, 1, check.heads, device)
     got = _results(hopper, check, qkv, dout, schedule)
     wide = tuple(t.float() for t in qkv)
     expected = _results(reference, check, wide, dout.float(), schedule)

@@ -90,14 +90,14 @@ def meet(token):
 
 @gluon.jit
 def named_sync(NUMBER: gl.constexpr, token):
-    """Wait at a hardware barrier until the other consumer has arrived there."""
+    """Wait at a hardware barrier until another consumer has arrived there."""
     ASM: gl.constexpr = _barrier_asm("bar.sync", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def named_arrive(NUMBER: gl.constexpr, token):
-    """Let the other consumer pass the barrier, without waiting."""
+    """Let another consumer pass the barrier, without waiting."""
     ASM: gl.constexpr = _barrier_asm("bar.arrive", NUMBER, 256)
     return gl.inline_asm_elementwise(ASM, "=r,r", [token], gl.int32, is_pure=False, pack=1)
 
@@ -107,7 +107,7 @@ def take_turn(token, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
     """Wait for this consumer's turn: they start their products one after the other, so that the
     softmax of one runs under the products of the other.
     """
-    if CONSUMERS == 2:
+    if CONSUMERS > 1:
         return named_sync(9 + CONSUMER, token)
     else:
         return token
@@ -115,8 +115,8 @@ def take_turn(token, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def pass_turn(token, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Give the turn to the other consumer."""
-    if CONSUMERS == 2:
-        return named_arrive(10 - CONSUMER, token)
+    """Give the turn to the next consumer."""
+    if CONSUMERS > 1:
+        return named_arrive(9 + (CONSUMER + 1) % CONSUMERS, token)
     else:
         return token

@@ -8,12 +8,12 @@ _SET_ASIDE = 2048  # of a program, for the system and the barriers
 
 
 class ForwardTiles(NamedTuple):
-    """Tiles of 64 * consumers queries x minor keys.
+    """Tiles of major queries x minor keys, with a consumer for each 64 queries of a head.
 
     width, width_v: padded head dims. k_stages, v_stages: tiles of K and of V in shared memory.
     drain: the pipeline ends with every tile. pairs: K of a block and V of the one before it share
     their barriers.
-    programs: of one multiprocessor.
+    programs: of one multiprocessor. heads: query heads that share a tile.
     """
 
     consumers: int
@@ -25,33 +25,55 @@ class ForwardTiles(NamedTuple):
     drain: bool
     pairs: bool
     programs: int
+    heads: int
 
     @property
     def major(self) -> int:
-        return 64 * self.consumers
+        return 64 * self.consumers // self.heads
+
+
+# Tiles of two heads run one program to a multiprocessor: with fewer of them, some would be idle.
+_FILL = 132
+
+
+# How much faster tiles of 192 queries multiply than tiles of 128, by the padded head dim, and the
+# keys whose time a tile of them takes longer to begin and to end. Measured on an H100.
+TALL_GAIN = {64: 1.16, 128: 1.05}
+TALL_KEYS = 256
 
 
 @cache
-def forward_tiles(head_dim: int, head_dim_v: int, block_q: int, n_q: int) -> ForwardTiles:
-    """For a mask with blocks of block_q queries."""
+def forward_tiles(
+    head_dim: int, head_dim_v: int, block_q: int, n_q: int, twins: int = 0, *, tall: bool = False
+) -> ForwardTiles:
+    """For a mask with blocks of block_q queries.
+
+    twins: pairs of query heads, over the batch, that have keys and mask in common. Where blocks
+    fill half a tile only, the two share it: K and V are copied once for both.
+    tall: with a third consumer where there are registers for it, at head dims from 33 to 96.
+    """
     width, width_v = padded(head_dim), padded(head_dim_v)
     widest = max(width, width_v)
     drain = widest > 128
-    small = not drain and (block_q % 128 != 0 or n_q <= 64)
-    consumers, programs = (1, 2) if small else (2, 1)
-    minor = 64 if drain or (small and widest > 64) else 128  # shared memory
+    tall = tall and width == width_v >= 64 and columns_in_use(max(head_dim, head_dim_v)) <= 96
+    half = not tall and (block_q % 128 != 0 or n_q <= 64)
+    shared = half and twins * -(-n_q // 64) >= _FILL
+    small = half and not shared and not drain
+    consumers, programs = (3, 1) if tall else (1, 2) if small else (2, 1)
+    minor = 64 if drain or ((small or tall) and widest > 64) else 128  # shared memory
     if widest == 32:  # latencies count most: four consumers to a multiprocessor
         minor, programs = 64, 2 * programs
     # Q and O share a place, of which there are two unless the pipeline drains
-    shared = 2 * 64 * consumers * widest * (1 if drain else 2)
-    left = _SHARED // programs - _SET_ASIDE - shared
+    places = 2 * 64 * consumers * widest * (1 if drain else 2)
+    left = _SHARED // programs - _SET_ASIDE - places
     k_tile, v_tile = 2 * minor * width, 2 * minor * width_v
     stages = min(4, left // (k_tile + v_tile))
     # a tile of V is needed a block longer than one of K
     more = stages < 4 and left - stages * (k_tile + v_tile) >= v_tile
     pairs = stages > 2 and not more and not drain
     return ForwardTiles(
-        consumers, minor, width, width_v, stages, stages + more, drain, pairs, programs
+        consumers, minor, width, width_v, stages, stages + more, drain, pairs, programs,
+        heads=2 if shared else 1,
     )  # fmt: skip
 
 
@@ -80,6 +102,10 @@ class BackwardTiles(NamedTuple):
     def extent(self, head_dim: int) -> int:
         """What a head dim takes in shared memory."""
         return max(128, padded(head_dim)) if self.wide else padded(head_dim)
+
+    def columns(self, head_dim: int) -> int:
+        """What is multiplied of it."""
+        return max(128, -(-head_dim // 64) * 64) if self.wide else columns_in_use(head_dim)
 
 
 # A pair of tiles of 64 keys takes as long as this many tiles of 128 at head dims from 65 to 128.
@@ -114,11 +140,11 @@ def rows_tiles(width: int, block_q: int) -> BackwardTiles:
     return BackwardTiles(2, 128, stages=2, ring=2)
 
 
-def wide_columns(head_dim: int) -> int:
-    """What the wide pass multiplies of a head dim: 128, 192 or 256."""
-    return max(128, -(-head_dim // 64) * 64)
-
-
 def padded(head_dim: int) -> int:
     """The extent that a head dim takes in a kernel."""
     return max(32, 1 << (head_dim - 1).bit_length())
+
+
+def columns_in_use(head_dim: int) -> int:
+    """What the kernels multiply of a head dim: a power of two, or 64 and 16 or 32 columns."""
+    return -(-head_dim // 16) * 16 if 64 < head_dim <= 96 else padded(head_dim)

@@ -2,11 +2,11 @@
 
 docs/internals/kernels.md has the mathematics, docs/internals/hopper.md the pipeline.
 
-Persistent: as many programs as run at a time. Warps: one or two consumer warpgroups of 64 query
-rows each, a producer that copies tiles in, a scheduler that claims work from a counter, and a
-storer that copies O out of the place of Q. The pipeline of blocks runs through the boundaries of
-tiles: the first product of a tile is in flight together with the last one of the tile before. Where
-that needs more shared memory than there is (DRAIN), it ends with every tile.
+Persistent: as many programs as run at a time. Warps: one to three consumer warpgroups of 64 query
+rows each, of one head or of two that share keys, a producer that copies tiles in, a scheduler that
+claims work from a counter, and a storer that copies O out of the place of Q. The pipeline of blocks
+runs through the boundaries of tiles: the first product of a tile is in flight together with the
+last one of the tile before. Where that takes too much shared memory (DRAIN), it ends with a tile.
 """
 
 from triton.experimental import gluon
@@ -14,11 +14,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )  # fmt: skip
 
 from sparseflash.kernels.dropout import head_keys
+from sparseflash.kernels.hopper.columns import (
+    first_columns,
+    no_sums,
+    products,
+    scaled_rows,
+    start_scores,
+    start_sums,
+    wait_sums,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -32,6 +40,7 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import entry_blocks, kept, signed, tile_hash
 from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descriptors, Forward
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
+from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
 from sparseflash.kernels.hopper.softmax import online_softmax, row_sums
 from sparseflash.kernels.hopper.work import (
@@ -47,15 +56,14 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import natural_lse, natural_max, with_sink
 
 
 @gluon.jit
 def _start_qk(f, q, g):
     """S = Q K^T of block g, asynchronous."""
-    k = f.bufs.k.index(g % f.K_STAGES).permute((1, 0))  # [BLOCK_D, BLOCK_N]
+    k = f.bufs.k.index(g % f.K_STAGES)  # [BLOCK_N, BLOCK_D]
     zeros = gl.zeros([64, f.BLOCK_N], gl.float32, accumulator(f.BLOCK_N))
-    return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)  # [64, BLOCK_N]
+    return start_scores(q, k, zeros, f.COLUMNS, False)  # [64, BLOCK_N]
 
 
 @gluon.jit
@@ -67,7 +75,7 @@ def _start_pv(f, p, acc, add, g, pred):
         i = g % f.V_STAGES
         mbarrier.wait(f.bars.v_full.index(i), (g // f.V_STAGES) & 1, pred=pred)
     v = f.bufs.v.index(i)  # [BLOCK_N, BLOCK_DV]
-    return warpgroup_mma(p, v, acc, use_acc=add, is_async=True)  # [64, BLOCK_DV]
+    return start_sums(p, v, acc, add)  # [64, COLUMNS_V]
 
 
 @gluon.jit
@@ -87,78 +95,26 @@ def _with_signs(f, p, blocks, row, row_head, column_head):
 
 
 @gluon.jit
-def _sink(f, t, part):
-    """The sink of tile t, for `_store`: loaded while its last product is in flight, which hides the
-    latency. -inf for a part: `merge_parts` adds the sink. Unused where the call has none.
-    """
-    if f.sink is None:
-        return 0.0
-    else:
-        head = read(f.bufs.record, t & 3, HEAD, WARPGROUP)  # a record outlives its tile by one
-        return gl.load(f.sink + head, mask=(t >= 0) & (part < 0), other=float("-inf"))
-
-
-@gluon.jit
-def _store(f, acc, m, sums, sink, i, bh, row, part):
-    """Hands O [64, BLOCK_DV] to the storer, in place i of Q, or keeps that of a part. Returns O.
-
-    acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; row: the first query.
-    """
-    ROWS: gl.constexpr = m.type.layout
-    OUT: gl.constexpr = acc.type.layout
-    l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
-    top = m
-    if f.sink is not None:  # one more key, whose value is 0
-        m, l, alpha = with_sink(m, l, sink)  # [64]
-    some = m > float("-inf")
-    l = gl.where(some, l, 1.0)
-    factor = gl.where(some, f.keep_scale / l, 0.0)
-    if f.sink is not None:
-        factor *= alpha
-    o = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT))[:, None]
-    lse = gl.where(some, natural_lse(m, l), float("-inf"))
-    whole = part < 2**30
-    if f.SPLIT:
-        whole = part < 0
-        if part >= 0:
-            first = (bh.to(gl.int64) * f.n_parts + part) * f.BLOCK_M + row % f.BLOCK_M
-            r = gl.arange(0, 64, gl.SliceLayout(1, OUT))[:, None]
-            d = gl.arange(0, f.BLOCK_DV, gl.SliceLayout(0, OUT))[None, :]
-            gl.store(f.part_out + first * f.BLOCK_DV + r * f.BLOCK_DV + d, o)
-            gl.store(f.part_lse + first + gl.arange(0, 64, ROWS), lse)
-            if f.max_scores is not None:
-                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
-    if whole:
-        shared_rows(f.bufs.q, i, f.BLOCK_DV).store(o.to(f.descs.q.dtype))
-        fence_async_shared()
-        r = row + gl.arange(0, 64, ROWS)
-        gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
-        if f.max_scores is not None:
-            at = f.max_scores + bh.to(gl.int64) * f.n_q + r
-            gl.store(at, natural_max(top), mask=r < f.n_q)
-    mbarrier.arrive(f.bars.out_full.index(i), count=1)
-    return o
-
-
-@gluon.jit
 def _consumer(f, CONSUMER: gl.constexpr):
     """Four warps: 64 rows of the tile."""
     bars, record = f.bars, f.bufs.record
     CONSUMERS: gl.constexpr = f.CONSUMERS
+    ROW: gl.constexpr = CONSUMER // f.HEADS  # of 64 rows
     BLOCK_N: gl.constexpr = f.BLOCK_N
     PARTIAL: gl.constexpr = f.PARTIAL
     DTYPE: gl.constexpr = f.descs.q.dtype
     SCORES: gl.constexpr = accumulator(BLOCK_N)  # layouts: of S and P
-    OUT: gl.constexpr = accumulator(f.BLOCK_DV)  # of O
+    OUT: gl.constexpr = accumulator(first_columns(f.COLUMNS_V))  # of O
+    PV: gl.constexpr = products(f.COLUMNS_V)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)  # of a number for each row
     WORDS: gl.constexpr = words_layout(BLOCK_N)
     token = f.n_items
-    if CONSUMER == 1:
+    if CONSUMER == CONSUMERS - 1:
         token = pass_turn(token, CONSUMER, CONSUMERS)  # consumer 0 may start
     t = 0  # tiles
     g = 0  # blocks, over all tiles
-    acc = gl.zeros([64, f.BLOCK_DV], gl.float32, OUT)
+    acc = no_sums(f.COLUMNS_V)
     m = gl.full([64], float("-inf"), gl.float32, ROWS)
     l = gl.zeros([64, 4], gl.float32, WORDS)
     p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
@@ -177,14 +133,15 @@ def _consumer(f, CONSUMER: gl.constexpr):
         n_partial = read(record, slot, N_PARTIAL, WARPGROUP)
         n = read(record, slot, N_ENTRIES, WARPGROUP)
         bh = read(record, slot, BATCH, WARPGROUP) * f.heads + read(record, slot, HEAD, WARPGROUP)
+        bh += CONSUMER % f.HEADS
         part = read(record, slot, PART, WARPGROUP)
         bit = read(record, slot, FIRST_BIT, WARPGROUP)
         if tile >= 0:
             # ---- first block: its QK with the last PV of the tile before
-            row = tile * f.BLOCK_M + CONSUMER * 64
+            row = tile * f.BLOCK_M + ROW * 64
             words = gl.zeros([64, 4], gl.int32, WORDS)
             if PARTIAL:
-                words = bit_words(f.bits, bit, n_partial > 0, CONSUMER, f.BLOCK_M, BLOCK_N)
+                words = bit_words(f.bits, bit, n_partial > 0, ROW, f.BLOCK_M, BLOCK_N)
             if f.DROPOUT:
                 row_head, column_head = head_keys(f.seed, bh)
                 blocks = _blocks(f, begin)
@@ -201,8 +158,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 # before the very first block there is no V; what this gives then is not used
                 acc_async = _start_pv(f, p, acc, add, gl.maximum(g - 1, 0), g > 0)
                 token = pass_turn(token, CONSUMER, CONSUMERS)
-                sink = _sink(f, t - 1, last_part)
-                s = warpgroup_mma_wait(1, deps=(s_async,))
+                sink = sink_of(f, t - 1, last_part, CONSUMER)
+                s = warpgroup_mma_wait(PV, deps=(s_async,))
+                if CONSUMERS == 3:  # registers are short where one tile follows the other
+                    acc = wait_sums(acc_async, 0)
             if not f.PAIRS:
                 arrive(bars.k_empty, g)
             if PARTIAL:
@@ -219,14 +178,15 @@ def _consumer(f, CONSUMER: gl.constexpr):
             g += 1
             wait_full(bars.k_full, g, n > 1)
             if not f.DRAIN:
-                acc = warpgroup_mma_wait(0, deps=(acc_async,))
+                if CONSUMERS < 3:
+                    acc = wait_sums(acc_async, 0)
                 if f.PAIRS:
                     arrive(bars.k_empty, g - 1)
                 if last_row >= 0:
                     if not f.PAIRS:
                         arrive(bars.v_empty, g - 2)
                     last_i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-                    _store(f, acc, m, l, sink, last_i, last_bh, last_row, last_part)
+                    store_out(f, acc, m, l, sink, last_i, last_bh, last_row, last_part)
             m = m_new
             l = l_new
             add = n < 0
@@ -235,7 +195,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 bit = gl.load(f.bit + begin + 1)
             for j in range(1, n):
                 if PARTIAL:
-                    words = bit_words(f.bits, bit, j < n_partial, CONSUMER, f.BLOCK_M, BLOCK_N)
+                    words = bit_words(f.bits, bit, j < n_partial, ROW, f.BLOCK_M, BLOCK_N)
                     bit = gl.load(f.bit + begin + j + 1)
                 token = take_turn(token, CONSUMER, CONSUMERS)
                 s_async = _start_qk(f, q, g)
@@ -243,10 +203,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 token = pass_turn(token, CONSUMER, CONSUMERS)
                 if f.DROPOUT:
                     blocks = _blocks(f, begin + j)
+                if f.DROPOUT or (CONSUMERS == 3 and not PARTIAL):
                     # a barrier that has been passed, for one more basic block: ptxas computes the
-                    # signs after the wait for PV otherwise
+                    # signs, or with three consumers the exp2s, after the wait for PV otherwise
                     wait_full(bars.k_full, g)
-                s = warpgroup_mma_wait(1, deps=(s_async,))  # [64, BLOCK_N]
+                s = warpgroup_mma_wait(PV, deps=(s_async,))  # [64, BLOCK_N]
                 if not f.PAIRS:
                     arrive(bars.k_empty, g)
                 if PARTIAL:
@@ -261,22 +222,22 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
                 # a basic-block boundary: without it ptxas hoists the wait for PV above the exp2s
                 wait_full(bars.k_full, g + 1, j + 1 < n)
-                acc = warpgroup_mma_wait(0, deps=(acc_async,))
+                acc = wait_sums(acc_async, 0)
                 if f.DROPOUT:
                     p = gl.convert_layout(kept(p32, DTYPE), P_OPERAND, assert_trivial=True)
                 if f.PAIRS:
                     arrive(bars.k_empty, g)
                 else:
                     arrive(bars.v_empty, g - 1)
-                acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None]
+                acc = scaled_rows(acc, alpha)
                 add = n > 0
                 g += 1
             if f.DRAIN:
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
-                sink = _sink(f, t, part)
-                acc = warpgroup_mma_wait(0, deps=(acc_async,))
+                sink = sink_of(f, t, part, CONSUMER)
+                acc = wait_sums(acc_async, 0)
                 arrive(bars.v_empty, g - 1)
-                o = _store(f, acc, m, l, sink, i, bh, row, part)
+                o = store_out(f, acc, m, l, sink, i, bh, row, part)
                 if f.SPLIT:
                     acc = o  # the next tile begins a sum of its own: acc need not outlive O
             last_bh = bh + 0
@@ -290,10 +251,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if f.PAIRS:
                 wait_full(bars.k_full, g)
             acc_async = _start_pv(f, p, acc, add, g - 1, True)
-            sink = _sink(f, t - 1, last_part)
-            acc = warpgroup_mma_wait(0, deps=(acc_async,))
+            sink = sink_of(f, t - 1, last_part, CONSUMER)
+            acc = wait_sums(acc_async, 0)
             i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-            _store(f, acc, m, l, sink, i, last_bh, last_row, last_part)
+            store_out(f, acc, m, l, sink, i, last_bh, last_row, last_part)
     if CONSUMER == 0:
         token = take_turn(token, CONSUMER, CONSUMERS)  # absorb the last arrival
 
@@ -310,16 +271,18 @@ def attention_forward(
     items_ptr, idx_ptr, bit_ptr, bits_ptr, n_items, n_long, n_parts, list_batch, list_heads,
     n_q, dim_v, heads, group, n_bh, stride_b, stride_h, stride_n,
     scale_log2, seed_ptr, threshold, keep_scale, sink_ptr, max_ptr, part_max_ptr,
-    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr,
-    SPLIT: gl.constexpr, DRAIN: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr,
+    BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr, K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, COLUMNS: gl.constexpr,
+    COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
+    DRAIN: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr,
     FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
     lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None. BLOCK_D and BLOCK_DV are
-    the padded head dims. Tiles are 64 * CONSUMERS queries x BLOCK_N keys; K and V have rings of
-    K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to part_out
-    (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_DV), part_lse and part_max, for `merge_parts`.
+    the padded head dims, COLUMNS and COLUMNS_V what is multiplied of them. Tiles are BLOCK_M
+    queries of each of HEADS heads, 64 to a consumer, x BLOCK_N keys; K and V have rings of K_STAGES
+    and V_STAGES of them, with PAIRS one for both. Parts of a split tile go to part_out
+    (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for `merge_parts`.
     """
     gl.static_assert(num_warps == 4)
     DTYPE: gl.constexpr = q_desc.dtype
@@ -372,11 +335,25 @@ def attention_forward(
         stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
         part_out=part_out_ptr, part_lse=part_lse_ptr, n_parts=n_parts, scale_log2=scale_log2,
         n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh,
-        CONSUMERS=CONSUMERS, BLOCK_M=64 * CONSUMERS, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D,
-        BLOCK_DV=BLOCK_DV, Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
+        CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
+        BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
+        Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS,
     )  # fmt: skip
-    if CONSUMERS == 2:
+    if CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (f, 0)),
+                (_consumer, (f, 1)),
+                (_consumer, (f, 2)),
+                (producer, (f,)),
+                (scheduler, (f,)),
+                (storer, (f,)),
+            ],
+            [4, 4, 1, 1, 1],
+            [REGISTERS, REGISTERS, FEED_REGISTERS, FEED_REGISTERS, FEED_REGISTERS],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (f, 0)),

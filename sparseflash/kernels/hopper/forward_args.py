@@ -76,13 +76,16 @@ class Forward:
     dim_v: gl.tensor
     heads: gl.tensor
     group: gl.tensor  # query heads to a key head
-    n_bh: gl.tensor
+    n_bh: gl.tensor  # B * H / HEADS
     # what the kernel is compiled for
     CONSUMERS: gl.constexpr
-    BLOCK_M: gl.constexpr  # queries of a tile: 64 for each consumer
+    HEADS: gl.constexpr  # query heads that share a tile; where two, each has a consumer of its own
+    BLOCK_M: gl.constexpr  # queries of a tile: 64 * CONSUMERS / HEADS
     BLOCK_N: gl.constexpr  # keys of a tile
     BLOCK_D: gl.constexpr  # head dims, padded
     BLOCK_DV: gl.constexpr
+    COLUMNS: gl.constexpr  # what is multiplied of them
+    COLUMNS_V: gl.constexpr
     Q_STAGES: gl.constexpr
     K_STAGES: gl.constexpr
     V_STAGES: gl.constexpr

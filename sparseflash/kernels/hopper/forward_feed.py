@@ -35,6 +35,13 @@ def shared_rows(ring, i, WIDTH: gl.constexpr):
     return parts.index(i * PARTS)
 
 
+@gluon.jit
+def head_and_row(f, h, tile, CONSUMER: gl.constexpr):
+    """Query head and first query of a consumer; h: the first head of the tile."""
+    ROW: gl.constexpr = CONSUMER // f.HEADS  # of 64 queries
+    return h + CONSUMER % f.HEADS, (tile * (f.CONSUMERS // f.HEADS) + ROW) * 64
+
+
 # ------------------------------------------------------------------ scheduler warp
 @gluon.jit
 def scheduler(f):
@@ -52,7 +59,8 @@ def scheduler(f):
         part = -1
         bh = 0
         while (w < n_work) & (n == 0):
-            bh, item = locate(f, w, f.heads, f.group)
+            pair, item = locate(f, w, f.heads // f.HEADS, f.group // f.HEADS)
+            bh = pair * f.HEADS  # the first of the heads that share the tile
             tile = gl.load(item + TILE)
             begin = gl.load(item + BEGIN)
             n = gl.where(tile >= 0, gl.load(item + N_ENTRIES), 0)
@@ -60,7 +68,8 @@ def scheduler(f):
             part = gl.load(item + PART)
             if n == 0:
                 if tile >= 0:
-                    _write_empty(f, bh, tile * f.BLOCK_M)
+                    for c in gl.static_range(f.HEADS):
+                        _write_empty(f, bh + c, tile * f.BLOCK_M)
                 w = gl.num_programs(0) + claim(f.counter)
         found = n > 0
         # a ring of four needs no barrier: before Q of tile t is copied, all are done with t - 2
@@ -95,14 +104,16 @@ def _write_empty(f, bh, row0):
     LANES: gl.constexpr = f.BLOCK_DV // 8  # a lane writes 8 columns
     STEP: gl.constexpr = 32 // LANES  # rows at a time
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [STEP, LANES], [1, 1], [1, 0])
-    q = row0 + gl.arange(0, f.BLOCK_M, WARP)
-    lse = gl.full([f.BLOCK_M], float("-inf"), gl.float32, WARP)
+    PIECE: gl.constexpr = f.BLOCK_M & -f.BLOCK_M  # a power of two, as shapes have to be
+    nothing = gl.full([PIECE], float("-inf"), gl.float32, WARP)
+    lse = nothing
     if f.sink is not None:
-        lse = gl.full([f.BLOCK_M], 0.0, gl.float32, WARP) + gl.load(f.sink + bh % f.heads)
-    gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
-    if f.max_scores is not None:
-        nothing = gl.full([f.BLOCK_M], float("-inf"), gl.float32, WARP)
-        gl.store(f.max_scores + bh.to(gl.int64) * f.n_q + q, nothing, mask=q < f.n_q)
+        lse = gl.full([PIECE], 0.0, gl.float32, WARP) + gl.load(f.sink + bh % f.heads)
+    for r in gl.static_range(0, f.BLOCK_M, PIECE):
+        q = row0 + r + gl.arange(0, PIECE, WARP)
+        gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
+        if f.max_scores is not None:
+            gl.store(f.max_scores + bh.to(gl.int64) * f.n_q + q, nothing, mask=q < f.n_q)
     b = (bh // f.heads).to(gl.int64)
     h = (bh % f.heads).to(gl.int64)
     origin = f.out + b * f.stride_b + h * f.stride_h
@@ -245,9 +256,9 @@ def producer(f):
                     i = ring * CONSUMERS + c
                     full = bars.q_full.index(i)
                     mbarrier.expect(full, f.descs.q.block_type.nbytes)
-                    row = (tile * CONSUMERS + c) * 64
+                    head, row = head_and_row(f, h, tile, c)
                     place = shared_rows(bufs.q, i, f.BLOCK_D).reshape(f.descs.q.block_shape)
-                    async_load(f.descs.q, [b, h, row, 0], full, place)
+                    async_load(f.descs.q, [b, head, row, 0], full, place)
             # the next tile is claimed late, so that a long one holds no other back
             mbarrier.arrive(bars.record_go, count=1, pred=j == late)
             v_b = b + 0
@@ -288,8 +299,8 @@ def storer(f):
             mbarrier.wait(bars.out_full.index(i), (t // f.Q_STAGES) & 1)
             if part < 0:
                 place = shared_rows(f.bufs.q, i, f.BLOCK_DV).reshape(f.descs.out.block_shape)
-                row = (tile * CONSUMERS + c) * 64
-                async_store(f.descs.out, [b, h, row, 0], place)
+                head, row = head_and_row(f, h, tile, c)
+                async_store(f.descs.out, [b, head, row, 0], place)
         tma.store_wait(0)  # it has read the place
         mbarrier.arrive(bars.q_empty.index(t % f.Q_STAGES), count=1)
         t += 1

@@ -22,6 +22,7 @@ CAUSAL = Case(
 CALLS = {
     "dense": replace(CAUSAL, mask=None),
     "causal": CAUSAL,
+    "three consumers": replace(CAUSAL, n_q=1100, n_k=1100, heads=16, kv_heads=16, mask=None),
     "head dim 32": replace(CAUSAL, head_dim=32),
     "head dim 128": replace(CAUSAL, head_dim=128),
     "head dim 256": replace(CAUSAL, head_dim=256),  # its backward is the wide one

@@ -1,9 +1,10 @@
-"""Which tiles the portable kernels take."""
+"""Which tiles the kernels take, and what those for Hopper multiply."""
 
 import pytest
 import torch
 
 from sparseflash.kernels.configs import Family, tiles_for
+from sparseflash.kernels.hopper import configs as hopper
 
 USUAL = {
     "padded": False,
@@ -58,3 +59,38 @@ def test_a_family_overrides_single_rows_of_another():
     assert tiles("backward_kv", 256, "blackwell") != tiles("backward_kv", 256)
     for family, warps in (("hopper", 4), ("blackwell", 8), ("geforce", 8)):
         assert tiles(head_dim=72, family=family, padded=True, partial=True).num_warps == warps
+
+
+def test_columns_that_the_kernels_for_hopper_multiply():
+    table = {8: 32, 32: 32, 40: 64, 64: 64, 65: 80, 80: 80, 88: 96, 96: 96, 97: 128, 192: 256}
+    for head_dim, columns in table.items():
+        assert hopper.columns_in_use(head_dim) == columns <= hopper.padded(head_dim)
+    assert all(head_dim <= hopper.columns_in_use(head_dim) for head_dim in range(1, 257))
+    wide, narrow = (hopper.cols_tiles(width, 128, with_dq=True) for width in (256, 128))
+    assert [wide.columns(d) for d in (8, 96, 128, 136, 192, 200)] == [128, 128, 128, 192, 192, 256]
+    single = hopper.cols_tiles(128, 64, with_dq=True, joined=False)
+    for tiles in (narrow, single, hopper.rows_tiles(128, 128)):
+        assert [tiles.columns(d) for d in (32, 64, 80, 96, 128)] == [32, 64, 80, 96, 128]
+
+
+@pytest.mark.parametrize("dims", [(32, 32), (64, 64), (128, 128), (64, 128), (128, 64), (256, 256)])
+@pytest.mark.parametrize("block_q", [16, 32, 48, 64, 96, 192])
+def test_two_heads_of_hopper_share_what_would_be_a_tile_of_one(block_q, dims):
+    shared = hopper.forward_tiles(*dims, block_q, 4096, twins=3)
+    assert (shared.heads, shared.major) == (2, 64)
+    assert shared._replace(heads=1) == hopper.forward_tiles(*dims, 128, 4096)
+
+
+def test_heads_of_hopper_share_tiles_that_fill_its_multiprocessors():
+    for tokens, twins, heads in (
+        (4096, 3, 2),
+        (4096, 2, 1),
+        (64, 132, 2),
+        (64, 131, 1),
+        (1, 200, 2),
+    ):
+        assert hopper.forward_tiles(128, 128, 64, tokens, twins).heads == heads
+        assert hopper.forward_tiles(128, 128, 128, tokens, twins).heads == (
+            heads if tokens <= 64 else 1
+        )
+    assert hopper.forward_tiles(128, 128, 64, 4096, 2) == hopper.forward_tiles(128, 128, 64, 4096)

@@ -14,7 +14,7 @@ from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import lists as module
 from sparseflash.tiles.bits import same_rows
-from sparseflash.tiles.lists import column_entries, gathered_tokens, indivisible, tile_lists
+from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 from tests.sparseflash.walks import random_mask
@@ -382,19 +382,3 @@ def test_long_sequences_are_fast(block):
         elapsed = time.perf_counter() - start
         assert elapsed < 1  # 0.01 s on a quiet machine
         assert sum(x.nbytes for x in lists[:5]) < 2**24
-
-
-@pytest.mark.parametrize("keys", [64, 128])
-@pytest.mark.parametrize("block", [(64, 64), (16, 32), (64, 192), (128, 48)])
-@pytest.mark.parametrize("seed", range(4))
-def test_column_entries(seed, block, keys):
-    """Against all pairs of a query block and a key of a non-empty block."""
-    n_q, n_k = 500 + seed, 900 - 64 * seed
-    array = random_mask(np.random.default_rng(seed), (seed % 2 + 1,), n_q, n_k, (16, 40))
-    blocks = masks.mask_from(array).build(n_q, n_k, block_size=block)
-    schedule = schedule_for(blocks, n_q, n_k, 1, 2, "cpu")
-    grid = blocks.layout().reshape(-1, blocks.rows, blocks.cols) > 0
-    some = grid.repeat(block[1], -1)[..., :n_k]
-    some = np.pad(some, [(0, 0), (0, 0), (0, -n_k % keys)])
-    tiles = some.reshape(*some.shape[:2], -1, keys).any(-1)
-    assert column_entries(schedule, keys) == tiles.sum()

@@ -21,12 +21,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )  # fmt: skip
 
 from sparseflash.kernels.gluon import HOISTS
-from sparseflash.kernels.hopper.backward.common import Inputs, scheduler, store_part
+from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
 from sparseflash.kernels.hopper.backward.dq import add_dq, start_dq
 from sparseflash.kernels.hopper.backward.feed import (
     Barriers,
@@ -44,6 +43,16 @@ from sparseflash.kernels.hopper.backward.tile import (
     open_tile,
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
+from sparseflash.kernels.hopper.columns import (
+    no_sums,
+    products,
+    scaled,
+    start_scores,
+    start_sums,
+    store_part,
+    store_shared,
+    wait_sums,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -74,8 +83,8 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     BLOCK_M: gl.constexpr = f.BLOCK_M
     DTYPE: gl.constexpr = tiles.q.dtype
     SCORES: gl.constexpr = accumulator(BLOCK_M)  # layout of S^T, P^T, dP^T and dS^T
-    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
-    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk[0].type.layout, 2)
+    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)
     QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)  # of a number for each query
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
@@ -88,21 +97,21 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
         st = as_rows(bufs.score_start.index(s), SCORES)
-        st = warpgroup_mma(tiles.kw, tiles.q.permute((1, 0)), st, is_async=True)
+        st = start_scores(tiles.kw, tiles.q, st, f.COLUMNS, True)
     else:
         st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        st = warpgroup_mma(tiles.kw, tiles.q.permute((1, 0)), st, use_acc=False, is_async=True)
+        st = start_scores(tiles.kw, tiles.q, st, f.COLUMNS, False)
     if PIPELINED:
         mbarrier.wait(bars.ds_full.index(before & 1), (before >> 1) & 1)
-        dq_async = start_dq(bufs.ds.index(before & 1), tiles.k, CONSUMER)
+        dq_async = start_dq(bufs.ds.index(before & 1), tiles.k, CONSUMER, f.COLUMNS)
         st = warpgroup_mma_wait(1, deps=(st,))
     elif f.WITH_DQ:
         st = warpgroup_mma_wait(0, deps=(st,))
     else:
         mbarrier.wait(bars.dout_full.index(s), phase)
         dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, use_acc=False, is_async=True)
-        st = warpgroup_mma_wait(1, deps=(st,))
+        dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
+        st = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(st,))
     if STARTED:
         p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
     else:
@@ -127,16 +136,16 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
             dpt = as_rows(bufs.neg_delta.index(s), SCORES)
-        dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
+        dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)
         pb = gl.convert_layout(kept(p, DTYPE), P_OPERAND, assert_trivial=True)
     if f.WITH_DQ:
-        dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
-        dpt = warpgroup_mma_wait(1, deps=(dpt,))
+        dv_async = start_sums(pb, tiles.dout, dv)  # [64, COLUMNS_V]
+        dpt = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dpt,))
     else:
         dpt = warpgroup_mma_wait(0, deps=(dpt,))
-        dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
+        dv_async = start_sums(pb, tiles.dout, dv)  # [64, COLUMNS_V]
     if f.DROPOUT:
         neg_delta = bufs.neg_delta.index(s).load(QUERIES)[None, :]
         ds = dropped_gradient(p, dpt, f.keep_scale, neg_delta)
@@ -150,10 +159,10 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
         fence_async_shared()
         mbarrier.arrive(bars.ds_full.index(g & 1), count=1)
     ds = gl.convert_layout(ds, DS_OPERAND, assert_trivial=True)
-    dk_async = warpgroup_mma(ds, tiles.q, dk, is_async=True)  # [64, BLOCK_D]
-    dv = warpgroup_mma_wait(1, deps=(dv_async,))
+    dk_async = start_sums(ds, tiles.q, dk)  # [64, COLUMNS]
+    dv = wait_sums(dv_async, products(f.COLUMNS))
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
-    dk = warpgroup_mma_wait(0, deps=(dk_async,))
+    dk = wait_sums(dk_async, 0)
     mbarrier.arrive(bars.q_empty.index(s), count=1)
     return dk, dv
 
@@ -165,7 +174,6 @@ def _consumer(f, CONSUMER: gl.constexpr):
     BLOCK_N: gl.constexpr = f.BLOCK_N
     BLOCK_D: gl.constexpr = f.BLOCK_D
     BLOCK_DV: gl.constexpr = f.BLOCK_DV
-    DTYPE: gl.constexpr = bufs.k.dtype
     FIRST: gl.constexpr = 1 if f.WITH_DQ else 0
     t = 0  # tiles
     g = 0  # blocks, over all tiles
@@ -175,8 +183,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
         tile = open_tile(f, t, tile_index, CONSUMER * 64)
         kv, n, n_partial, entry, limit = tile.kv, tile.n, tile.n_partial, tile.entry, tile.limit
         bit = tile.bit
-        dk = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
-        dv = gl.zeros([64, BLOCK_DV], gl.float32, accumulator(BLOCK_DV))
+        dk = no_sums(f.COLUMNS)
+        dv = no_sums(f.COLUMNS_V)
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
         if f.WITH_DQ:
             if n > 0:
@@ -200,24 +208,24 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 last = g - 1
                 mbarrier.wait(bars.ds_full.index(last & 1), (last >> 1) & 1)
                 k = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D])
-                dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER)
+                dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER, f.COLUMNS)
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
                 add_dq(f, dq, entry + (n - 1) * f.GATHER, tile.row0, CONSUMER)
             if f.CONSUMERS == 2:
                 meet(n)  # dQ of either consumer reads all of K
-        dk *= gradient_scale(f.scale_log2)
+        dk = scaled(dk, gradient_scale(f.scale_log2))
         if f.DROPOUT:
-            dv *= f.keep_scale
+            dv = scaled(dv, f.keep_scale)
         if f.SPLIT:
             if tile.part >= 0:
                 row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * BLOCK_N + CONSUMER * 64
                 at = f.parts + row * (BLOCK_D + BLOCK_DV)
-                store_part(at, dk, BLOCK_D + BLOCK_DV)
-                store_part(at + BLOCK_D, dv, BLOCK_D + BLOCK_DV)
+                store_part(at, 0, dk, BLOCK_D + BLOCK_DV)
+                store_part(at, BLOCK_D, dv, BLOCK_D + BLOCK_DV)
         dv_place = bufs.v.index(kv).reshape([BLOCK_N, BLOCK_DV]).slice(CONSUMER * 64, 64, 0)
-        dv_place.store(dv.to(DTYPE))
+        store_shared(dv_place, dv)
         dk_place = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D]).slice(CONSUMER * 64, 64, 0)
-        dk_place.store(dk.to(DTYPE))
+        store_shared(dk_place, dk)
         fence_async_shared()
         mbarrier.arrive(bars.out_full.index(kv), count=1)
         t += 1
@@ -245,8 +253,8 @@ def backward_cols(
     `backward_prepare`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
     BLOCK_D + BLOCK_DV) in float32, for `backward_merge`.
 
-    COLUMNS, COLUMNS_V: 0, or the columns of D and D_v that are in use; then the consumers are those
-    of `wide.py`, and tiles 64 x 64.
+    COLUMNS, COLUMNS_V: what is multiplied of the padded head dims. Where one of these is above 128,
+    the consumers are those of `wide.py`, and tiles 64 x 64.
     """
     gl.static_assert(num_warps == 4)
     BLOCK_D: gl.constexpr = q_desc.block_shape[3]
@@ -254,7 +262,7 @@ def backward_cols(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     GATHER: gl.constexpr = BLOCK_M // q_desc.block_shape[2]
     DTYPE: gl.constexpr = q_desc.dtype
-    WIDE: gl.constexpr = COLUMNS > 0
+    WIDE: gl.constexpr = max(BLOCK_D, BLOCK_DV) > 128
     gl.static_assert(BLOCK_N == (64 if WIDE else 64 * CONSUMERS))
     VECTOR: gl.constexpr = score_start_desc.layout
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
@@ -327,14 +335,12 @@ def backward_cols(
         counter=counters_ptr, n_items=n_items, n_long=n_long, list_batch=list_batch,
         list_heads=list_heads, n_bh=n_bh, dk_desc=dk_desc, dv_desc=dv_desc,
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
-        GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES, GROUPED=GROUPED, PARTIAL=PARTIAL,
-        DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
+        COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
+        GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
     )  # fmt: skip
     # a list has all heads of a group: 1
     if WIDE:
-        w = Wide(
-            cols=f, p=p_s, p_full=p_full, p_empty=p_empty, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V
-        )
+        w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)
         gl.warp_specialize(
             [
                 (values, (w,)),

@@ -1,4 +1,4 @@
-"""What the two passes of the Hopper backward share: claiming work, and storing parts."""
+"""What the two passes of the Hopper backward share: descriptors, and claiming work."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -76,11 +76,3 @@ def scheduler(f, heads, group):
             t += 1
         else:
             t = -1
-
-
-@gluon.jit
-def store_part(ptr, x, stride):
-    """Store an accumulator in float32, row-major."""
-    r = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))[:, None]
-    c = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
-    gl.store(ptr + r * stride + c, x)

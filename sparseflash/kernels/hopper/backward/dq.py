@@ -45,7 +45,17 @@ def _add_slabs(dq_ptr, row, dq, BLOCK_D: gl.constexpr, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def start_dq(ds, k, CONSUMER: gl.constexpr):
+def start_columns(ds, k, I: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
+    """The I-th WIDTH columns of dQ = dS K, as far as they are in use; ds [BLOCK_N, 64]."""
+    FIRST: gl.constexpr = I * WIDTH
+    IN_USE: gl.constexpr = min(WIDTH, COLUMNS - FIRST)
+    zero = gl.zeros([64, IN_USE], gl.float32, accumulator(IN_USE))
+    k = k.slice(FIRST, IN_USE, 1)
+    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def start_dq(ds, k, CONSUMER: gl.constexpr, COLUMNS: gl.constexpr):
     """This consumer's part of dQ = dS K; ds [BLOCK_N, BLOCK_M] of all consumers,
     k [BLOCK_N, BLOCK_D].
     """
@@ -56,11 +66,8 @@ def start_dq(ds, k, CONSUMER: gl.constexpr):
         zero = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
         ds = ds.slice(CONSUMER * 64, 64, 1).permute((1, 0))
         return warpgroup_mma(ds, k, zero, use_acc=False, is_async=True)
-    else:  # or a part of the head dim: [BLOCK_M, WIDTH]
-        WIDTH: gl.constexpr = BLOCK_D * BLOCK_M // BLOCK_N
-        zero = gl.zeros([64, WIDTH], gl.float32, accumulator(WIDTH))
-        k = k.slice(CONSUMER * WIDTH, WIDTH, 1)
-        return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+    else:  # or a part of the head dim
+        return start_columns(ds, k, CONSUMER, BLOCK_D * BLOCK_M // BLOCK_N, COLUMNS)
 
 
 @gluon.jit
@@ -68,7 +75,7 @@ def add_dq(f, dq, entry, row0, CONSUMER: gl.constexpr):
     """Add this consumer's part of the dQ of a block. row0: the first row of the group in dQ."""
     BY_QUERY: gl.constexpr = f.BLOCK_M == f.BLOCK_N
     FIRST_ROW: gl.constexpr = CONSUMER * 64 if BY_QUERY else 0
-    FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * dq.shape[1]
+    FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * (f.BLOCK_D * f.BLOCK_M // f.BLOCK_N)
     add_part(f, dq, entry, row0, FIRST_ROW, FIRST_COL)
 
 

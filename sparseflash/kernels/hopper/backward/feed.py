@@ -90,6 +90,8 @@ class Columns:
     BLOCK_N: gl.constexpr  # keys of a tile: 64 for each consumer
     BLOCK_D: gl.constexpr  # head dims, padded
     BLOCK_DV: gl.constexpr
+    COLUMNS: gl.constexpr  # what is multiplied of them
+    COLUMNS_V: gl.constexpr
     GATHER: gl.constexpr  # mask blocks to an entry
     STAGES: gl.constexpr
     KV_STAGES: gl.constexpr

@@ -12,14 +12,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )  # fmt: skip
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
 from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.gluon import async_load, async_store
-from sparseflash.kernels.hopper.backward.common import Inputs, scheduler, store_part
+from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
+from sparseflash.kernels.hopper.columns import (
+    first_columns,
+    no_sums,
+    products,
+    scaled,
+    start_scores,
+    start_sums,
+    store_part,
+    store_shared,
+    wait_sums,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import (
     WARP,
     WARPGROUP,
@@ -111,6 +121,8 @@ class Rows:
     BLOCK_N: gl.constexpr  # keys of a tile
     BLOCK_D: gl.constexpr  # head dims, padded
     BLOCK_DV: gl.constexpr
+    COLUMNS: gl.constexpr  # what is multiplied of them
+    COLUMNS_V: gl.constexpr
     GATHER: gl.constexpr  # mask blocks to an entry
     STAGES: gl.constexpr
     Q_STAGES: gl.constexpr
@@ -200,8 +212,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
     DTYPE: gl.constexpr = f.dq_desc.dtype
     BLOCK_K: gl.constexpr = BLOCK_N // f.GATHER  # keys of a mask block
     SCORES: gl.constexpr = accumulator(BLOCK_N)  # layouts: of S, P, dP and dS
-    DQ: gl.constexpr = accumulator(BLOCK_D)
-    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, DQ, 2)
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, accumulator(first_columns(f.COLUMNS)), 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)  # of a number for each row
     t = 0  # tiles
     g = 0  # blocks, over all tiles
@@ -216,7 +227,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
         bit = read(record, t & 1, FIRST_BIT, WARPGROUP)
         mbarrier.arrive(bars.record_empty.index(t & 1), count=1)
         r = t % f.Q_STAGES
-        dq = gl.zeros([64, BLOCK_D], gl.float32, DQ)
+        dq = no_sums(f.COLUMNS)
         mbarrier.wait(bars.q_full.index(r), (t // f.Q_STAGES) & 1)
         q = bufs.q.index(r).reshape([BLOCK_M, BLOCK_D]).slice(CONSUMER * 64, 64, 0)
         dout = bufs.dout.index(r).reshape([BLOCK_M, f.BLOCK_DV]).slice(CONSUMER * 64, 64, 0)
@@ -238,13 +249,13 @@ def _consumer(f, CONSUMER: gl.constexpr):
             k = bufs.k.index(s).reshape([BLOCK_N, BLOCK_D])
             v = bufs.v.index(s).reshape([BLOCK_N, f.BLOCK_DV])
             scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
-            scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
+            scores = start_scores(q, k, scores, f.COLUMNS, False)
             mbarrier.wait(bars.v_full.index(s), (g // f.STAGES) & 1)
             dp = gl.full([64, BLOCK_N], -0.0, gl.float32, SCORES)
             if not f.DROPOUT:
                 dp += neg_delta[:, None]  # where its sums begin
-            dp = warpgroup_mma(dout, v.permute((1, 0)), dp, is_async=True)
-            scores = warpgroup_mma_wait(1, deps=(scores,))
+            dp = start_scores(dout, v, dp, f.COLUMNS_V, True)
+            scores = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(scores,))
             p = shifted_probabilities(scores, f.scale_log2, shift[:, None])  # [64, BLOCK_N]
             if f.PARTIAL:
                 if j < n_partial:
@@ -263,20 +274,19 @@ def _consumer(f, CONSUMER: gl.constexpr):
             else:
                 ds = p * dp
             ds = gl.convert_layout(ds.to(DTYPE), DS_OPERAND, assert_trivial=True)
-            dq_async = warpgroup_mma(ds, k, dq, is_async=True)  # [64, BLOCK_D]
-            dq = warpgroup_mma_wait(0, deps=(dq_async,))
+            dq = wait_sums(start_sums(ds, k, dq), 0)  # [64, COLUMNS]
             mbarrier.arrive(bars.k_empty.index(s), count=1)
         mbarrier.arrive(bars.q_empty.index(r), count=1)
-        dq *= gradient_scale(f.scale_log2)
+        dq = scaled(dq, gradient_scale(f.scale_log2))
         stored = True
         if f.SPLIT:
             stored = part < 0
             if part >= 0:
                 row = (bh.to(gl.int64) * f.n_parts + part) * BLOCK_M + CONSUMER * 64
-                store_part(f.parts + row * BLOCK_D, dq, BLOCK_D)
+                store_part(f.parts, row * BLOCK_D, dq, BLOCK_D)
         if stored:
             tma.store_wait(0)  # the last tile has long been read out of its buffer
-            bufs.dq.index(CONSUMER).reshape([64, BLOCK_D]).store(dq.to(DTYPE))
+            store_shared(bufs.dq.index(CONSUMER).reshape([64, BLOCK_D]), dq)
             fence_async_shared()
             at = [bh // f.heads, bh % f.heads, tile * BLOCK_M + CONSUMER * 64, 0]
             async_store(f.dq_desc, at, bufs.dq.index(CONSUMER))
@@ -296,12 +306,14 @@ def backward_rows(
     n_items, n_long, list_batch, list_heads, heads, n_bh, group, n_pad, n_parts,
     scale_log2, threshold, keep_scale,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
-    LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr,
+    SPLIT: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq (B, H_q, N_q, D). Tiles are 64 * CONSUMERS queries x BLOCK_N keys; score_start and
     neg_delta (B, H_q, n_pad) come from `backward_prepare`. The parts of a split tile go to parts
     (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_D) in float32, for `backward_merge`.
+
+    COLUMNS, COLUMNS_V: what is multiplied of the padded head dims.
     """
     gl.static_assert(num_warps == 4)
     BLOCK_D: gl.constexpr = q_desc.block_shape[3]
@@ -361,8 +373,8 @@ def backward_rows(
         keep_scale=keep_scale, items=items_ptr, counter=counters_ptr + 1, n_items=n_items,
         n_long=n_long, list_batch=list_batch, list_heads=list_heads, n_bh=n_bh,
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
-        GATHER=GATHER, STAGES=STAGES, Q_STAGES=Q_STAGES, PARTIAL=PARTIAL, DROPOUT=DROPOUT,
-        SPLIT=SPLIT, LATE=LATE,
+        COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, Q_STAGES=Q_STAGES,
+        PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, LATE=LATE,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -10,15 +10,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )  # fmt: skip
 
 from sparseflash.kernels.gluon import barrier
-from sparseflash.kernels.hopper.backward.common import store_part
-from sparseflash.kernels.hopper.backward.dq import add_part
+from sparseflash.kernels.hopper.backward.dq import add_part, start_columns
 from sparseflash.kernels.hopper.backward.feed import operands
 from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, open_tile
+from sparseflash.kernels.hopper.columns import (
+    no_sums,
+    products,
+    scaled,
+    start_scores,
+    start_sums,
+    store_part,
+    store_shared,
+    wait_sums,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
@@ -26,12 +34,9 @@ from sparseflash.kernels.softmax import gradient_scale, started_probabilities
 
 
 @gluon.jit
-def _start_dq(ds, k, HALF: gl.constexpr):
-    """A half of the columns of dQ = dS K, [64, BLOCK_D / 2]; ds [64, 64], k [64, BLOCK_D]."""
-    WIDTH: gl.constexpr = k.shape[1] // 2
-    zero = gl.zeros([64, WIDTH], gl.float32, accumulator(WIDTH))
-    k = k.slice(HALF * WIDTH, WIDTH, 1)
-    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+def _start_dq(f, ds, k, HALF: gl.constexpr):
+    """A half of the columns of dQ = dS K; ds [64, 64], k [64, BLOCK_D]."""
+    return start_columns(ds, k, HALF, f.BLOCK_D // 2, f.COLUMNS)
 
 
 @gluon.jit
@@ -49,18 +54,18 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     HALF: gl.constexpr = f.BLOCK_D // 2
     DTYPE: gl.constexpr = tiles.q.dtype
     SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of S^T, P^T, dP^T and dS^T
-    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
-    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk[0].type.layout, 2)
+    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     ds_place = bufs.ds.index(0)
     mbarrier.wait(bars.q_full.index(s), phase)
     st = as_rows(bufs.score_start.index(s), SCORES)
-    st = warpgroup_mma(tiles.k, tiles.q.permute((1, 0)), st, is_async=True)
+    st = start_scores(tiles.k, tiles.q, st, f.COLUMNS, True)
     if FIRST:
         st = warpgroup_mma_wait(0, deps=(st,))
     else:
-        dq_async = _start_dq(ds_place, tiles.k, 1)
+        dq_async = _start_dq(f, ds_place, tiles.k, 1)
         st = warpgroup_mma_wait(1, deps=(st,))
     p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
     # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
@@ -75,23 +80,23 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
             p = where_allowed(p, words, 0.0)
     pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
     dpt = as_rows(bufs.neg_delta.index(s), SCORES)
-    dpt = warpgroup_mma(tiles.vw, tiles.dout.permute((1, 0)), dpt, is_async=True)
-    dv_async = warpgroup_mma(pb, tiles.dout, dv, is_async=True)  # [64, BLOCK_DV]
-    dpt = warpgroup_mma_wait(1, deps=(dpt,))
+    dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
+    dv_async = start_sums(pb, tiles.dout, dv)  # [64, COLUMNS_V]
+    dpt = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dpt,))
     ds = (p * dpt).to(DTYPE)  # dS^T [64, BLOCK_M]
     barrier()  # all warps have read dS of the block before
     ds_place.store(ds)
     fence_async_shared()
     barrier()
-    dq_async = _start_dq(ds_place, tiles.k, 0)
+    dq_async = _start_dq(f, ds_place, tiles.k, 0)
     ds = gl.convert_layout(ds, DS_OPERAND, assert_trivial=True)
-    dk_async = warpgroup_mma(ds, tiles.q, dk, is_async=True)  # [64, BLOCK_D]
-    dv = warpgroup_mma_wait(2, deps=(dv_async,))
+    dk_async = start_sums(ds, tiles.q, dk)  # [64, COLUMNS]
+    dv = wait_sums(dv_async, 1 + products(f.COLUMNS))
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
-    dq = warpgroup_mma_wait(1, deps=(dq_async,))
+    dq = warpgroup_mma_wait(products(f.COLUMNS), deps=(dq_async,))
     _add_dq(f, dq, entry, tile.row0, 0)
     mbarrier.wait(bars.q_full.index(s), phase)
-    dk = warpgroup_mma_wait(0, deps=(dk_async,))
+    dk = wait_sums(dk_async, 0)
     mbarrier.arrive(bars.q_empty.index(s), count=1)
     return dk, dv
 
@@ -102,7 +107,6 @@ def single_consumer(f):
     bufs, bars, record = f.bufs, f.bars, f.bufs.record
     BLOCK_D: gl.constexpr = f.BLOCK_D
     BLOCK_DV: gl.constexpr = f.BLOCK_DV
-    DTYPE: gl.constexpr = bufs.k.dtype
     t = 0  # tiles
     g = 0  # blocks, over all tiles
     wait_record(bars.record_full, 0)
@@ -110,8 +114,8 @@ def single_consumer(f):
     while tile_index >= 0:
         tile = open_tile(f, t, tile_index, 0)
         kv, n, bit, limit = tile.kv, tile.n, tile.bit, tile.limit
-        dk = gl.zeros([64, BLOCK_D], gl.float32, accumulator(BLOCK_D))
-        dv = gl.zeros([64, BLOCK_DV], gl.float32, accumulator(BLOCK_DV))
+        dk = no_sums(f.COLUMNS)
+        dv = no_sums(f.COLUMNS_V)
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
         if n > 0:
             words = allowed_words(f, bit, limit, 0)
@@ -133,18 +137,18 @@ def single_consumer(f):
             g += 1
         if n > 0:
             k = bufs.k.index(kv).reshape([64, BLOCK_D])
-            dq = warpgroup_mma_wait(0, deps=(_start_dq(bufs.ds.index(0), k, 1),))
+            dq = warpgroup_mma_wait(0, deps=(_start_dq(f, bufs.ds.index(0), k, 1),))
             _add_dq(f, dq, tile.begin + n - 1, tile.row0, BLOCK_D // 2)
             barrier()  # all warps have read K and dS
-        dk *= gradient_scale(f.scale_log2)
+        dk = scaled(dk, gradient_scale(f.scale_log2))
         if f.SPLIT:
             if tile.part >= 0:
                 row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * 64
                 at = f.parts + row * (BLOCK_D + BLOCK_DV)
-                store_part(at, dk, BLOCK_D + BLOCK_DV)
-                store_part(at + BLOCK_D, dv, BLOCK_D + BLOCK_DV)
-        bufs.v.index(kv).reshape([64, BLOCK_DV]).store(dv.to(DTYPE))
-        bufs.k.index(kv).reshape([64, BLOCK_D]).store(dk.to(DTYPE))
+                store_part(at, 0, dk, BLOCK_D + BLOCK_DV)
+                store_part(at, BLOCK_D, dv, BLOCK_D + BLOCK_DV)
+        store_shared(bufs.v.index(kv).reshape([64, BLOCK_DV]), dv)
+        store_shared(bufs.k.index(kv).reshape([64, BLOCK_D]), dk)
         fence_async_shared()
         mbarrier.arrive(bars.out_full.index(kv), count=1)
         t += 1

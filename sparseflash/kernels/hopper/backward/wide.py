@@ -5,7 +5,7 @@ instead of the keys. One has S^T = K Q^T, P^T and dV += P^T dO, the other dP^T =
 dK += dS^T Q. P^T goes from the first to the second through shared memory, in float32, and dS^T
 back for dQ = dS K, of which each takes columns of its own.
 
-Of padded head dims, columns that are not in use are not multiplied: 192 is 128 and 64.
+Of padded head dims, columns that are not in use are not multiplied: see `columns.py`.
 """
 
 from triton.experimental import gluon
@@ -17,10 +17,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.hopper.backward.common import store_part
 from sparseflash.kernels.hopper.backward.dq import add_part
 from sparseflash.kernels.hopper.backward.feed import Columns
 from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
+from sparseflash.kernels.hopper.columns import (
+    no_sums,
+    products,
+    scaled,
+    start_scores,
+    start_sums,
+    store_part,
+    store_shared,
+    wait_sums,
+)  # fmt: skip
 from sparseflash.kernels.hopper.common import (
     WARPGROUP,
     accumulator,
@@ -47,23 +56,9 @@ class Wide:
     p: gl.shared_memory_descriptor  # float32 [4096]: P^T, in the order of the registers
     p_full: gl.shared_memory_descriptor
     p_empty: gl.shared_memory_descriptor
-    COLUMNS: gl.constexpr  # of Q and K that are in use: 128, 192 or 256
-    COLUMNS_V: gl.constexpr  # likewise of V and dO
 
 
 # ------------------------------------------------------------------ products
-@gluon.constexpr_function
-def _tail(columns):
-    """Products have powers of two as extents: 192 columns are two products, of 128 and of 64."""
-    return columns % 128
-
-
-@gluon.constexpr_function
-def _products(columns):
-    """How many products `_scores` and `_add_product` leave in flight."""
-    return 1 + (columns % 128 > 0)
-
-
 @gluon.jit
 def _matrix(ring, i):
     """Place i of a ring as [64, columns]. Its addresses are computed here: compilers would do so
@@ -71,46 +66,6 @@ def _matrix(ring, i):
     """
     i = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], gl.int32, is_pure=False, pack=1)
     return ring.index(i).reshape([64, ring.shape[4]])
-
-
-@gluon.jit
-def _scores(a, b, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr):
-    """a b^T [64, 64] over the columns in use."""
-    TAIL: gl.constexpr = _tail(COLUMNS)
-    HEAD: gl.constexpr = COLUMNS - TAIL
-    s = gl.zeros([64, 64], gl.float32, LAYOUT)
-    head_a, head_b = a.slice(0, HEAD, 1), b.slice(0, HEAD, 1).permute((1, 0))
-    s = warpgroup_mma(head_a, head_b, s, use_acc=False, is_async=True)
-    if TAIL > 0:
-        s = warpgroup_mma(
-            a.slice(HEAD, TAIL, 1), b.slice(HEAD, TAIL, 1).permute((1, 0)), s, is_async=True
-        )
-    return s
-
-
-@gluon.jit
-def _zeros(COLUMNS: gl.constexpr):
-    """Sums of a gradient of 64 keys: of the columns of both products, if there are two."""
-    TAIL: gl.constexpr = _tail(COLUMNS)
-    REST: gl.constexpr = TAIL if TAIL > 0 else 8
-    HEAD: gl.constexpr = COLUMNS - TAIL
-    head = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
-    return head, gl.zeros([64, REST], gl.float32, accumulator(REST))
-
-
-@gluon.jit
-def _add_product(a, b, head, tail, COLUMNS: gl.constexpr):
-    """Add a b to both sums; a [64, 64] in registers."""
-    TAIL: gl.constexpr = _tail(COLUMNS)
-    HEAD: gl.constexpr = COLUMNS - TAIL
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, head.type.layout, 2)
-    first = gl.convert_layout(a, OPERAND, assert_trivial=True)
-    head = warpgroup_mma(first, b.slice(0, HEAD, 1), head, is_async=True)
-    if TAIL > 0:
-        TAIL_OPERAND: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, 2)
-        second = gl.convert_layout(a, TAIL_OPERAND, assert_trivial=True)
-        tail = warpgroup_mma(second, b.slice(HEAD, TAIL, 1), tail, is_async=True)
-    return head, tail
 
 
 @gluon.jit
@@ -150,7 +105,7 @@ def _take(place, LAYOUT: gl.constexpr):
 
 # ------------------------------------------------------------------ consumers
 @gluon.jit
-def _value_block(w, dv, dv_tail, tile, g, entry, words, masked, FIRST: gl.constexpr):
+def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
     """P^T of a block, for the other consumer too, and dV; dQ of the block before, unless this is
     the first. dV is in flight between blocks.
     """
@@ -161,7 +116,8 @@ def _value_block(w, dv, dv_tail, tile, g, entry, words, masked, FIRST: gl.conste
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     mbarrier.wait(bars.q_full.index(s), phase)
-    st = _scores(_matrix(bufs.k, tile.kv), _matrix(bufs.q, s), SCORES, w.COLUMNS)
+    st = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
+    st = start_scores(_matrix(bufs.k, tile.kv), _matrix(bufs.q, s), st, f.COLUMNS, False)
     shift = neg_lse_log2(bufs.score_start.index(s).load(QUERIES), f.scale_log2)
     st = warpgroup_mma_wait(0, deps=(st,))
     mbarrier.arrive(bars.q_empty.index(s), count=1)
@@ -176,18 +132,18 @@ def _value_block(w, dv, dv_tail, tile, g, entry, words, masked, FIRST: gl.conste
     _give(w.p, p)
     arrive(w.p_full, g)
     p = kept(p, bufs.q.dtype) if f.DROPOUT else p.to(bufs.q.dtype)
-    if w.COLUMNS > FIRST_DQ and not FIRST:
-        dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, w.COLUMNS - FIRST_DQ)
+    if f.COLUMNS > FIRST_DQ and not FIRST:
+        dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
     mbarrier.wait(bars.dout_full.index(s), phase)
-    dv, dv_tail = _add_product(p, _matrix(bufs.dout, s), dv, dv_tail, w.COLUMNS_V)
-    if w.COLUMNS > FIRST_DQ and not FIRST:
-        dq = warpgroup_mma_wait(_products(w.COLUMNS_V), deps=(dq_async,))
+    dv = start_sums(p, _matrix(bufs.dout, s), dv)  # [64, COLUMNS_V]
+    if f.COLUMNS > FIRST_DQ and not FIRST:
+        dq = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dq_async,))
         add_part(f, dq, entry - f.GATHER, tile.row0, 0, FIRST_DQ)
         # The boundary of a basic block: ptxas hoists the wait for dV above the additions otherwise.
         mbarrier.wait(bars.dout_full.index(s), phase)
-    dv, dv_tail = warpgroup_mma_wait(0, deps=(dv, dv_tail))
+    dv = wait_sums(dv, 0)
     mbarrier.arrive(bars.dout_empty.index(s), count=1)
-    return dv, dv_tail
+    return dv
 
 
 @gluon.jit
@@ -202,33 +158,32 @@ def values(w):
     while tile_index >= 0:
         tile = open_tile(f, t, tile_index, 0)
         n, n_partial, entry, limit = tile.n, tile.n_partial, tile.entry, tile.limit
-        dv, dv_tail = _zeros(w.COLUMNS_V)
+        dv = no_sums(f.COLUMNS_V)
         mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
         if n > 0:
             words = allowed_words(f, tile.bit, limit, 0)
             bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
-            dv, dv_tail = _value_block(
-                w, dv, dv_tail, tile, g, entry, words,
+            dv = _value_block(
+                w, dv, tile, g, entry, words,
                 (n_partial > 0) | (limit < 64), True,
             )  # fmt: skip
             g += 1
             for j in range(1, n):
                 words = allowed_words(f, bit, limit, 0)
                 bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
-                dv, dv_tail = _value_block(
-                    w, dv, dv_tail, tile, g,
+                dv = _value_block(
+                    w, dv, tile, g,
                     entry + j * f.GATHER, words, (j < n_partial) | (limit < 64), False,
                 )  # fmt: skip
                 g += 1
-            if w.COLUMNS > FIRST_DQ:
-                dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, w.COLUMNS - FIRST_DQ)
+            if f.COLUMNS > FIRST_DQ:
+                dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
                 add_part(f, dq, entry + (n - 1) * f.GATHER, tile.row0, 0, FIRST_DQ)
         meet(n)  # all of K has been read
         if f.DROPOUT:
-            dv *= f.keep_scale
-            dv_tail *= f.keep_scale
-        _store(f, tile, _matrix(bufs.v, tile.kv), dv, dv_tail, f.BLOCK_D, w.COLUMNS_V)
+            dv = scaled(dv, f.keep_scale)
+        _store(f, tile, _matrix(bufs.v, tile.kv), dv, f.BLOCK_D)
         fence_async_shared()
         mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
         t += 1
@@ -237,7 +192,7 @@ def values(w):
 
 
 @gluon.jit
-def _key_block(w, dk, dk_tail, tile, g, entry):
+def _key_block(w, dk, tile, g, entry):
     """dS^T and dK of a block, and its dQ. Both products are in flight between blocks."""
     f = w.cols
     bufs, bars = f.bufs, f.bars
@@ -247,7 +202,8 @@ def _key_block(w, dk, dk_tail, tile, g, entry):
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     mbarrier.wait(bars.dout_full.index(s), phase)
-    dpt = _scores(_matrix(bufs.v, tile.kv), _matrix(bufs.dout, s), SCORES, w.COLUMNS_V)
+    dpt = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
+    dpt = start_scores(_matrix(bufs.v, tile.kv), _matrix(bufs.dout, s), dpt, f.COLUMNS_V, False)
     wait_full(w.p_full, g)
     p = _take(w.p, SCORES)
     arrive(w.p_empty, g)
@@ -264,13 +220,13 @@ def _key_block(w, dk, dk_tail, tile, g, entry):
     mbarrier.arrive(bars.ds_full.index(g & 1), count=1)
     dq = _start_dq(f, g, tile.kv, 0, FIRST_DQ)
     mbarrier.wait(bars.q_full.index(s), phase)
-    dk, dk_tail = _add_product(ds, _matrix(bufs.q, s), dk, dk_tail, w.COLUMNS)
-    dq = warpgroup_mma_wait(_products(w.COLUMNS), deps=(dq,))
+    dk = start_sums(ds, _matrix(bufs.q, s), dk)  # [64, COLUMNS]
+    dq = warpgroup_mma_wait(products(f.COLUMNS), deps=(dq,))
     add_part(f, dq, entry, tile.row0, 0, 0)
     mbarrier.wait(bars.q_full.index(s), phase)  # the boundary of a block, as above
-    dk, dk_tail = warpgroup_mma_wait(0, deps=(dk, dk_tail))
+    dk = wait_sums(dk, 0)
     mbarrier.arrive(bars.q_empty.index(s), count=1)
-    return dk, dk_tail
+    return dk
 
 
 @gluon.jit
@@ -285,18 +241,17 @@ def keys(w):
     while tile_index >= 0:
         tile = open_tile(f, t, tile_index, 0)
         n, entry = tile.n, tile.entry
-        dk, dk_tail = _zeros(w.COLUMNS)
+        dk = no_sums(f.COLUMNS)
         mbarrier.wait(bars.kv_full.index(tile.kv), (t // f.KV_STAGES) & 1)
         for j in range(n):
-            dk, dk_tail = _key_block(
-                w, dk, dk_tail, tile, g,
+            dk = _key_block(
+                w, dk, tile, g,
                 entry + j * f.GATHER,
             )  # fmt: skip
             g += 1
         meet(n)  # all of K has been read
-        dk *= gradient_scale(f.scale_log2)
-        dk_tail *= gradient_scale(f.scale_log2)
-        _store(f, tile, _matrix(bufs.k, tile.kv), dk, dk_tail, 0, w.COLUMNS)
+        dk = scaled(dk, gradient_scale(f.scale_log2))
+        _store(f, tile, _matrix(bufs.k, tile.kv), dk, 0)
         fence_async_shared()
         mbarrier.arrive(bars.out_full.index(tile.kv), count=1)
         t += 1
@@ -305,18 +260,11 @@ def keys(w):
 
 
 @gluon.jit
-def _store(f, tile, place, head, tail, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
+def _store(f, tile, place, sums, FIRST: gl.constexpr):
     """A gradient of 64 keys: where K or V was, and columns FIRST.. of the parts of a split tile."""
     WIDTH: gl.constexpr = f.BLOCK_D + f.BLOCK_DV
-    TAIL: gl.constexpr = _tail(COLUMNS)
-    HEAD: gl.constexpr = COLUMNS - TAIL
     if f.SPLIT:
         if tile.part >= 0:
             row = (tile.bh.to(gl.int64) * f.n_parts + tile.part) * f.BLOCK_N
-            at = f.parts + row * WIDTH + FIRST
-            store_part(at, head, WIDTH)
-            if TAIL > 0:
-                store_part(at + HEAD, tail, WIDTH)
-    place.slice(0, HEAD, 1).store(head.to(place.dtype))
-    if TAIL > 0:
-        place.slice(HEAD, TAIL, 1).store(tail.to(place.dtype))
+            store_part(f.parts + row * WIDTH, FIRST, sums, WIDTH)
+    store_shared(place, sums)

@@ -1,0 +1,112 @@
+"""Forward tiles that two heads of a group share, where the blocks of a mask fill half of one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.backends.hopper import forward
+from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
+from sparseflash.schedule import schedule_for
+from sparseflash.tiles.lists import tile_lists
+from tests.attention_cases import LOW, Case, build, check, draw
+from tests.gpu.stress import Runner
+from tests.gpu_calls import HOPPER
+from tests.problems import problem_of
+
+pytestmark = HOPPER
+
+GLOBAL = masks.local(100) | masks.global_tokens(64)
+HOLE = masks.documents([500, 400, 200]) & ~masks.local(0) & ~masks.global_tokens(300)
+PAIR = {"batch": 2, "heads": 8, "kv_heads": 2, "dtype": torch.bfloat16, "block_size": (64, 64)}
+SMALL = masks.random_blocks(0.3, block=64) | masks.local(20)
+SHARED = {
+    "groups of two": Case(2100, 2100, 128, mask=SMALL, **PAIR | {"kv_heads": 4}),
+    "few heads": Case(2200, 1500, 64, mask=SMALL, **PAIR | {"heads": 4}),
+    "one group": Case(1100, 1100, 128, mask=SMALL & masks.causal(), **PAIR | {"kv_heads": 1}),
+    "batch": Case(600, 777, 128, mask=SMALL, **PAIR | {"batch": 5}),
+    "token-major, padded": Case(1100, 1030, 96, mask=SMALL, token_major=True, **PAIR),
+    "narrower v": Case(1100, 1100, 128, v_head_dim=64, mask=SMALL, **PAIR),
+    "wider v": Case(1100, 1100, 64, v_head_dim=128, mask=SMALL, **PAIR),
+    "much wider v": Case(1100, 1100, 64, v_head_dim=256, mask=SMALL, **PAIR),
+    "head dim 192, v of 128": Case(1100, 1100, 192, v_head_dim=128, mask=SMALL, **PAIR),
+    "sinks": Case(1100, 1100, 128, mask=SMALL, terms=("sink",), **PAIR),
+    "sinks, head dim 256": Case(1100, 1100, 256, mask=SMALL, terms=("sink",), **PAIR),
+    "maxima": Case(1100, 1100, 128, mask=SMALL, max_scores=True, **PAIR),
+    "maxima, sinks, dropout": Case(1101, 999, 64, mask=SMALL, max_scores=True, terms=("sink",),
+                                   dropout_p=0.2, **PAIR),
+    "dropout": Case(1100, 1100, 128, mask=SMALL, dropout_p=0.2, **PAIR),
+    "dropout, head dim 256": Case(1100, 1100, 256, mask=SMALL, dropout_p=0.2, **PAIR),
+    "empty rows": Case(1100, 1000, 128, mask=SMALL & ~masks.documents([700, 400]), **PAIR),
+    "empty rows, sinks, maxima": Case(1100, 1000, 128, mask=HOLE, max_scores=True,
+                                      terms=("sink",), **PAIR),
+    "nothing": Case(1100, 1000, 64, mask=masks.causal() & ~masks.causal(), **PAIR),
+    "parts": Case(2112, 8111, 128, mask=GLOBAL, **PAIR | {"batch": 1}),
+    "parts, head dim 64": Case(2112, 8111, 64, mask=GLOBAL, **PAIR | {"batch": 1}),
+    "parts, head dim 256": Case(2112, 8111, 256, mask=GLOBAL, **PAIR | {"batch": 1}),
+    "parts, sinks, maxima": Case(2112, 8111, 128, mask=GLOBAL, max_scores=True, terms=("sink",),
+                                 **PAIR | {"batch": 1}),
+    "parts, dropout": Case(2112, 8111, 128, mask=GLOBAL, dropout_p=0.2, **PAIR | {"batch": 1}),
+    "few queries": Case(50, 1000, 128, mask=SMALL, **PAIR | {"batch": 33}),
+    "few queries, dense": Case(64, 1000, 128, **PAIR | {"batch": 33}),
+    "one query": Case(1, 1000, 64, **PAIR | {"batch": 33}, lse_gradient=False),
+}  # fmt: skip
+APART = {  # beside them, groups and masks for which each head has tiles of its own
+    "groups of three": Case(2200, 1100, 128, mask=SMALL, **PAIR | {"heads": 6}),
+    "masks of their own": Case(
+        1100, 1100, 128, mask=masks.random_blocks(0.3, block=64, per_head=True), **PAIR
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_tall_tiles(monkeypatch):
+    """Three consumers of one head would take the place of two heads where rows are alike."""
+    sparseflash.clear_cache()
+    monkeypatch.setattr(forward, "TALL_GAIN", {64: 0, 128: 0})
+    yield
+    sparseflash.clear_cache()
+
+
+def heads_of_tiles(case, device="cuda"):
+    """The query heads of a tile of the forward, and the parts of split tiles of a head."""
+    blocks, _ = build(case, device)
+    schedule = None
+    if blocks is not None:
+        extents = case.n_q, case.n_k, case.batch, case.heads
+        schedule = schedule_for(blocks, *extents, device)
+    problem, facts = problem_of(*draw(case, device)[0]), schedule and schedule.facts
+    tiles = forward_tiles_for(problem, facts, 132, schedule)
+    lists = tile_lists(schedule, forward_spec(problem, tiles, 132), device)
+    return tiles.heads, lists.n_parts
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", SHARED | APART)
+def test_two_heads_share_tiles_of_64_queries(name, dtype):
+    case = replace((SHARED | APART)[name], dtype=dtype)
+    heads, parts = heads_of_tiles(case)
+    assert heads == 1 + (name in SHARED) and (parts > 0 or "parts" not in name)  # as the name says
+    check(case, "hopper", "cuda", slack=3.0 if case.n_q == 1 else 1.0)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("block_k", [16, 32, 64, 128])
+@pytest.mark.parametrize("block_q", [16, 32, 48, 64])
+def test_two_heads_share_tiles_of_every_block_size(block_q, block_k, head_dim):
+    mask = masks.random_blocks(0.3, block=16, seed=block_q + block_k) | masks.local(20)
+    mask = mask & ~masks.documents([500, 90, 500]) | masks.butterfly(32)
+    case = Case(1090, 890, head_dim, mask=mask, **PAIR | {"block_size": (block_q, block_k)})
+    assert heads_of_tiles(case)[0] == 2
+    check(case, "hopper", "cuda")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_tiles_have_the_same_results_again(name):
+    """The forward adds in one order: a race would change its bits."""
+    runner = Runner(SHARED[name], "hopper")
+    results = [runner.launch(deterministic=False) for _ in range(5)]
+    for again in results[1:]:
+        assert torch.equal(again[0], results[0][0]) and torch.equal(again[1], results[0][1])

@@ -1,0 +1,155 @@
+"""The forward of hopper with three consumers: tiles of 192 queries, at head dims from 33 to 96."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import masks
+import sparseflash
+from sparseflash.backends.hopper import forward
+from sparseflash.schedule import schedule_for
+from sparseflash.testing import make_qkv, relative_error
+from sparseflash.tiles.lists import tile_lists
+from tests.attention_cases import LOW, Case, build, check, draw
+from tests.gpu.stress import Runner, compare
+from tests.gpu.test_terms import GLOBAL, HOLE, NONE
+from tests.gpu_calls import HOPPER, captured
+from tests.problems import problem_of
+
+pytestmark = HOPPER
+
+STRUCTURED = masks.local(150) | masks.butterfly(128) | masks.global_tokens(40)
+PER_HEAD = masks.random_blocks(0.3, block=64, per_head=True)
+LENGTHS = [1, 64, 100, 191, 192, 193, 383, 384, 385, 1000, 5000]
+
+
+@pytest.fixture(autouse=True)
+def tall(monkeypatch):
+    """Tiles of 192 queries wherever there is a kernel for them, in plans of this test alone."""
+    sparseflash.clear_cache()
+    monkeypatch.setattr(forward, "TALL_GAIN", {64: 1e9, 128: 1e9})
+    yield
+    sparseflash.clear_cache()
+
+
+def check_tall(case: Case) -> None:
+    assert planned(case).tiles.consumers == 3  # the case is about them
+    check(case, "hopper", "cuda", 3.0 if case.n_q < 100 else 1.0)
+
+
+def planned(case: Case) -> forward.Forward:
+    blocks, schedule = build(case, "cuda")[0], None
+    if blocks is not None:
+        schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
+    return forward.Forward(problem_of(*draw(case, "cuda")[0], blocks), schedule)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("head_dim", [40, 48, 64, 80, 96])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_dense(length, head_dim, dtype):
+    check_tall(Case(length, length, head_dim, dtype, max_scores=True))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("head_dim", [40, 48, 64, 80, 96])
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)])
+@pytest.mark.parametrize("mask", [masks.causal(), masks.local(300), STRUCTURED], ids=str)
+def test_masks(mask, block, head_dim, dtype):
+    for n_q, n_k in ((1000, 1000), (193, 1900), (1900, 130)):
+        check_tall(Case(n_q, n_k, head_dim, dtype, mask=mask, block_size=block))
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.local(500)], ids=str)
+def test_long(mask):
+    check_tall(Case(5000, 5000, 64, torch.bfloat16, mask=mask))
+
+
+@pytest.mark.parametrize(
+    "head_dim, v_head_dim", [(40, 64), (64, 48), (56, 40), (72, 88), (96, 80), (80, 96)]
+)
+def test_values_of_another_head_dim(head_dim, v_head_dim):
+    for mask in (None, STRUCTURED):
+        check_tall(Case(700, 1000, head_dim, torch.float16, mask=mask, v_head_dim=v_head_dim))
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 64)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("mask", [None, STRUCTURED, PER_HEAD], ids=str)
+def test_batch_groups_and_masks_of_their_own(mask, kv_heads, block, head_dim):
+    shape = {"batch": 2, "heads": 4, "kv_heads": kv_heads, "token_major": kv_heads == 2}
+    check_tall(Case(890, 777, head_dim, torch.bfloat16, mask=mask, block_size=block, **shape))
+
+
+PARTS = {
+    "long rows": Case(8100, 8111, 64, heads=1, kv_heads=1, mask=GLOBAL, sink_mean=9.0),
+    "few queries": Case(150, 65500, 64, mask=masks.dense(), sink_mean=11.0),
+    "some heads": Case(
+        4000, 4000, 48, batch=2, heads=4, kv_heads=2, sink_mean=8.0,
+        mask=masks.heads(masks.local(50), GLOBAL, masks.butterfly(64), GLOBAL),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("terms", [(), ("sink",)])
+@pytest.mark.parametrize("name", PARTS)
+def test_rows_in_parts(name, terms, head_dim):
+    case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16)
+    case = replace(case, terms=terms, max_scores=True)
+    blocks, _ = build(case, "cuda")
+    schedule = schedule_for(blocks, case.n_q, case.n_k, case.batch, case.heads, "cuda")
+    assert tile_lists(schedule, planned(case).specs[0], "cuda").n_parts > 0
+    check_tall(case)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("terms", [(), ("sink",)])
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 32)])
+@pytest.mark.parametrize("mask", [HOLE, masks.heads(HOLE, NONE), NONE])
+def test_rows_with_nothing(mask, block, terms, head_dim):
+    """In whole tiles of them, and beside rows that attend to something."""
+    options = {"mask": mask, "block_size": block, "terms": terms, "max_scores": True}
+    check_tall(Case(1000, 1000, head_dim, torch.float16, **options))
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("mask", [None, STRUCTURED])
+def test_sinks(mask, head_dim):
+    for n in (100, 1000):
+        check_tall(
+            Case(n, n, head_dim, torch.bfloat16, mask=mask, terms=("sink",), max_scores=True)
+        )
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("mask", [None, masks.causal(), PER_HEAD])
+def test_the_same_bits_again_and_again(mask, head_dim):
+    """Many tiles to a program, short and long lists: a race would change bits, or hang."""
+    case = Case(2500, 2400, head_dim, torch.bfloat16, batch=2, heads=16, kv_heads=8, mask=mask)
+    assert planned(case).tiles.consumers == 3
+    runner = Runner(case, "hopper")
+    first = runner.launch(deterministic=True)
+    runner.check(first)
+    for _ in range(20):
+        compare(runner.launch(deterministic=True), first, deterministic=True)
+
+
+def test_cuda_graphs():
+    q, k, v = make_qkv(2, 4, 1000, 1000, 64, dtype=torch.bfloat16, device="cuda")
+    graph, out = captured(lambda: sparseflash.attention(q, k, v, STRUCTURED, backend="hopper"))
+    for factor in (-1.0, 3.0):
+        q.mul_(factor)
+        graph.replay()
+        wanted = sparseflash.attention(q, k, v, STRUCTURED, backend="reference")
+        assert relative_error(out, wanted) < 1e-2
+
+
+def test_without_being_told_to(monkeypatch):
+    """A shape for which they are the rule: a wave of tiles of 192, or two of 128."""
+    monkeypatch.undo()
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    case = Case(1100, 1100, 64, torch.bfloat16, heads=sms // 6, kv_heads=sms // 6)
+    check_tall(case)
