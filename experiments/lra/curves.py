@@ -128,7 +128,7 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float 
     grid[0, 0].set_ylabel("accuracy (%)")
     grid[1, 0].set_ylabel("loss")
     grid[1, 0].set_xlabel("step")
-    grid[1, 1].set_xlabel(f"steps alone on a device ({unit})" if timed else f"wall time ({unit})")
+    grid[1, 1].set_xlabel(f"{_timed_on(cells) if timed else 'wall time'} ({unit})")
     legend(figure, list(grid[0]), title="pale: training; strong, with markers: validation")
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(len(cell.runs) > 1 for cell, _ in cells.values())
@@ -144,6 +144,12 @@ def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
 def _seconds_alone(cell: Cell) -> float | None:
     """A measured training step, alone on its device, or None."""
     return next((ms / 1000 for (_, how), ms in cell.ms_by_place.items() if how == ALONE), None)
+
+
+def _timed_on(cells: dict[str, tuple[Cell, Style]]) -> str:
+    """Where the steps were measured, which may be another device than that of the runs."""
+    places = (place for cell, _ in cells.values() for place in cell.ms_by_place)
+    return "steps alone on " + ", ".join(dict.fromkeys(d for d, how in places if how == ALONE))
 
 
 def _series(

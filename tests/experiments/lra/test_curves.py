@@ -52,7 +52,7 @@ def test_measured_steps_replace_the_times_of_runs_that_shared_a_gpu(tmp_path):
     with style():
         figure = draw_curves("", looks)
     ends = {line.get_label(): line.get_xdata()[-1] for line in figure.axes[1].lines}
-    assert figure.axes[3].get_xlabel() == "steps alone on a device (s)"
+    assert figure.axes[3].get_xlabel() == "steps alone on GPU A (s)"
     assert ends["FlashAttention"] == pytest.approx(ms["flash"])  # of 1,000 steps, in seconds
     assert ends["Transformer"] == pytest.approx(ms["standard"])
     plt.close(figure)
