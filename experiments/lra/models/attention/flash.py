@@ -52,7 +52,7 @@ class Flash(Attention):
     ) -> sparseflash.BlockSparseAttention:
         return sparseflash.BlockSparseAttention(
             dim, self.heads, head_dim=self.head_dim, mask=self.mask, bias=bias, rotary=rotary,
-            dropout=self.dropout, padding=self.without_plan, backend=self.backend,
+            dropout=self.dropout, padding=self.padding, backend=self.backend,
         )  # fmt: skip
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor | Schedule:

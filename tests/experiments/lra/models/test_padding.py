@@ -38,6 +38,8 @@ def test_auto_skips_where_it_pays(length, padding, skips):
     for name in ("flash", "sparse"):
         layer = make_attention(name, heads=2, head_dim=8, length=length, padding=padding)
         assert isinstance(layer, Flash) and layer.padding == ("skip" if skips else "hide")
+        model = classifier(name=name, mask=None, length=length, padding=padding)
+        assert model.skips == skips  # the lists are made outside of torch.compile
 
 
 # ---- the encoder
