@@ -126,6 +126,31 @@ def test_accuracies_of_the_pages_are_those_of_the_runs(page, header, task, recip
     assert seen > 1
 
 
+PAPERS = (  # the tables of papers.md: the heading they follow, recipe of Image
+    ("### Long Range Arena in the paper", ""),
+    ("## Long Range Arena\n", "google"),
+)
+
+
+@pytest.mark.parametrize(("heading", "recipe"), PAPERS)
+def test_accuracies_beside_those_of_papers_are_those_of_the_runs(heading, recipe):
+    text = (RESULTS.parent / "papers.md").read_text()
+    lines = text[text.index(heading) :].split("| |", 1)[1].split("\n\n")[0].split("\n")[2:]
+    cells, _ = make_cells(read_runs(str(RESULTS / "runs")))
+    found = {
+        (row.name, column.task): f"{cell.accuracy:.1f}"
+        for (row, column), cell in cells.items()
+        if not column.held_out and row.label == (recipe if column.task == "image" else "")
+    }
+    for line in lines:
+        name, *values = [cell.strip() for cell in line.split("|")[1:-1]]
+        for task, shown in zip(
+            ("listops", "text", "image", "pathfinder32"), values[1::2], strict=False
+        ):
+            assert shown == found.get((name, task), "–"), (name, task)
+    assert len(lines) >= 6
+
+
 def shown_accuracy(cell: Cell) -> str:
     """As the pages write it."""
     spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
