@@ -37,7 +37,7 @@ page: $(READY)
 
 # one thread each: those of several processes would take turns on the same cores
 test: $(READY)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .
