@@ -41,8 +41,8 @@ def test_wrong_options(changes, message):
 
 def test_the_command_stops_and_goes_on_elsewhere(tmp_path):
     """With two processes for each run; what starts and stops is as with one."""
-    rare = {"eval_every": 60, "checkpoint_every": 60, "log_every": 10}
-    common = overrides(tmp_path, "listops", "linear", steps=120, **rare)
+    rare = {"eval_every": 40, "checkpoint_every": 40, "log_every": 10}
+    common = overrides(tmp_path, "listops", "linear", steps=80, **rare)
     runs = {"one": {}, "two": {"after": "one", "with": ["name=b", "steps=4", "minutes=1"]}}
     OmegaConf.save({"common": common, "runs": runs}, tmp_path / "mine.yaml")
     command = [sys.executable, "-m", "experiments.sweep", f"file={tmp_path}/mine.yaml"]

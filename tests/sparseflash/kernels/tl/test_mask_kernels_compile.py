@@ -50,16 +50,14 @@ def launch():
                         spec = TileSpec(by_rows, major, minor, n, n, 1, heads, kv_heads, 132)
                         cut_schedule(schedule, spec)
 
-for kernel in compiled_by(launch, CHIPS[{target!r}]):
+for kernel in compiled_by(launch, CHIPS["sm_90a"]):
     print(json.dumps([kernel.name, kernel.report()]))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
-def test_kernels_compile_without_spills(target):
-    code = CODE.replace("{target!r}", repr(target))
-    made = [json.loads(line) for line in in_a_new_process("-c", code).splitlines()]
+def test_kernels_compile_without_spills():
+    made = [json.loads(line) for line in in_a_new_process("-c", CODE).splitlines()]
     assert {name for name, _ in made} == EXPECTED
     assert [(name, report) for name, report in made if report["spilled_bytes"]] == []
     assert all(report["registers"] > 0 for _, report in made)
