@@ -10,11 +10,13 @@ from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.hopper.configs import (
+    SHARED_KEYS,
     TALL_GAIN,
     TALL_KEYS,
     ForwardTiles,
     columns_in_use,
     forward_tiles,
+    keeps_q,
 )  # fmt: skip
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
@@ -29,6 +31,7 @@ class Forward:
     """One persistent kernel over the rows of the mask, and one that merges rows that it split."""
 
     def __init__(self, problem: Problem, schedule: Schedule | None):
+        from sparseflash.kernels.gluon import HOISTS
         from sparseflash.kernels.hopper.forward import attention_forward
         from sparseflash.kernels.tl.merge_parts import merge_parts
 
@@ -38,6 +41,9 @@ class Forward:
         self.dropout_p, self.max_scores = problem.options.dropout_p, problem.options.max_scores
         sms = multiprocessors(problem.device)
         self.tiles = forward_tiles_for(problem, facts, sms, schedule if static else None)
+        dims = problem.head_dim, problem.head_dim_v
+        # beside dropout and the parts of split tiles there are no registers for it
+        self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=HOISTS.value)
         self.programs = sms * self.tiles.programs
         self.specs = (forward_spec(problem, self.tiles, sms),)
         self._launch = Launch(attention_forward, static=static)
@@ -81,7 +87,7 @@ class Forward:
             "BLOCK_DV": tiles.width_v, "COLUMNS": columns_in_use(q.shape[3]),
             "COLUMNS_V": columns_in_use(v.shape[3]), "PARTIAL": lists.partial,
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
-            "PAIRS": tiles.pairs, **_registers(tiles),
+            "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options
 
@@ -112,20 +118,23 @@ def forward_tiles_for(
     usual, tall = forward_tiles(*given), forward_tiles(*given, tall=True)
     if usual == tall or problem.options.dropout_p or (facts is not None and schedule is None):
         return usual  # with dropout a third consumer would spill
-    gain = TALL_GAIN[tall.width]
     most, least = (_most_queries(tiles, problem, sms) for tiles in (tall, usual))
-    if most > gain * least:  # whatever they attend to
+    if most > TALL_GAIN * least:  # whatever they attend to
         return usual
     more, fewer = (_mean_keys(tiles, problem, schedule) for tiles in (tall, usual))
-    return tall if most * (more + TALL_KEYS) <= gain * least * fewer else usual
+    return tall if most * (more + TALL_KEYS) <= TALL_GAIN * least * fewer else usual
 
 
 def _have_twins(problem: Problem, facts: ScheduleFacts | None) -> bool:
-    """Whether query heads come in pairs that have their keys and their mask in common.
+    """Whether query heads come in pairs that have their keys and their mask in common, and keys
+    enough for a tile of two.
 
     Blocks of a selection must also divide by the tiles, which have up to 128 keys then.
     """
     if problem.group % 2 or (facts is not None and facts.heads > 1):
+        return False
+    keys = problem.n_k if facts is None else facts.keys_per_query
+    if max(problem.head_dim, problem.head_dim_v) <= 64 and keys < SHARED_KEYS:
         return False
     return not isinstance(problem.mask, ScheduleFacts) or problem.mask.block_k % 128 == 0
 

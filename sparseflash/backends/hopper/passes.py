@@ -189,7 +189,7 @@ class ColumnPass(_Pass):
             options = self.options(parts) | {
                 "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
-                "WITH_DQ": dq_sum is not None, "LATE": 4,
+                "WITH_DQ": dq_sum is not None, "LATE": 4, "KEEP_KV": tiles.keep_kv,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

@@ -25,15 +25,38 @@ def products(columns):
 
 
 @gluon.jit
+def _in_use(a, COLUMNS: gl.constexpr):
+    """What each product takes of a [rows, BLOCK_D] in shared memory."""
+    FIRST: gl.constexpr = first_columns(COLUMNS)
+    if COLUMNS == FIRST:
+        return (a.slice(0, FIRST, 1),)
+    else:
+        return a.slice(0, FIRST, 1), a.slice(FIRST, COLUMNS - FIRST, 1)
+
+
+@gluon.jit
+def in_registers(a, COLUMNS: gl.constexpr, SCORES: gl.constexpr):
+    """a [64, BLOCK_D] in shared memory, for `start_scores_of` with scores of layout SCORES."""
+    return [x.load(gl.DotOperandLayout(0, SCORES, 2)) for x in _in_use(a, COLUMNS)]
+
+
+@gluon.jit
 def start_scores(a, b, start, COLUMNS: gl.constexpr, ADD: gl.constexpr):
     """a b^T, with ADD added to start, asynchronous; a and b [rows, BLOCK_D] in shared memory."""
-    FIRST: gl.constexpr = first_columns(COLUMNS)
-    REST: gl.constexpr = COLUMNS - FIRST
+    return start_scores_of(_in_use(a, COLUMNS), b, start, ADD)
+
+
+@gluon.jit
+def start_scores_of(parts, b, start, ADD: gl.constexpr):
+    """`start_scores` of an operand that is `in_registers`, which saves the reads of it: products of
+    64 columns take 128 bytes of shared memory a cycle otherwise, which is all that there are.
+    """
+    FIRST: gl.constexpr = parts[0].shape[1]
     b_t = b.slice(0, FIRST, 1).permute((1, 0))
-    s = warpgroup_mma(a.slice(0, FIRST, 1), b_t, start, use_acc=ADD, is_async=True)
-    if REST > 0:
-        b_t = b.slice(FIRST, REST, 1).permute((1, 0))
-        s = warpgroup_mma(a.slice(FIRST, REST, 1), b_t, s, is_async=True)
+    s = warpgroup_mma(parts[0], b_t, start, use_acc=ADD, is_async=True)
+    if len(parts) == 2:
+        b_t = b.slice(FIRST, parts[1].shape[1], 1).permute((1, 0))
+        s = warpgroup_mma(parts[1], b_t, s, is_async=True)
     return s
 
 

@@ -36,10 +36,12 @@ class ForwardTiles(NamedTuple):
 _FILL = 132
 
 
-# How much faster tiles of 192 queries multiply than tiles of 128, by the padded head dim, and the
-# keys whose time a tile of them takes longer to begin and to end. Measured on an H100.
-TALL_GAIN = {64: 1.16, 128: 1.05}
-TALL_KEYS = 256
+# How much faster tiles of 192 queries multiply than tiles of 128, and the keys whose time a tile of
+# them takes longer to begin and to end. Measured on an H200.
+TALL_GAIN = 1.15
+TALL_KEYS = 64
+# At head dims up to 64, two heads share a tile from so many keys to a query on.
+SHARED_KEYS = 768
 
 
 @cache
@@ -50,17 +52,17 @@ def forward_tiles(
 
     twins: pairs of query heads, over the batch, that have keys and mask in common. Where blocks
     fill half a tile only, the two share it: K and V are copied once for both.
-    tall: with a third consumer where there are registers for it, at head dims from 33 to 96.
+    tall: with a third consumer where there are registers for it, at head dims from 33 to 64.
     """
     width, width_v = padded(head_dim), padded(head_dim_v)
     widest = max(width, width_v)
     drain = widest > 128
-    tall = tall and width == width_v >= 64 and columns_in_use(max(head_dim, head_dim_v)) <= 96
+    tall = tall and width == width_v == 64
     half = not tall and (block_q % 128 != 0 or n_q <= 64)
     shared = half and twins * -(-n_q // 64) >= _FILL
     small = half and not shared and not drain
     consumers, programs = (3, 1) if tall else (1, 2) if small else (2, 1)
-    minor = 64 if drain or ((small or tall) and widest > 64) else 128  # shared memory
+    minor = 64 if drain or (small and widest > 64) else 128  # shared memory
     if widest == 32:  # latencies count most: four consumers to a multiprocessor
         minor, programs = 64, 2 * programs
     # Q and O share a place, of which there are two unless the pipeline drains
@@ -77,11 +79,22 @@ def forward_tiles(
     )  # fmt: skip
 
 
+def keeps_q(tiles: ForwardTiles, head_dim: int, head_dim_v: int, *, hoists: bool) -> bool:
+    """Whether Q stays in registers for a tile, where its numbers fit beside those of S, P and O.
+
+    hoists: Triton after 3.6, which spills above head dim 64.
+    """
+    numbers = columns_in_use(head_dim_v) // 2 + columns_in_use(head_dim) // 4  # of a thread
+    fit = tiles.minor * 3 // 4 + numbers <= (144 if hoists else 192)
+    return tiles.consumers == 2 and max(tiles.width, tiles.width_v) > 32 and fit
+
+
 class BackwardTiles(NamedTuple):
     """Of a pass of the backward: tiles of 64 * consumers (major) x minor tokens, stages of what
     streams by, and of what stays for a tile.
 
-    wide: the two consumers share the products of 64 tokens (major).
+    wide: the two consumers share the products of 64 tokens (major). keep_kv: K and V stay in
+    registers for a tile.
     """
 
     consumers: int
@@ -89,6 +102,7 @@ class BackwardTiles(NamedTuple):
     stages: int
     ring: int
     wide: bool = False
+    keep_kv: bool = False
 
     @property
     def major(self) -> int:
@@ -127,7 +141,7 @@ def cols_tiles(width: int, block_k: int, *, with_dq: bool, joined: bool = True) 
     if block_k % 128:
         return BackwardTiles(1, 64, stages=2, ring=2)
     if with_dq:
-        return BackwardTiles(2, 64, stages=3, ring=2)
+        return BackwardTiles(2, 64, stages=3, ring=2, keep_kv=True)
     return BackwardTiles(2, 128, stages=2, ring=2)
 
 
@@ -146,5 +160,7 @@ def padded(head_dim: int) -> int:
 
 
 def columns_in_use(head_dim: int) -> int:
-    """What the kernels multiply of a head dim: a power of two, or 64 and 16 or 32 columns."""
+    """What the kernels multiply of a head dim: a power of two, 64 and 16 or 32 columns, or 192."""
+    if 128 < head_dim <= 192:
+        return 192
     return -(-head_dim // 16) * 16 if 64 < head_dim <= 96 else padded(head_dim)

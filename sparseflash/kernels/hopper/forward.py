@@ -20,10 +20,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.hopper.columns import (
     first_columns,
+    in_registers,
     no_sums,
     products,
     scaled_rows,
     start_scores,
+    start_scores_of,
     start_sums,
     wait_sums,
 )  # fmt: skip
@@ -63,7 +65,10 @@ def _start_qk(f, q, g):
     """S = Q K^T of block g, asynchronous."""
     k = f.bufs.k.index(g % f.K_STAGES)  # [BLOCK_N, BLOCK_D]
     zeros = gl.zeros([64, f.BLOCK_N], gl.float32, accumulator(f.BLOCK_N))
-    return start_scores(q, k, zeros, f.COLUMNS, False)  # [64, BLOCK_N]
+    if f.KEEP_Q:
+        return start_scores_of(q, k, zeros, False)  # [64, BLOCK_N]
+    else:
+        return start_scores(q, k, zeros, f.COLUMNS, False)
 
 
 @gluon.jit
@@ -148,6 +153,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
             q = shared_rows(f.bufs.q, i, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
+            if f.KEEP_Q:
+                q = in_registers(q, f.COLUMNS, SCORES)
             wait_full(bars.k_full, g)
             token = take_turn(token, CONSUMER, CONSUMERS)
             s_async = _start_qk(f, q, g)
@@ -274,7 +281,7 @@ def attention_forward(
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, COLUMNS: gl.constexpr,
     COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
-    DRAIN: gl.constexpr, PAIRS: gl.constexpr, REGISTERS: gl.constexpr,
+    DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr, REGISTERS: gl.constexpr,
     FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
@@ -338,7 +345,7 @@ def attention_forward(
         CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
-        PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS,
+        PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(

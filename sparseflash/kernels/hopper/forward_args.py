@@ -94,3 +94,4 @@ class Forward:
     SPLIT: gl.constexpr  # some tiles are split along the keys
     DRAIN: gl.constexpr  # the pipeline ends with every tile
     PAIRS: gl.constexpr  # K of a block and V of the one before share their barriers
+    KEEP_Q: gl.constexpr  # Q stays in registers for a tile

@@ -1,4 +1,4 @@
-"""The forward of hopper with three consumers: tiles of 192 queries, at head dims from 33 to 96."""
+"""The forward of hopper with three consumers: tiles of 192 queries, at head dims from 33 to 64."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ LENGTHS = [1, 64, 100, 191, 192, 193, 383, 384, 385, 1000, 5000]
 def tall(monkeypatch):
     """Tiles of 192 queries wherever there is a kernel for them, in plans of this test alone."""
     sparseflash.clear_cache()
-    monkeypatch.setattr(forward, "TALL_GAIN", {64: 1e9, 128: 1e9})
+    monkeypatch.setattr(forward, "TALL_GAIN", 1e9)
     monkeypatch.setattr(forward, "TALL_KEYS", 0)
     yield
     sparseflash.clear_cache()
@@ -47,14 +47,14 @@ def planned(case: Case) -> forward.Forward:
 
 
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("head_dim", [40, 48, 64, 80, 96])
+@pytest.mark.parametrize("head_dim", [40, 48, 56, 64])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_dense(length, head_dim, dtype):
     check_tall(Case(length, length, head_dim, dtype, max_scores=True))
 
 
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("head_dim", [40, 48, 64, 80, 96])
+@pytest.mark.parametrize("head_dim", [40, 48, 56, 64])
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)])
 @pytest.mark.parametrize("mask", [masks.causal(), masks.local(300), STRUCTURED], ids=str)
 def test_masks(mask, block, head_dim, dtype):
@@ -67,15 +67,13 @@ def test_long(mask):
     check_tall(Case(5000, 5000, 64, torch.bfloat16, mask=mask))
 
 
-@pytest.mark.parametrize(
-    "head_dim, v_head_dim", [(40, 64), (64, 48), (56, 40), (72, 88), (96, 80), (80, 96)]
-)
+@pytest.mark.parametrize("head_dim, v_head_dim", [(40, 64), (64, 48), (56, 40), (48, 56)])
 def test_values_of_another_head_dim(head_dim, v_head_dim):
     for mask in (None, STRUCTURED):
         check_tall(Case(700, 1000, head_dim, torch.float16, mask=mask, v_head_dim=v_head_dim))
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 64)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("mask", [None, STRUCTURED, PER_HEAD], ids=str)
@@ -94,7 +92,7 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("terms", [(), ("sink",)])
 @pytest.mark.parametrize("name", PARTS)
 def test_rows_in_parts(name, terms, head_dim):
@@ -106,7 +104,7 @@ def test_rows_in_parts(name, terms, head_dim):
     check_tall(case)
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("terms", [(), ("sink",)])
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 32)])
 @pytest.mark.parametrize("mask", [HOLE, masks.heads(HOLE, NONE), NONE])
@@ -116,7 +114,7 @@ def test_rows_with_nothing(mask, block, terms, head_dim):
     check_tall(Case(1000, 1000, head_dim, torch.float16, **options))
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("mask", [None, STRUCTURED])
 def test_sinks(mask, head_dim):
     for n in (100, 1000):
@@ -125,7 +123,7 @@ def test_sinks(mask, head_dim):
         )
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("mask", [None, masks.causal(), PER_HEAD])
 def test_the_same_bits_again_and_again(mask, head_dim):
     """Many tiles to a program, short and long lists: a race would change bits, or hang."""

@@ -11,6 +11,7 @@ from sparseflash import explain, select
 from sparseflash.backends import hopper, nvidia
 from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.backends.registry import NAMES
+from sparseflash.kernels.hopper.configs import forward_tiles, keeps_q
 from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
@@ -255,6 +256,29 @@ def test_heads_of_a_group_share_tiles_of_small_blocks(name, head_dim):
     assert (spec.major, spec.minor) == (tiles.major, tiles.minor)
     if shared:
         assert (spec.major, spec.sms) == (64, 132 * tiles.programs * 2)
+
+
+@pytest.mark.parametrize("head_dim, shared", [(32, False), (64, False), (72, True), (256, True)])
+def test_rows_with_few_keys_are_shared_above_head_dim_64(head_dim, shared):
+    facts = schedule_for(masks.local(99), 4096, 4096, 1, 8, "cpu", 64).facts
+    qkv = make_qkv(1, 8, 4096, 4096, head_dim, kv_heads=2, dtype=torch.bfloat16)
+    assert forward.forward_tiles_for(problem_of(*qkv), facts, 132).heads == 1 + shared
+
+
+@pytest.mark.parametrize(
+    "head_dim, v_head_dim, block_q, kept",
+    [
+        (32, 32, 128, False), (64, 64, 128, True), (96, 80, 128, True), (128, 128, 128, True),
+        (128, 128, 64, False), (192, 128, 64, True), (192, 192, 128, True),
+        (192, 256, 128, False), (256, 256, 128, False),
+    ],
+)  # fmt: skip
+def test_q_stays_in_registers_where_its_numbers_fit(head_dim, v_head_dim, block_q, kept):
+    dims = head_dim, v_head_dim
+    tiles, tall = (forward_tiles(*dims, block_q, 4096, tall=tall) for tall in (False, True))
+    assert keeps_q(tiles, *dims, hoists=False) == kept
+    assert keeps_q(tiles, *dims, hoists=True) == (kept and dims == (64, 64))
+    assert tall == tiles or not keeps_q(tall, *dims, hoists=False)
 
 
 def test_work_of_pairs_is_that_of_half_the_heads():

@@ -42,7 +42,7 @@ TALL = {
     "dense": {**MANY},
     "head dim 40": {**MANY, "head_dim": 40, "v_head_dim": 56},
     "a wave less": {"n": 1100, "heads": 16},
-    "head dim 72": {**MANY, "head_dim": 72, "v_head_dim": 96, "n": 16384},
+    "one tile for two": {"n": 190, "batch": 64, "heads": 16},
     "causal": {**MANY, "mask": masks.causal()},
     "causal, blocks of 64": {**MANY, "mask": masks.causal(), "block": 64},
     "causal, blocks of 16": {**MANY, "mask": masks.causal(), "block": 16},
@@ -54,9 +54,8 @@ TALL = {
 }  # fmt: skip
 USUAL = {
     "head dim 32": ({**MANY, "head_dim": 32}, 128),
-    "head dim 104": ({**MANY, "head_dim": 104}, 128),
-    "head dim 72, short": ({**MANY, "head_dim": 72, "n": 2048}, 128),
-    "one tile for two": ({"n": 190, "batch": 64, "heads": 16}, 128),
+    "head dim 72": ({**MANY, "head_dim": 72, "n": 16384}, 128),
+    "one tile for one": ({"n": 128, "batch": 64, "heads": 16}, 128),
     "wider v": ({**MANY, "v_head_dim": 128}, 128),
     "narrower v": ({**MANY, "v_head_dim": 32}, 128),
     "dropout": ({**MANY, "dropout_p": 0.1}, 128),

@@ -62,13 +62,16 @@ def test_a_family_overrides_single_rows_of_another():
 
 
 def test_columns_that_the_kernels_for_hopper_multiply():
-    table = {8: 32, 32: 32, 40: 64, 64: 64, 65: 80, 80: 80, 88: 96, 96: 96, 97: 128, 192: 256}
+    table = {8: 32, 32: 32, 40: 64, 64: 64, 65: 80, 80: 80, 88: 96, 96: 96, 97: 128, 128: 128}
+    table |= {129: 192, 192: 192, 193: 256}
     for head_dim, columns in table.items():
         assert hopper.columns_in_use(head_dim) == columns <= hopper.padded(head_dim)
     assert all(head_dim <= hopper.columns_in_use(head_dim) for head_dim in range(1, 257))
     wide, narrow = (hopper.cols_tiles(width, 128, with_dq=True) for width in (256, 128))
     assert [wide.columns(d) for d in (8, 96, 128, 136, 192, 200)] == [128, 128, 128, 192, 192, 256]
     single = hopper.cols_tiles(128, 64, with_dq=True, joined=False)
+    kept = hopper.cols_tiles(64, 128, with_dq=True)
+    assert kept.keep_kv and not any(tiles.keep_kv for tiles in (wide, narrow, single))
     for tiles in (narrow, single, hopper.rows_tiles(128, 128)):
         assert [tiles.columns(d) for d in (32, 64, 80, 96, 128)] == [32, 64, 80, 96, 128]
 

@@ -44,10 +44,12 @@ from sparseflash.kernels.hopper.backward.tile import (
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.columns import (
+    in_registers,
     no_sums,
     products,
     scaled,
     start_scores,
+    start_scores_of,
     start_sums,
     store_part,
     store_shared,
@@ -72,7 +74,26 @@ from sparseflash.kernels.softmax import (
 
 
 @gluon.jit
-def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constexpr,
+def _kept(f, place, COLUMNS: gl.constexpr, CONSUMER: gl.constexpr):
+    """This consumer's rows of K or V in registers, or an empty tuple."""
+    if f.KEEP_KV:
+        rows = place.reshape([f.BLOCK_N, place.shape[3]]).slice(CONSUMER * 64, 64, 0)
+        return in_registers(rows, COLUMNS, accumulator(f.BLOCK_M))
+    else:
+        return ()
+
+
+@gluon.jit
+def _start_scores(kept, a, b, start, COLUMNS: gl.constexpr, ADD: gl.constexpr):
+    """a b^T, added to start with ADD; kept: a in registers, or empty."""
+    if len(kept) == 0:
+        return start_scores(a, b, start, COLUMNS, ADD)
+    else:
+        return start_scores_of(kept, b, start, ADD)
+
+
+@gluon.jit
+def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONSUMER: gl.constexpr,
            FIRST: gl.constexpr):  # fmt: skip
     """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first.
 
@@ -97,10 +118,10 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
         st = as_rows(bufs.score_start.index(s), SCORES)
-        st = start_scores(tiles.kw, tiles.q, st, f.COLUMNS, True)
+        st = _start_scores(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, True)
     else:
         st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        st = start_scores(tiles.kw, tiles.q, st, f.COLUMNS, False)
+        st = _start_scores(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
     if PIPELINED:
         mbarrier.wait(bars.ds_full.index(before & 1), (before >> 1) & 1)
         dq_async = start_dq(bufs.ds.index(before & 1), tiles.k, CONSUMER, f.COLUMNS)
@@ -110,7 +131,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
     else:
         mbarrier.wait(bars.dout_full.index(s), phase)
         dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
+        dpt = _start_scores(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
         st = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(st,))
     if STARTED:
         p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
@@ -136,7 +157,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, CONSUMER: gl.constex
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
             dpt = as_rows(bufs.neg_delta.index(s), SCORES)
-        dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
+        dpt = _start_scores(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)
         pb = gl.convert_layout(kept(p, DTYPE), P_OPERAND, assert_trivial=True)
@@ -186,20 +207,22 @@ def _consumer(f, CONSUMER: gl.constexpr):
         dk = no_sums(f.COLUMNS)
         dv = no_sums(f.COLUMNS_V)
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
+        kept_k = _kept(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
+        kept_v = _kept(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
         if f.WITH_DQ:
             if n > 0:
                 first_words = allowed_words(f, bit, limit, CONSUMER)
                 bit = gl.load(f.bit + tile.begin + 1, mask=n_partial > 1, other=-1)
                 dk, dv = _block(
-                    f, dk, dv, operands(f, kv, g % f.STAGES, 0, CONSUMER), g, first_words,
-                    (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
+                    f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
+                    first_words, (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
                 )  # fmt: skip
                 g += 1
         for j in range(FIRST, n):
             words = allowed_words(f, bit, limit, CONSUMER)
             bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
             dk, dv = _block(
-                f, dk, dv, operands(f, kv, g % f.STAGES, j, CONSUMER), g, words,
+                f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g, words,
                 (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER, False,
             )  # fmt: skip
             g += 1
@@ -246,7 +269,7 @@ def backward_cols(
     BLOCK_M: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
-    REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; score_start and neg_delta (B, H_q, n_pad) come from
@@ -337,6 +360,7 @@ def backward_cols(
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
+        KEEP_KV=KEEP_KV,
     )  # fmt: skip
     # a list has all heads of a group: 1
     if WIDE:

@@ -100,6 +100,7 @@ class Columns:
     DROPOUT: gl.constexpr
     SPLIT: gl.constexpr  # some tiles are split along the queries
     WITH_DQ: gl.constexpr
+    KEEP_KV: gl.constexpr  # K and V stay in registers for a tile
     LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
 
 
