@@ -6,6 +6,7 @@ triton is imported.
 
 import gc
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from tests.poison import poisoned_empty
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton"):
+        from tests import interpreter
+
+        interpreter.hasten()
 
 
 def pytest_collection_finish():
