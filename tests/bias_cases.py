@@ -6,11 +6,12 @@ import masks
 from tests.attention_cases import Case
 
 _BLOCKS = masks.documents([64] * 6)
+_SHORT = {"n_q": 200, "n_k": 200}
 _SMALL = {"block_size": (32, 32), "radius": 20}
 CASES = {
     "no near tile": {"mask": masks.causal() & ~masks.local(240), **_SMALL},
-    "near tiles on one side": {"mask": masks.causal() & ~masks.local(16), **_SMALL},
-    "all near and partial": {"mask": masks.local(16), **_SMALL},
+    "near tiles on one side": {"mask": masks.causal() & ~masks.local(16), **_SMALL, **_SHORT},
+    "all near and partial": {"mask": masks.local(16), **_SMALL, **_SHORT},
     "all near and full": {"mask": _BLOCKS, "block_size": (64, 64), "radius": 40},
     "near full, far partial": {
         "mask": _BLOCKS | masks.global_tokens(9), "block_size": (64, 64), "radius": 7,
@@ -25,9 +26,11 @@ CASES = {
     "many parts": {
         "mask": masks.causal(), "block_size": (16, 16), "radius": 25, "n_q": 150, "n_k": 160,
     },
-    "blocks that are not square": {"mask": masks.causal(), "block_size": (16, 64), "radius": 50},
+    "blocks that are not square": {
+        "mask": masks.causal(), "block_size": (16, 64), "radius": 50, **_SHORT,
+    },
     "blocks that are no powers of two": {
-        "mask": masks.causal(), "block_size": (48, 80), "n_q": 200, "n_k": 200,
+        "mask": masks.causal(), "block_size": (48, 80), **_SHORT,
     },
     "long lists": {
         "mask": masks.random_blocks(0.97, block=16), "block_size": (16, 16), "n_q": 20,

@@ -33,21 +33,26 @@ def launch():
     for interleaved in (False, True):
         packed.diffusion_spans(offsets, n, 32, interleaved)
     packed.tree_spans(offsets, offsets, n)
-    for block_q, block_k in ((128, 128), (256, 48)):
-        for spans, columns in ((1, False), (2, False), (3, False), (1, True)):
-            made = torch.zeros(spans, 2, 1, n, dtype=torch.int32)
-            packed.span_blocks(made, n, block_q, block_k, 9, columns)
+    for spans, columns, *blocks in (
+        (1, False, 256, 48), (2, False, 256, 48), (3, False, 256, 48), (1, True, 256, 48),
+        (2, False, 128, 128),
+    ):
+        made = torch.zeros(spans, 2, 1, n, dtype=torch.int32)
+        packed.span_blocks(made, n, *blocks, 9, columns)
     codes = torch.zeros(1, 4, 4, dtype=torch.int32)
     select.block_lists(codes, 1, 16, (True, True))
     causal = blocks_of(masks.causal(), n, 1, torch.device("cpu"))
     select.cut_blocks(*causal[:5], offsets[0].int())
-    for block in (128, 256):
-        for mask, heads in ((masks.causal(), 4), (masks.random_blocks(0.5, per_head=True), 4)):
-            schedule = schedule_for(mask, n, n, 1, heads, "cpu", block)
+    for block, tiles in (
+        (128, ((128, 128), (64, 64))),
+        (256, ((64, 128), (128, 64), (64, 64))),
+    ):
+        for mask in (masks.causal(), masks.random_blocks(0.5, per_head=True)):
+            schedule = schedule_for(mask, n, n, 1, 4, "cpu", block)
             for by_rows in (True, False):
-                for major, minor in ((128, 128), (64, 128), (128, 64), (64, 64)):
+                for major, minor in tiles:
                     for kv_heads in (4, 1):
-                        spec = TileSpec(by_rows, major, minor, n, n, 1, heads, kv_heads, 132)
+                        spec = TileSpec(by_rows, major, minor, n, n, 1, 4, kv_heads, 132)
                         cut_schedule(schedule, spec)
 
 for kernel in compiled_by(launch, CHIPS["sm_90a"]):
