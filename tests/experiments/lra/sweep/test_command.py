@@ -1,7 +1,6 @@
 """The command experiments.sweep."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,32 +38,31 @@ def test_wrong_options(changes, message):
         sweep.run(options | changes)
 
 
-def test_the_command_stops_and_goes_on_elsewhere(tmp_path):
+def test_the_command_stops_and_goes_on_elsewhere(tmp_path, monkeypatch, run_program):
     """With two processes for each run; what starts and stops is as with one."""
     rare = {"eval_every": 40, "checkpoint_every": 40, "log_every": 10}
     common = overrides(tmp_path, "listops", "linear", steps=80, **rare)
     runs = {"one": {}, "two": {"after": "one", "with": ["name=b", "steps=4", "minutes=1"]}}
     OmegaConf.save({"common": common, "runs": runs}, tmp_path / "mine.yaml")
-    command = [sys.executable, "-m", "experiments.sweep", f"file={tmp_path}/mine.yaml"]
-    command += ["processes=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
 
-    def start(place: str, *more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*command, f'with=["runs={tmp_path}/{place}"]', *more],
-            cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    def words(place: str) -> list[str]:
+        return [f"file={tmp_path}/mine.yaml", "processes=2", f'with=["runs={tmp_path}/{place}"]']
 
-    process = start("runs", f"export={tmp_path}/x.xz")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.sweep", *words("runs"), f"export={tmp_path}/x.xz"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     journal = tmp_path / "runs/listops/linear/seed0/journal.jsonl"
     wait(lambda: journal.exists() and '"step": 10' in journal.read_text(), process)
     process.terminate()
     told = process.communicate(timeout=120)[0]
     assert process.returncode == 143, told
     assert "exported: " in told and "one: cut short\n" in told and "two: waits for one\n" in told
-    again = start("other", f"import={tmp_path}/x.xz")
-    told = again.communicate(timeout=180)[0]
-    assert again.returncode == 0, told
+    status, *told = run_program("sweep", *words("other"), f"import={tmp_path}/x.xz")
+    told = "".join(told)
+    assert status == 0, told
     assert "where it was" in told and "[two] " in told and "one: test accuracy" in told
     folder = tmp_path / "other/listops/linear-b/seed0"
     settings = OmegaConf.load(folder / "config.yaml")

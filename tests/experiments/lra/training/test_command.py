@@ -24,7 +24,7 @@ def wait_for(process, folder, step):
         time.sleep(0.01)
 
 
-def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
+def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run_program):
     changes = {"steps": 150, "eval_every": 30, "checkpoint_every": 20, "log_every": 5}
     given = overrides(tmp_path, "listops", "sparse", **changes)
     cut = settings(tmp_path, "listops", "sparse", name="cut", **changes).folder
@@ -36,7 +36,8 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path):
     victim.communicate()
     left = checkpoint.load(cut / "checkpoint.pt")["step"]
     assert 40 <= left < 150
-    assert f"from step {left}" in finish(start([*given, "name=cut"]))
+    status, *told = run_program("train", *given, "name=cut")
+    assert status == 0 and f"from step {left}" in "".join(told), told
     runs = [Trained.at(folder) for folder in (whole, cut)]
     states = [run.state for run in runs]
     kept = ("model", "optimizer", "best", "sums", "step")
@@ -64,24 +65,27 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path):
     assert journal(folder)[-1]["reason"] == "SIGTERM"
 
 
-def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path):
+def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path, run_program):
     given = overrides(tmp_path, "listops", "linear", steps=2)
     given = [x for x in given if not x.startswith("attention=")]
-    told = finish(start([*given, "attention=linear,sparse", "mask=local:8", "seed=0,1", "-m"]), 2)
+    varied = "attention=linear,sparse", "mask=local:8", "seed=0,1", "-m"
+    status, *told = run_program("train", *given, *varied)
+    told = "".join(told)
+    assert status == 2, told
     assert told.count("error: mask=local:8 is for attention=sparse; linear takes none") == 2
     assert told.count("test accuracy") == 2 and "failed: " in told and "Traceback" not in told
     found = sorted(path.parent.name for path in (tmp_path / "runs").rglob("result.json"))
     assert found == ["seed0", "seed1"]
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, run_program):
     given = overrides(tmp_path, "text", "linear")
-    processes = {
-        "task": start([*given, "task=chess"]),
-        "data": start([*given, f"data_dir={tmp_path}/nowhere"]),
-    }
-    told = finish(processes["data"], 2)
+    status, *told = run_program("train", *given, f"data_dir={tmp_path}/nowhere")
+    told = "".join(told)
+    assert status == 2, told
     assert told.startswith("error: no aclImdb in ") and told.count("\n") == 1
-    told = finish(processes["task"], 1)
+    status, *told = run_program("train", *given, "task=chess")
+    told = "".join(told)
+    assert status == 1, told
     assert "Could not find 'task/chess'" in told and "listops" in told
     assert not (tmp_path / "runs").exists()

@@ -1,5 +1,8 @@
-"""Every recipe with every task: a few steps, the same bits after a kill, and pretraining first."""
+"""Every recipe with every kind of task: a few steps, the same bits after a kill, and pretraining
+first.
+"""
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,25 @@ import experiments.conf
 from tests.experiments.lra.training.cases import MORE, TASKS
 
 RECIPES = sorted(p.stem for p in (Path(experiments.conf.__path__[0]) / "recipe").glob("*.yaml"))
+PRETRAINED = [task for task in MORE if task != "pathfinder256"]  # slow
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("task", TASKS | MORE)
+def each_with_some(tasks, further, values):
+    """Tasks with every value; further ones, which only have other data, with one value each."""
+    return [
+        *((task, value) for task in tasks for value in values),
+        *zip(further, cycle(values), strict=False),
+    ]
+
+
+@pytest.mark.parametrize(("task", "recipe"), each_with_some(TASKS, MORE, RECIPES))
 def test_every_task_and_recipe_trains_and_resumes(assert_resumes, task, recipe):
     assert_resumes(task, "linear", recipe=recipe)
 
 
-@pytest.mark.parametrize("pretrain", ["masked", "causal"])
-@pytest.mark.parametrize("task", [task for task in TASKS | MORE if task != "pathfinder256"])  # slow
+@pytest.mark.parametrize(
+    ("task", "pretrain"), each_with_some(TASKS, PRETRAINED, ["masked", "causal"])
+)
 def test_every_task_pretrains_and_resumes(assert_resumes, ran, task, pretrain):
     changes = {"recipe": "rotary", "model__causal": pretrain == "causal"}
     assert_resumes(task, "local", name=pretrain, pretrain=pretrain, **changes)
