@@ -42,7 +42,7 @@ def offsets_of(rng: np.random.Generator, end: int) -> torch.Tensor:
 
 
 def documents_case(rng: np.random.Generator):
-    n = int(rng.integers(1, 400))
+    n = int(rng.integers(1, 300))
     offsets, shared = offsets_of(rng, n), bool(rng.integers(2))
     left, right = (int(rng.choice([0, 3, 70, n])) for _ in range(2))
     length = lengths = None
@@ -55,14 +55,14 @@ def documents_case(rng: np.random.Generator):
 
 
 def diffusion_case(rng: np.random.Generator):
-    half = int(rng.integers(1, 200))
+    half = int(rng.integers(1, 150))
     size = min(half, int(rng.choice([1, 3, 16, 32, 100])))
     return "diffusion_spans", (offsets_of(rng, half), 2 * half, size, bool(rng.integers(2)))
 
 
 def tree_case(rng: np.random.Generator):
     """Ends that are those of a walk or, as good as others here, of none."""
-    n = int(rng.integers(1, 400))
+    n = int(rng.integers(1, 300))
     enter = offsets_of(rng, n)
     leave = (enter + torch.from_numpy(rng.integers(0, n + 1, enter.shape)).to(enter)).clamp(max=n)
     if rng.integers(2):  # long columns of equal blocks
@@ -115,9 +115,9 @@ def test_another_length_on_the_other_side():
 
 @pytest.mark.parametrize("block_q, block_k", [(16, 64), (32, 128), (48, 80)])
 def test_blocks_below_one_another_share_tiles(block_q, block_k):
-    enter, leave = [[0, 40, 200, 450]] * 2, [[700, 200, 450, 700], [640, 120, 700, 470]]
-    made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 700).to(DEVICE)
-    given = 700, block_q, block_k, 200, True
+    enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 60, 350, 235]]
+    made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 350).to(DEVICE)
+    given = 350, block_q, block_k, 200, True
     found, expected = kernels.span_blocks(made, *given), blocks.span_blocks(made, *given)
     for a, b in zip(found, expected, strict=True):
         assert_equal(a, b)
@@ -153,7 +153,7 @@ MASKS = {
 @pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
 def test_a_mask_and_its_lists_take_few_launches(make, monkeypatch):
     """Kernels alone, from the offsets to the tile lists of a plan."""
-    n, offsets = 500, torch.tensor([[0, 100, 190, 250], [0, 0, 33, 240]])
+    n, offsets = 300, torch.tensor([[0, 60, 114, 150], [0, 0, 20, 144]])
 
     def run():
         mask = make(offsets, n)
