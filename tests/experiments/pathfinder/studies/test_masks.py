@@ -67,17 +67,20 @@ def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
         points(runs_of(tmp_path / "b", ("row", "strided:8", 0.5)))
 
 
-def test_the_sweep_has_every_family_at_equal_density():
+@pytest.fixture(scope="module")
+def runs():
     sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
-    runs = sweep_runs(sweep, ["device=cpu", "scale=full"])
+    return sweep_runs(sweep, ["device=cpu", "scale=full"])
+
+
+def test_the_sweep_has_every_family_at_equal_density(runs):
     assert len(runs) == 50 and len({run.settings.folder for run in runs}) == 50
     assert len({(run.settings.steps, run.settings.batch) for run in runs}) == 1
     assert len(FAMILIES) == 8
 
 
-def test_masks_of_the_sweep_have_a_quarter_or_an_eighth_of_all_pairs(tmp_path):
-    sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
-    chosen = [run.settings for run in sweep_runs(sweep, ["device=cpu"]) if run.settings.seed == 0]
+def test_masks_of_the_sweep_have_a_quarter_or_an_eighth_of_all_pairs(tmp_path, runs):
+    chosen = [run.settings for run in runs if run.settings.seed == 0]
     found = points(runs_of(tmp_path, *[(s.task["order"], s.mask or "", 0.5) for s in chosen]))
     assert {p.family for p in found} == {name for name, _ in FAMILIES.values()}
     for p in found[1:]:
