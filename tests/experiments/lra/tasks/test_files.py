@@ -208,7 +208,7 @@ def test_folders_without_enough_are_refused_with_nothing_written(tmp_path):
 # ---- training
 
 
-def test_a_run_records_what_its_files_are(tmp_path):
+def test_a_run_records_what_its_files_are(tmp_path, no_interpreter):
     folder = write(tmp_path / "texts")
     run = Trained(tmp_path, "files", "flash", task__folder=folder, task__length=64)
     manifest = load(folder).manifest
