@@ -42,7 +42,7 @@ def offsets_of(rng: np.random.Generator, end: int) -> torch.Tensor:
 
 
 def documents_case(rng: np.random.Generator):
-    n = int(rng.integers(1, 300))
+    n = int(rng.integers(1, 400))
     offsets, shared = offsets_of(rng, n), bool(rng.integers(2))
     left, right = (int(rng.choice([0, 3, 70, n])) for _ in range(2))
     length = lengths = None
@@ -55,14 +55,14 @@ def documents_case(rng: np.random.Generator):
 
 
 def diffusion_case(rng: np.random.Generator):
-    half = int(rng.integers(1, 150))
+    half = int(rng.integers(1, 200))
     size = min(half, int(rng.choice([1, 3, 16, 32, 100])))
     return "diffusion_spans", (offsets_of(rng, half), 2 * half, size, bool(rng.integers(2)))
 
 
 def tree_case(rng: np.random.Generator):
     """Ends that are those of a walk or, as good as others here, of none."""
-    n = int(rng.integers(1, 300))
+    n = int(rng.integers(1, 400))
     enter = offsets_of(rng, n)
     leave = (enter + torch.from_numpy(rng.integers(0, n + 1, enter.shape)).to(enter)).clamp(max=n)
     if rng.integers(2):  # long columns of equal blocks
