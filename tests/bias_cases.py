@@ -10,8 +10,8 @@ _SHORT = {"n_q": 200, "n_k": 200}
 _SMALL = {"block_size": (32, 32), "radius": 20}
 CASES = {
     "no near tile": {"mask": masks.causal() & ~masks.local(240), **_SMALL},
-    "near tiles on one side": {"mask": masks.causal() & ~masks.local(16), **_SMALL, **_SHORT},
-    "all near and partial": {"mask": masks.local(16), **_SMALL, **_SHORT},
+    "near tiles on one side": {"mask": masks.causal() & ~masks.local(16), **_SMALL},
+    "all near and partial": {"mask": masks.local(16), **_SMALL},
     "all near and full": {"mask": _BLOCKS, "block_size": (64, 64), "radius": 40},
     "near full, far partial": {
         "mask": _BLOCKS | masks.global_tokens(9), "block_size": (64, 64), "radius": 7,
