@@ -31,8 +31,10 @@ from sparseflash.kernels.hopper.backward.feed import (
     Barriers,
     Buffers,
     Columns,
+    kept_rows,
     operands,
     producer,
+    start_with,
     storer,
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.single import single_consumer
@@ -44,12 +46,9 @@ from sparseflash.kernels.hopper.backward.tile import (
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.columns import (
-    in_registers,
     no_sums,
     products,
     scaled,
-    start_scores,
-    start_scores_of,
     start_sums,
     store_part,
     store_shared,
@@ -71,25 +70,6 @@ from sparseflash.kernels.softmax import (
     shifted_probabilities,
     started_probabilities,
 )  # fmt: skip
-
-
-@gluon.jit
-def _kept(f, place, COLUMNS: gl.constexpr, CONSUMER: gl.constexpr):
-    """This consumer's rows of K or V in registers, or an empty tuple."""
-    if f.KEEP_KV:
-        rows = place.reshape([f.BLOCK_N, place.shape[3]]).slice(CONSUMER * 64, 64, 0)
-        return in_registers(rows, COLUMNS, accumulator(f.BLOCK_M))
-    else:
-        return ()
-
-
-@gluon.jit
-def _start_scores(kept, a, b, start, COLUMNS: gl.constexpr, ADD: gl.constexpr):
-    """a b^T, added to start with ADD; kept: a in registers, or empty."""
-    if len(kept) == 0:
-        return start_scores(a, b, start, COLUMNS, ADD)
-    else:
-        return start_scores_of(kept, b, start, ADD)
 
 
 @gluon.jit
@@ -118,10 +98,10 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
         st = as_rows(bufs.score_start.index(s), SCORES)
-        st = _start_scores(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, True)
+        st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, True)
     else:
         st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        st = _start_scores(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
+        st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
     if PIPELINED:
         mbarrier.wait(bars.ds_full.index(before & 1), (before >> 1) & 1)
         dq_async = start_dq(bufs.ds.index(before & 1), tiles.k, CONSUMER, f.COLUMNS)
@@ -131,7 +111,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     else:
         mbarrier.wait(bars.dout_full.index(s), phase)
         dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        dpt = _start_scores(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
+        dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
         st = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(st,))
     if STARTED:
         p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
@@ -157,7 +137,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
             dpt = as_rows(bufs.neg_delta.index(s), SCORES)
-        dpt = _start_scores(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
+        dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)
         pb = gl.convert_layout(kept(p, DTYPE), P_OPERAND, assert_trivial=True)
@@ -207,8 +187,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
         dk = no_sums(f.COLUMNS)
         dv = no_sums(f.COLUMNS_V)
         mbarrier.wait(bars.kv_full.index(kv), (t // f.KV_STAGES) & 1)
-        kept_k = _kept(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
-        kept_v = _kept(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
+        kept_k = kept_rows(f, bufs.k.index(kv), f.COLUMNS, CONSUMER)
+        kept_v = kept_rows(f, bufs.v.index(kv), f.COLUMNS_V, CONSUMER)
         if f.WITH_DQ:
             if n > 0:
                 first_words = allowed_words(f, bit, limit, CONSUMER)

@@ -9,7 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descript
 
 from sparseflash.kernels.gluon import async_load, async_store
 from sparseflash.kernels.hopper.backward.common import Inputs
-from sparseflash.kernels.hopper.common import WARP, fields
+from sparseflash.kernels.hopper.columns import in_registers, start_scores, start_scores_of
+from sparseflash.kernels.hopper.common import WARP, accumulator, fields
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -263,3 +264,22 @@ def operands(f, kv, s, j, CONSUMER: gl.constexpr):
     kw = k.slice(CONSUMER * 64, 64, 0)
     vw = v.slice(CONSUMER * 64, 64, 0)
     return Operands(q=q, dout=dout, k=k, kw=kw, vw=vw)
+
+
+@gluon.jit
+def kept_rows(f, place, COLUMNS: gl.constexpr, CONSUMER: gl.constexpr):
+    """This consumer's rows of K or V in registers for a tile; without KEEP_KV an empty tuple."""
+    if f.KEEP_KV:
+        rows = place.reshape([f.BLOCK_N, place.shape[3]]).slice(CONSUMER * 64, 64, 0)
+        return in_registers(rows, COLUMNS, accumulator(f.BLOCK_M))
+    else:
+        return ()
+
+
+@gluon.jit
+def start_with(kept, a, b, start, COLUMNS: gl.constexpr, ADD: gl.constexpr):
+    """`start_scores` of `kept_rows`, or else of the same rows a in shared memory."""
+    if len(kept) == 0:
+        return start_scores(a, b, start, COLUMNS, ADD)
+    else:
+        return start_scores_of(kept, b, start, ADD)
