@@ -16,9 +16,9 @@ from tests.poison import poisoned_empty
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton"):
-        from tests import interpreter
+        from tests.interpreter import faster
 
-        interpreter.hasten()
+        faster.hasten()
 
 
 def pytest_collection_finish():

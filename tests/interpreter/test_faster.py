@@ -52,17 +52,17 @@ def test_a_launch_that_fails_leaves_them_too():
 
 
 def test_dtypes_are_those_of_the_table():
-    from tests import interpreter
+    from tests.interpreter import faster
 
     for dtype in DTYPES:
         pointer = tl.pointer_type(dtype)
         for given in (dtype, pointer, tl.block_type(dtype, [4]), tl.block_type(pointer, [4])):
             for _ in range(2):  # also once it is kept
-                assert interpreter._np_dtype(given) == interpreter._table_of_dtypes(given)
+                assert faster._np_dtype(given) == faster._table_of_dtypes(given)
 
 
 def test_types_of_blocks_and_tensors_have_the_same_attributes():
-    from tests import interpreter
+    from tests.interpreter import faster
 
     def facts(check, cls, *given):
         made = cls.__new__(cls)
@@ -72,11 +72,11 @@ def test_types_of_blocks_and_tensors_have_the_same_attributes():
     for dtype in (*DTYPES, tl.pointer_type(tl.float16)):
         for shape in ([4], [2, 8], tl.tuple([tl.constexpr(16), tl.constexpr(1)])):
             for _ in range(2):
-                block = facts(interpreter._init_block_type, tl.block_type, dtype, shape)
-                assert block == facts(interpreter._check_block_type, tl.block_type, dtype, shape)
+                block = facts(faster._init_block_type, tl.block_type, dtype, shape)
+                assert block == facts(faster._check_block_type, tl.block_type, dtype, shape)
                 given = "a handle", tl.block_type(dtype, shape)
-                tensor = facts(interpreter._init_tensor, tl.tensor, *given)
-                assert tensor == facts(interpreter._check_tensor, tl.tensor, *given)
+                tensor = facts(faster._init_tensor, tl.tensor, *given)
+                assert tensor == facts(faster._check_tensor, tl.tensor, *given)
     assert tl.block_type(tl.int32, [2, 2]).numel == 4
     for shape, message in (([3], "power of 2"), ([2, 2.0], "int"), ([], "0d")):
         for _ in range(2):
