@@ -96,7 +96,8 @@ def hopper_calls() -> list[Call]:
           for d in (64, 128, 256)),
         replace(causal256, name="blocks of 16", block_size=(16, 16)),
         replace(causal256, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
-        replace(base, head_dim=192), replace(base, name="dense", head_dim=192, mask=None),
+        *(c for d in (80, 192)
+          for c in (replace(base, head_dim=d), replace(base, name="dense", head_dim=d, mask=None))),
         replace(base, name="causal, v of 128", head_dim=192, v_head_dim=128),
         replace(base, name="causal, v of 256", v_head_dim=256),
         replace(base, name="causal, v of 128", v_head_dim=128),
@@ -121,7 +122,6 @@ def tall_calls() -> list[Call]:
         replace(causal, name="causal, tall, maxima", max_scores=True),
         replace(dense, name="dense, tall, sink", terms=("sink",)),
         replace(split, name="split rows, tall, sink, maxima", terms=("sink",), max_scores=True),
-        *(replace(c, head_dim=d, n=max(c.n, 1536)) for c in (dense, causal) for d in (80, 96)),
     ]  # fmt: skip
 
 
@@ -201,9 +201,9 @@ def representative() -> list[Call]:
     """Few calls that a test has time for: every kernel, each pass, and what claims work."""
     return [
         Call("causal", "hopper", 128),
-        Call("dense, tall", "hopper", 96, mask=None, n=1536, heads=16),
+        Call("dense, tall", "hopper", 64, mask=None, n=1152, heads=16),
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
-        Call("grouped heads, dropout", "hopper", 64, kv_heads=1, dropout_p=0.1),
+        Call("grouped heads, dropout", "hopper", 96, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
         Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4000),
         Call(
