@@ -28,6 +28,14 @@ def empty_gpu():
 
 
 @pytest.fixture(autouse=True)
+def memory_for_other_workers():
+    """Processes of pytest-xdist share a GPU: what one keeps for later, the others lack."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
 def counters_are_zero():
     """Between kernels: a number left there would make the next kernel pass over tiles."""
     yield
