@@ -98,6 +98,13 @@ def test_a_plan_takes_them(mask, monkeypatch):
     assert planned.specs[0][:3] == (True, 192, 128) and planned.specs[0].sms == SMS
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_with_dropout_there_are_no_registers_for_q(dropout_p, monkeypatch):
+    monkeypatch.setattr(forward, "multiprocessors", lambda device: SMS)
+    planned = forward.Forward(*posed(RANDOM, **MANY, dropout_p=dropout_p))
+    assert planned.tiles.consumers == 2 and planned.keep_q == (not dropout_p)
+
+
 def test_the_self_check_has_one():
     majors = {
         rows_of_a_tile(
