@@ -1,11 +1,14 @@
 """The parts of the encoder: the pre-LN block, the head, and the initial weights."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention
 from experiments.lra.models.attention.base import Projected
 from experiments.lra.models.config import ModelConfig
+from experiments.lra.models.dropout import Dropout
 from sparseflash import BlockSparseAttention
 from sparseflash.schedule import Schedule
 
@@ -13,25 +16,36 @@ from sparseflash.schedule import Schedule
 class Block(nn.Module):
     """x + attention(LN(x)), then x + feed-forward(LN(x))."""
 
+    dropouts = 3  # how many seeds `forward` takes
+
     def __init__(self, config: ModelConfig, attention: Attention, rotary: nn.Module | None = None):
         super().__init__()
         dim, eps = config.dim, norm_eps(config)
         self.norm_attention = nn.LayerNorm(dim, eps)
         biased = config.setting == "nystrom"
         self.attention = attention.with_projections(dim, bias=biased, rotary=rotary)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.norm_mlp = nn.LayerNorm(dim, eps)
         self.mlp = nn.Sequential(
             nn.Linear(dim, config.mlp_dim),
             nn.GELU(),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
             nn.Linear(config.mlp_dim, dim),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
         )
 
-    def forward(self, x: Tensor, lengths: Tensor | Schedule | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), lengths=lengths))
-        return x + self.mlp(self.norm_mlp(x))
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | Schedule | None,
+        seeds: Sequence[Tensor | None] = (None,) * dropouts,
+    ) -> Tensor:
+        """seeds: one for each dropout; None drops nothing."""
+        attended = self.attention(self.norm_attention(x), lengths=lengths)
+        x = x + self.dropout(attended, seeds[0])
+        widen, gelu, drop_wide, narrow, drop_narrow = self.mlp
+        wide = drop_wide(gelu(widen(self.norm_mlp(x))), seeds[1])
+        return x + drop_narrow(narrow(wide), seeds[2])
 
 
 class Head(nn.Sequential):

@@ -11,6 +11,7 @@ from experiments.lra.models.attention import Attention, make_attention
 from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
 from experiments.lra.models.class_token import refuse_a_blind_class_token
 from experiments.lra.models.config import ModelConfig, model_config
+from experiments.lra.models.dropout import Dropout, draw_seeds
 from experiments.lra.models.positions import AxialPositions, AxialRotary, WavePositions, sinusoids
 from experiments.lra.models.waves import SmoothEmbedding
 from sparseflash import BlockSparseAttention, Rotary
@@ -76,7 +77,7 @@ class Classifier(nn.Module):
         rotary = None
         if config.rotary:
             rotary = AxialRotary(grid, config.head_dim, order, cls) if grid else Rotary()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         options = dict(attention or {"name": "standard"})
         options |= {"heads": config.heads, "head_dim": config.head_dim, "length": self.states}
         options |= {"dropout": config.attention_dropout, "class_token": cls}
@@ -164,10 +165,18 @@ class Classifier(nn.Module):
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
         if self.config.positions != "none":
             x = x + self._positions()
-        x = self.dropout(x)
+        first, *seeds = self._seeds(x.device)
+        x = self.dropout(x, first)
         for i, block in enumerate(self.blocks):
-            x = block(x, lengths if plans is None else plans[i])
+            own = seeds[i * Block.dropouts : (i + 1) * Block.dropouts]
+            x = block(x, lengths if plans is None else plans[i], own)
         return x
+
+    def _seeds(self, device: torch.device) -> Sequence[Tensor | None]:
+        """Of the dropout of the embedding, and of those of each block."""
+        count = 1 + Block.dropouts * len(self.blocks)
+        drops = self.training and self.config.dropout > 0
+        return draw_seeds(count, device).unbind() if drops else [None] * count
 
     def _positions(self) -> Tensor:
         name = self.config.positions
