@@ -21,6 +21,7 @@ from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_with
 from sparseflash.ops import call_operator, plain, run
 from sparseflash.plan import Plan, plan_for, prepared, traced_specs
 from sparseflash.problem import Problem, describe, key_of
+from sparseflash.qkv_ops import call_qkv, parts
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select import picked
 from sparseflash.select.picks import Picks
@@ -143,6 +144,31 @@ def attention(
         seed = seed_tensor(seed, q.device) if dropout_p else None
         return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
     return _through_operator(q, k, v, mask, seed, tensors, call).asked(return_lse)
+
+
+def attention_of_qkv(
+    qkv: Tensor,
+    kv_heads: int,
+    mask: AnyMask = None,
+    *,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    backend: str = "auto",
+    return_max_scores: bool = False,
+) -> Any:
+    """`attention` of the parts of qkv, (B, N, H + 2 kv_heads, D): the queries, keys and values of
+    all heads, in this order. What torch.compile makes of it writes the gradient of qkv in place.
+    """
+    options = {"dropout_p": dropout_p, "deterministic": deterministic, "backend": backend}
+    if not torch.compiler.is_compiling() or not _needs_grad(qkv):
+        options["return_max_scores"] = return_max_scores
+        return attention(*parts(qkv, kv_heads), mask, **options)
+    flags = {"deterministic": deterministic, "return_max_scores": return_max_scores}
+    check_options(None, dropout_p, backend, NAMES, **flags)
+    (qkv,) = _contiguous(*_autocast(qkv))
+    call = None, *options.values(), *term_options(None), return_max_scores
+    inputs = *parts(qkv, kv_heads), mask, None, NO_TERMS
+    return _through_operator(*inputs, call, (qkv, kv_heads)).asked(return_lse=False)
 
 
 def explain(
@@ -313,9 +339,12 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
 
 def _through_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, terms: TermTensors,
-    call: Any,
+    call: Any, whole: tuple[Tensor, int] | None = None,
 ) -> Results:  # fmt: skip
-    """The call as a compiler, a transform, a mode or a subclass has to see it."""
+    """The call as a compiler, a transform, a mode or a subclass has to see it.
+
+    whole: the tensor that q, k and v are parts of, and the number of heads of k.
+    """
     check_tensors(q, k, v)
     compiling = torch.compiler.is_compiling()
     if not compiling:
@@ -332,6 +361,8 @@ def _through_operator(
         check_extents(mask, *_extents(q, k))
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
+    if whole is not None:
+        return call_qkv(*whole, key, schedule, seed, call)
     return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import masks
 from masks import BlockMask, Mask
 from masks.checks import integer
-from sparseflash.attention import attention, plan
+from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -93,6 +93,8 @@ class BlockSparseAttention(nn.Module):
         self.keep_max_scores = keep_max_scores
         self.max_scores: Tensor | None = None
         self.rotary = rotary
+        # q, k and v go on as one tensor, where neither `rotary` nor a subclass takes them
+        self._whole = rotary is None and type(self).attend is BlockSparseAttention.attend
         self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
         self.qkv = nn.Linear(dim, sum(self.widths), bias)
         self.out = nn.Linear(self.widths[0], dim, bias)
@@ -111,10 +113,14 @@ class BlockSparseAttention(nn.Module):
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, N, {self.dim})")
         if context is None:
-            q, k, v = self.qkv(x).split(self.widths, dim=2)
+            qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
+            mask = self.mask if lengths is None else lengths
+            if self._whole and isinstance(mask, Mask | BlockMask | Schedule | None):
+                out = self._noted(attention_of_qkv(qkv, self.kv_heads, mask, **self._call))
+                return self.out(out.transpose(1, 2).flatten(2))
+            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         else:
             q, k, v = self._cross(x, context)
-        q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in (q, k, v))
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -130,7 +136,9 @@ class BlockSparseAttention(nn.Module):
         biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split([own, other])
         q = nn.functional.linear(x, weights[0], biases[0])
         kv = nn.functional.linear(context, weights[1], biases[1])
-        return q, *kv.split(self.widths[1:], dim=2)
+        return tuple(
+            t.unflatten(2, (-1, self.head_dim)) for t in (q, *kv.split(self.widths[1:], dim=2))
+        )
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None
@@ -141,8 +149,11 @@ class BlockSparseAttention(nn.Module):
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
-        options = self._options | {"return_max_scores": self.keep_max_scores}
-        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **options)
+        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **self._call)
+        return self._noted(found)
+
+    def _noted(self, found: Any) -> Tensor:
+        """The output of a call, whose largest logits are noted where they are asked for."""
         if not self.keep_max_scores:
             return found
         out, max_scores = found
@@ -155,6 +166,10 @@ class BlockSparseAttention(nn.Module):
         return {
             "dropout_p": dropout, "deterministic": self.deterministic, "backend": self.backend
         }  # fmt: skip
+
+    @property
+    def _call(self) -> dict[str, Any]:
+        return self._options | {"return_max_scores": self.keep_max_scores}
 
     def plan(self, lengths: Lengths, n: int, dtype: torch.dtype | None = None) -> Schedule:
         """The block lists of padded sequences of n tokens; `forward` takes them for the lengths.

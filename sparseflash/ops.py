@@ -19,7 +19,7 @@ from sparseflash.problem import describe, key_of
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
 # mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
-_CALL = (
+CALL = (
     "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
     " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
     " float softcap, bool biased, bool max_scores"
@@ -27,15 +27,15 @@ _CALL = (
 torch.library.define(
     "sparseflash::forward",
     # max_scores is empty where the call does not ask for it
-    f"(Tensor q, Tensor k, Tensor v, {_CALL}, bool needs_grad)"
+    f"(Tensor q, Tensor k, Tensor v, {CALL}, bool needs_grad)"
     " -> (Tensor out, Tensor lse, Tensor max_scores)",
 )
 torch.library.define(
     "sparseflash::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" {_CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+    f" {CALL}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
 )
-_N_TERMS = len(TermTensors._fields)
+N_TERMS = len(TermTensors._fields)
 
 
 def run(
@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
                 dout, dlse, *saved[:5], mask, *flat, saved.seed, *saved.terms, *problem.options
             )
         else:
-            gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
+            gradients = run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
         return *_with_seed(gradients, saved.terms), None, None
 
 
@@ -144,7 +144,7 @@ class _Functional(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         gradients = _FunctionalBackward.apply(dout, dlse, q, k, v, out, lse, *rest, ctx.call)
-        terms, schedule = rest[1 : 1 + _N_TERMS], rest[1 + _N_TERMS :]
+        terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
         return *_with_seed(gradients, terms), *(None for _ in schedule), None
 
     @staticmethod
@@ -175,7 +175,7 @@ class _FunctionalBackward(torch.autograd.Function):
 def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
     """The arguments of an operator after q, k and v, or lse; rest: terms, schedule, constants."""
     *tensors, (mask, numbers, options) = rest
-    return mask, tensors[_N_TERMS:], numbers, seed, *tensors[:_N_TERMS], *options
+    return mask, tensors[N_TERMS:], numbers, seed, *tensors[:N_TERMS], *options
 
 
 def _saved(
@@ -203,7 +203,7 @@ def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[An
     return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
 
-def _run_backward(
+def run_backward(
     plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
 ) -> Gradients:
     if dout.stride(-1) != 1:
@@ -212,7 +212,7 @@ def _run_backward(
         return plan.backward(dout, dlse, saved, schedule)
 
 
-def _found(
+def find_plan(
     qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor], numbers: list[int],
     options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Plan, Schedule | None]:  # fmt: skip
@@ -223,25 +223,27 @@ def _found(
     return plan or plan_for(describe(*call), schedule=schedule), schedule
 
 
-@torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
-def _forward(q, k, v, mask, schedule, numbers, seed, *call):
-    *options, needs_grad = call[_N_TERMS:]
-    plan, made = _found((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
+def forward_operator(q, k, v, mask, schedule, numbers, seed, *call):
+    *options, needs_grad = call[N_TERMS:]
+    plan, made = find_plan((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
     with no_autocast(q):
-        found = plan.forward(q, k, v, seed, TermTensors(*call[:_N_TERMS]), made)
+        found = plan.forward(q, k, v, seed, TermTensors(*call[:N_TERMS]), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
+
+
+torch.library.impl("sparseflash::forward", ("CPU", "CUDA"), forward_operator)
 
 
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
 def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
-    terms, options = call[:_N_TERMS], call[_N_TERMS:]
-    plan, made = _found((q, k, v), mask, schedule, numbers, options, True)
-    gradients = _run_backward(plan, dout, dlse, _saved(q, k, v, out, lse, seed, *terms), made)
+    terms, options = call[:N_TERMS], call[N_TERMS:]
+    plan, made = find_plan((q, k, v), mask, schedule, numbers, options, True)
+    gradients = run_backward(plan, dout, dlse, _saved(q, k, v, out, lse, seed, *terms), made)
     return tuple(q.new_empty(0) if t is None else t for t in gradients)
 
 
 @torch.library.register_fake("sparseflash::forward")
-def _forward_fake(q, k, v, *call):
+def forward_shapes(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     *_, wanted, _needs_grad = call
     lse = q.new_empty(q.shape[:3], dtype=dtype)
@@ -258,14 +260,14 @@ def _save(ctx, inputs, output):
     q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
     out, lse, max_scores = output
     ctx.mark_non_differentiable(max_scores)
-    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:_N_TERMS], *schedule)
+    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *schedule)
     ctx.set_materialize_grads(False)
-    ctx.constants = mask, numbers, rest[_N_TERMS:]
+    ctx.constants = mask, numbers, rest[N_TERMS:]
 
 
 def _differentiate(ctx, dout, dlse, _):
     q, k, v, out, lse, *rest = ctx.saved_tensors
-    terms, schedule = rest[1 : 1 + _N_TERMS], rest[1 + _N_TERMS :]
+    terms, schedule = rest[1 : 1 + N_TERMS], rest[1 + N_TERMS :]
     if dout is None:
         dout = torch.zeros_like(out)
     gradients = torch.ops.sparseflash.backward(

@@ -168,7 +168,7 @@ def _backward(
     problem: Problem,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """By key block, with the scores transposed: only dq is scattered, and always in one order."""
-    q, k, v, out, lse, seed, terms = saved
+    q, k, v, out, lse, seed, terms, _ = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)

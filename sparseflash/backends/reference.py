@@ -78,7 +78,7 @@ class Backward(NamedTuple):
     specs = ()
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
-        q, k, v, out, lse, seed, terms = saved
+        q, k, v, out, lse, seed, terms, _ = saved
         scores, k_wide, v_wide = _scores(q, k, v, self.scale)
         scores = capped(scores, self.softcap)
         dsink = sink_gradient(dout, dlse, saved)

@@ -175,9 +175,9 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
-        q, k, v, *_, seed, terms = saved
+        q, k, v, *_, seed, terms, room = saved
         cut = self.kv
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        dk, dv = room[1:] if room else (torch.empty_like(k), torch.empty_like(v))
         lists = _lists(walk.schedule, "cols")
 
         def arguments():
@@ -191,7 +191,7 @@ class Backward:
             return (n_tiles * k.shape[0] * k.shape[1],), args, cut.options(q_desc)
 
         tensors = (q, k, v, dout, dk, dv, lse_log2, delta, seed, terms.slopes, terms.bias)
-        self.launch_kv(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
+        self.launch_kv(tensors, arguments, lists, (dout.stride(), dk.stride(), *_kinds(terms)))
         return dk, dv
 
     def queries(
@@ -200,9 +200,9 @@ class Backward:
         """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
         2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
         """
-        q, k, v, *_, seed, terms = saved
+        q, k, v, *_, seed, terms, room = saved
         cut, bias, ends = self.q, terms.bias, None
-        dq = torch.empty_like(q)
+        dq = room[0] if room else torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
         n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
@@ -219,14 +219,14 @@ class Backward:
             return (n_tiles * q.shape[0] * q.shape[1],), args, cut.options(k_desc)
 
         tensors = (q, k, v, dout, dq, lse_log2, delta, seed, terms.slopes, bias, ends)
-        self.launch_q(tensors, arguments, lists, (dout.stride(), *_kinds(terms)))
+        self.launch_q(tensors, arguments, lists, (dout.stride(), dq.stride(), *_kinds(terms)))
         return dq, ends
 
     def distances(
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
         """dbias, by diagonals of the mask; ends: from `queries`."""
-        q, k, v, *_, seed, terms = saved
+        q, k, v, *_, seed, terms, _ = saved
         cut, bias = self.bias, terms.bias
         assert bias is not None
         lists = _lists(walk.schedule, "rows")

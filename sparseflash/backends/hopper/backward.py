@@ -107,7 +107,8 @@ class Backward:
         score_start, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
         counters = torch.empty(2, dtype=torch.int32, device=q.device)
-        call = self.call(q, saved.k, saved.v, dout, score_start, neg_delta, counters, saved.seed)
+        inputs = q, saved.k, saved.v, dout
+        call = self.call(*inputs, score_start, neg_delta, counters, saved.seed, saved.room)
         dsink = self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)

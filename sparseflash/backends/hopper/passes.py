@@ -31,6 +31,11 @@ class Call(NamedTuple):
     neg_delta: Tensor  # float32 (B, H, n_pad)  -delta, where the sums of dP begin
     counters: Tensor  # int32 (2,): tiles claimed by the passes over columns and rows
     seed: Tensor | None
+    room: tuple[Tensor, Tensor, Tensor] | None  # where dq, dk and dv go
+
+    def gradient(self, i: int) -> Tensor:
+        """Of q, k or v: i is 0, 1 or 2."""
+        return empty_like((self.q, self.k, self.v)[i]) if self.room is None else self.room[i]
 
     @property
     def n_pad(self) -> int:
@@ -83,7 +88,7 @@ class Finish:
 
     def __call__(self, call: Call, dq_sum: Tensor) -> Tensor:
         batch, heads, n_q, head_dim = call.q.shape
-        dq = empty_like(call.q)
+        dq = call.gradient(0)
 
         def arguments():
             args = (dq_sum, dq, *dq.stride()[:3], n_q, call.n_pad, heads, self.scale)
@@ -92,7 +97,7 @@ class Finish:
             }  # fmt: skip
             return (batch * heads * call.n_pad // 64,), args, options
 
-        self.launch((dq_sum, dq), arguments)
+        self.launch((dq_sum, dq), arguments, layout=dq.stride())
         return dq
 
 
@@ -150,7 +155,7 @@ class _Pass:
             }  # fmt: skip
             return (lists.major // 16 * n_merge * batch * heads,), args, options
 
-        self.merges[first]((parts, out), arguments, [lists.merge])
+        self.merges[first]((parts, out), arguments, [lists.merge], out.stride())
 
 
 class ColumnPass(_Pass):
@@ -165,7 +170,7 @@ class ColumnPass(_Pass):
         """dq is added to `dq_sum`, if that is not None."""
         tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
-        dk, dv = empty_like(k), empty_like(v)
+        dk, dv = call.gradient(1), call.gradient(2)
         minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim + dim_v)
         n_bh = k.shape[0] * k.shape[1]
@@ -197,7 +202,7 @@ class ColumnPass(_Pass):
             q, k, v, dout, dk, dv, call.score_start, call.neg_delta, call.counters, dq_out,
             parts_out, seed,
         )  # fmt: skip
-        self.launch(tensors, arguments, lists[:4], dout.stride())
+        self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride()))
         if parts is not None:
             self.merge(parts, lists, dk, first=0)
             self.merge(parts, lists, dv, first=head_dim)
@@ -213,7 +218,7 @@ class RowPass(_Pass):
     def __call__(self, call: Call, lists: TileLists) -> Tensor:
         tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
-        dq = empty_like(q)
+        dq = call.gradient(0)
         major, piece = tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim)
         n_bh = q.shape[0] * q.shape[1]
@@ -239,7 +244,7 @@ class RowPass(_Pass):
         tensors = (
             q, k, v, dout, dq, call.score_start, call.neg_delta, call.counters, parts_out, seed,
         )  # fmt: skip
-        self.launch(tensors, arguments, lists[:4], dout.stride())
+        self.launch(tensors, arguments, lists[:4], (dout.stride(), dq.stride()))
         if parts is not None:
             self.merge(parts, lists, dq, first=0)
         return dq
