@@ -7,6 +7,8 @@ keeps its choices for the backward. This one takes a round of two products, and 
 import torch
 from torch import Tensor, nn
 
+VERSION = 2  # of what a seed drops; 1, to 26 November 2026, was torch's dropout
+
 # Of two hashes of C. Wellons, https://nullprogram.com/blog/2018/07/31/, as int32
 PLACE, FACTORS = 0x2C1B3C6D, (0x7FEB352D, 0x846CA68B - 2**32)
 

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from experiments.common.devices import device_name
 from experiments.common.files import write_whole
 from experiments.common.provenance import code_version, now
+from experiments.lra.models import dropout as hidden
 from experiments.lra.tasks.task import Task
 from experiments.lra.training.checkpoint import CHECKPOINT
 from experiments.lra.training.config import CONFIG, Settings
@@ -21,8 +22,10 @@ SOURCES = ("masks", "sparseflash", "experiments/lra")  # the code that a result 
 
 
 def versions() -> dict[str, Any]:
-    """What a result depends on beside the settings; `dropout`: which entries a seed drops."""
-    return code_version(SOURCES) | {"dropout": dropout.VERSION}
+    """What a result depends on beside the settings; `dropout`: which probabilities a seed drops,
+    `dropout_hidden`: which hidden states.
+    """
+    return code_version(SOURCES) | {"dropout": dropout.VERSION, "dropout_hidden": hidden.VERSION}
 
 
 def make_result(settings: Settings, task: Task, group: Group, **measured: Any) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def test_what_a_run_leaves_behind(ran):
     start, one = lines[:2]
     assert start["task"]["name"] == "listops" and start["config"]["mask"] == "local:16"
     assert {"device", "versions", "params", "date"} <= start.keys()
-    assert {"torch", "triton", "source", "commit", "dropout"} == result["versions"].keys()
+    names = {"torch", "triton", "source", "commit", "dropout", "dropout_hidden"}
+    assert names == result["versions"].keys()
     assert start["mask"] == result["mask"] == "local:16" and result["length"] == 64
     assert one["tokens_per_s"] > 0 and one["lr"] > 0 and one["memory_mib"] > 1
     assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(lines))
