@@ -119,7 +119,6 @@ class Session:
         trainer.prepare(
             compile=bool(settings.compile),
             graph=settings.graph,
-            tell=self.progress.say,
             parts=self.model.by_layer if settings.compile == LAYERS else None,
         )
         self.count = settings.val_tokens // settings.context

@@ -173,9 +173,9 @@ class Classifier(nn.Module):
         return x
 
     def _seeds(self, device: torch.device) -> Sequence[Tensor | None]:
-        """Of the dropout of the embedding, and of those of each block."""
+        """Of the dropout of the embedding, and of those of each block, under torch.compile."""
         count = 1 + Block.dropouts * len(self.blocks)
-        drops = self.training and self.config.dropout > 0
+        drops = torch.compiler.is_compiling() and self.training and self.config.dropout > 0
         return draw_seeds(count, device).unbind() if drops else [None] * count
 
     def _positions(self) -> Tensor:

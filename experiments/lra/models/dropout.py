@@ -5,12 +5,13 @@ keeps its choices for the backward. This one takes a round of two products, and 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 VERSION = 2  # of what a seed drops; 1, to 26 November 2026, was torch's dropout
 
 # Of two hashes of C. Wellons, https://nullprogram.com/blog/2018/07/31/, as int32
-PLACE, FACTORS = 0x2C1B3C6D, (0x7FEB352D, 0x846CA68B - 2**32)
+FACTORS = 0x2C1B3C6D, 0x7FEB352D, 0x846CA68B - 2**32
 
 
 @torch.library.custom_op(
@@ -38,8 +39,10 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
-        """A tensor of the shape of x. seed: int32 (2,), of `draw_seeds`; None drops nothing."""
-        return x if seed is None else _Drop.apply(x, seed, self.p)
+        """A tensor of the shape of x. seed: int32 (2,), of `draw_seeds`; None: torch's dropout,
+        which is faster where nothing is compiled.
+        """
+        return F.dropout(x, self.p, self.training) if seed is None else _Drop.apply(x, seed, self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -60,11 +63,13 @@ class _Drop(torch.autograd.Function):
 
 
 def places(x: Tensor) -> Tensor:
-    """int32, of the shape of x: a number of its own for each entry, spread over the 32 bits."""
-    return torch.arange(x.numel(), device=x.device).int().view(x.shape) * PLACE
+    """int32, of the shape of x: the number of each entry."""
+    return torch.arange(x.numel(), device=x.device).int().view(x.shape)
 
 
 def _drop(x: Tensor, h: Tensor, key: Tensor, p: float) -> Tensor:
-    h = (h ^ (h >> 16)) * FACTORS[0] + key
-    h = (h ^ (h >> 15)) * FACTORS[1]
+    # torch.compile would multiply an index, without a seed, as an integer of any size
+    h = h * FACTORS[0]
+    h = (h ^ (h >> 16)) * FACTORS[1] + key
+    h = (h ^ (h >> 15)) * FACTORS[2]
     return torch.where(h >= round(p * 2**32) - 2**31, x * (1 / (1 - p)), 0.0)

@@ -122,7 +122,7 @@ def _measure(case: StepCase, seconds: float, wait: Callable[[], None]) -> dict:
     assert isinstance(model, Classifier)
     split = DeviceSplit(task.splits["train"], device)
     trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
-    trainer.prepare(compile=settings.compile, graph=settings.graph, tell=_tell)
+    trainer.prepare(compile=settings.compile, graph=settings.graph)
     trainer.advance()
     peak = None
     if device.type == "cuda":
@@ -144,10 +144,6 @@ def _measure(case: StepCase, seconds: float, wait: Callable[[], None]) -> dict:
     alone = step_times(layer, device, seconds / 2)
     columns = {"mask": mask or "", "density": density, "ran": ran, "peak_mib": peak}
     return columns | times._asdict() | {"attention_ms": alone.ms_median}
-
-
-def _tell(text: str) -> None:
-    print(f"  {text}", flush=True)
 
 
 def _mode(*, compile: bool, graph: bool) -> str:

@@ -104,9 +104,7 @@ class Session:
         started = self._make_trainer(old)
         self.validation = self._evaluator("val", settings.val_examples)
         if self.trainer.step < settings.steps:
-            self.trainer.prepare(
-                compile=settings.compile, graph=settings.graph, tell=self.progress.say
-            )
+            self.trainer.prepare(compile=settings.compile, graph=settings.graph)
             if settings.graph:
                 self.validation.prepare(self.trainer.pool)
         if old is None and group.leads:

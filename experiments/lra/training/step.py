@@ -112,15 +112,16 @@ class Trainer:
         *,
         compile: bool,
         graph: bool,
-        tell: Callable[[str], None],
         parts: Callable[[], Any] | None = None,
     ) -> None:
         """Runs the step once and restores the state, so that kernels are compiled.
 
         Args:
-            compile: use torch.compile; if that fails, `tell` says why.
+            compile: use torch.compile.
             parts: makes the model with its parts compiled; None: it is compiled as a whole.
             graph: turn the step into a CUDA graph, on a GPU.
+
+        Raises ValueError if torch.compile fails.
         """
         before = self.state()
         self._fill()
@@ -132,10 +133,10 @@ class Trainer:
         except Exception as error:
             if not compile or lacks_memory(error):
                 raise
-            tell(f"without torch.compile, which failed ({first_line(error)})")
-            self._forward = self.model
-            self.load(before)
-            fits = warm_up(self._body, self.device)
+            raise ValueError(
+                f"torch.compile fails ({type(error).__name__}: {first_line(error)}): compile=false"
+                " trains without it, at half the speed or less"
+            ) from error
         self.load(before)
         if graph and fits:
             self._fill()

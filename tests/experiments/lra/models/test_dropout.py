@@ -66,9 +66,13 @@ def test_the_gradient_drops_the_same_entries():
     torch.testing.assert_close(x.grad, torch.where(out == 0, 0.0, upstream / 0.7))
 
 
-def test_no_seed_drops_nothing():
-    x = torch.randn(3, 4)
-    assert Dropout(0.5)(x, None) is x
+def test_without_a_seed_it_is_that_of_torch():
+    x, drop = torch.randn(64, 64), Dropout(0.5)
+    torch.manual_seed(0)
+    found = drop(x, None)
+    torch.manual_seed(0)
+    assert torch.equal(found, F.dropout(x, 0.5)) and not torch.equal(found, x)
+    assert torch.equal(drop.eval()(x, None), x)
 
 
 def test_the_operator_is_one():
@@ -117,7 +121,7 @@ def model(p: float = 0.2) -> Classifier:
     return Classifier(20, 40, 3, model=config)
 
 
-def test_a_model_draws_a_seed_for_each_dropout(monkeypatch):
+def test_a_compiled_model_draws_a_seed_for_each_dropout(monkeypatch):
     seen = []
 
     def forward(self, x, seed):
@@ -125,6 +129,7 @@ def test_a_model_draws_a_seed_for_each_dropout(monkeypatch):
         return x
 
     monkeypatch.setattr(Dropout, "forward", forward)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     net, x = model(), torch.ones(1, 40, dtype=torch.int16)
     for _ in range(3):
         net(x)
@@ -135,15 +140,19 @@ def test_a_model_draws_a_seed_for_each_dropout(monkeypatch):
     assert seen and all(seed is None for seed in seen)
 
 
-def test_a_model_drops_in_training_alone():
+@pytest.mark.parametrize("backend", [None, "eager"], ids=["eager", "compiled"])
+def test_a_model_drops_in_training_alone(backend):
+    def call():
+        return torch.compile(net, backend=backend)(x) if backend else net(x)
+
     net, x = model(), torch.ones(2, 40, dtype=torch.int16)
-    assert not torch.equal(net(x), net(x))
+    assert not torch.equal(call(), call())
     torch.manual_seed(3)
-    first = net(x)
+    first = call()
     torch.manual_seed(3)
-    assert torch.equal(net(x), first)
+    assert torch.equal(call(), first)
     net.eval()
-    assert torch.equal(net(x), net(x))
+    assert torch.equal(call(), call())
     net = model(0.0)
     state = torch.get_rng_state()
-    assert torch.equal(net(x), net(x)) and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(call(), call()) and torch.equal(torch.get_rng_state(), state)

@@ -303,6 +303,22 @@ def test_a_batch_too_large_says_what_to_do(place, monkeypatch, error):
     refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
 
 
+def test_a_run_that_torch_compile_cannot_compile_does_not_start(place, monkeypatch):
+    """Training at less than half the speed is not what was asked for."""
+
+    def compiled(model, **options):
+        def call(*args):
+            raise RuntimeError("Triton has no such type\nand more")
+
+        return call
+
+    prepare = Trainer.prepare  # a run on the CPU is not compiled
+    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
+    monkeypatch.setattr(torch, "compile", compiled)
+    words = r"torch\.compile fails \(RuntimeError: Triton has no such type\): compile=false"
+    refuse(place, words, name="new")
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(place):
     with pytest.raises(ValueError, match=r"the loss is nan .*by step \d+: lower lr=1e\+30"):
         train(place, name="nan", lr=1e30, clip=None, steps=40, warmup=0, schedule="constant")
