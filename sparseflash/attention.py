@@ -6,7 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masks import BlockMask, Mask, mask_from
+from masks import BlockMask, Mask
+from sparseflash.arguments import (
+    as_float,
+    as_mask,
+    autocast,
+    contiguous,
+    extents_of,
+    schedule_of,
+    wants_grad,
+)
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, Results, TermTensors
 from sparseflash.backends.registry import NAMES, note, reasons
 from sparseflash.cache import cache
@@ -18,14 +27,13 @@ from sparseflash.checks import (
     seed_tensor,
 )
 from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within, padding_for
-from sparseflash.ops import call_operator, plain, run
+from sparseflash.ops.attention import call_operator, plain, run
+from sparseflash.ops.qkv import call_qkv, parts
 from sparseflash.plan import Plan, plan_for, prepared, traced_specs
 from sparseflash.problem import Problem, describe, key_of
-from sparseflash.qkv_ops import call_qkv, parts
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select import picked
 from sparseflash.select.picks import Picks
-from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms, term_options, term_tensors
 from sparseflash.tiles.lists import tile_lists
@@ -119,23 +127,23 @@ def attention(
     """
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     if isinstance(mask, Picks):
         given = lengths, terms, dropout_p, return_max_scores, backend
         if picked.why_not(q, k, v, mask, *given) is None:
-            q, k, v = _contiguous(q, k, v)
-            out, lse = picked.attend(q, k, v, mask, _float(scale))
+            q, k, v = contiguous(q, k, v)
+            out, lse = picked.attend(q, k, v, mask, as_float(scale))
             return (out, lse) if return_lse else out
         mask = mask.selection(q.shape[1])
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": _float(scale), **flags}
+        options |= {"backend": backend, "scale": as_float(scale), **flags}
         return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
     options = *term_options(terms), return_max_scores
-    call = _float(scale), dropout_p, deterministic, backend, *options
+    call = as_float(scale), dropout_p, deterministic, backend, *options
     tensors = NO_TERMS if terms is None else term_tensors(terms, q, k, v)
     if plain(q, k, v, *filter(torch.is_tensor, tensors)):
-        needs_grad = _needs_grad(q, k, v, *tensors)
+        needs_grad = wants_grad(q, k, v, *tensors)
         plan, schedule = _known(q, k, v, mask, call, needs_grad), None
         if plan is None:
             found = _checked(q, k, v, mask, call, needs_grad)
@@ -160,12 +168,12 @@ def attention_of_qkv(
     all heads, in this order. What torch.compile makes of it writes the gradient of qkv in place.
     """
     options = {"dropout_p": dropout_p, "deterministic": deterministic, "backend": backend}
-    if not torch.compiler.is_compiling() or not _needs_grad(qkv):
+    if not torch.compiler.is_compiling() or not wants_grad(qkv):
         options["return_max_scores"] = return_max_scores
         return attention(*parts(qkv, kv_heads), mask, **options)
     flags = {"deterministic": deterministic, "return_max_scores": return_max_scores}
     check_options(None, dropout_p, backend, NAMES, **flags)
-    (qkv,) = _contiguous(*_autocast(qkv))
+    (qkv,) = contiguous(*autocast(qkv))
     call = None, *options.values(), *term_options(None), return_max_scores
     inputs = *parts(qkv, kv_heads), mask, None, NO_TERMS
     return _through_operator(*inputs, call, (qkv, kv_heads)).asked(return_lse=False)
@@ -192,7 +200,7 @@ def explain(
     """
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     lines = []
     if isinstance(mask, Picks):
         given = lengths, terms, dropout_p, return_max_scores, backend
@@ -203,12 +211,12 @@ def explain(
         lines.append(f"picks become a selection: {reason}")
     if lengths is not None:
         check_tensors(q, k, v)
-        factor = _float(scale) or q.shape[-1] ** -0.5
+        factor = as_float(scale) or q.shape[-1] ** -0.5
         lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
         padding = padding_for(terms, mask, q.shape[2], k.shape[2])
         q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding)
     options = *term_options(terms), return_max_scores
-    call = _float(scale), dropout_p, deterministic, backend, *options
+    call = as_float(scale), dropout_p, deterministic, backend, *options
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem, extents = found.problem, found.extents
     if found.mask is not None:
@@ -268,8 +276,8 @@ def plan(
     Raises ValueError as `attention` does.
     """
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic)
-    q, k, v = _autocast(q, k, v)
-    call = _float(scale), dropout_p, deterministic, backend, *term_options(None), False
+    q, k, v = autocast(q, k, v)
+    call = as_float(scale), dropout_p, deterministic, backend, *term_options(None), False
     if torch.compiler.is_compiling():
         return _traced_plan(q, k, v, mask, call)
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
@@ -284,8 +292,8 @@ def _traced_plan(
 ) -> Mask | BlockMask | Schedule | None:
     """`plan` as torch.compile traces it: the lists become part of its graph."""
     check_tensors(q, k, v)
-    mask = _as_mask(mask)
-    schedule = _schedule(mask, q, k)
+    mask = as_mask(mask)
+    schedule = schedule_of(mask, q, k)
     if schedule is None:
         return mask
     known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
@@ -309,7 +317,7 @@ class _Checked(NamedTuple):
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
-        return _extents(self.q, self.k)
+        return extents_of(self.q, self.k)
 
 
 def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> Plan | None:
@@ -326,9 +334,9 @@ def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bo
 def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:
     """Check everything, and bring the arguments into the form that a plan takes."""
     check_tensors(q, k, v)
-    q, k, v = _contiguous(q, k, v)
-    mask = _as_mask(mask)
-    schedule = _schedule(mask, q, k)
+    q, k, v = contiguous(q, k, v)
+    mask = as_mask(mask)
+    schedule = schedule_of(mask, q, k)
     mask = mask if schedule is None else None
     identity = None if mask is None else mask.key
     if schedule is not None:
@@ -349,82 +357,18 @@ def _through_operator(
     compiling = torch.compiler.is_compiling()
     if not compiling:
         check_transforms(q, k, v, *(t for t in terms if t is not None))
-    needs_grad = _needs_grad(q, k, v, *terms)
-    q, k, v = _contiguous(q, k, v)
+    needs_grad = wants_grad(q, k, v, *terms)
+    q, k, v = contiguous(q, k, v)
     if compiling and isinstance(mask, np.ndarray | Tensor):
         raise ValueError(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"
         )
-    mask = _as_mask(mask)
-    schedule = _schedule(mask, q, k)
+    mask = as_mask(mask)
+    schedule = schedule_of(mask, q, k)
     if isinstance(mask, BlockMask):
-        check_extents(mask, *_extents(q, k))
+        check_extents(mask, *extents_of(q, k))
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
     if whole is not None:
         return call_qkv(*whole, key, schedule, seed, call)
     return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)
-
-
-def _float(scale: Any) -> float | None:
-    return scale if scale is None or type(scale) is float else float(scale)
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _extents(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
-    """n_q, n_k, batch, heads."""
-    return q.shape[2], k.shape[2], q.shape[0], q.shape[1]
-
-
-def _contiguous(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, with elements of the head dim side by side."""
-    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-
-
-def _autocast(*tensors: Any) -> Any:
-    """What autocast does to the inputs of a matrix product: all but float64 take its dtype."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return [_cast(t) for t in tensors]
-    return tensors
-
-
-def _cast(t: Any) -> Any:
-    if not isinstance(t, Tensor) or t.device.type not in ("cpu", "cuda"):
-        return t
-    if t.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return t
-    enabled = torch.is_autocast_enabled(t.device.type)
-    return t.to(torch.get_autocast_dtype(t.device.type)) if enabled else t
-
-
-def _as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
-    """The mask, that of a bool array made of it; ValueError for anything else."""
-    if isinstance(mask, Tensor):
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
-        mask = mask.detach().cpu().numpy()
-    if isinstance(mask, np.ndarray):
-        return mask_from(mask)
-    if isinstance(mask, Mask | BlockMask | Selection | Schedule | None):
-        return mask
-    if isinstance(mask, Picks):
-        raise ValueError("picks have no plan: pass them to attention, or plan picks.selection(H)")
-    raise ValueError(
-        f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-        " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
-    )
-
-
-def _schedule(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
-    """The schedule of a selection or of its plan; None for other masks."""
-    if isinstance(mask, Selection):
-        return schedule_from_selection(mask, *_extents(q, k), q.device)
-    if not isinstance(mask, Schedule):
-        return None
-    check_extents(mask, *_extents(q, k))
-    if mask.bits.device != q.device:
-        raise ValueError(f"the plan is on {mask.bits.device}, q on {q.device}: plan from q")
-    return mask

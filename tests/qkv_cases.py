@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from sparseflash import attention, qkv_ops
+from sparseflash import attention
 from sparseflash.attention import attention_of_qkv
-from sparseflash.qkv_ops import call_qkv, parts
+from sparseflash.ops import qkv as qkv_ops
+from sparseflash.ops.qkv import call_qkv, parts
 from sparseflash.terms import term_options
 
 

@@ -15,7 +15,7 @@ from sparseflash.decoding import cpu
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
 from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
 from sparseflash.lengths import Lengths, check_lengths
-from sparseflash.ops import no_autocast, plain
+from sparseflash.ops.attention import no_autocast, plain
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 from sparseflash.select.schedule import schedule_from_selection

@@ -11,7 +11,7 @@ from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import DIRECTIONS, empty_out
 from sparseflash.checks import check_tensors, check_transforms
 from sparseflash.kernels.device import kernels_of
-from sparseflash.ops import refuse_second_derivative
+from sparseflash.ops.attention import refuse_second_derivative
 from sparseflash.problem import Options, Problem
 from sparseflash.select.picks import Picks
 

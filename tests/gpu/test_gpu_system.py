@@ -10,6 +10,7 @@ from sparseflash.backends.registry import NAMES
 from sparseflash.cache import cache
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
 from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
+from tests.qkv_cases import check_operator, gradients
 
 pytestmark = GPU
 
@@ -78,6 +79,8 @@ def test_calls_on_several_streams_at_once_do_not_disturb_each_other(backend):
 
 # ---- torch.compile, opcheck
 
+LONG = masks.local(100) | masks.global_tokens(64)  # long rows and columns, cut into parts
+
 
 @pytest.mark.parametrize(
     "mask", [None, MASK, MASK.build(500, block_size=64)], ids=["None", "Mask", "BlockMask"]
@@ -108,6 +111,41 @@ def test_compiled_attention_amid_other_operations_is_as_exact_as_eager(fresh_dyn
     qkv = inputs(500, torch.float32)
     compiled = run(torch.compile(function, fullgraph=True), qkv)
     assert_equal(compiled, run(function, qkv), 1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    ("n", "mask", "dropout_p"),
+    [(1000, None, 0.0), (1000, MASK, 0.1), (8192, LONG, 0.0)],
+    ids=["dense", "sparse", "long"],
+)
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(32, 2), (64, 1), (80, 2), (128, 2), (192, 2)])
+def test_the_gradient_of_q_k_and_v_in_one_tensor(
+    monkeypatch, backend, head_dim, kv_heads, n, mask, dropout_p, deterministic
+):
+    if backend == "hopper" and head_dim > 128 and (deterministic or dropout_p):
+        pytest.skip("no such backward")
+    torch.manual_seed(0)
+    shape = 2, n, 2 + 2 * kv_heads, head_dim
+    qkv = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    check_operator(
+        monkeypatch, backend, qkv, kv_heads, mask, dropout_p=dropout_p,
+        deterministic=deterministic, in_place=True, exact=deterministic or backend == "triton",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["dense", "sparse"])
+def test_a_compiled_layer_equals_the_eager_one(mask, fresh_dynamo):
+    torch.manual_seed(0)
+    layer = sparseflash.BlockSparseAttention(64, 2, mask=mask).cuda()
+    x = torch.randn(4, 1024, 64, device="cuda", requires_grad=True)
+    results = []
+    for call in (layer, torch.compile(layer, fullgraph=True)):
+        with torch.autocast("cuda", torch.bfloat16):
+            out = call(x)
+        results.append((out, *gradients(out.float(), x, *layer.parameters())))
+    for theirs, ours in zip(*results, strict=True):
+        assert (ours - theirs).float().norm() < 2 * EPS * theirs.float().norm()
 
 
 def test_compiled_to_cuda_graphs_equals_eager(fresh_dynamo):

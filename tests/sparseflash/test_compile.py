@@ -160,7 +160,7 @@ def test_masks_that_are_refused(length, mask, message):
 def test_the_plan_of_an_eager_call_is_taken(monkeypatch):
     """Nothing is chosen, built or prepared again."""
     expected = run(attention, small(), MASK)
-    monkeypatch.setattr("sparseflash.ops.plan_for", None)
+    monkeypatch.setattr("sparseflash.ops.attention.plan_for", None)
     assert_same(run(compiled(attention), small(), MASK), expected)
 
 

@@ -161,7 +161,7 @@ def test_selections_and_dropout_have_plans():
 
 def limit(monkeypatch, max_entries: int, max_bytes: int = 2**30) -> Cache:
     small = Cache(max_entries, max_bytes)
-    for module in ("attention", "plan", "schedule", "ops", "tiles.lists"):
+    for module in ("attention", "plan", "schedule", "ops.attention", "tiles.lists"):
         monkeypatch.setattr(import_module(f"sparseflash.{module}"), "cache", small)
     return small
 

@@ -91,9 +91,9 @@ def hopper_calls() -> list[Call]:
         replace(split, name="split rows, v of 128", head_dim=192, v_head_dim=128),
         replace(split, name="split rows, v of 256", head_dim=128, v_head_dim=256),
         *(replace(split, name="split rows, dropout", head_dim=d, dropout_p=0.1)
-          for d in (64, 128, 256)),
+          for d in (64, 80, 128, 256)),
         *(replace(split, name="split rows, grouped heads", head_dim=d, kv_heads=1)
-          for d in (64, 128, 256)),
+          for d in (64, 80, 128, 256)),
         replace(causal256, name="blocks of 16", block_size=(16, 16)),
         replace(causal256, name="grouped heads, dropout", kv_heads=1, dropout_p=0.1),
         *(c for d in (80, 192)

@@ -9,9 +9,10 @@ from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descr
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_scale, keep_threshold
+from sparseflash.kernels.gluon import HOISTS
 from sparseflash.kernels.hopper.backward.cols import backward_cols
 from sparseflash.kernels.hopper.backward.rows import backward_rows
-from sparseflash.kernels.hopper.configs import BackwardTiles, padded
+from sparseflash.kernels.hopper.configs import BackwardTiles, columns_in_use, keeps_kv, padded
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2, start_scale
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -163,6 +164,8 @@ class ColumnPass(_Pass):
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         super().__init__(problem, tiles, backward_cols, static=static)
+        columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
+        self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
 
     def __call__(
         self, call: Call, lists: TileLists, dq_sum: Tensor | None
@@ -194,7 +197,8 @@ class ColumnPass(_Pass):
             options = self.options(parts) | {
                 "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
-                "WITH_DQ": dq_sum is not None, "LATE": 4, "KEEP_KV": tiles.keep_kv,
+                "WITH_DQ": dq_sum is not None, "LATE": 4,
+                "KEEP_KV": dq_sum is not None and self.keep_kv,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

@@ -70,8 +70,14 @@ def test_columns_that_the_kernels_for_hopper_multiply():
     wide, narrow = (hopper.cols_tiles(width, 128, with_dq=True) for width in (256, 128))
     assert [wide.columns(d) for d in (8, 96, 128, 136, 192, 200)] == [128, 128, 128, 192, 192, 256]
     single = hopper.cols_tiles(128, 64, with_dq=True, joined=False)
-    kept = hopper.cols_tiles(64, 128, with_dq=True)
-    assert kept.keep_kv and not any(tiles.keep_kv for tiles in (wide, narrow, single))
+    small = hopper.cols_tiles(64, 128, with_dq=True)
+    for hoists, most in ((False, 80), (True, 64)):
+        for columns in (32, 64, 80, 96, 128):
+            kept = columns <= most
+            assert hopper.keeps_kv(narrow, columns, hoists=hoists) == kept
+            assert hopper.keeps_kv(small, min(columns, 64), hoists=hoists)
+            for tiles in (wide, single, hopper.cols_tiles(64, 64, with_dq=True)):
+                assert not hopper.keeps_kv(tiles, columns, hoists=hoists)
     for tiles in (narrow, single, hopper.rows_tiles(128, 128)):
         assert [tiles.columns(d) for d in (32, 64, 80, 96, 128)] == [32, 64, 80, 96, 128]
 

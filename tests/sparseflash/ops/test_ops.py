@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 import sparseflash
-from sparseflash import ops
 from sparseflash.backends.protocol import TermTensors
+from sparseflash.ops import attention as ops
 from sparseflash.testing import assert_close, make_qkv, relative_error
 from tests.op_cases import BACKENDS, MASK, assert_same, detached, exact, run, small, token_major
 

@@ -7,7 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import masks
 from sparseflash import BlockSparseAttention, Rotary, select
-from sparseflash.qkv_ops import parts
+from sparseflash.ops.qkv import parts
 from sparseflash.terms import term_options
 from tests.op_cases import BACKENDS
 from tests.qkv_cases import Layer, check_operator, gradients

@@ -1,6 +1,6 @@
 """The kernels that torch.compile writes for a Hopper GPU, on a machine without one.
 
-    python -m tests.gpu_code linear     # compiles those of a training step that have dropout
+    python -m tests.experiments.lra.models.gpu_code linear
 
 The graphs of a step are traced on the CPU. Their tensors and devices are then renamed to those of
 a GPU, Inductor writes its code, and Triton compiles it. It uses internals of one torch version.

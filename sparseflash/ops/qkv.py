@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import NO_TERMS, Results, Saved, TermTensors
-from sparseflash.ops import (
+from sparseflash.ops.attention import (
     CALL,
     N_TERMS,
     find_plan,

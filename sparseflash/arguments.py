@@ -1,0 +1,78 @@
+"""The forms of arguments that a call works with: dtypes, layouts, masks."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from masks import BlockMask, Mask, mask_from
+from sparseflash.checks import check_extents
+from sparseflash.schedule import Schedule
+from sparseflash.select.picks import Picks
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.select.selection import Selection
+
+
+def as_float(scale: Any) -> float | None:
+    return scale if scale is None or type(scale) is float else float(scale)
+
+
+def wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def extents_of(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
+    """n_q, n_k, batch, heads."""
+    return q.shape[2], k.shape[2], q.shape[0], q.shape[1]
+
+
+def contiguous(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, with elements of the head dim side by side."""
+    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+
+
+def autocast(*tensors: Any) -> Any:
+    """What autocast does to the inputs of a matrix product: all but float64 take its dtype."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return [_cast(t) for t in tensors]
+    return tensors
+
+
+def _cast(t: Any) -> Any:
+    if not isinstance(t, Tensor) or t.device.type not in ("cpu", "cuda"):
+        return t
+    if t.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return t
+    enabled = torch.is_autocast_enabled(t.device.type)
+    return t.to(torch.get_autocast_dtype(t.device.type)) if enabled else t
+
+
+def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
+    """The mask, that of a bool array made of it; ValueError for anything else."""
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
+        mask = mask.detach().cpu().numpy()
+    if isinstance(mask, np.ndarray):
+        return mask_from(mask)
+    if isinstance(mask, Mask | BlockMask | Selection | Schedule | None):
+        return mask
+    if isinstance(mask, Picks):
+        raise ValueError("picks have no plan: pass them to attention, or plan picks.selection(H)")
+    raise ValueError(
+        f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
+        " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
+    )
+
+
+def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
+    """The schedule of a selection or of its plan; None for other masks."""
+    if isinstance(mask, Selection):
+        return schedule_from_selection(mask, *extents_of(q, k), q.device)
+    if not isinstance(mask, Schedule):
+        return None
+    check_extents(mask, *extents_of(q, k))
+    if mask.bits.device != q.device:
+        raise ValueError(f"the plan is on {mask.bits.device}, q on {q.device}: plan from q")
+    return mask
