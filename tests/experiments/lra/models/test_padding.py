@@ -75,7 +75,7 @@ def test_the_encoder_does_not_see_the_difference():
 @pytest.mark.parametrize(("mask", "times"), [(masks.local(100), 1), (MIXED, 2)])
 def test_layers_of_one_mask_share_a_schedule(mask, times, monkeypatch):
     model, made = classifier(mask), []
-    module = sys.modules["sparseflash.attention"]
+    module = sys.modules["sparseflash.arguments"]
     make = module.schedule_from_selection
 
     def counted(selection, *rest):
