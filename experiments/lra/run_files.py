@@ -21,7 +21,7 @@ from experiments.lra.training.journal import JOURNAL, rounded
 from experiments.lra.training.result import RESULT
 
 POINTS = 200  # of a training curve in an archive
-START = ("config", "device", "processes", "versions", "params", "task", "date", "density")
+START = "config mask density device processes versions params task date".split()  # entries
 QUANTITIES = ("loss", "accuracy")
 
 

@@ -56,7 +56,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
         pytest.skip("no git history here: this is not a clone")
     if shallow == "true":
         pytest.skip("the history is shallow: git fetch --unshallow")
-    found = {(run.traced, *map(run.result["versions"].get, NAMES)) for run in read_runs(str(path))}
+    found = {(run.traced, *map(run.versions.get, NAMES)) for run in read_runs(str(path))}
     for traced, source, commit in found:
         if traced:
             assert trace(source, SOURCES, commit) == commit
@@ -66,7 +66,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 29 and sum(run.reconstructed for run in runs) == 2
+    assert len(runs) == 32 and sum(run.reconstructed for run in runs) == 2
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token
@@ -102,12 +102,26 @@ VARIANTS = {  # rows of other settings, by what follows the name
 @pytest.mark.parametrize(("page", "header", "task", "recipe", "held_out"), COLUMNS)
 def test_accuracies_of_the_pages_are_those_of_the_runs(page, header, task, recipe, held_out):
     cells, _ = make_cells(read_runs(str(RESULTS / "runs")))
-    expected = {
+    found = {
         (row.name, row.label): cell
         for (row, column), cell in cells.items()
         if (column.task, column.held_out) == (task, held_out)
     }
     text = (RESULTS.parent / f"{page}.md").read_text()
+    assert assert_shown(text, header, found, task, recipe) > 1
+
+
+def test_accuracies_on_images_of_version_2_are_those_of_the_runs():
+    cells, _ = make_cells(read_runs(str(RESULTS / "pathfinder_v2.jsonl.gz")))
+    assert {column.source for _, column in cells} == {"generated v2"}
+    found = {(row.name, ""): cell for (row, _), cell in cells.items()}
+    text = (RESULTS.parent / "pathfinder.md").read_text()
+    text = text[text.index("## Runs on images of version 2") :]
+    assert assert_shown(text, "test accuracy (%)", found, "pathfinder32", "") == len(found)
+
+
+def assert_shown(text, header, cells, task, recipe):
+    """That the first table shows the accuracies of the cells under `header`; returns how many."""
     lines = text[text.index("| |") :].split("\n\n")[0].split("\n")
     names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     at = [re.sub(r"\[(.*)\]\(.*\)", r"\1", name) for name in names].index(header)
@@ -118,12 +132,12 @@ def test_accuracies_of_the_pages_are_those_of_the_runs(page, header, task, recip
             continue
         shown, _, paper = row[at].rstrip("]").partition(" [")
         assert not paper or float(paper) == PAPER[KEYS[name], task]
-        cell = expected.get((name, VARIANTS.get(rest, recipe)))
+        cell = cells.get((name, VARIANTS.get(rest, recipe)))
         if shown != "–":
-            assert cell is not None, f"{page}.md: no run of {row[1]}"
-            assert shown == shown_accuracy(cell), f"{page}.md: {row[1]}"
+            assert cell is not None, f"no run of {row[1]}"
+            assert shown == shown_accuracy(cell), row[1]
             seen += 1
-    assert seen > 1
+    return seen
 
 
 PAPERS = (  # the tables of papers.md: the heading they follow, recipe of Image

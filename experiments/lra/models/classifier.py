@@ -12,6 +12,7 @@ from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
 from experiments.lra.models.class_token import refuse_a_blind_class_token
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.models.dropout import Dropout, draw_seeds
+from experiments.lra.models.embedding import Embedding
 from experiments.lra.models.positions import AxialPositions, AxialRotary, WavePositions, sinusoids
 from experiments.lra.models.waves import SmoothEmbedding
 from sparseflash import BlockSparseAttention, Rotary
@@ -60,7 +61,7 @@ class Classifier(nn.Module):
                 raise ValueError("embedding is smooth: that takes images")
             self.embedding = SmoothEmbedding(vocab, config.dim, own)
         else:
-            self.embedding = nn.Embedding(vocab, config.dim)
+            self.embedding = Embedding(vocab, config.dim)
             nn.init.normal_(self.embedding.weight, std=own)
         self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if cls else None
         if config.positions == "learned":

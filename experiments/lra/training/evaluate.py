@@ -124,6 +124,7 @@ class Evaluator:
 
     Args:
         examples: how many examples of the split are drawn, once; None: all of them.
+        forward: the model, compiled; None: the model itself.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class Evaluator:
         batch: int,
         dtype: torch.dtype,
         examples: int | None = None,
+        forward: nn.Module | None = None,
     ):
         self.model, self.split, self.objective = model, split, objective
+        self.forward = model if forward is None else forward
         self.group, self.device, self.dtype = group, group.device, dtype
         n = len(split)
         chosen = torch.arange(n)
@@ -187,7 +190,7 @@ class Evaluator:
         rows = self._rows.index_select(0, self._batch).flatten()
         weights = self._weights.index_select(0, self._batch).flatten()
         with autocast(self.device, self.dtype):
-            sums = self.objective(self.model, self.split.batch(rows), weights)
+            sums = self.objective(self.forward, self.split.batch(rows), weights)
         self._sums.add_(torch.stack(sums))
         # The remainder, because the warm-up may run more often than there are batches.
         self._batch.add_(1).remainder_(self.batches)

@@ -102,11 +102,12 @@ class Session:
         settings, group = self.settings, self.group
         old = self._old_checkpoint()
         started = self._make_trainer(old)
-        self.validation = self._evaluator("val", settings.val_examples)
-        if self.trainer.step < settings.steps:
+        trains = self.trainer.step < settings.steps
+        if trains:
             self.trainer.prepare(compile=settings.compile, graph=settings.graph)
-            if settings.graph:
-                self.validation.prepare(self.trainer.pool)
+        self.validation = self._evaluator("val", settings.val_examples)
+        if trains and settings.graph:
+            self.validation.prepare(self.trainer.pool)
         if old is None and group.leads:
             text = OmegaConf.to_yaml(OmegaConf.create(settings.values()))
             write_whole(self.folder / CONFIG, lambda file: file.write(text.encode()), "runs")
@@ -180,6 +181,7 @@ class Session:
             batch=settings.eval_batch or settings.micro_batch or settings.batch,
             dtype=PRECISIONS[settings.precision],
             examples=examples,
+            forward=self.trainer.forward,
         )
 
     def _log_start(self, started: str) -> None:

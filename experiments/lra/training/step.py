@@ -63,7 +63,7 @@ class Trainer:
         self._filled = 0  # `_rows` reaches up to this step
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.steepest = torch.zeros((), device=self.device)  # the largest norm of the gradient
-        self._forward: Any = model
+        self.forward: Any = model  # compiled after `prepare`, if that was asked for
         self._graph: Any = None
 
     # ---- the step
@@ -91,7 +91,7 @@ class Trainer:
         for number, part in enumerate(rows.chunk(self.parts)):
             batch = self.split.batch(part)
             with autocast(self.device, self.dtype):
-                found = self.objective(self._forward, batch, None)
+                found = self.objective(self.forward, batch, None)
             share = found[0] / (found[2].clamp(min=1) * self.parts)
             self.flat.gradients(share, add=number > 0)
             loss = loss + share.detach()
@@ -127,7 +127,7 @@ class Trainer:
         self._fill()
         if compile:
             torch.compiler.reset()  # runs of one process would share a limit
-            self._forward = parts() if parts else torch.compile(self.model, dynamic=False)
+            self.forward = parts() if parts else torch.compile(self.model, dynamic=False)
         try:
             fits = warm_up(self._body, self.device)
         except Exception as error:
@@ -145,7 +145,7 @@ class Trainer:
 
     @property
     def compiled(self) -> bool:
-        return self._forward is not self.model
+        return self.forward is not self.model
 
     @property
     def captured(self) -> bool:

@@ -73,6 +73,16 @@ def test_an_archive_gives_the_table_of_its_runs(tmp_path):
                 assert [line[quantity] for line in run.of("val")] == pytest.approx(values, rel=1e-5)
 
 
+def test_an_archive_keeps_the_mask_of_a_run_that_was_killed(tmp_path):
+    path = write_run(tmp_path, "text", "sparse", result=False) / "journal.jsonl"
+    first, *rest = path.read_text().splitlines()
+    start = json.loads(first) | {"mask": "local(64)", "density": 0.25}
+    path.write_text("\n".join([json.dumps(start), *rest]))
+    write_archive(read_runs(str(tmp_path)), tmp_path / "new.jsonl")
+    (run,) = read_runs(str(tmp_path / "new.jsonl"))
+    assert (run.mask, run.resolved_mask, run.density) == ("", "local(64)", 25)
+
+
 def test_an_archive_grows_by_the_runs_of_another(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs", "listops", "sparse", seed)

@@ -1,6 +1,8 @@
 """Runs from end to end in this process: every task and attention, resuming, refusals."""
 
 import json
+from collections import Counter
+from functools import partial
 from itertools import cycle, pairwise
 
 import numpy as np
@@ -13,7 +15,7 @@ from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.task import pixel_order
-from experiments.lra.training import checkpoint, data
+from experiments.lra.training import checkpoint, data, loop
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import AHEAD, Trainer
 from tests.experiments.lra.training.cases import (
@@ -303,18 +305,39 @@ def test_a_batch_too_large_says_what_to_do(place, monkeypatch, error):
     refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
 
 
+def compile_by(call, monkeypatch):
+    """Lets runs on the CPU, which are not compiled, be compiled to call(model, *arguments)."""
+    prepare = Trainer.prepare
+    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(call, model))
+
+
+def test_a_compiled_run_trains_validates_and_tests_compiled(ran, monkeypatch):
+    changes = {"steps": 4, "eval_every": 2}
+    plain, calls = ran(name="plain", **changes), Counter()
+
+    def call(model, *arguments):
+        calls[model.training] += 1
+        return model(*arguments)
+
+    compile_by(call, monkeypatch)
+    made, evaluator = [], loop.Evaluator
+    monkeypatch.setattr(
+        loop, "Evaluator", lambda *a, **o: made.append(evaluator(*a, **o)) or made[-1]
+    )
+    compiled = ran(name="compiled", **changes)
+    validation, test = (evaluation.batches for evaluation in made)
+    assert calls == {True: 1 + 4, False: 2 * validation + test}  # the first step runs twice
+    assert compiled.result["loss"] == plain.result["loss"]
+
+
 def test_a_run_that_torch_compile_cannot_compile_does_not_start(place, monkeypatch):
     """Training at less than half the speed is not what was asked for."""
 
-    def compiled(model, **options):
-        def call(*args):
-            raise RuntimeError("Triton has no such type\nand more")
+    def call(model, *arguments):
+        raise RuntimeError("Triton has no such type\nand more")
 
-        return call
-
-    prepare = Trainer.prepare  # a run on the CPU is not compiled
-    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
-    monkeypatch.setattr(torch, "compile", compiled)
+    compile_by(call, monkeypatch)
     words = r"torch\.compile fails \(RuntimeError: Triton has no such type\): compile=false"
     refuse(place, words, name="new")
 
