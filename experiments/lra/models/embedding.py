@@ -11,7 +11,7 @@ class Embedding(nn.Embedding):
     """torch's, with another gradient under torch.compile.
 
     A compiled gradient adds the entries of each token to its row by atomic adds, which wait for
-    each other: three of five pixels of Pathfinder are black, and padding is all the same token. So
+    each other: three of five pixels of Pathfinder are black, and all padding is one token. So
     places next to each other add to copies of the row, and the copies are summed.
     """
 
