@@ -21,6 +21,11 @@ if not torch.cuda.is_available():
         faster.hasten()
 
 
+def pytest_collection_modifyitems(items):
+    """Slow tests first, lest one process runs them while the others have nothing left to do."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish():
     """Modules and tests are no garbage: no later collection looks at them, which takes long."""
     gc.collect()

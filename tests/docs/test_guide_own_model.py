@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.test_guide import BLOCK
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "own_model.md"
 
 
+@pytest.mark.slow
 def test_the_script_trains_a_model_and_the_page_runs(tmp_path):
     script, *rest = BLOCK.findall(PAGE.read_text())
     assert len([line for line in script.splitlines() if line.strip()]) <= 40

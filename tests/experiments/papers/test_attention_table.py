@@ -218,6 +218,7 @@ def test_tables_and_figures(tmp_path):
     assert {path.suffix for path in draw_all(rows, tmp_path)} == {".png", ".svg"}
 
 
+@pytest.mark.slow
 def test_program(tmp_path, run_program, monkeypatch):
     csv = tmp_path / "lengths.csv"
     words = ["lengths=[64]", "heads=1", "head_dim=16", "device=cpu", "seconds=1e-4"]

@@ -307,6 +307,7 @@ def test_a_model_that_cannot_be_switched_is_refused():
         sparse.use(transformers.FalconForCausalLM(config))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_model():
     model = sparse.use(make("llama", num_hidden_layers=1), "butterfly(16)")

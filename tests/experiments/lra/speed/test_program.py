@@ -149,6 +149,7 @@ def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
     assert row.ms_median is None
 
 
+@pytest.mark.slow
 def test_cases_together_have_the_rows_that_they_have_one_by_one(tmp_path, capsys):
     records = Records(tmp_path / "s.csv", StepRow)
     wrong = case("linformer", "attention.rank=-3")

@@ -38,8 +38,9 @@ def test_wrong_options(changes, message):
         sweep.run(options | changes)
 
 
+@pytest.mark.slow
 def test_the_command_stops_and_goes_on_elsewhere(tmp_path, monkeypatch, run_program):
-    """With two processes for each run; what starts and stops is as with one."""
+    """There with two processes for each run; what starts and stops is as with one."""
     rare = {"eval_every": 40, "checkpoint_every": 40, "log_every": 10}
     common = overrides(tmp_path, "listops", "linear", steps=80, **rare)
     runs = {"one": {}, "two": {"after": "one", "with": ["name=b", "steps=4", "minutes=1"]}}
@@ -48,7 +49,7 @@ def test_the_command_stops_and_goes_on_elsewhere(tmp_path, monkeypatch, run_prog
     monkeypatch.setenv("TRITON_INTERPRET", "0")
 
     def words(place: str) -> list[str]:
-        return [f"file={tmp_path}/mine.yaml", "processes=2", f'with=["runs={tmp_path}/{place}"]']
+        return [f"file={tmp_path}/mine.yaml", f'with=["runs={tmp_path}/{place}"]']
 
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.sweep", *words("runs"), f"export={tmp_path}/x.xz"],
@@ -60,7 +61,7 @@ def test_the_command_stops_and_goes_on_elsewhere(tmp_path, monkeypatch, run_prog
     told = process.communicate(timeout=120)[0]
     assert process.returncode == 143, told
     assert "exported: " in told and "one: cut short\n" in told and "two: waits for one\n" in told
-    status, *told = run_program("sweep", *words("other"), f"import={tmp_path}/x.xz")
+    status, *told = run_program("sweep", *words("other"), "processes=2", f"import={tmp_path}/x.xz")
     told = "".join(told)
     assert status == 0, told
     assert "where it was" in told and "[two] " in told and "one: test accuracy" in told

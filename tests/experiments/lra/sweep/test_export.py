@@ -140,6 +140,7 @@ def test_wrong_exports(machine, tmp_path):
     assert not (tmp_path.parent / "wild.so").exists()
 
 
+@pytest.mark.slow
 def test_another_machine_goes_on_to_the_same_bits(tmp_path, monkeypatch, one_thread):
     """Stopped by the limit, exported, imported into another folder, and continued: the same bits
     as those of a run in this process, which makes the data of all."""

@@ -75,6 +75,7 @@ def test_missing_cells_first_then_short_runs_and_seeds_by_turns():
         assert names.index("x/listops/flash/0") < 4
 
 
+@pytest.mark.slow
 def test_the_table_of_the_arena_has_minutes_for_all_runs():
     sweep: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/conf/sweep/lra.yaml"))
     runs = sweep_runs(sweep, ["device=cpu", "scale=full"])

@@ -80,6 +80,7 @@ def test_a_wrong_sweep(entries, message):
         sweep_runs({"run": {}})
 
 
+@pytest.mark.slow
 def test_the_sweeps_that_come_with_it():
     """Path-X and Path-256 share the folders of their first runs: neither trains them again.
 

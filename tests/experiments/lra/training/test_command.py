@@ -3,6 +3,8 @@
 import signal
 import time
 
+import pytest
+
 from experiments.lra.training import checkpoint
 from tests.experiments.lra.training.cases import (
     Trained,
@@ -48,6 +50,7 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same(tmp_path, run
         assert [x["step"] for x in run.journal if x["kind"] == "train"] == list(range(5, 151, 5))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")
