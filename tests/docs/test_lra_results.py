@@ -108,7 +108,7 @@ def test_accuracies_of_the_pages_are_those_of_the_runs(page, header, task, recip
         if (column.task, column.held_out) == (task, held_out)
     }
     text = (RESULTS.parent / f"{page}.md").read_text()
-    assert assert_shown(text, header, found, task, recipe) > 1
+    assert count_shown(text, header, found, task, recipe) > 1
 
 
 def test_accuracies_on_images_of_version_2_are_those_of_the_runs():
@@ -117,11 +117,11 @@ def test_accuracies_on_images_of_version_2_are_those_of_the_runs():
     found = {(row.name, ""): cell for (row, _), cell in cells.items()}
     text = (RESULTS.parent / "pathfinder.md").read_text()
     text = text[text.index("## Runs on images of version 2") :]
-    assert assert_shown(text, "test accuracy (%)", found, "pathfinder32", "") == len(found)
+    assert count_shown(text, "test accuracy (%)", found, "pathfinder32", "") == len(found)
 
 
-def assert_shown(text, header, cells, task, recipe):
-    """That the first table shows the accuracies of the cells under `header`; returns how many."""
+def count_shown(text, header, cells, task, recipe):
+    """How many cells the first table shows under `header`, each of them with its accuracy."""
     lines = text[text.index("| |") :].split("\n\n")[0].split("\n")
     names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     at = [re.sub(r"\[(.*)\]\(.*\)", r"\1", name) for name in names].index(header)
