@@ -4,7 +4,7 @@ import fcntl
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from experiments.common.files import digest
 from experiments.lra.training.config import Settings, compose_settings
 from experiments.lra.training.result import read_result
 
+SEED = re.compile("seed=(0|[1-9][0-9]*)")
 FORM = (
     "a sweep has common: [overrides], runs: {name: {with: [overrides], after: name}} and known: "
     "[archives of runs]"
@@ -93,6 +94,7 @@ def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Sweep
         raise ValueError(f"{FORM}, but {wrong}")
     common, last = _overrides("common", sweep.get("common")), _overrides("with", more)
     found: dict[str, list[SweepRun]] = {}
+    known: dict[tuple[str, ...], Settings] = {}
     for name, entry in sweep["runs"].items():
         entry = {} if entry is None else entry
         if not isinstance(entry, Mapping) or entry.keys() - {"with", "after"}:
@@ -102,7 +104,7 @@ def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Sweep
             variants = list(_variants([*common, *own, *last]))
             before = _before(entry.get("after"), found, len(variants))
             found[name] = [
-                _run("/".join([name, *values]), overrides, after)
+                _run("/".join([name, *values]), overrides, after, known)
                 for (values, overrides), after in zip(variants, before, strict=True)
             ]
         except (ValueError, HydraException) as error:
@@ -128,10 +130,23 @@ def _overrides(where: str, given: Any) -> list[str]:
     return list(given)
 
 
-def _run(name: str, overrides: tuple[str, ...], after: SweepRun | None) -> SweepRun:
+def _run(
+    name: str,
+    overrides: tuple[str, ...],
+    after: SweepRun | None,
+    known: dict[tuple[str, ...], Settings],
+) -> SweepRun:
+    """known: settings by their overrides. Runs that differ in the seed alone are composed once,
+    since Hydra takes .1 s.
+    """
     if after is not None:
         overrides = (*overrides, f"init_from='{after.settings.folder}'")
-    return SweepRun(name, overrides, compose_settings(overrides), after)
+    seeds = [int(found[1]) for text in overrides if (found := SEED.fullmatch(text))]
+    rest = tuple(text for text in overrides if not SEED.fullmatch(text))
+    if rest not in known:
+        known[rest] = compose_settings(rest)
+    settings = replace(known[rest], seed=seeds[-1]) if seeds else known[rest]
+    return SweepRun(name, overrides, settings, after)
 
 
 def _before(
