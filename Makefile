@@ -20,6 +20,10 @@ READY := $(VENV)/.sparseflash-ready
 DOCS  := $(VENV)/.sparseflash-docs-ready
 PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 
+# Bytecode is written for the modules that are used, when they are: packages have ten times as many.
+INSTALL := $(PIP) install --no-compile
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: speed page test lint docs compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
@@ -68,13 +72,13 @@ export CONSTRAINTS
 # torch comes first and is then held still, so that nothing below can exchange it (or its build) for another.
 $(READY): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(PIP) install "$(TORCH)"
+	$(INSTALL) "$(TORCH)"
 	$(RUN) -c "$$CONSTRAINTS" > $(VENV)/constraints.txt
-	$(PIP) install -c $(VENV)/constraints.txt -e '.[experiments,models,dev]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[experiments,models,dev]'
 	touch $@
 
 $(DOCS): $(READY)
-	$(PIP) install -c $(VENV)/constraints.txt -e '.[docs]'
+	$(INSTALL) -c $(VENV)/constraints.txt -e '.[docs]'
 	touch $@
 
 clean:

@@ -26,7 +26,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": page.stem}
     for block in PAGES[page]:
-        exec(compile(block, str(page), "exec"), namespace)
+        few = re.sub("([26])0_000", r"\1_000", block)  # examples, not 60_000
+        exec(compile(few, str(page), "exec"), namespace)
 
 
 def test_the_guide_has_code():

@@ -201,22 +201,14 @@ def representative() -> list[Call]:
     """Few calls that a test has time for: every kernel, each pass, and what claims work."""
     return [
         Call("causal", "hopper", 128),
-        Call("dense, tall", "hopper", 64, mask=None, n=1152, heads=16),
         Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
         Call("grouped heads, dropout", "hopper", 96, kv_heads=1, dropout_p=0.1),
         Call("causal, v of 128", "hopper", 192, v_head_dim=128),
         Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4000),
-        Call(
-            "split, sink, maxima",
-            "hopper",
-            64,
-            mask=GLOBAL,
-            n=8192,
-            terms=("sink",),
-            max_scores=True,
-        ),
+        Call("split rows, tall, sink, maxima", "hopper", 64, mask=GLOBAL, n=17408, heads=1,
+             kv_heads=1, terms=("sink",), max_scores=True),
         Call("causal", "triton", 128),
         Call("decode, 16 queries", "decode", 128, mask=GLOBAL, kv_heads=1, n_q=16, page=16),
         Call("picks", "picks", 128, heads=16, kv_heads=1, block_size=(16, 64)),
         Call("picks of each head", "picks", 128, kv_heads=4, block_size=(16, 256)),
-    ]
+    ]  # fmt: skip

@@ -48,8 +48,3 @@ def test_a_gradient_that_stands_out_is_found_and_run_again(tmp_path):
     assert "1 of 512 rows stand out" in found and "[[1, 0]], rows [5]" in found
     (again, *_) = [line for line in found.splitlines() if "again by" in line]
     assert "dq 0, dk" in again and "dv 0" in again and "dk 0," not in again
-
-
-@pytest.mark.slow
-def test_nothing_stands_out_of_a_sound_run(tmp_path):
-    assert "no result of 2 places stood out" in run(tmp_path, 0)
