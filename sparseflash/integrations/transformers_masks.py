@@ -7,11 +7,11 @@ evaluated for every pair of tokens, as `sdpa` does.
 
 from collections.abc import Callable
 from functools import reduce
+from importlib.metadata import version
 from operator import and_
 from typing import Any
 
 import numpy as np
-import transformers
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -20,8 +20,9 @@ from masks import Mask, mask_from
 from masks.checks import FAR
 from sparseflash.integrations.tensors import between_real, to_real
 
-if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
-    raise ImportError(f"transformers is {transformers.__version__}; install 5.23 or newer")
+FOUND = version("transformers")
+if tuple(map(int, FOUND.split(".")[:2])) < (5, 23):
+    raise ImportError(f"transformers is {FOUND}; install 5.23 or newer")
 
 Rows = list[list[int]]  # lengths of the documents of every batch entry
 

@@ -55,7 +55,7 @@ def distance_kernel(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("m, n", [(16, 32), (32, 16), (32, 32)])
+@pytest.mark.parametrize("m, n", [(16, 32), (32, 16)])
 def test_every_place_of_a_tile_beside_the_diagonal(m, n, transposed):
     """Slopes of both signs and a bias, where a tile turns from one form to the other."""
     d = torch.arange(n)[None, :] - torch.arange(m)[:, None]
@@ -92,7 +92,7 @@ CAPS = Case(100, 150, 16, heads=4, kv_heads=2, terms=("softcap",), scale=1.0)
 
 @pytest.mark.parametrize("mask", [None, RAGGED])
 @pytest.mark.parametrize("dtype", [FULL, HALF])
-@pytest.mark.parametrize("softcap", [1e-9, 0.5, 8.0, 50.0, 51.0, 1000.0, 1e12])
+@pytest.mark.parametrize("softcap", [1e-9, 8.0, 50.0, 51.0, 1e12])
 def test_softcap(softcap, dtype, mask):
     """Scores about 4, up to 20: far beyond the cap, beside the bound of the polynomial, below it;
     float32 without running maxima up to 50; caps whose squares are no float32.
