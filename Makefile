@@ -20,7 +20,7 @@ READY := $(VENV)/.sparseflash-ready
 DOCS  := $(VENV)/.sparseflash-docs-ready
 PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 
-# Bytecode is written for the modules that are used, when they are: packages have ten times as many.
+# Bytecode is written for the modules that are used, when they are: packages have five times as many.
 INSTALL := $(PIP) install --no-compile
 export PYTHONDONTWRITEBYTECODE =
 

@@ -39,6 +39,7 @@ TASKS = {  # what makes each task tiny
     "image": {"batch": 2, "val_examples": 3},
     "pathfinder32": GENERATED | {"task.difficulty": 6, "batch": 2, "val_examples": 3},
 }
+KINDS = "listops", "retrieval", "image"  # sequences, pairs of them, and grids
 SHORT = {"task.max_length": 60}
 FEW = GENERATED | {"task.examples": "[2,1,1]", "batch": 1, "val_examples": 1}
 MORE = {  # the other files of conf/task

@@ -19,13 +19,13 @@ from experiments.lra.training import checkpoint, data, loop
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import AHEAD, Trainer
 from tests.experiments.lra.training.cases import (
+    KINDS,
     TASKS,
     assert_same,
     settings,
     train,
 )
 
-KINDS = "listops", "retrieval", "image"  # sequences, pairs of them, and grids
 OTHERS = [task for task in TASKS if task not in KINDS]
 
 

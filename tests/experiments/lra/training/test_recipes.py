@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import experiments.conf
-from tests.experiments.lra.training.cases import MORE, TASKS
+from tests.experiments.lra.training.cases import KINDS, MORE, TASKS
 
 RECIPES = sorted(p.stem for p in (Path(experiments.conf.__path__[0]) / "recipe").glob("*.yaml"))
-KINDS = "listops", "retrieval", "image"  # sequences, pairs of them, and grids
 OTHERS = [task for task in (*TASKS, *MORE) if task not in KINDS]  # they only have other data
 PRETRAINED = "text", "imdb_same_movie", "pathfinder32", "files"  # tokens of every sort
 
