@@ -49,7 +49,7 @@ CALLS = [  # mask, dropout_p, layout, head dim of v
 
 def calls_of(backend):
     """In the interpreter, which opcheck has run ten times a call, each option once."""
-    return CALLS[4:] if backend == "triton" else CALLS
+    return [CALLS[2], *CALLS[4:]] if backend == "triton" else CALLS
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_every_task_and_recipe_trains_and_resumes(assert_resumes, task, recipe):
 
 
 @pytest.mark.parametrize(("task", "pretrain"), each_with_some(PRETRAINED, ["masked", "causal"]))
-def test_every_task_pretrains_and_resumes(assert_resumes, ran, task, pretrain):
+def test_tasks_of_every_kind_pretrain_and_resume(assert_resumes, ran, task, pretrain):
     changes = {"recipe": "rotary", "model__causal": pretrain == "causal"}
     assert_resumes(task, "local", name=pretrain, pretrain=pretrain, **changes)
     pre = ran(task, "local", name=pretrain, pretrain=pretrain, **changes)
