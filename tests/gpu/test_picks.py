@@ -25,7 +25,7 @@ LARGE = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["gathered", "by query"])
+@pytest.fixture(params=[True, False], ids=["gathered", "joined"])
 def form(request, monkeypatch):
     """Both forms, whichever a call would choose."""
     monkeypatch.setattr(picked, "_gathers", lambda *given: request.param)

@@ -13,7 +13,7 @@ from sparseflash.kernels.device import on
 from sparseflash.kernels.launch import launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.shapes import padded_dim, padded_dim_v
-from sparseflash.kernels.tl.picks import picks_backward_q, picks_forward
+from sparseflash.kernels.tl.picks import join_picks, picks_backward_q, picks_forward
 from sparseflash.kernels.tl.picks_gathered import (
     gathered_backward_q,
     gathered_forward,
@@ -28,9 +28,12 @@ _SHORTEST = 64  # .. or so many queries
 # the picks are written and read again, which long blocks outweigh. The queries of a tile share the
 # keys of a block, which few queries would not.
 _FULL = 16  # rows of the smallest tile
-_LONG = 8  # keys of a block, at least, for each row of a query
+_LONG = 48  # keys of a block, at least, for each row of a query
 _BUSY = 4  # queries that picked a block, at least, on average
 _MERGED = 16  # rows of a tile that are merged
+# Else a tile has queries that follow each other. They share the keys that several of them picked.
+_JOINED = 32, 64  # rows of such a tile, and with 16 bits and head dims up to 128, unless ..
+_MOST_QUERIES = 16  # .. it would have more queries
 _LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more, at most ..
 _MOST = 2  # .. so many times those of a float32 dQ, or queries are not gathered
 
@@ -85,7 +88,8 @@ class _Shape(NamedTuple):
     share: int  # lists of a key head
     rows: int  # of a tile for one query: a power of two
     block_n: int  # keys of a tile
-    together: int  # rows of a tile of several queries
+    together: int  # rows of a tile of gathered queries
+    queries: int  # that follow each other in a tile
     gathers: bool  # whether out and dq are computed by the inverse lists
 
     @classmethod
@@ -99,7 +103,8 @@ class _Shape(NamedTuple):
         parts = 4 * n_q * n_picks * group * max(q.shape[3], v.shape[3])  # bytes of a list
         fits = parts <= max(_LIMIT, _MOST * 4 * q.numel())
         gathers = fits and _gathers(rows, block, n_q * n_picks * block / k.shape[2])
-        return cls(group, heads // k.shape[1], rows, tile, widest, gathers)
+        queries = max(1, min(_JOINED[widest == 64] // rows, _MOST_QUERIES))
+        return cls(group, heads // k.shape[1], rows, tile, widest, queries, gathers)
 
 
 def _gathers(rows: int, block: int, mean: float) -> bool:
@@ -155,6 +160,28 @@ def _gathered(
         )  # fmt: skip
 
 
+def _joined(
+    kernel: Any, given: Sequence[Tensor], strides: Sequence[int], blocks: Tensor, shape: _Shape,
+    scale: float, num_stages: int, constants: dict[str, Any],
+) -> None:  # fmt: skip
+    """Launch `kernel` by the joined lists of queries that follow each other. given: its tensors."""
+    batch, heads, n_q, n_picks = blocks.shape
+    n_k, tiles = given[1].shape[2], -(-n_q // shape.queries)
+    grid = tiles, batch * heads
+    which, who = blocks.new_empty(2, batch * heads, tiles * shape.queries * n_picks)
+    count = blocks.new_empty(batch * heads, tiles)
+    same = {"N_PICKS": n_picks, "QUERIES": shape.queries}
+    launch(
+        join_picks, grid, blocks, which, who, count, n_q, n_k,
+        PICKS=1 << (n_picks - 1).bit_length(), BLOCK=constants["BLOCK"],
+        CAUSAL=constants["CAUSAL"], **same,
+    )  # fmt: skip
+    launch(
+        kernel, grid, *given, which, who, count, *strides, scale_log2(scale), n_q, n_k, heads,
+        ROWS=shape.rows, num_stages=num_stages, **same, **constants,
+    )  # fmt: skip
+
+
 def inverse_sizes(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block: int
 ) -> tuple[int, int]:  # fmt: skip
@@ -176,7 +203,6 @@ def picked_forward(
     constants = _constants(q, v, shape, block, causal)
     out = empty_out(q, v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    batch, heads, n_q, n_picks = blocks.shape
     with on(q.device):
         if shape.gathers:
             inverted = inverse(blocks, block, k.shape[2], causal=causal)
@@ -185,11 +211,9 @@ def picked_forward(
                 constants,
             )  # fmt: skip
             return out, lse, *inverted
-        launch(
-            picks_forward, (n_q, batch * heads), q, k, v, out, lse, blocks, *_strides(q, k, v, out),
-            scale_log2(scale), n_q, k.shape[2], heads,
-            N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
-        )  # fmt: skip
+        given, strides = (q, k, v, out, lse), _strides(q, k, v, out)
+        stages = 3 if shape.block_n > 32 else 2
+        _joined(picks_forward, given, strides, blocks, shape, scale, stages, constants)
     return out, lse, blocks.new_empty(0), blocks.new_empty(0)
 
 
@@ -218,11 +242,8 @@ def picked_backward(
                 constants,
             )  # fmt: skip
         else:
-            launch(
-                picks_backward_q, (n_q, batch * heads),
-                *given, dq, blocks, *_strides(q, k, v, dout, dq), *numbers,
-                N_PICKS=n_picks, BLOCK_M=max(16, shape.rows), **constants,
-            )  # fmt: skip
+            strides = _strides(q, k, v, dout, dq)
+            _joined(picks_backward_q, (*given, dq), strides, blocks, shape, scale, 2, constants)
         length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
         first_part, owner = inverted.parts(length)
         part_k, part_v = (

@@ -16,6 +16,7 @@ KERNELS = {
     "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
     "decode": {"decode_parts", "merge_splits"},
     "picks": {
+        "join_picks",
         "picks_forward",
         "picks_backward_q",
         "picks_backward_kv",
