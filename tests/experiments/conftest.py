@@ -1,10 +1,14 @@
 """Programs of experiments, as a user starts them."""
 
 import sys
+from copy import deepcopy
 from importlib import import_module
 
 import pytest
 import torch
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource as ConfigSource,
+)
 
 import sparseflash
 from experiments.common.figures import RC
@@ -22,6 +26,22 @@ def coarse_figures():
         patch.setitem(RC, "savefig.dpi", 90)
         patch.setitem(RC, "savefig.bbox", "standard")
         yield published
+
+
+@pytest.fixture(autouse=True, scope="session")
+def configs_are_read_once():
+    """Hydra reads and parses its files for every command line, and takes half of its time so."""
+    load, found = ConfigSource.load_config, {}
+
+    def load_once(source, name):
+        key = source.provider, source.path, name
+        if key not in found:
+            found[key] = load(source, name)
+        return deepcopy(found[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigSource, "load_config", load_once)
+        yield
 
 
 @pytest.fixture

@@ -17,10 +17,6 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 attention = sparseflash.attention
 none_or_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
 NO_COMPILER = not (shutil.which("g++") or shutil.which("clang++"))
-COMPILERS = [
-    "aot_eager",
-    pytest.param("inductor", marks=pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")),
-]
 
 
 def compiled(function, compiler="aot_eager", **options):
@@ -43,13 +39,20 @@ GIVEN = FORMS | {
 }
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("mask", GIVEN.values(), ids=GIVEN)
-def test_masks_of_every_form(mask, compiler):
-    def function(q, k, v, mask):
-        return attention(q * 2, k, v, mask) + 1
+def between(q, k, v, mask):
+    return attention(q * 2, k, v, mask) + 1
 
-    graphs_of(function, [(small(), mask)], compiler)
+
+@pytest.mark.parametrize("mask", GIVEN.values(), ids=GIVEN)
+def test_masks_of_every_form(mask):
+    graphs_of(between, [(small(), mask)])
+
+
+@pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")
+@pytest.mark.parametrize("mask", [None, GIVEN["Mask per head"]], ids=["None", "Mask per head"])
+def test_the_compiler_that_users_have(mask):
+    """To it all forms of a mask are the same: arguments of the operator."""
+    graphs_of(between, [(small(), mask)], "inductor")
 
 
 BUILT_INSIDE = {
@@ -61,9 +64,13 @@ BUILT_INSIDE = {
 }
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["new", "equal to a living mask"])
-@pytest.mark.parametrize("build", BUILT_INSIDE.values(), ids=BUILT_INSIDE)
-def test_masks_built_inside(build, known):
+@pytest.mark.parametrize(
+    "name, known", [*((name, False) for name in BUILT_INSIDE), ("leaf", True), ("or, and", True)]
+)
+def test_masks_built_inside(name, known):
+    """New ones, and such as are equal to a living mask."""
+    build = BUILT_INSIDE[name]
+
     def function(q, k, v):
         return attention(q, k, v, build())
 
@@ -76,20 +83,20 @@ def test_a_plan_for_every_call_takes_one_graph():
     """The lists are its inputs."""
     selector = select.top_k(2, block_size=16)
     calls = []
-    for seed in range(3):
+    for seed in range(2):
         qkv = small(seed=seed)
         calls.append((qkv, sparseflash.plan(selector(*qkv[:2]), *qkv)))
     assert graphs_of(attention, calls) == 1
 
 
 def test_changes_of_mask():
-    given = (masks.causal(), masks.local(4), None, masks.causal(), masks.local(5))
+    given = (masks.causal(), masks.local(4), None, masks.causal())
     graphs_of(attention, [(small(), mask) for mask in given])
 
 
 @none_or_mask
 def test_changes_of_length(mask):
-    lengths = (40, 33, 64, 17, 40)
+    lengths = (40, 33, 64, 40)
     found = graphs_of(attention, [(small(length), mask) for length in lengths])
     # without a mask a graph serves every length; a schedule belongs to one length
     assert found <= (2 if mask is None else len(set(lengths)))
@@ -97,13 +104,13 @@ def test_changes_of_length(mask):
 
 @none_or_mask
 def test_changes_of_head_dim(mask):
-    graphs_of(attention, [(small(head_dim=dim), mask) for dim in (8, 16, 12, 32)])
+    graphs_of(attention, [(small(head_dim=dim), mask) for dim in (8, 16, 12)])
     graphs_of(attention, [(small(v_head_dim=12), mask)])
 
 
 @none_or_mask
 def test_dynamic_shapes_take_few_graphs(mask):
-    sizes = ((40, 8), (33, 16), (64, 24), (17, 12))
+    sizes = ((40, 8), (33, 16), (64, 24))
     assert graphs_of(attention, [(small(*size), mask) for size in sizes], dynamic=True) <= 2
 
 

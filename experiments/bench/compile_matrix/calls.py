@@ -198,13 +198,15 @@ def decode_calls() -> list[Call]:
 
 
 def representative() -> list[Call]:
-    """Few calls that a test has time for: every kernel, each pass, and what claims work."""
+    """Few calls that a test has time for: every kernel, each pass, and what claims work.
+
+    Those for Hopper join several options each.
+    """
     return [
-        Call("causal", "hopper", 128),
-        Call("blocks of 64, deterministic", "hopper", 64, block_size=(64, 64), deterministic=True),
-        Call("grouped heads, dropout", "hopper", 96, kv_heads=1, dropout_p=0.1),
-        Call("causal, v of 128", "hopper", 192, v_head_dim=128),
-        Call("scattered blocks of 64", "hopper", 128, mask=SCATTERED, block_size=(64, 64), n=4000),
+        Call("scattered blocks of 64, deterministic", "hopper", 128, mask=SCATTERED,
+             block_size=(64, 64), n=4000, deterministic=True),
+        Call("grouped heads, dropout, v of 128", "hopper", 192, v_head_dim=128, kv_heads=1,
+             dropout_p=0.1),
         Call("split rows, tall, sink, maxima", "hopper", 64, mask=GLOBAL, n=17408, heads=1,
              kv_heads=1, terms=("sink",), max_scores=True),
         Call("causal", "triton", 128),

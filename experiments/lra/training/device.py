@@ -47,9 +47,9 @@ def peak_mib(device: torch.device) -> float:
 
 
 def reset_memory(device: torch.device) -> None:
-    """Frees what an earlier run of this process left, and resets the peak."""
-    gc.collect()
+    """Frees what an earlier run of this process left on a GPU, and resets the peak."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

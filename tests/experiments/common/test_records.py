@@ -172,10 +172,10 @@ for i in range(int(sys.argv[2])):
 
 def test_several_processes_write_to_one_file(tmp_path):
     """Seeds of a plan run side by side on several GPUs."""
-    path, count, names = tmp_path / "small.csv", 150, "abc"
+    path, count, names = tmp_path / "small.csv", 150, "ab"
     words = [sys.executable, "-c", WRITER, str(path), str(count)]
     writers = [subprocess.Popen([*words, name], cwd=ROOT) for name in names]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
     rows = read(path, Small)
     assert sorted((row.name, row.count) for row in rows) == [
         (name, i) for name in names for i in range(count)

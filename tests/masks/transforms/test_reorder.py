@@ -17,7 +17,7 @@ from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.reorder import any_reorder, order_of
 
 
-@pytest.mark.parametrize("seed", range(320))
+@pytest.mark.parametrize("seed", range(160))
 def test_composition(seed: int):
     """Masks on a canvas and others, in another order on both sides, on one, or on none."""
     rng = random.Random(seed)
@@ -42,7 +42,7 @@ def test_composition(seed: int):
     check_window(mask, any_grid(rng, n_q, n_k), dense[0, 0])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_heads_and_batch(seed: int):
     rng = random.Random(seed)
     n = rng.choice(SIZES)
@@ -66,7 +66,7 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal(rows.build(600).to_dense(), brute_dense(rows, 600, 600))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_orders(seed: int):
     """By sorting, token by token; and the inverse undoes the order."""
     rng = random.Random(seed)
@@ -79,9 +79,9 @@ def test_orders(seed: int):
     assert np.array_equal(order[inverse], np.arange(n))
 
 
-@pytest.mark.parametrize("height", [*range(1, 33), 45, 64, 100])
+@pytest.mark.parametrize("height", [*range(1, 18), 31, 32, 45, 64, 100])
 def test_hilbert_visits_neighbours(height: int):
-    for width in (*range(1, 33), 45, 64, 99, 100):
+    for width in (*range(1, 18), 31, 32, 45, 64, 99, 100):
         y, x = np.divmod(hilbert((height, width)).order(height * width), width)
         assert np.array_equal(np.sort(y * width + x), np.arange(height * width))
         assert (abs(np.diff(y)) + abs(np.diff(x)) == 1).all()

@@ -35,8 +35,14 @@ def capability(monkeypatch):
     return found
 
 
+def blank(batch, heads, n, head_dim, kv_heads, v_head_dim=None, dtype=torch.bfloat16):
+    """q, k and v of zeros, for plans: random numbers take longer than they."""
+    sizes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, v_head_dim or head_dim)
+    return [torch.zeros(batch, h, n, d, dtype=dtype) for h, d in sizes]
+
+
 def inputs(*, head_dim=64, dtype=torch.bfloat16, **options):
-    qkv = make_qkv(2, 4, 256, 256, head_dim, dtype=dtype, kv_heads=2, **options)
+    qkv = blank(2, 4, 256, head_dim, 2, dtype=dtype, **options)
     return [t.as_subclass(OnHopper) for t in qkv]
 
 
@@ -202,7 +208,7 @@ OF_64 = {
 @pytest.mark.parametrize("name", OF_64)
 def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
     mask, block, head_dim, options, expected = OF_64[name]
-    qkv = make_qkv(1, 2, 4096, 4096, head_dim, dtype=torch.bfloat16)
+    qkv = blank(1, 2, 4096, head_dim, 2)
     blocks = mask.build(4096, block_size=block, heads=2 if mask.per_head else None)
     schedule = schedule_for(blocks, 4096, 4096, 1, 2, "cpu")
     problem = problem_of(*qkv, blocks, **options)
@@ -244,7 +250,7 @@ SHARING = {
 @pytest.mark.parametrize("name", SHARING)
 def test_heads_of_a_group_share_tiles_of_small_blocks(name, head_dim):
     mask, block, heads, kv_heads, shared = SHARING[name]
-    qkv = make_qkv(1, heads, 4096, 4096, head_dim, dtype=torch.bfloat16, kv_heads=kv_heads)
+    qkv = blank(1, heads, 4096, head_dim, kv_heads)
     facts = None
     if mask is not None:
         mask = mask.build(4096, block_size=block, heads=heads if mask.per_head else None)
@@ -261,7 +267,7 @@ def test_heads_of_a_group_share_tiles_of_small_blocks(name, head_dim):
 @pytest.mark.parametrize("head_dim, shared", [(32, False), (64, False), (72, True), (256, True)])
 def test_rows_with_few_keys_are_shared_above_head_dim_64(head_dim, shared):
     facts = schedule_for(masks.local(99), 4096, 4096, 1, 8, "cpu", 64).facts
-    qkv = make_qkv(1, 8, 4096, 4096, head_dim, kv_heads=2, dtype=torch.bfloat16)
+    qkv = blank(1, 8, 4096, head_dim, 2)
     assert forward.forward_tiles_for(problem_of(*qkv), facts, 132).heads == 1 + shared
 
 
@@ -284,7 +290,7 @@ def test_q_stays_in_registers_where_its_numbers_fit(head_dim, v_head_dim, block_
 def test_work_of_pairs_is_that_of_half_the_heads():
     """Which tiles are split, and which run first, is what it would be for so many heads."""
     schedule = schedule_for(masks.global_tokens(64) | masks.local(99), 8192, 8192, 1, 8, "cpu", 64)
-    problem = problem_of(*make_qkv(1, 8, 8192, 8192, 64, kv_heads=2, dtype=torch.bfloat16))
+    problem = problem_of(*blank(1, 8, 8192, 64, 2))
     tiles = forward.forward_tiles_for(problem, schedule.facts, 132)
     spec = forward.forward_spec(problem, tiles, 132)
     lists, half = (
@@ -301,7 +307,7 @@ def test_selections_for_all_heads_share_tiles_of_128_keys(heads, block, shared, 
     facts = schedule_for(
         SCATTERED.build(4096, block_size=(64, block)), 4096, 4096, 1, 8, "cpu"
     ).facts
-    qkv = make_qkv(1, 8, 4096, 4096, 128, dtype=torch.bfloat16, kv_heads=2)
+    qkv = blank(1, 8, 4096, 128, 2)
     problem = problem_of(*(t.as_subclass(OnHopper) for t in qkv))
     problem = problem._replace(mask=facts._replace(heads=heads))
     assert forward.forward_tiles_for(problem, problem.mask, 132).heads == 1 + shared

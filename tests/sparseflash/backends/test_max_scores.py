@@ -33,10 +33,9 @@ def assert_right(maxima, *args, **options):
 
 
 @backends
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mask", [None, masks.causal(), LOW_ROWS])
-def test_grouped_heads_other_lengths_and_head_dims(mask, seed, backend):
-    options = {"batch": 2, "heads": 4, "kv_heads": 2, "v_head_dim": 12, "seed": seed}
+def test_grouped_heads_other_lengths_and_head_dims(mask, backend):
+    options = {"batch": 2, "heads": 4, "kv_heads": 2, "v_head_dim": 12}
     case = Case(70, 90, 8, mask=mask, block_size=(32, 48), max_scores=True, **options)
     check(case, backend, "cpu")
 

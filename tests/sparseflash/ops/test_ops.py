@@ -36,48 +36,51 @@ def operator_arguments(backend, mask, dropout_p, layout="contiguous", **options)
 
 
 CALLS = [  # mask, dropout_p, layout, head dim of v
-    (None, 0.0, "contiguous", 8),
-    (MASK, 0.0, "contiguous", 8),
     (None, 0.3, "contiguous", 8),
-    (MASK, 0.3, "token major", 8),
     (MASK, 0.0, "cut from a wider tensor", 8),
     (MASK, 0.0, "every second token", 8),
     (MASK, 0.0, "one key head for all", 8),
     (MASK, 0.3, "token major", 12),
 ]
-
-
-def calls_of(backend):
-    """In the interpreter, which opcheck has run ten times a call, each option once."""
-    return [CALLS[2], *CALLS[4:]] if backend == "triton" else CALLS
-
-
-@pytest.mark.parametrize(
-    "backend, mask, dropout_p, layout, v_head_dim",
-    [(backend, *call) for backend in BACKENDS for call in calls_of(backend)],
-)
-def test_opcheck_accepts_forward(backend, mask, dropout_p, layout, v_head_dim):
-    arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
-    arguments = (*detached(arguments[:3]), *arguments[3:], True)
-    torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
-
-
-@pytest.mark.parametrize(
-    "backend, mask, dropout_p, layout, v_head_dim, lse_gradient",
+SIMPLE = [  # what the interpreter, in which opcheck takes a second for a call, has no need of
+    (None, 0.0, "contiguous", 8),
+    (MASK, 0.0, "contiguous", 8),
+    (MASK, 0.3, "token major", 8),
+]
+# the graphs of a call are those of others, whatever its layout: they take most of the time
+QUICK = "test_schema", "test_autograd_registration", "test_faketensor"
+ALL = *QUICK, "test_aot_dispatch_dynamic"
+calls = pytest.mark.parametrize(
+    "backend, mask, dropout_p, layout, v_head_dim, tests",
     [
-        (backend, *call, lse_gradient)
-        for backend in BACKENDS
-        for number, call in enumerate(calls_of(backend))
-        for lse_gradient in (False, True)
-        if lse_gradient == number % 2
+        *(
+            (b, *call, ALL if i in (0, 4) else QUICK)
+            for b in BACKENDS
+            for i, call in enumerate(CALLS)
+        ),
+        *((b, *call, QUICK) for b in ("reference", "cpu") for call in SIMPLE),
     ],
 )
-def test_opcheck_accepts_backward(backend, mask, dropout_p, layout, v_head_dim, lse_gradient):
+
+
+@calls
+def test_opcheck_accepts_forward(backend, mask, dropout_p, layout, v_head_dim, tests):
+    arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
+    arguments = (*detached(arguments[:3]), *arguments[3:], True)
+    forward = torch.ops.sparseflash.forward.default
+    torch.library.opcheck(forward, arguments, test_utils=tests)
+
+
+@calls
+def test_opcheck_accepts_backward(backend, mask, dropout_p, layout, v_head_dim, tests):
+    """With a gradient of the LSE for every other layout."""
     arguments = operator_arguments(backend, mask, dropout_p, layout, v_head_dim=v_head_dim)
     out, lse, _ = torch.ops.sparseflash.forward(*arguments, True)
+    lse_gradient = list(LAYOUTS).index(layout) % 2
     cotangents = torch.ones_like(out), torch.ones_like(lse) if lse_gradient else None
     arguments = (*cotangents, *arguments[:3], out, lse, *arguments[3:])
-    torch.library.opcheck(torch.ops.sparseflash.backward.default, arguments)
+    backward = torch.ops.sparseflash.backward.default
+    torch.library.opcheck(backward, arguments, test_utils=tests)
 
 
 @two_backends

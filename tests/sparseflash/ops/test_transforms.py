@@ -95,8 +95,7 @@ def test_inputs_without_tangents_are_computed_inside_a_dual_level():
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("which", range(3), ids="qkv")
+@pytest.mark.parametrize("which, dim", [(0, 0), (1, -1), (2, 0)], ids="qkv")
 def test_vmap_is_a_loop(which, dim):
     stacked = inputs()
     stacked[which] = torch.stack([stacked[which], 2 * stacked[which]], dim)

@@ -87,7 +87,7 @@ def test_same_blocks_as_in_torch(case, seed, monkeypatch):
     if seed:
         monkeypatch.undo()
     rng = np.random.default_rng(seed)
-    for _ in range(8):
+    for _ in range(5):
         name, given = case(rng)
         made, columns = getattr(spans, name)(*given), case is tree_case
         block_q, block_k = (int(x) for x in rng.choice(SIZES, 2))
@@ -113,7 +113,7 @@ def test_another_length_on_the_other_side():
                 assert_equal(a, b)
 
 
-@pytest.mark.parametrize("block_q, block_k", [(16, 64), (32, 128), (48, 80)])
+@pytest.mark.parametrize("block_q, block_k", [(16, 64), (48, 80)])
 def test_blocks_below_one_another_share_tiles(block_q, block_k):
     enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 60, 350, 235]]
     made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 350).to(DEVICE)
@@ -153,7 +153,7 @@ MASKS = {
 @pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
 def test_a_mask_and_its_lists_take_few_launches(make, monkeypatch):
     """Kernels alone, from the offsets to the tile lists of a plan."""
-    n, offsets = 300, torch.tensor([[0, 60, 114, 150], [0, 0, 20, 144]])
+    n, offsets = 200, torch.tensor([[0, 40, 76, 100], [0, 0, 13, 96]])
 
     def run():
         mask = make(offsets, n)

@@ -86,12 +86,21 @@ def test_a_block_of_several_entries_is_scattered_too():
     assert (length % 2 == 0).all() and (length.diff() <= 0).all()
 
 
+def by_turns(outers, blocks):
+    """All pairs, and of the two numbers of key heads one or the other."""
+    return [
+        (outer, block, (1, 4)[(i + j) % 2])
+        for i, outer in enumerate(outers)
+        for j, block in enumerate(blocks)
+    ]
+
+
 BLOCKS = [(128, 128), (64, 64), (16, 32), (48, 96), (256, 64)]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("outer", [(1, 1), (1, 8), (2, 1), (2, 8)])
+@pytest.mark.parametrize(
+    "outer, block, kv_heads", by_turns([(1, 1), (1, 8), (2, 1), (2, 8)], BLOCKS)
+)
 def test_bands_are_the_lists_of_the_mask(outer, block, kv_heads, cut):
     rng = np.random.default_rng(len(outer) + kv_heads)
     grid = rng.random((*outer, -(-700 // block[0]), -(-1100 // block[1]))) < min(
@@ -170,9 +179,10 @@ def test_few_entries_do_not_make_up_for_a_part(monkeypatch):
     assert columns(SCATTERED, heads=8, sms=131).n_parts == 2 * 128
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-@pytest.mark.parametrize("block", [(64, 64), (128, 64), (64, 128), (256, 128)])
-@pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 8), (2, 8)])
+@pytest.mark.parametrize(
+    "outer, block, kv_heads",
+    by_turns([(1, 1), (2, 1), (1, 8), (2, 8)], [(64, 64), (128, 64), (64, 128), (256, 128)]),
+)
 def test_selections_run_in_bands_by_length(outer, block, kv_heads, monkeypatch):
     monkeypatch.setattr(module, "_RESIDENT", 1.0)
     monkeypatch.setattr(module, "_FAR", 1.0)

@@ -2,10 +2,7 @@
 
 import inspect
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from experiments.lra.tasks.load import loader
 from experiments.lra.training.step import Trainer
 from experiments.lra_speed import plan, run_cases, unmeasured
 
-ROOT = Path(__file__).resolve().parents[4]
 OPTIONS = {
     "tasks": None,
     "attentions": ["standard", "sparse"],
@@ -153,16 +149,15 @@ def test_a_lack_of_memory_is_a_row_that_says_so(monkeypatch):
 def test_cases_together_have_the_rows_that_they_have_one_by_one(tmp_path, capsys):
     records = Records(tmp_path / "s.csv", StepRow)
     wrong = case("linformer", "attention.rank=-3")
-    cases = [case(), wrong, case("local")]
+    cases = [case(), wrong]
     run_cases(cases, records, 0.01, "command", workers=2, limit_s=120)
     assert [(row.attention, row.status == OK) for row in records.rows] == [
         ("linear", True),
         ("linformer", False),
-        ("local", True),
     ]
     assert "1 of 2 steps are ready" in capsys.readouterr().out
     before = records.path.read_bytes()
-    run_cases(cases, Records(records.path, StepRow), 0.01, "command", workers=3, limit_s=120)
+    run_cases([case()], Records(records.path, StepRow), 0.01, "command", workers=2, limit_s=120)
     assert records.path.read_bytes() == before
 
 
@@ -212,13 +207,10 @@ def test_slow_steps_are_not_repeated_five_times():
     assert len(taken) == 2 and times.ms_median > 0
 
 
-def test_the_program_writes_rows_table_and_plots(tmp_path):
-    command = [sys.executable, "-m", "experiments.lra_speed", "tasks=[listops]", "lengths=[]"]
-    command += ["attentions=[standard,linear]", "seconds=0.01", f"csv={tmp_path / 's.csv'}"]
-    command += [f"plots={tmp_path / 'plots'}", "options=['batch=2','task.max_length=64']"]
-    done = subprocess.run(
-        [*command, "device=cpu"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "linear attention" in done.stdout
+def test_the_program_writes_rows_table_and_plots(tmp_path, run_program):
+    words = ["tasks=[listops]", "lengths=[]", "attentions=[standard,linear]", "seconds=0.01"]
+    words += [f"csv={tmp_path / 's.csv'}", f"plots={tmp_path / 'plots'}", "device=cpu"]
+    status, told, _ = run_program("lra_speed", *words, "options=['batch=2','task.max_length=64']")
+    assert status == 0 and "linear attention" in told
     assert len(read(tmp_path / "s.csv", StepRow)) == 2
     assert (tmp_path / "s.md").exists() and len(list((tmp_path / "plots").iterdir())) == 2

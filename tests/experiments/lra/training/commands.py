@@ -42,9 +42,10 @@ def assert_processes_train_as_one(
     told = finish(start([*overrides(place, task, attention, **changes), "name=many"], torchrun))
     assert told.count("test accuracy") == 1  # only the first process speaks
     many = Trained.at(settings(place, task, attention, **changes, name="many").folder)
+    state = many.state
     for name, weights in one.state["model"].items():
-        torch.testing.assert_close(many.state["model"][name], weights, rtol=1e-3, atol=1e-5)
-    assert len(many.state["random"]) == many.result["processes"] == count
+        torch.testing.assert_close(state["model"][name], weights, rtol=1e-3, atol=1e-5)
+    assert len(state["random"]) == many.result["processes"] == count
     # a result's file has six digits
     assert many.result["accuracy"] == pytest.approx(one.result["accuracy"], abs=1e-6)
     assert many.result["correct"] == one.result["correct"]

@@ -27,9 +27,9 @@ from sparseflash.tiles.tile_spec import TileSpec
 n, offsets = 512, torch.tensor([[0, 100, 512]])
 
 def launch():
-    for shared in (False, True):
-        for prefix in ((None, None), (3, None), (None, offsets[:, 1:])):
-            packed.document_spans(offsets, n, n, 0, shared, *prefix)
+    prefixes = (None, None), (3, None), (None, offsets[:, 1:])
+    for shared, prefix in zip((True, True, False, False), (*prefixes, prefixes[0])):
+        packed.document_spans(offsets, n, n, 0, shared, *prefix)
     for interleaved in (False, True):
         packed.diffusion_spans(offsets, n, 32, interleaved)
     packed.tree_spans(offsets, offsets, n)
@@ -46,10 +46,9 @@ def launch():
     for block, tiles in ((128, ((128, 128), (64, 64))), (256, ((64, 128), (128, 64)))):
         for mask, kv_heads in ((masks.causal(), 1), (masks.random_blocks(0.5, per_head=True), 4)):
             schedule = schedule_for(mask, n, n, 1, 4, "cpu", block)
-            for by_rows in (True, False):
-                for major, minor in tiles:
-                    spec = TileSpec(by_rows, major, minor, n, n, 1, 4, kv_heads, 132)
-                    cut_schedule(schedule, spec)
+            for by_rows, (major, minor) in zip((True, False), tiles):
+                spec = TileSpec(by_rows, major, minor, n, n, 1, 4, kv_heads, 132)
+                cut_schedule(schedule, spec)
 
 for kernel in compiled_by(launch, CHIPS["sm_90a"]):
     print(json.dumps([kernel.name, kernel.report()]))

@@ -1,0 +1,78 @@
+"""The two forms of attention to picked blocks: which is taken, and the lists of joined queries."""
+
+import itertools
+
+import pytest
+import torch
+
+from sparseflash import select
+from sparseflash.kernels.launch import launch
+from sparseflash.testing import make_qkv
+
+kernels = pytest.importorskip("sparseflash.kernels.tl.picks")
+picked = pytest.importorskip("sparseflash.select.kernels.picked")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
+)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries, n_q, n_k, k", [(4, 18, 100, 3), (16, 17, 80, 5), (1, 5, 70, 4)])
+def test_joined_lists(queries, n_q, n_k, k, causal):
+    """Each block that queries of a tile picked comes once, with all of them, and no other."""
+    block, lists, tiles = 16, 2, -(-n_q // queries)
+    generator = torch.Generator().manual_seed(queries)
+    count = -(-n_k // block)
+    found = torch.rand(1, lists, n_q, count, generator=generator).argsort(-1)[..., :k]
+    found[torch.rand(found.shape, generator=generator) < 0.3] = -1
+    given = select.Picks.of(found, block, n_k, causal=causal).blocks
+    which, who = torch.full((2, lists, tiles, queries * k), -7, dtype=torch.int32)
+    counts = torch.full((lists, tiles), -7, dtype=torch.int32)
+    launch(
+        kernels.join_picks, (tiles, lists), given, which, who, counts, n_q, n_k, N_PICKS=k, PICKS=8,
+        QUERIES=queries, BLOCK=block, CAUSAL=causal,
+    )  # fmt: skip
+    for z, tile in itertools.product(range(lists), range(tiles)):
+        wanted = {}
+        for i, query in enumerate(range(tile * queries, min(n_q, tile * queries + queries))):
+            for number in found[0, z, query].tolist():
+                if number >= 0 and (not causal or number * block <= query + n_k - n_q):
+                    wanted[number] = wanted.get(number, 0) | 1 << i
+        end = int(counts[z, tile])
+        made = zip(which[z, tile, :end].tolist(), who[z, tile, :end].tolist(), strict=True)
+        assert end == len(wanted) and dict(made) == wanted
+        assert (which[z, tile, end:] == -7).all() and (who[z, tile, end:] == -7).all()
+
+
+@pytest.mark.parametrize(
+    "rows, block, mean, wanted",
+    [
+        (1, 48, 4, True),
+        (1, 256, 3.9, False),  # few queries for each block
+        (2, 96, 64, True),
+        (4, 64, 64, False),  # short blocks
+        (8, 384, 64, True),
+        (16, 1024, 64, False),  # full tiles
+    ],
+)
+def test_when_queries_are_gathered(rows, block, mean, wanted):
+    assert picked._gathers(rows, block, mean) == wanted
+
+
+def test_moba_gathers_and_shared_lists_do_not():
+    for heads, picking, wanted in ((16, 16, True), (16, 4, True), (16, 1, False)):
+        q, k, v = make_qkv(1, heads, 512, 512, 16, kv_heads=picking)
+        blocks = torch.zeros(1, picking, 512, 4, dtype=torch.int32)
+        assert picked._Shape.of(q, k, v, blocks, 256).gathers == wanted
+
+
+def test_queries_are_gathered_where_the_parts_of_a_list_take_no_more_than_twice_dq():
+    def gathers(heads, picking, n, k):
+        shapes = (1, heads, n, 128), (1, 2, n, 128), (1, 2, n, 64), (1, picking, n, k)
+        q, key, v, blocks = (torch.empty(shape, device="meta") for shape in shapes)
+        return picked._Shape.of(q, key, v, blocks, 512).gathers
+
+    assert gathers(16, 2, 4096, 16)  # 256 MiB
+    assert not gathers(16, 2, 2**20, 16)  # 64 GiB, eight times as much as dq
+    assert gathers(16, 2, 2**20, 4) and gathers(16, 16, 2**20, 32)
+    assert not gathers(16, 16, 2**20, 33)
