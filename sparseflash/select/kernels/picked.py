@@ -33,7 +33,8 @@ _BUSY = 4  # queries that picked a block, at least, on average
 _MERGED = 16  # rows of a tile that are merged
 # Else a tile has queries that follow each other. They share the keys that several of them picked.
 _JOINED = 32, 64  # rows of such a tile, and with 16 bits and head dims up to 128, unless ..
-_MOST_QUERIES = 16  # .. it would have more queries
+_MOST_QUERIES = 16  # .. it would have more queries, or they had ..
+_MOST_JOINED = 4096  # .. more picks
 _LIMIT = 2**28  # bytes of parts at a time, unless one list alone has more, at most ..
 _MOST = 2  # .. so many times those of a float32 dQ, or queries are not gathered
 
@@ -166,19 +167,20 @@ def _joined(
 ) -> None:  # fmt: skip
     """Launch `kernel` by the joined lists of queries that follow each other. given: its tensors."""
     batch, heads, n_q, n_picks = blocks.shape
-    n_k, tiles = given[1].shape[2], -(-n_q // shape.queries)
+    room = 1 << (n_picks - 1).bit_length()
+    queries = max(1, min(shape.queries, _MOST_JOINED // room))
+    n_k, tiles = given[1].shape[2], -(-n_q // queries)
     grid = tiles, batch * heads
-    which, who = blocks.new_empty(2, batch * heads, tiles * shape.queries * n_picks)
+    which, who = blocks.new_empty(2, batch * heads, tiles * queries * n_picks)
     count = blocks.new_empty(batch * heads, tiles)
-    same = {"N_PICKS": n_picks, "QUERIES": shape.queries}
+    same = {"N_PICKS": n_picks, "QUERIES": queries}
     launch(
         join_picks, grid, blocks, which, who, count, n_q, n_k,
-        PICKS=1 << (n_picks - 1).bit_length(), BLOCK=constants["BLOCK"],
-        CAUSAL=constants["CAUSAL"], **same,
+        PICKS=room, BLOCK=constants["BLOCK"], CAUSAL=constants["CAUSAL"], **same,
     )  # fmt: skip
     launch(
         kernel, grid, *given, which, who, count, *strides, scale_log2(scale), n_q, n_k, heads,
-        ROWS=shape.rows, num_stages=num_stages, **same, **constants,
+        ROWS=max(shape.rows, _FULL // queries), num_stages=num_stages, **same, **constants,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import torch
 from sparseflash import select
 from sparseflash.kernels.launch import launch
 from sparseflash.testing import make_qkv
+from tests import picks_cases
+from tests.picks_cases import CASES
 
 kernels = pytest.importorskip("sparseflash.kernels.tl.picks")
 picked = pytest.importorskip("sparseflash.select.kernels.picked")
@@ -42,6 +44,19 @@ def test_joined_lists(queries, n_q, n_k, k, causal):
         made = zip(which[z, tile, :end].tolist(), who[z, tile, :end].tolist(), strict=True)
         assert end == len(wanted) and dict(made) == wanted
         assert (which[z, tile, end:] == -7).all() and (who[z, tile, end:] == -7).all()
+
+
+@pytest.mark.parametrize("most, queries", [(4096, 16), (16, 4), (1, 1)])
+def test_long_lists_are_those_of_fewer_queries(most, queries, monkeypatch):
+    ran = []
+    monkeypatch.setattr(picked, "_gathers", lambda *given: False)
+    monkeypatch.setattr(picked, "_MOST_JOINED", most)
+    monkeypatch.setattr(picked, "launch", lambda kernel, *args, **options: (
+        ran.append((kernel, options)), launch(kernel, *args, **options)))  # fmt: skip
+    picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
+    by_queries = picked.picks_forward, picked.picks_backward_q
+    sizes = [(o["QUERIES"], o["ROWS"]) for kernel, o in ran if kernel in by_queries]
+    assert set(sizes) == {(queries, 16 // queries)}  # no product has fewer rows than 16
 
 
 @pytest.mark.parametrize(
