@@ -22,6 +22,7 @@ LARGE = {
     "DSA, one head for all": Case(64, 1, 1, 600, 600, 192, 128, 32, 6),
     "wide": Case(8, 2, 2, 300, 900, 256, 256, 16, 9),
     "odd": Case(6, 2, 2, 500, 513, 40, 24, 48, 4, causal=False),
+    "fewer queries, for long lists": Case(2, 1, 1, 200, 4200, 64, 64, 16, 257),
 }
 
 
