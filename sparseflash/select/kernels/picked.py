@@ -163,7 +163,7 @@ def _gathered(
 
 def _joined(
     kernel: Any, given: Sequence[Tensor], strides: Sequence[int], blocks: Tensor, shape: _Shape,
-    scale: float, num_stages: int, constants: dict[str, Any],
+    scale: float, constants: dict[str, Any], **options: Any,
 ) -> None:  # fmt: skip
     """Launch `kernel` by the joined lists of queries that follow each other. given: its tensors."""
     batch, heads, n_q, n_picks = blocks.shape
@@ -180,7 +180,7 @@ def _joined(
     )  # fmt: skip
     launch(
         kernel, grid, *given, which, who, count, *strides, scale_log2(scale), n_q, n_k, heads,
-        ROWS=max(shape.rows, _FULL // queries), num_stages=num_stages, **same, **constants,
+        ROWS=max(shape.rows, _FULL // queries), **same, **constants, **options,
     )  # fmt: skip
 
 
@@ -214,8 +214,9 @@ def picked_forward(
             )  # fmt: skip
             return out, lse, *inverted
         given, strides = (q, k, v, out, lse), _strides(q, k, v, out)
-        stages = 3 if shape.block_n > 32 else 2
-        _joined(picks_forward, given, strides, blocks, shape, scale, stages, constants)
+        # else those of the compiler: three on NVIDIA GPUs, two on AMD's, which have less memory
+        stages = {} if shape.block_n > 32 else {"num_stages": 2}
+        _joined(picks_forward, given, strides, blocks, shape, scale, constants, **stages)
     return out, lse, blocks.new_empty(0), blocks.new_empty(0)
 
 
@@ -245,7 +246,10 @@ def picked_backward(
             )  # fmt: skip
         else:
             strides = _strides(q, k, v, dout, dq)
-            _joined(picks_backward_q, (*given, dq), strides, blocks, shape, scale, 2, constants)
+            _joined(
+                picks_backward_q, (*given, dq), strides, blocks, shape, scale, constants,
+                num_stages=2,
+            )  # fmt: skip
         length = max(_SHORTEST, -(-_PART * n_q * n_picks // count))
         first_part, owner = inverted.parts(length)
         part_k, part_v = (
