@@ -69,6 +69,7 @@ def test_blocks_are_bounds(seed: int):
     dense = any_mask(rng, n, n, rng.choice([1, 2]))
     causal, layers = rng.random() < 0.5, rng.randrange(1, 6)
     found = reach(BlockMask.from_dense(dense, block), layers, causal=causal)
+    assert len(found.upper) == len(found.lower)  # the last number holds from there on
     wanted = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
     want = brute_layout(wanted[None, None], block)[0, 0] > 0
     for i, state in enumerate(after([dense[0].any(0)] * layers)):

@@ -46,4 +46,6 @@ def test_lra_bigbird():
         random = far[:, 1 : blocks_ - 1, 1 : blocks_ - 1]
         assert (random.sum(2) <= 3).all() and (random.sum(2)[:, : min(12, rows - 4)] == 3).all()
         assert not random[:, :, 15:].any()  # the first 1024 tokens
+        # the last two rows draw from 4 and 3 blocks less
+        assert not random[:, blocks_ - 4, 11:].any() and not random[:, blocks_ - 3, 12:].any()
     assert lra_bigbird(seed=None).layer(4) == lra_bigbird(seed=4)

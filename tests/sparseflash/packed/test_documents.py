@@ -68,9 +68,10 @@ def test_pairs_of_prefixes_and_padding(seed):
         n += int(rng.integers(40))  # padding
         options: dict[str, Any] = {"causal": bool(rng.integers(2)), "shared": bool(rng.integers(2))}
         options["window"] = (int(rng.integers(9)), int(rng.integers(9)))
-        prefix = rng.integers(0, 20, len(offsets) - 1)
+        prefix = rng.integers(0, 20, len(offsets) - 1) if rng.integers(3) else None
         expected = masks.BlockMask.from_dense(dense_of(offsets, n, prefix=prefix, **options), 16)
-        options |= {"prefix": torch.from_numpy(prefix), "block_size": 16}
+        options |= {"block_size": 16}
+        options["prefix"] = None if prefix is None else torch.from_numpy(prefix)
         assert_same_blocks(packed.documents(torch.tensor(offsets), n, **options), expected)
 
 
