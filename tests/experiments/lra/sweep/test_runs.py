@@ -1,5 +1,7 @@
 """The runs of a sweep."""
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,7 @@ def test_the_sweeps_that_come_with_it():
         "imdb_whole": 12,
         "spt": 2,
         "spt_causal": 2,
+        "spt_short": 24,
         "path_masks": 50,
     }
     assert counts == paths | others
@@ -107,5 +110,12 @@ def test_the_sweeps_that_come_with_it():
         first, second = (run.settings for run in found[name])
         assert first.pretrain and second.pretrain is None and second.init_from == str(first.folder)
         assert first.model["causal"] == second.model["causal"] == (causal or None)
+    short = {run.name: run.settings for run in found["spt_short"]}
+    for task, attention in product(("listops", "text", "image", "pathfinder"), ("flash", "sparse")):
+        tokens, classes, scratch = (
+            short[f"{task}{what}/{attention}"] for what in ("-tokens", "", "-scratch")
+        )
+        assert tokens.pretrain and classes.init_from == str(tokens.folder)
+        assert replace(classes, init_from=None, name="scratch") == scratch
     first = [[run.settings for run in found[name][:2]] for name in ("path_x", "path_256")]
     assert first[0] == first[1]
