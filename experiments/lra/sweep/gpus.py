@@ -1,18 +1,22 @@
 """The GPUs of a sweep, and what its processes share there: MPS, and compiled code."""
 
+import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import torch
 
 from experiments.common.checks import whole_number
 
 CONTROL = "nvidia-cuda-mps-control"
+DEFAULT = "/tmp/nvidia-mps"  # where MPS is if CUDA_MPS_PIPE_DIRECTORY does not say
+MPS = Path(f"/tmp/sparseflash-mps-{os.getuid()}")  # sockets need short names
+QUIT = "quit -t 10\n"
 SECONDS = 60  # for a command of MPS
 # Makes a context as a client of MPS, and ends with 0 if there is one.
 CLIENT = """
@@ -70,21 +74,59 @@ def compiler(folder: Path | None, places: int) -> dict[str, str]:
 def shared(places: Sequence[str | None]) -> Iterator[dict[str, str]]:
     """The environment of processes that share GPUs through NVIDIA MPS, started for this block.
 
-    Empty where no GPU is shared, and where MPS cannot be had: processes then take turns.
+    Empty where no GPU is shared, and where MPS cannot be had: processes then take turns. A second
+    MPS on a machine stops every program that begins to use a GPU, so all sweeps of a user share
+    one, which the last of them ends, and one that runs already is used as it is.
     """
     if len(set(places)) == len(places) or places[0] is None:
         yield {}
         return
-    # sockets need short names
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
-        found = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        reason = _start(found)
-        how = "through MPS" if reason is None else f"by turns, without MPS: {reason}"
-        print(f"runs share GPUs {how}", file=sys.stderr, flush=True)
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT), "control").exists():
+        _tell("through the MPS that runs already")
+        yield {}
+        return
+    MPS.mkdir(mode=0o700, exist_ok=True)
+    found = {"CUDA_MPS_PIPE_DIRECTORY": str(MPS), "CUDA_MPS_LOG_DIRECTORY": str(MPS)}
+    with (MPS / "sweeps").open("a+") as sweeps:  # locked by each of them, and holds why MPS failed
+        with _one_at_a_time():
+            if _alone(sweeps):
+                _call([CONTROL], found, QUIT)  # what a sweep that was killed left behind
+                reason = _start(found)
+                sweeps.truncate(0)
+                sweeps.write(reason or "")
+                sweeps.flush()
+            else:
+                sweeps.seek(0)
+                reason = sweeps.read() or None
+            fcntl.flock(sweeps, fcntl.LOCK_SH)
+        _tell("through MPS" if reason is None else f"by turns, without MPS: {reason}")
         try:
             yield found if reason is None else {}
         finally:
-            _call([CONTROL], found, "quit -t 10\n")
+            with _one_at_a_time():
+                if _alone(sweeps):
+                    _call([CONTROL], found, QUIT)
+
+
+def _tell(how: str) -> None:
+    print(f"runs share GPUs {how}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """No other sweep starts or ends MPS during this block."""
+    with (MPS / "changes").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _alone(sweeps: IO[str]) -> bool:
+    """Whether no other sweep has the file. This one then has it alone, else no longer."""
+    try:
+        fcntl.flock(sweeps, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _start(environment: dict[str, str]) -> str | None:

@@ -29,17 +29,51 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         gpus, "CLIENT", "import os; exit(os.environ['CUDA_VISIBLE_DEVICES'] != '3')"
     )
+    monkeypatch.setattr(gpus, "MPS", tmp_path / "mps")
+    monkeypatch.setattr(gpus, "DEFAULT", str(tmp_path / "default"))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     return tmp_path / "calls"
 
 
 def test_mps_runs_for_the_block_and_sees_every_gpu(calls, capfd):
+    folder = calls.parent / "mps"
+    quit = [f" {folder} every", "quit -t 10"]
+    start = f"-d {folder} every"
     with shared(["3", "4", "3", "4"]) as environment:
-        folder = environment["CUDA_MPS_PIPE_DIRECTORY"]
-        assert environment["CUDA_MPS_LOG_DIRECTORY"] == folder and Path(folder).is_dir()
-        assert calls.read_text() == f"-d {folder} every\n"
-    assert calls.read_text().splitlines()[1:] == [f" {folder} every", "quit -t 10"]
-    assert not Path(folder).exists()
+        for what in ("PIPE", "LOG"):
+            assert environment[f"CUDA_MPS_{what}_DIRECTORY"] == str(folder)
+        assert calls.read_text().splitlines() == [*quit, start]
+    assert calls.read_text().splitlines() == [*quit, start, *quit]
     assert "runs share GPUs through MPS" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["", "daemon"])
+def test_sweeps_of_a_machine_share_one_mps_until_the_last_ends(calls, capfd, monkeypatch, broken):
+    monkeypatch.setenv("BROKEN", broken)
+    first, second, third = (shared(["3", "3"]) for _ in range(3))
+    environments = [first.__enter__(), second.__enter__()]
+    first.__exit__(None, None, None)
+    environments.append(third.__enter__())
+    second.__exit__(None, None, None)
+    assert calls.read_text().count("-d") == calls.read_text().count("quit") == 1
+    third.__exit__(None, None, None)
+    assert calls.read_text().count("quit") == 2 and environments == environments[:1] * 3
+    how = "by turns, without MPS: nvidia-cuda-mps-control -d ended" if broken else "through MPS"
+    assert capfd.readouterr().err.count(f"runs share GPUs {how}") == 3
+    with shared(["3", "3"]):
+        assert calls.read_text().count("-d") == 2
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_mps_that_runs_already_is_used_as_it_is(calls, capfd, monkeypatch, told):
+    folder = calls.parent / ("own" if told else "default")
+    folder.mkdir()
+    (folder / "control").touch()
+    if told:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(folder))
+    with shared(["3", "3"]) as environment:
+        assert environment == {}
+    assert not calls.exists() and "through the MPS that runs already" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("broken", ["none", "daemon", "client"])
