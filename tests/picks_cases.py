@@ -25,6 +25,7 @@ class Case(NamedTuple):
     causal: bool = True
     dtype: torch.dtype = torch.float32
     batch: int = 2
+    token_major: bool = False
 
     @property
     def blocks(self) -> int:
@@ -40,6 +41,10 @@ CASES = {
     "more queries than keys": Case(2, 1, 1, 30, 20, 16, 16, 16, 2, batch=1),
     "half": Case(8, 1, 1, 20, 20, 16, 16, 16, 2, dtype=torch.float16, batch=1),
     "all blocks": Case(2, 2, 2, 17, 40, 16, 16, 16, 3, batch=1),
+    # every tile has all of its keys, which descriptors copy where head dims are not padded
+    "whole tiles": Case(4, 2, 2, 20, 48, 16, 32, 16, 2),
+    "whole tiles, heads side by side": Case(4, 2, 4, 20, 48, 16, 32, 16, 2, token_major=True),
+    "whole tiles, no descriptors": Case(2, 1, 1, 20, 48, 24, 24, 16, 2),
 }
 
 # with more queries for each block than a tile has, and groups that fill rows of it or leave some
@@ -83,6 +88,9 @@ def check(case: Case, device: str, seed: int = 0) -> None:
         case.batch, case.heads, case.n_q, case.n_k, case.head_dim, kv_heads=case.kv_heads,
         v_head_dim=case.v_head_dim, dtype=case.dtype, device=device, seed=seed, requires_grad=True,
     )  # fmt: skip
+    if case.token_major:
+        qkv = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
+        qkv = [t.requires_grad_() for t in qkv]
     blocks = numbers(case, seed, device)
     picks = select.Picks.of(blocks, case.block, case.n_k, causal=case.causal)
     exact = [t.detach().double().requires_grad_() for t in qkv]

@@ -4,7 +4,6 @@ It runs on any NVIDIA GPU since Ampere, or on a CPU under TRITON_INTERPRET=1. De
 same kernel without the lists. See docs/internals/kernels.md.
 """
 
-import os
 from functools import cache, partial
 from typing import Any
 
@@ -25,10 +24,12 @@ from sparseflash.backends.protocol import (
 )
 from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.configs import Family, tiles_for
+from sparseflash.kernels.device import interpreted
 from sparseflash.kernels.diagonals import STEPS, cdiv, near_diagonals
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
-from sparseflash.kernels.shapes import fits_tma, matrix_rows, padded_dim, padded_dim_v, strides
+from sparseflash.kernels.shapes import padded_dim, padded_dim_v, strides
+from sparseflash.kernels.tma import descriptors
 from sparseflash.kernels.versions import release
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule
@@ -99,7 +100,7 @@ class Forward:
 
         def arguments():
             n_tiles = cdiv(n_q, cut.tiles.block_m)
-            k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
+            k_desc, v_desc = descriptors((k, v), cut.tiles.block_n, cut.widths)
             args = (
                 q, k, v, k_desc, v_desc, out, lse, *lists, *strides(q, k, v, out),
                 cut.scale_log2, *cut.dropout(seed), *cut.counts(n_tiles, by_query=True),
@@ -182,7 +183,7 @@ class Backward:
 
         def arguments():
             n_tiles = cdiv(k.shape[2], cut.tiles.block_n)
-            q_desc, dout_desc = _descriptors((q, dout), cut.tiles.block_m, cut.shape)
+            q_desc, dout_desc = descriptors((q, dout), cut.tiles.block_m, cut.widths)
             args = (
                 q, k, v, dout, q_desc, dout_desc, dk, dv, lse_log2, delta, *lists,
                 *strides(q, k, v, dout, dk, dv), cut.scale, cut.scale_log2,
@@ -210,7 +211,7 @@ class Backward:
             ends = bias.new_empty(n_tiles + n_parts * diagonals, q.shape[0], q.shape[1], 2)
 
         def arguments():
-            k_desc, v_desc = _descriptors((k, v), cut.tiles.block_n, cut.shape)
+            k_desc, v_desc = descriptors((k, v), cut.tiles.block_n, cut.widths)
             args = (
                 q, k, v, dout, k_desc, v_desc, dq, lse_log2, delta, *lists,
                 *strides(q, k, v, dout, dq), cut.scale, cut.scale_log2,
@@ -286,11 +287,12 @@ class Cut:
                 (problem.n_q, self.tiles.block_m) if by_key else (problem.n_k, self.tiles.block_n)
             )
             partial = n % tile > 0
+        self.widths = padded_dim(head_dim), padded_dim_v(head_dim, head_dim_v)
         self.shape = {
             "HEAD_DIM": head_dim,
             "HEAD_DIM_V": head_dim_v,
-            "BLOCK_D": padded_dim(head_dim),
-            "BLOCK_DV": padded_dim_v(head_dim, head_dim_v),
+            "BLOCK_D": self.widths[0],
+            "BLOCK_DV": self.widths[1],
             "BLOCK_M": self.tiles.block_m,
             "BLOCK_N": self.tiles.block_n,
             "BLOCK_Q": block_q,
@@ -342,18 +344,6 @@ class Cut:
 
 
 @cache
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter; it decides that once, when it is imported."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _has_tma(device: torch.device) -> bool:
-    if device.type == "cpu":
-        return interpreted()
-    return (nvidia_capability(device) or (0, 0)) >= (9, 0)
-
-
-@cache
 def family_of(device: torch.device) -> Family:
     """The GPUs whose tiles a device takes; the interpreter takes those of Hopper."""
     if device.type == "cpu":
@@ -374,27 +364,3 @@ def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
 def _kinds(terms: TermTensors) -> tuple[bool, int]:
     """What a launch depends on."""
     return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]
-
-
-def _descriptors(
-    tensors: tuple[Tensor, Tensor], rows: int, shape: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Descriptors for the tensor memory accelerator over (rows, D) tiles of the first tensor and
-    (rows, D_v) tiles of the second, or None twice; shape: that of the `Cut`.
-
-    Each tensor (B, H, N, D) is seen as one matrix whose row length is its token stride s: element
-    (b, h, n, 0) lies in row (b, h offset) // s + n at column (b, h offset) % s. The hardware wants
-    16-byte strides and addresses.
-    """
-    tiles = zip(tensors, (shape["BLOCK_D"], shape["BLOCK_DV"]), strict=True)
-    if tensors[0].dtype == torch.float32 and not interpreted():
-        return None, None  # ieee products run on the vector units, from registers
-    if not all(_has_tma(t.device) and fits_tma(t, width) for t, width in tiles):
-        return None, None
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    first, second = (
-        TensorDescriptor(t, [matrix_rows(t), t.stride(2)], [t.stride(2), 1], [rows, t.shape[3]])
-        for t in tensors
-    )
-    return first, second

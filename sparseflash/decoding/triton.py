@@ -12,6 +12,7 @@ from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import empty_out
 from sparseflash.decoding.pattern import Pattern
 from sparseflash.kernels.configs import Family, Tiles, power_of_two_divisor
+from sparseflash.kernels.device import interpreted
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.shapes import padded_dim, padded_dim_v
@@ -118,7 +119,7 @@ def decode_tiles(
         out among them and the tile.
     """
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
-    if dtype == torch.float32 and not portable.interpreted():
+    if dtype == torch.float32 and not interpreted():
         return Tiles(16, min(16, power_of_two_divisor(block_k)), 4, 1)
     tile_bytes = TILE_BYTES // 2 if family == "cdna" else TILE_BYTES
     block_n = min(128, tile_bytes // (2 * width), power_of_two_divisor(block_k))

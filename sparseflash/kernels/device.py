@@ -2,6 +2,7 @@
 Nothing here loads triton before a tensor needs it.
 """
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -16,6 +17,11 @@ def on_nvidia(t: Tensor) -> bool:
     functions do the work; to torch their tensors are CUDA tensors too.
     """
     return t.is_cuda and torch.version.hip is None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter; it decides that once, when it is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def on(device: torch.device) -> AbstractContextManager:

@@ -93,12 +93,13 @@ _launches: dict[Hashable, Launch | None] = {}  # None: seen once
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """kernel[grid](*args, **options), which is repeated where all but the addresses of the tensors
-    is as in an earlier call. Tensors are positional arguments, the first of them is not None.
+    is as in an earlier call. Tensors are positional arguments, the first of them is not None. Those
+    under descriptors are arguments themselves, too.
 
     The first call is an ordinary one: shapes that never come again are not worth more.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    known = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
+    known = [_known(arg) for arg in args]
     key = kernel, grid, tensors[0].get_device(), *known, *options.items()
     found = _launches.get(key)
     if found is None:
@@ -110,6 +111,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
             return
         found = _launches[key] = Launch(kernel, static=False)
     found(tensors, lambda: (grid, args, options))
+
+
+def _known(arg: Any) -> Hashable:
+    """All of an argument but its address."""
+    if isinstance(arg, Tensor):
+        return arg.dtype
+    if hasattr(arg, "block_shape"):  # a descriptor
+        return arg.base.dtype, *arg.shape, *arg.strides, *arg.block_shape
+    return arg
 
 
 def zeroed_counter(device: torch.device, size: int) -> Tensor:

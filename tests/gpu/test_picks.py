@@ -21,6 +21,10 @@ LARGE = {
     "MoBA": Case(4, 2, 4, 1500, 1500, 64, 64, 256, 2),
     "DSA, one head for all": Case(64, 1, 1, 600, 600, 192, 128, 32, 6),
     "wide": Case(8, 2, 2, 300, 900, 256, 256, 16, 9),
+    "whole tiles": Case(32, 2, 2, 1024, 1024, 128, 128, 64, 8),
+    "whole tiles, heads side by side": Case(
+        16, 4, 4, 500, 768, 64, 128, 32, 5, causal=False, token_major=True
+    ),
     "odd": Case(6, 2, 2, 500, 513, 40, 24, 48, 4, causal=False),
     "fewer queries, for long lists": Case(2, 1, 1, 200, 4200, 64, 64, 16, 257),
 }

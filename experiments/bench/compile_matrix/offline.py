@@ -28,6 +28,7 @@ from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.decoding import triton as decoding
 from sparseflash.decoding.pattern import pattern_of
+from sparseflash.kernels import tma
 from sparseflash.problem import Options, describe
 from sparseflash.schedule import schedule_for
 from sparseflash.select.kernels import picked_backward, picked_forward
@@ -112,7 +113,7 @@ def compiled_by(
         mock.patch("torch.cuda.device", lambda device: contextlib.nullcontext()),
         mock.patch("torch.cuda.get_device_properties", lambda device: properties),
         mock.patch("torch.cuda.is_current_stream_capturing", lambda: False),
-        mock.patch.object(portable, "_has_tma", lambda device: chip.tma),
+        mock.patch.object(tma, "has_tma", lambda device: chip.tma),
         mock.patch.object(portable, "family_of", lambda device: chip.family),
     ):
         launch()

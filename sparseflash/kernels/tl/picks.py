@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sparseflash.kernels.softmax import gradient_scale, natural_lse, probabilities, to_lse_log2
-from sparseflash.kernels.tl.common import load_tile
+from sparseflash.kernels.tl.common import load_full, load_tile, matrix_origin
 from sparseflash.kernels.tl.forward import online_softmax
 
 UNSPECIALIZED = ("n_q", "n_k", "sel_heads", "n_blocks", "n_lists", "part_length")
@@ -96,8 +96,21 @@ def joined_tile(Blocks, Who, t, of_row, hidden, BLOCK: tl.constexpr, TILE: tl.co
 
 
 @triton.jit
+def load_keys(
+    base, desc, row, col, start, stride, n,
+    TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """A tile of k or v: [TILE, BLOCK_D]. WHOLE: no tile has keys beyond n; else see `load_full`."""
+    if WHOLE:
+        return load_full(base, desc, row, col, start, stride, TILE, HEAD_DIM, BLOCK_D, TMA)
+    else:
+        return load_tile(base, start, stride, n, TILE, HEAD_DIM, BLOCK_D, True)
+
+
+@triton.jit
 def start_queries(
-    Q, K, V, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
+    Q, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
     stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
     GROUP: tl.constexpr, SHARE: tl.constexpr, N_PICKS: tl.constexpr, QUERIES: tl.constexpr,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
@@ -105,7 +118,8 @@ def start_queries(
 ):  # fmt: skip
     """What a program begins with. Of each row [QUERIES * ROWS]: the number of its query in the
     tile, query, head and whether it exists, and its first hidden key. b: the batch entry. tiles:
-    of the joined lists, whose Blocks and Who come next. K and V of the list; q of the rows.
+    of the joined lists, whose Blocks and Who come next. Where k and v of the list begin; q of the
+    rows.
     """
     tile = tl.program_id(0)
     z = tl.program_id(1)
@@ -121,45 +135,56 @@ def start_queries(
     tiles = tl.load(Count + joined) * (BLOCK // BLOCK_N)
     Blocks += joined * (QUERIES * N_PICKS)
     Who += joined * (QUERIES * N_PICKS)
-    k_base = K + b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
-    v_base = V + b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
+    k_offset = b * stride_kb + (s // SHARE).to(tl.int64) * stride_kh
+    v_offset = b * stride_vb + (s // SHARE).to(tl.int64) * stride_vh
     at, inside = rows_of(
         Q + b * stride_qb, query, head, exists, stride_qn, stride_qh, HEAD_DIM, BLOCK_D
     )
     q = tl.load(at, mask=inside, other=0.0)  # [QUERIES * ROWS, BLOCK_D]
-    return of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_base, v_base, q
+    return of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_offset, v_offset, q
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def picks_forward(
-    Q, K, V, Out, Lse, Blocks, Who, Count,
+    Q, K, V, K_desc, V_desc, Out, Lse, Blocks, Who, Count,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale_log2, n_q, n_k, sel_heads,
     GROUP: tl.constexpr, SHARE: tl.constexpr, N_PICKS: tl.constexpr, QUERIES: tl.constexpr,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM), k, v and the lists of `join_picks` -> Out, Lse.
 
-    GROUP: query heads that picked together, at most ROWS. SHARE: lists of a key head.
+    GROUP: query heads that picked together, at most ROWS. SHARE: lists of a key head. WHOLE: every
+    tile has BLOCK_N keys. TMA: k and v have descriptors.
     """
-    of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_base, v_base, q = start_queries(
-        Q, K, V, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
-        stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
-        GROUP, SHARE, N_PICKS, QUERIES, ROWS, HEAD_DIM, BLOCK_D, BLOCK, BLOCK_N, CAUSAL,
+    of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_offset, v_offset, q = (
+        start_queries(
+            Q, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
+            stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
+            GROUP, SHARE, N_PICKS, QUERIES, ROWS, HEAD_DIM, BLOCK_D, BLOCK, BLOCK_N, CAUSAL,
+        )
     )  # fmt: skip
+    k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
+    v_row, v_col = matrix_origin(v_offset, stride_vn, TMA)
     m = tl.full([QUERIES * ROWS], float("-inf"), tl.float32)
     l = tl.zeros([QUERIES * ROWS], tl.float32)
     acc = tl.zeros([QUERIES * ROWS, BLOCK_DV], tl.float32)
     for t in tl.range(0, tiles):
         start, seen = joined_tile(Blocks, Who, t, of_row, hidden, BLOCK, BLOCK_N)
-        k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        k = load_keys(
+            K + k_offset, K_desc, k_row, k_col, start, stride_kn, n_k,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE, TMA,
+        )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision=PRECISION)  # [QUERIES * ROWS, BLOCK_N]
         scores = tl.where(seen, scores, float("-inf"))
         p, alpha, m, l = online_softmax(scores, m, l, scale_log2, True)
-        v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        v = load_keys(
+            V + v_offset, V_desc, v_row, v_col, start, stride_vn, n_k,
+            BLOCK_N, HEAD_DIM_V, BLOCK_DV, WHOLE, TMA,
+        )  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     total = tl.where(l > 0, l, 1.0)
     at, inside = rows_of(
@@ -172,7 +197,7 @@ def picks_forward(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def picks_backward_q(
-    Q, K, V, DOut, Lse, Delta, DQ, Blocks, Who, Count,
+    Q, K, V, K_desc, V_desc, DOut, Lse, Delta, DQ, Blocks, Who, Count,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_gb, stride_gh, stride_gn,
     stride_dqb, stride_dqh, stride_dqn,
@@ -180,14 +205,18 @@ def picks_backward_q(
     GROUP: tl.constexpr, SHARE: tl.constexpr, N_PICKS: tl.constexpr, QUERIES: tl.constexpr,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ like q; Lse and Delta (B, H_q, n_q). The rest is as in `picks_forward`."""
-    of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_base, v_base, q = start_queries(
-        Q, K, V, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
-        stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
-        GROUP, SHARE, N_PICKS, QUERIES, ROWS, HEAD_DIM, BLOCK_D, BLOCK, BLOCK_N, CAUSAL,
+    of_row, query, head, exists, hidden, b, tiles, Blocks, Who, k_offset, v_offset, q = (
+        start_queries(
+            Q, Blocks, Who, Count, stride_qb, stride_qh, stride_qn,
+            stride_kb, stride_kh, stride_vb, stride_vh, n_q, n_k, sel_heads,
+            GROUP, SHARE, N_PICKS, QUERIES, ROWS, HEAD_DIM, BLOCK_D, BLOCK, BLOCK_N, CAUSAL,
+        )
     )  # fmt: skip
+    k_row, k_col = matrix_origin(k_offset, stride_kn, TMA)
+    v_row, v_col = matrix_origin(v_offset, stride_vn, TMA)
     at, inside = rows_of(
         DOut + b * stride_gb, query, head, exists, stride_gn, stride_gh, HEAD_DIM_V, BLOCK_DV
     )
@@ -198,8 +227,14 @@ def picks_backward_q(
     dq = tl.zeros([QUERIES * ROWS, BLOCK_D], tl.float32)
     for t in tl.range(0, tiles):
         start, seen = joined_tile(Blocks, Who, t, of_row, hidden, BLOCK, BLOCK_N)
-        k = load_tile(k_base, start, stride_kn, n_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-        v = load_tile(v_base, start, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        k = load_keys(
+            K + k_offset, K_desc, k_row, k_col, start, stride_kn, n_k,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE, TMA,
+        )  # fmt: skip
+        v = load_keys(
+            V + v_offset, V_desc, v_row, v_col, start, stride_vn, n_k,
+            BLOCK_N, HEAD_DIM_V, BLOCK_DV, WHOLE, TMA,
+        )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision=PRECISION)  # [QUERIES * ROWS, BLOCK_N]
         p = tl.where(seen, probabilities(scores, scale_log2, lse_log2[:, None]), 0.0)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)  # [QUERIES * ROWS, BLOCK_N]

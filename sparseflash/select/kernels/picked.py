@@ -21,6 +21,7 @@ from sparseflash.kernels.tl.picks_gathered import (
     picks_add_parts,
     picks_backward_kv,
 )
+from sparseflash.kernels.tma import descriptors
 
 _PART = 2  # a part of an inverse list holds at most so many times the mean list ..
 _SHORTEST = 64  # .. or so many queries
@@ -166,10 +167,11 @@ def _joined(
     scale: float, constants: dict[str, Any], **options: Any,
 ) -> None:  # fmt: skip
     """Launch `kernel` by the joined lists of queries that follow each other. given: its tensors."""
+    q, k, v, *others = given
     batch, heads, n_q, n_picks = blocks.shape
     room = 1 << (n_picks - 1).bit_length()
     queries = max(1, min(shape.queries, _MOST_JOINED // room))
-    n_k, tiles = given[1].shape[2], -(-n_q // queries)
+    n_k, tiles = k.shape[2], -(-n_q // queries)
     grid = tiles, batch * heads
     which, who = blocks.new_empty(2, batch * heads, tiles * queries * n_picks)
     count = blocks.new_empty(batch * heads, tiles)
@@ -178,9 +180,13 @@ def _joined(
         join_picks, grid, blocks, which, who, count, n_q, n_k,
         PICKS=room, BLOCK=constants["BLOCK"], CAUSAL=constants["CAUSAL"], **same,
     )  # fmt: skip
+    whole = n_k % shape.block_n == 0
+    widths = constants["BLOCK_D"], constants["BLOCK_DV"]
+    k_desc, v_desc = descriptors((k, v), shape.block_n, widths) if whole else (None, None)
     launch(
-        kernel, grid, *given, which, who, count, *strides, scale_log2(scale), n_q, n_k, heads,
-        ROWS=max(shape.rows, _FULL // queries), **same, **constants, **options,
+        kernel, grid, q, k, v, k_desc, v_desc, *others, which, who, count, *strides,
+        scale_log2(scale), n_q, n_k, heads, ROWS=max(shape.rows, _FULL // queries),
+        WHOLE=whole, TMA=k_desc is not None, **same, **constants, **options,
     )  # fmt: skip
 
 

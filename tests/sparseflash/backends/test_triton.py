@@ -6,6 +6,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.backends import triton as backend
+from sparseflash.kernels import tma
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 from tests.problems import problem_of
@@ -63,7 +64,7 @@ def no_plans():
 )
 def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):
     monkeypatch.setattr(backend, "family_of", lambda device: family)
-    monkeypatch.setattr(backend, "_has_tma", lambda device: family not in ("ampere", "cdna"))
+    monkeypatch.setattr(tma, "has_tma", lambda device: family not in ("ampere", "cdna"))
     n, block = (150, 128) if family == "blackwell" else (90, 64)  # the others' tiles are smaller
     mask = masks.local(block + 5)  # the first row has a full block and a partial one
     case = Case(n, n, head_dim, mask=mask, block_size=(block, block), dropout_p=0.1)
