@@ -141,7 +141,7 @@ def test_tables_come_from_rows_alone(run_program, tmp_path):
     published = (ROOT / "docs/results/softmax.md").read_text()
     page = tmp_path / "page.md"
     page.write_text(published)
-    words[0] = f"csv={ROOT}/docs/results/h200/softmax.csv"
+    words[0] = f"csv={ROOT}/docs/results/h200/softmax.csv.gz"
     status, _, text = run_program("papers.softmax.__main__", *words, f"pages=[{page}]")
     assert status == 0, text
     assert page.read_text() == published
