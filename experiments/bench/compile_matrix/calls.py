@@ -165,6 +165,10 @@ def picks_calls() -> list[Call]:
     few = replace(shared, name="picks of each head", heads=4, kv_heads=4, block_size=(16, 256))
     return [
         *(replace(call, head_dim=d) for call in (shared, few) for d in (32, 64, 128, 192, 256)),
+        *(
+            replace(shared, name="picks, a partial tile", head_dim=d, n=1000)
+            for d in (64, 128, 256)
+        ),
         replace(shared, name="picks, blocks of 16", block_size=(16, 16)),
         replace(few, name="picks of four heads", kv_heads=1, block_size=(16, 64)),
         *(
