@@ -6,6 +6,7 @@ it is timed.
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -73,7 +74,11 @@ def _start(case: StepCase, measure: Measure) -> tuple[Any, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(case, measure, theirs), daemon=True)
-    process.start()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits that: Ctrl-C is for us
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     theirs.close()
     return ours, process
 
