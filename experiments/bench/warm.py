@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,6 +75,7 @@ def bare(what: Measurement) -> Measurement:
 
 def _start(device: str) -> None:
     global _bench
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, which ends this one
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
     _bench = Bench(torch.device(device), 0.0)
 
