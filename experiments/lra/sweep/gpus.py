@@ -14,8 +14,9 @@ import torch
 from experiments.common.checks import whole_number
 
 CONTROL = "nvidia-cuda-mps-control"
-DEFAULT = "/tmp/nvidia-mps"  # where MPS is if CUDA_MPS_PIPE_DIRECTORY does not say
-MPS = Path(f"/tmp/sparseflash-mps-{os.getuid()}")  # sockets need short names
+SOCKETS = Path("/tmp")  # whose names must be short
+DEFAULT = SOCKETS / "nvidia-mps"  # where MPS is if CUDA_MPS_PIPE_DIRECTORY does not say
+MPS = SOCKETS / f"sparseflash-mps-{os.getuid()}"
 QUIT = "quit -t 10\n"
 SECONDS = 60  # for a command of MPS
 # Makes a context as a client of MPS, and ends with 0 if there is one.

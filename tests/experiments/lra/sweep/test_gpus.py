@@ -30,7 +30,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         gpus, "CLIENT", "import os; exit(os.environ['CUDA_VISIBLE_DEVICES'] != '3')"
     )
     monkeypatch.setattr(gpus, "MPS", tmp_path / "mps")
-    monkeypatch.setattr(gpus, "DEFAULT", str(tmp_path / "default"))
+    monkeypatch.setattr(gpus, "DEFAULT", tmp_path / "default")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     return tmp_path / "calls"
 
