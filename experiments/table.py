@@ -1,4 +1,4 @@
-"""Writes the Long Range Arena table of training runs: Markdown, text and CSV.
+"""Prints the Long Range Arena table of training runs, and writes it as Markdown and CSV.
 
     python -m experiments.table
     python -m experiments.table 'runs=[runs/train,other/*/train]' out=runs/lra/table

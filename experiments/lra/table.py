@@ -273,9 +273,9 @@ def as_csv(table: Table) -> str:
 
 
 def write(table: Table, stem: Path) -> list[Path]:
-    """Writes `stem`.md, `stem`.txt and `stem`.csv, and returns their paths."""
+    """Writes `stem`.md and `stem`.csv, and returns their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = {".md": as_markdown(table), ".txt": as_text(table), ".csv": as_csv(table)}
+    texts = {".md": as_markdown(table), ".csv": as_csv(table)}
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         path.write_text(text, encoding="utf-8")

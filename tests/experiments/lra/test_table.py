@@ -354,11 +354,11 @@ def test_block_sparse_rows_show_their_density_and_where_their_mask_comes_from(ta
     assert about == ["", "local:64", "12.5"]
 
 
-def test_the_program_writes_three_files_and_an_archive(tmp_path):
+def test_the_program_writes_two_files_and_an_archive(tmp_path):
     write_run(tmp_path / "runs", "listops", "standard")
     command = [sys.executable, "-m", "experiments.table", f"runs={tmp_path / 'runs'}"]
     command += [f"out={tmp_path / 'new' / 'lra'}", f"archive={tmp_path / 'runs.jsonl'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Transformer" in done.stdout
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md", "lra.txt"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md"]
     assert [run.task for run in read_runs(str(tmp_path / "runs.jsonl"))] == ["listops"]
