@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparseflash.backends.hopper.tma import descriptor
+from sparseflash.backends.hopper.tma import descriptor, panel
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import NO_TERMS, Results, TermTensors, Walk, empty_out
 from sparseflash.dropout import keep_scale, keep_threshold
@@ -73,9 +73,11 @@ class Forward:
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads // tiles.heads, tiles.minor // lists.gather
+        columns, columns_v = columns_in_use(q.shape[3]), columns_in_use(v.shape[3])
+        width, width_v = panel(tiles.width, columns), panel(tiles.width_v, columns_v)
         args = (
-            descriptor(q, 64, tiles.width), descriptor(k, piece, _panel(tiles.width, lists)),
-            descriptor(v, piece, _panel(tiles.width_v, lists)), descriptor(out, 64, tiles.width_v),
+            descriptor(q, 64, width), descriptor(k, piece, _panel(width, lists)),
+            descriptor(v, piece, _panel(width_v, lists)), descriptor(out, 64, width_v),
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
@@ -84,8 +86,8 @@ class Forward:
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "HEADS": tiles.heads,
             "K_STAGES": tiles.k_stages, "V_STAGES": tiles.v_stages, "BLOCK_D": tiles.width,
-            "BLOCK_DV": tiles.width_v, "COLUMNS": columns_in_use(q.shape[3]),
-            "COLUMNS_V": columns_in_use(v.shape[3]), "PARTIAL": lists.partial,
+            "BLOCK_DV": tiles.width_v, "COLUMNS": columns,
+            "COLUMNS_V": columns_v, "PARTIAL": lists.partial,
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
             "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
         }  # fmt: skip

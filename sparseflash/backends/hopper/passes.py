@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparseflash.backends.hopper.tma import descriptor, empty_like, vector_descriptor
+from sparseflash.backends.hopper.tma import descriptor, empty_like, panel, vector_descriptor
 from sparseflash.backends.nvidia import multiprocessors
 from sparseflash.backends.protocol import Saved
 from sparseflash.dropout import keep_scale, keep_threshold
@@ -174,6 +174,8 @@ class ColumnPass(_Pass):
         tiles, head_dim, dim_v = self.tiles, self.head_dim, self.dim_v
         q, k, v, dout = call[:4]
         dk, dv = call.gradient(1), call.gradient(2)
+        width = panel(head_dim, tiles.columns(q.shape[3]))
+        width_v = panel(dim_v, tiles.columns(v.shape[3]))
         minor, major, piece = tiles.minor, tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim + dim_v)
         n_bh = k.shape[0] * k.shape[1]
@@ -184,9 +186,9 @@ class ColumnPass(_Pass):
 
         def arguments():
             args = (
-                descriptor(q, piece, head_dim), descriptor(dout, piece, dim_v),
-                descriptor(k, major, head_dim), descriptor(v, major, dim_v),
-                descriptor(dk, major, head_dim), descriptor(dv, major, dim_v),
+                descriptor(q, piece, width), descriptor(dout, piece, width_v),
+                descriptor(k, major, width), descriptor(v, major, width_v),
+                descriptor(dk, major, width), descriptor(dv, major, width_v),
                 vector_descriptor(call.score_start, piece),
                 vector_descriptor(call.neg_delta, piece), call.score_start, call.neg_delta,
                 lists.items, lists.idx, lists.bit, lists.bits, call.counters, dq_out, parts_out,
@@ -195,7 +197,8 @@ class ColumnPass(_Pass):
                 *self.scalars(),
             )  # fmt: skip
             options = self.options(parts) | {
-                "BLOCK_M": minor, "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
+                "BLOCK_M": minor, "BLOCK_D": head_dim, "BLOCK_DV": dim_v,
+                "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
                 "WITH_DQ": dq_sum is not None, "LATE": 4,
                 "KEEP_KV": dq_sum is not None and self.keep_kv,

@@ -11,6 +11,13 @@ from sparseflash.problem import Layout
 ALIGNED = "begins at an address that is no multiple of 16 bytes; clone it"
 
 
+def panel(width: int, columns: int) -> int:
+    """What one copy takes of a head dim that is padded to `width`, of which `columns` are
+    multiplied: all, or 64 where whole panels of 64 would be nothing but zeros.
+    """
+    return width if width - columns < 64 else 64
+
+
 def descriptor(t: Tensor, rows: int, width: int) -> Any:
     """Of (rows, width) of a tensor (B, H, N, D); beyond N and D TMA reads zeros, and writes
     nothing.

@@ -4,8 +4,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from sparseflash.kernels.gluon import async_load, async_store, reinterpret
+from sparseflash.kernels.gluon import async_load, reinterpret
 from sparseflash.kernels.hopper.common import WARP, shared_layout
+from sparseflash.kernels.hopper.copies import copied_bytes, copies, load_rows, store_rows
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,
@@ -160,7 +161,7 @@ def _kept(blocks, GATHER: gl.constexpr):
 
 
 @gluon.jit
-def _copy(desc, ring, full, i, b, h, blocks):
+def _copy(desc, ring, full, i, b, h, blocks, COLUMNS: gl.constexpr):
     """The mask blocks of an entry, as one tile [ROWS, WIDTH], into place i of a ring."""
     STAGES: gl.constexpr = ring.shape[0]
     ROWS: gl.constexpr = ring.shape[1]
@@ -169,15 +170,14 @@ def _copy(desc, ring, full, i, b, h, blocks):
     GATHER: gl.constexpr = ROWS // BLOCK
     if GATHER == 1:
         place = ring.index(i).reshape([1, 1, ROWS, WIDTH])
-        async_load(desc, [b, h, blocks[0] * ROWS, 0], full, place)
+        load_rows(desc, b, h, blocks[0] * ROWS, place, full, COLUMNS)
     else:
-        # shared memory holds the columns in panels of at most 128 bytes, each with all rows
         PANEL: gl.constexpr = desc.block_shape[3]
         PANELS: gl.constexpr = WIDTH // PANEL
         view = reinterpret(
             ring, desc.dtype, [STAGES * PANELS * GATHER, 1, 1, BLOCK, PANEL], desc.layout
         )
-        for panel in gl.static_range(PANELS):
+        for panel in gl.static_range(copies(desc.block_type, COLUMNS)):
             for p in gl.static_range(GATHER):
                 async_load(
                     desc, [b, h, blocks[p] * BLOCK, panel * PANEL], full,
@@ -201,9 +201,10 @@ def _free_place(ring, full, empty, g, BYTES: gl.constexpr, MORE: gl.constexpr):
 
 @gluon.jit
 def _copy_v(f, g, b, h, blocks):
-    BYTES: gl.constexpr = f.BLOCK_N * f.BLOCK_DV * 2
+    GATHER: gl.constexpr = f.BLOCK_N // f.descs.v.block_shape[2]
+    BYTES: gl.constexpr = GATHER * copied_bytes(f.descs.v.block_type, f.COLUMNS_V)
     i = _free_place(f.bufs.v, f.bars.v_full, f.bars.v_empty, g, BYTES, 0)
-    _copy(f.descs.v, f.bufs.v, f.bars.v_full.index(i), i, b, h, blocks)
+    _copy(f.descs.v, f.bufs.v, f.bars.v_full.index(i), i, b, h, blocks, f.COLUMNS_V)
 
 
 @gluon.jit
@@ -213,8 +214,8 @@ def producer(f):
     GATHER: gl.constexpr = f.BLOCK_N // f.descs.k.block_shape[2]
     CONSUMERS: gl.constexpr = f.CONSUMERS
     DRAIN: gl.constexpr = f.DRAIN
-    K_BYTES: gl.constexpr = f.BLOCK_N * f.BLOCK_D * 2
-    V_BYTES: gl.constexpr = f.BLOCK_N * f.BLOCK_DV * 2
+    K_BYTES: gl.constexpr = GATHER * copied_bytes(f.descs.k.block_type, f.COLUMNS)
+    V_BYTES: gl.constexpr = GATHER * copied_bytes(f.descs.v.block_type, f.COLUMNS_V)
     t = 0  # tiles
     g = 0  # blocks, over all tiles
     v_b = 0
@@ -240,12 +241,14 @@ def producer(f):
             following = _blocks(entry + (j + 1) * GATHER, GATHER)  # lists have spare entries
             if f.PAIRS:
                 i = _free_place(bufs.k, bars.k_full, bars.k_empty, g, K_BYTES, V_BYTES)
-                _copy(f.descs.k, bufs.k, bars.k_full.index(i), i, b, kv_h, blocks)
+                _copy(f.descs.k, bufs.k, bars.k_full.index(i), i, b, kv_h, blocks, f.COLUMNS)
                 if g > 0:
-                    _copy(f.descs.v, bufs.v, bars.k_full.index(i), i, v_b, v_h, v_blocks)
+                    _copy(
+                        f.descs.v, bufs.v, bars.k_full.index(i), i, v_b, v_h, v_blocks, f.COLUMNS_V
+                    )
             else:
                 i = _free_place(bufs.k, bars.k_full, bars.k_empty, g, K_BYTES, 0)
-                _copy(f.descs.k, bufs.k, bars.k_full.index(i), i, b, kv_h, blocks)
+                _copy(f.descs.k, bufs.k, bars.k_full.index(i), i, b, kv_h, blocks, f.COLUMNS)
                 # with DRAIN the last V of a tile comes before the next tile
                 if (j if DRAIN else g) > 0:
                     _copy_v(f, g - 1, v_b, v_h, v_blocks)
@@ -255,10 +258,10 @@ def producer(f):
                 for c in gl.static_range(CONSUMERS):
                     i = ring * CONSUMERS + c
                     full = bars.q_full.index(i)
-                    mbarrier.expect(full, f.descs.q.block_type.nbytes)
+                    mbarrier.expect(full, copied_bytes(f.descs.q.block_type, f.COLUMNS))
                     head, row = head_and_row(f, h, tile, c)
-                    place = shared_rows(bufs.q, i, f.BLOCK_D).reshape(f.descs.q.block_shape)
-                    async_load(f.descs.q, [b, head, row, 0], full, place)
+                    place = shared_rows(bufs.q, i, f.BLOCK_D).reshape([1, 1, 64, f.BLOCK_D])
+                    load_rows(f.descs.q, b, head, row, place, full, f.COLUMNS)
             # the next tile is claimed late, so that a long one holds no other back
             mbarrier.arrive(bars.record_go, count=1, pred=j == late)
             v_b = b + 0
@@ -275,7 +278,7 @@ def producer(f):
         if g > 0:
             if f.PAIRS:
                 i = _free_place(bufs.k, bars.k_full, bars.k_empty, g, V_BYTES, 0)
-                _copy(f.descs.v, bufs.v, bars.k_full.index(i), i, v_b, v_h, v_blocks)
+                _copy(f.descs.v, bufs.v, bars.k_full.index(i), i, v_b, v_h, v_blocks, f.COLUMNS_V)
             else:
                 _copy_v(f, g - 1, v_b, v_h, v_blocks)
 
@@ -298,9 +301,9 @@ def storer(f):
             i = (t % f.Q_STAGES) * CONSUMERS + c
             mbarrier.wait(bars.out_full.index(i), (t // f.Q_STAGES) & 1)
             if part < 0:
-                place = shared_rows(f.bufs.q, i, f.BLOCK_DV).reshape(f.descs.out.block_shape)
+                place = shared_rows(f.bufs.q, i, f.BLOCK_DV).reshape([1, 1, 64, f.BLOCK_DV])
                 head, row = head_and_row(f, h, tile, c)
-                async_store(f.descs.out, [b, head, row, 0], place)
+                store_rows(f.descs.out, b, head, row, place, f.COLUMNS_V)
         tma.store_wait(0)  # it has read the place
         mbarrier.arrive(bars.q_empty.index(t % f.Q_STAGES), count=1)
         t += 1

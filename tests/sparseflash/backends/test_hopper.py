@@ -9,9 +9,9 @@ import torch
 import masks
 from sparseflash import explain, select
 from sparseflash.backends import hopper, nvidia
-from sparseflash.backends.hopper import backward, forward, passes
+from sparseflash.backends.hopper import backward, forward, passes, tma
 from sparseflash.backends.registry import NAMES
-from sparseflash.kernels.hopper.configs import forward_tiles, keeps_q
+from sparseflash.kernels.hopper.configs import columns_in_use, forward_tiles, keeps_q, padded
 from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
@@ -285,6 +285,16 @@ def test_q_stays_in_registers_where_its_numbers_fit(head_dim, v_head_dim, block_
     assert keeps_q(tiles, *dims, hoists=False) == kept
     assert keeps_q(tiles, *dims, hoists=True) == (kept and dims == (64, 64))
     assert tall == tiles or not keeps_q(tall, *dims, hoists=False)
+
+
+@pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 72, 96, 112, 128, 136, 160, 192, 200, 256])
+def test_copies_hold_what_is_multiplied_and_no_panel_of_zeros(head_dim):
+    """A copy of 64 columns goes only into a tile of whole panels, as shared memory has them."""
+    width, columns = padded(head_dim), columns_in_use(head_dim)
+    panel = tma.panel(width, columns)
+    copied = -(-columns // panel) * panel
+    assert head_dim <= columns <= copied <= min(width, columns + 63)
+    assert panel in (width, 64)
 
 
 def test_work_of_pairs_is_that_of_half_the_heads():

@@ -246,7 +246,8 @@ def backward_cols(
     parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, kv_heads, n_bh, group, n_pad, n_blocks, n_k, n_parts,
     scale_log2, threshold, keep_scale,
-    BLOCK_M: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
     WITH_DQ: gl.constexpr, COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, LATE: gl.constexpr,
     KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
@@ -256,12 +257,10 @@ def backward_cols(
     `backward_prepare`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
     BLOCK_D + BLOCK_DV) in float32, for `backward_merge`.
 
-    COLUMNS, COLUMNS_V: what is multiplied of the padded head dims. Where one of these is above 128,
-    the consumers are those of `wide.py`, and tiles 64 x 64.
+    BLOCK_D, BLOCK_DV: the padded head dims; COLUMNS, COLUMNS_V: what is multiplied of them. Where
+    one is above 128, the consumers are those of `wide.py`, and tiles 64 x 64.
     """
     gl.static_assert(num_warps == 4)
-    BLOCK_D: gl.constexpr = q_desc.block_shape[3]
-    BLOCK_DV: gl.constexpr = dout_desc.block_shape[3]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     GATHER: gl.constexpr = BLOCK_M // q_desc.block_shape[2]
     DTYPE: gl.constexpr = q_desc.dtype

@@ -7,10 +7,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper.tma import tensor_descriptor
 
-from sparseflash.kernels.gluon import async_load, async_store
+from sparseflash.kernels.gluon import async_load
 from sparseflash.kernels.hopper.backward.common import Inputs
 from sparseflash.kernels.hopper.columns import in_registers, start_scores, start_scores_of
 from sparseflash.kernels.hopper.common import WARP, accumulator, fields
+from sparseflash.kernels.hopper.copies import copied_bytes, load_rows, store_rows
 from sparseflash.kernels.hopper.work import (
     BATCH_HEAD,
     BEGIN,
@@ -134,8 +135,12 @@ def producer(f):
     # the copies of vectors want 128-byte places, so this warp copies shorter ones itself
     BY_HAND: gl.constexpr = BLOCK_Q < 32
     VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else descs.score_start.block_type.nbytes
-    Q_BYTES: gl.constexpr = f.GATHER * (descs.q.block_type.nbytes + VECTOR_BYTES)
-    DOUT_BYTES: gl.constexpr = f.GATHER * (descs.dout.block_type.nbytes + VECTOR_BYTES)
+    Q_BYTES: gl.constexpr = f.GATHER * (copied_bytes(descs.q.block_type, f.COLUMNS) + VECTOR_BYTES)
+    DOUT_BYTES: gl.constexpr = f.GATHER * (
+        copied_bytes(descs.dout.block_type, f.COLUMNS_V) + VECTOR_BYTES
+    )
+    K_BYTES: gl.constexpr = copied_bytes(descs.k.block_type, f.COLUMNS)
+    V_BYTES: gl.constexpr = copied_bytes(descs.v.block_type, f.COLUMNS_V)
     n_rows = f.n_bh * f.group * f.n_pad
     t = 0  # tiles
     g = 0  # blocks, over all tiles
@@ -154,10 +159,9 @@ def producer(f):
         kv = t % f.KV_STAGES
         full = bars.kv_full.index(kv)
         mbarrier.wait(bars.kv_empty.index(kv), ((t // f.KV_STAGES) & 1) ^ 1)
-        mbarrier.expect(full, descs.k.block_type.nbytes + descs.v.block_type.nbytes)
-        at_tile = [b, h, tile * f.BLOCK_N, 0]
-        async_load(descs.k, at_tile, full, bufs.k.index(kv))
-        async_load(descs.v, at_tile, full, bufs.v.index(kv))
+        mbarrier.expect(full, K_BYTES + V_BYTES)
+        load_rows(descs.k, b, h, tile * f.BLOCK_N, bufs.k.index(kv), full, f.COLUMNS)
+        load_rows(descs.v, b, h, tile * f.BLOCK_N, bufs.v.index(kv), full, f.COLUMNS_V)
         # the next tile is claimed late, so that a long one holds no other back
         mbarrier.arrive(bars.record_go, count=1, pred=n == 0)
         late = gl.maximum(n - f.LATE, 0)
@@ -183,7 +187,7 @@ def producer(f):
                     idx = gl.load(entry + j * f.GATHER + i)
                 _copy_block(
                     f, descs.q, bufs.q.index(s), descs.score_start, bufs.score_start.index(s),
-                    bars.q_full.index(s), b, h, idx, i,
+                    bars.q_full.index(s), b, h, idx, i, f.COLUMNS,
                 )  # fmt: skip
             if f.GATHER > 1:
                 idx = gl.load(entry + j * f.GATHER)
@@ -196,7 +200,7 @@ def producer(f):
                     idx = gl.load(entry + j * f.GATHER + i)
                 _copy_block(
                     f, descs.dout, bufs.dout.index(s), descs.neg_delta, bufs.neg_delta.index(s),
-                    bars.dout_full.index(s), b, h, idx, i,
+                    bars.dout_full.index(s), b, h, idx, i, f.COLUMNS_V,
                 )  # fmt: skip
             idx = following
             g += 1
@@ -206,13 +210,16 @@ def producer(f):
 
 
 @gluon.jit
-def _copy_block(f, desc, place, vector_desc, vector_place, full, b, h, idx, i: gl.constexpr):
+def _copy_block(
+    f, desc, place, vector_desc, vector_place, full, b, h, idx, i: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):  # fmt: skip
     """Block i of an entry: its rows of Q or dO, and the vector beside them."""
     BLOCK_Q: gl.constexpr = desc.block_shape[2]
     hg, block = split_index(f, idx)
     head = h * f.group + hg
     row = block * BLOCK_Q
-    async_load(desc, [b, head, row, 0], full, place.slice(i * BLOCK_Q, BLOCK_Q, 2))
+    load_rows(desc, b, head, row, place.slice(i * BLOCK_Q, BLOCK_Q, 2), full, COLUMNS)
     if BLOCK_Q >= 32:
         at = (b * f.kv_heads * f.group + head) * f.n_pad + row
         async_load(vector_desc, [at], full, vector_place.slice(i * BLOCK_Q, BLOCK_Q, 0))
@@ -232,9 +239,10 @@ def storer(f):
         kv = t % f.KV_STAGES
         mbarrier.wait(bars.out_full.index(kv), (t // f.KV_STAGES) & 1)
         if (part < 0) | (not f.SPLIT):
-            at = [bh // f.kv_heads, bh % f.kv_heads, tile * f.BLOCK_N, 0]
-            async_store(f.dv_desc, at, bufs.v.index(kv))
-            async_store(f.dk_desc, at, bufs.k.index(kv))
+            b = bh // f.kv_heads
+            h = bh % f.kv_heads
+            store_rows(f.dv_desc, b, h, tile * f.BLOCK_N, bufs.v.index(kv), f.COLUMNS_V)
+            store_rows(f.dk_desc, b, h, tile * f.BLOCK_N, bufs.k.index(kv), f.COLUMNS)
             tma.store_wait(0)
         mbarrier.arrive(bars.kv_empty.index(kv), count=1)
         t += 1
