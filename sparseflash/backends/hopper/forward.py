@@ -17,6 +17,7 @@ from sparseflash.kernels.hopper.configs import (
     columns_in_use,
     forward_tiles,
     keeps_q,
+    side_by_side,
 )  # fmt: skip
 from sparseflash.kernels.launch import Launch, zeroed_counter
 from sparseflash.kernels.scale import scale_log2
@@ -73,6 +74,10 @@ class Forward:
         tiles, dropout_p = self.tiles, self.dropout_p
         batch, heads, n_q, _ = q.shape
         n_bh, piece = batch * heads // tiles.heads, tiles.minor // lists.gather
+        together = side_by_side(
+            lists.n_items, n_bh, self.programs, partial=lists.partial,
+            group=heads // v.shape[1] // tiles.heads,
+        )  # fmt: skip
         columns, columns_v = columns_in_use(q.shape[3]), columns_in_use(v.shape[3])
         width, width_v = panel(tiles.width, columns), panel(tiles.width_v, columns_v)
         args = (
@@ -80,7 +85,8 @@ class Forward:
             descriptor(v, piece, _panel(width_v, lists)), descriptor(out, 64, width_v),
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
-            n_q, v.shape[3], heads, heads // v.shape[1], n_bh, *out.stride()[:3],
+            n_q, v.shape[3], heads, heads // v.shape[1], n_bh, together,
+            *out.stride()[:3],
             self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), *last,
         )  # fmt: skip
         options = {

@@ -12,7 +12,13 @@ from sparseflash.dropout import keep_scale, keep_threshold
 from sparseflash.kernels.gluon import HOISTS
 from sparseflash.kernels.hopper.backward.cols import backward_cols
 from sparseflash.kernels.hopper.backward.rows import backward_rows
-from sparseflash.kernels.hopper.configs import BackwardTiles, columns_in_use, keeps_kv, padded
+from sparseflash.kernels.hopper.configs import (
+    BackwardTiles,
+    columns_in_use,
+    keeps_kv,
+    padded,
+    side_by_side,
+)  # fmt: skip
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2, start_scale
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -185,6 +191,8 @@ class ColumnPass(_Pass):
         )  # fmt: skip
 
         def arguments():
+            # a list has all heads of a group
+            together = side_by_side(lists.n_items, n_bh, self.programs, partial=lists.partial)
             args = (
                 descriptor(q, piece, width), descriptor(dout, piece, width_v),
                 descriptor(k, major, width), descriptor(v, major, width_v),
@@ -193,8 +201,8 @@ class ColumnPass(_Pass):
                 vector_descriptor(call.neg_delta, piece), call.score_start, call.neg_delta,
                 lists.items, lists.idx, lists.bit, lists.bits, call.counters, dq_out, parts_out,
                 seed, lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
-                lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2], lists.n_parts,
-                *self.scalars(),
+                together, lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2],
+                lists.n_parts, *self.scalars(),
             )  # fmt: skip
             options = self.options(parts) | {
                 "BLOCK_M": minor, "BLOCK_D": head_dim, "BLOCK_DV": dim_v,

@@ -13,8 +13,10 @@ ALIGNED = "begins at an address that is no multiple of 16 bytes; clone it"
 
 def panel(width: int, columns: int) -> int:
     """What one copy takes of a head dim that is padded to `width`, of which `columns` are
-    multiplied: all, or 64 where whole panels of 64 would be nothing but zeros.
+    multiplied: all, or as many as leave out whole panels that would be nothing but zeros.
     """
+    if 64 < columns <= 96:
+        return 32
     return width if width - columns < 64 else 64
 
 

@@ -79,6 +79,26 @@ def forward_tiles(
     )  # fmt: skip
 
 
+# Causal tiles of a head end with the longest ones first. Launches of few tiles have so many heads
+# side by side, so that no head is left to the end. Measured on an H100.
+SIDE_BY_SIDE = 4
+FEW_TILES = 16  # for each program
+
+
+def side_by_side(n_tiles: int, n_bh: int, programs: int, *, partial: bool, group: int = 1) -> int:
+    """How many heads run a tile one after the other, before the next tile; they divide n_bh.
+
+    n_tiles: of a head. partial: whether some blocks of the mask are. group: heads that share keys,
+    which always run together: their keys come from memory once.
+    """
+    if not partial or n_tiles * n_bh >= FEW_TILES * programs:
+        return group
+    together = max(1, SIDE_BY_SIDE // group) * group
+    while n_bh % together:
+        together -= group
+    return together
+
+
 def keeps_q(tiles: ForwardTiles, head_dim: int, head_dim_v: int, *, hoists: bool) -> bool:
     """Whether Q stays in registers for a tile, where its numbers fit beside those of S, P and O.
 

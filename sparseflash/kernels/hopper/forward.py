@@ -35,10 +35,10 @@ from sparseflash.kernels.hopper.common import (
     arrive,
     new_barriers,
     pass_turn,
-    shared_layout,
     take_turn,
     wait_full,
 )  # fmt: skip
+from sparseflash.kernels.hopper.copies import tile_layout
 from sparseflash.kernels.hopper.dropout import entry_blocks, kept, signed, tile_hash
 from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descriptors, Forward
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
@@ -151,7 +151,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 row_head, column_head = head_keys(f.seed, bh)
                 blocks = _blocks(f, begin)
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
-            q = shared_rows(f.bufs.q, i, f.BLOCK_D)  # [64, BLOCK_D]
+            q = shared_rows(f.bufs.q, i, f.descs.q, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
             if f.KEEP_Q:
                 q = in_registers(q, f.COLUMNS, SCORES)
@@ -268,7 +268,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
 
 _UNSPECIALIZED = (
     "n_items", "n_long", "n_parts", "list_batch", "list_heads", "n_q", "dim_v", "heads", "group",
-    "n_bh", "stride_b", "stride_h", "stride_n", "threshold",
+    "n_bh", "together", "stride_b", "stride_h", "stride_n", "threshold",
 )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ _UNSPECIALIZED = (
 def attention_forward(
     q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, counter_ptr, part_out_ptr, part_lse_ptr,
     items_ptr, idx_ptr, bit_ptr, bits_ptr, n_items, n_long, n_parts, list_batch, list_heads,
-    n_q, dim_v, heads, group, n_bh, stride_b, stride_h, stride_n,
+    n_q, dim_v, heads, group, n_bh, together, stride_b, stride_h, stride_n,
     scale_log2, seed_ptr, threshold, keep_scale, sink_ptr, max_ptr, part_max_ptr,
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, COLUMNS: gl.constexpr,
@@ -295,9 +295,9 @@ def attention_forward(
     DTYPE: gl.constexpr = q_desc.dtype
     Q_STAGES: gl.constexpr = 1 if DRAIN else 2
     WIDTH: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV
-    Q_LAYOUT: gl.constexpr = shared_layout(64, WIDTH, DTYPE)
-    K_LAYOUT: gl.constexpr = shared_layout(BLOCK_N, BLOCK_D, DTYPE)
-    V_LAYOUT: gl.constexpr = shared_layout(BLOCK_N, BLOCK_DV, DTYPE)
+    Q_LAYOUT: gl.constexpr = tile_layout(q_desc.layout)
+    K_LAYOUT: gl.constexpr = tile_layout(k_desc.layout)
+    V_LAYOUT: gl.constexpr = tile_layout(v_desc.layout)
     q_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES * CONSUMERS, 64, WIDTH], Q_LAYOUT)
     k_s = gl.allocate_shared_memory(DTYPE, [K_STAGES, BLOCK_N, BLOCK_D], K_LAYOUT)
     v_s = gl.allocate_shared_memory(DTYPE, [V_STAGES, BLOCK_N, BLOCK_DV], V_LAYOUT)
@@ -341,7 +341,7 @@ def attention_forward(
         keep_scale=keep_scale, sink=sink_ptr, max_scores=max_ptr, part_max=part_max_ptr,
         stride_b=stride_b, stride_h=stride_h, stride_n=stride_n,
         part_out=part_out_ptr, part_lse=part_lse_ptr, n_parts=n_parts, scale_log2=scale_log2,
-        n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh,
+        n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh, together=together,
         CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,

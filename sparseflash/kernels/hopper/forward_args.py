@@ -77,6 +77,7 @@ class Forward:
     heads: gl.tensor
     group: gl.tensor  # query heads to a key head
     n_bh: gl.tensor  # B * H / HEADS
+    together: gl.tensor
     # what the kernel is compiled for
     CONSUMERS: gl.constexpr
     HEADS: gl.constexpr  # query heads that share a tile; where two, each has a consumer of its own

@@ -5,8 +5,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from sparseflash.kernels.gluon import async_load, reinterpret
-from sparseflash.kernels.hopper.common import WARP, shared_layout
-from sparseflash.kernels.hopper.copies import copied_bytes, copies, load_rows, store_rows
+from sparseflash.kernels.hopper.common import WARP
+from sparseflash.kernels.hopper.copies import (
+    copied_bytes,
+    copies,
+    load_rows,
+    store_rows,
+    tile_layout,
+)  # fmt: skip
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,
@@ -28,10 +34,10 @@ LATE = gl.constexpr(4)  # blocks before its end at which a tile lets the next on
 
 
 @gluon.jit
-def shared_rows(ring, i, WIDTH: gl.constexpr):
-    """Place i of the ring that Q and O share, as [64, WIDTH]."""
+def shared_rows(ring, i, desc, WIDTH: gl.constexpr):
+    """Place i of the ring that Q and O share, as [64, WIDTH]; desc: of the one in question."""
     PARTS: gl.constexpr = ring.shape[2] // WIDTH  # of a place: two views must have equal sizes
-    LAYOUT: gl.constexpr = shared_layout(64, WIDTH, ring.dtype)
+    LAYOUT: gl.constexpr = tile_layout(desc.layout)
     parts = reinterpret(ring, ring.dtype, [ring.shape[0] * PARTS, 64, WIDTH], LAYOUT)
     return parts.index(i * PARTS)
 
@@ -60,7 +66,7 @@ def scheduler(f):
         part = -1
         bh = 0
         while (w < n_work) & (n == 0):
-            pair, item = locate(f, w, f.heads // f.HEADS, f.group // f.HEADS)
+            pair, item = locate(f, w, f.heads // f.HEADS, f.together)
             bh = pair * f.HEADS  # the first of the heads that share the tile
             tile = gl.load(item + TILE)
             begin = gl.load(item + BEGIN)
@@ -260,7 +266,9 @@ def producer(f):
                     full = bars.q_full.index(i)
                     mbarrier.expect(full, copied_bytes(f.descs.q.block_type, f.COLUMNS))
                     head, row = head_and_row(f, h, tile, c)
-                    place = shared_rows(bufs.q, i, f.BLOCK_D).reshape([1, 1, 64, f.BLOCK_D])
+                    place = shared_rows(bufs.q, i, f.descs.q, f.BLOCK_D).reshape(
+                        [1, 1, 64, f.BLOCK_D]
+                    )
                     load_rows(f.descs.q, b, head, row, place, full, f.COLUMNS)
             # the next tile is claimed late, so that a long one holds no other back
             mbarrier.arrive(bars.record_go, count=1, pred=j == late)
@@ -301,7 +309,9 @@ def storer(f):
             i = (t % f.Q_STAGES) * CONSUMERS + c
             mbarrier.wait(bars.out_full.index(i), (t // f.Q_STAGES) & 1)
             if part < 0:
-                place = shared_rows(f.bufs.q, i, f.BLOCK_DV).reshape([1, 1, 64, f.BLOCK_DV])
+                place = shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV).reshape(
+                    [1, 1, 64, f.BLOCK_DV]
+                )
                 head, row = head_and_row(f, h, tile, c)
                 store_rows(f.descs.out, b, head, row, place, f.COLUMNS_V)
         tma.store_wait(0)  # it has read the place

@@ -52,7 +52,7 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
             if f.max_scores is not None:
                 gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
     if whole:
-        store_shared(shared_rows(f.bufs.q, i, f.BLOCK_DV), o)
+        store_shared(shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV), o)
         fence_async_shared()
         r = row + gl.arange(0, 64, ROWS)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)

@@ -69,17 +69,16 @@ def claim(counter_ptr):
 
 
 @gluon.jit
-def locate(f, w, heads, group):
+def locate(f, w, heads, together):
     """Batch x head, and pointer to the item, of work number w.
 
-    The `group` heads that share keys run an item one after the other, so that its keys come from
-    memory once.
+    So many heads `together` run an item one after the other, then all of them the next one.
     """
     is_long = w < f.n_long * f.n_bh
     rest = w - f.n_long * f.n_bh
-    others = gl.maximum(f.n_items - f.n_long, 1) * group
-    bh = gl.where(is_long, w % f.n_bh, rest // others * group + rest % group)
-    item = gl.where(is_long, w // f.n_bh, f.n_long + rest % others // group)
+    others = gl.maximum(f.n_items - f.n_long, 1) * together
+    bh = gl.where(is_long, w % f.n_bh, rest // others * together + rest % together)
+    item = gl.where(is_long, w // f.n_bh, f.n_long + rest % others // together)
     b = gl.where(f.list_batch > 1, bh // heads, 0)
     h = gl.where(f.list_heads > 1, bh % heads, 0)
     row = (b * f.list_heads + h).to(gl.int64) * f.n_items + item

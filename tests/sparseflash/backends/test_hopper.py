@@ -289,12 +289,12 @@ def test_q_stays_in_registers_where_its_numbers_fit(head_dim, v_head_dim, block_
 
 @pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 72, 96, 112, 128, 136, 160, 192, 200, 256])
 def test_copies_hold_what_is_multiplied_and_no_panel_of_zeros(head_dim):
-    """A copy of 64 columns goes only into a tile of whole panels, as shared memory has them."""
+    """Tiles lie in shared memory in panels of 64 columns, or of 32 where these are copied."""
     width, columns = padded(head_dim), columns_in_use(head_dim)
     panel = tma.panel(width, columns)
     copied = -(-columns // panel) * panel
-    assert head_dim <= columns <= copied <= min(width, columns + 63)
-    assert panel in (width, 64)
+    assert head_dim <= columns <= copied <= min(width, columns + 31)
+    assert panel == (32 if 64 < columns <= 96 else width if width - columns < 64 else 64)
 
 
 def test_work_of_pairs_is_that_of_half_the_heads():

@@ -103,3 +103,14 @@ def test_heads_of_hopper_share_tiles_that_fill_its_multiprocessors():
             heads if tokens <= 64 else 1
         )
     assert hopper.forward_tiles(128, 128, 64, 4096, 2) == hopper.forward_tiles(128, 128, 64, 4096)
+
+
+@pytest.mark.parametrize(
+    "n_bh, group, together",
+    [(16, 1, 4), (6, 1, 3), (7, 1, 1), (1, 1, 1), (16, 2, 4), (6, 2, 2), (32, 8, 8), (12, 3, 3)],
+)
+def test_few_causal_tiles_run_heads_side_by_side(n_bh, group, together):
+    few = {"partial": True, "group": group}
+    assert hopper.side_by_side(10, n_bh, 132, **few) == together
+    assert hopper.side_by_side(10_000, n_bh, 132, **few) == group
+    assert hopper.side_by_side(10, n_bh, 132, partial=False, group=group) == group

@@ -237,15 +237,15 @@ def _consumer(f, CONSUMER: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=[
-    "n_items", "n_long", "list_batch", "list_heads", "kv_heads", "n_bh", "group", "n_pad",
-    "n_blocks", "n_k", "n_parts", "threshold",
+    "n_items", "n_long", "list_batch", "list_heads", "kv_heads", "n_bh", "together", "group",
+    "n_pad", "n_blocks", "n_k", "n_parts", "threshold",
 ])  # fmt: skip
 def backward_cols(
     q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, score_start_desc, neg_delta_desc,
     score_start_ptr, neg_delta_ptr, items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, dq_ptr,
     parts_ptr, seed_ptr,
-    n_items, n_long, list_batch, list_heads, kv_heads, n_bh, group, n_pad, n_blocks, n_k, n_parts,
-    scale_log2, threshold, keep_scale,
+    n_items, n_long, list_batch, list_heads, kv_heads, n_bh, together, group, n_pad, n_blocks, n_k,
+    n_parts, scale_log2, threshold, keep_scale,
     BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     GROUPED: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
@@ -341,7 +341,6 @@ def backward_cols(
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
         KEEP_KV=KEEP_KV,
     )  # fmt: skip
-    # a list has all heads of a group: 1
     if WIDE:
         w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)
         gl.warp_specialize(
@@ -349,7 +348,7 @@ def backward_cols(
                 (values, (w,)),
                 (keys, (w,)),
                 (producer, (f,)),
-                (scheduler, (f, kv_heads, 1)),
+                (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),
             ],
             [4, 1, 1, 1],
@@ -361,7 +360,7 @@ def backward_cols(
                 (_consumer, (f, 0)),
                 (_consumer, (f, 1)),
                 (producer, (f,)),
-                (scheduler, (f, kv_heads, 1)),
+                (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),
             ],
             [4, 1, 1, 1],
@@ -372,7 +371,7 @@ def backward_cols(
             [
                 (single_consumer, (f,)),
                 (producer, (f,)),
-                (scheduler, (f, kv_heads, 1)),
+                (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),
             ],
             [1, 1, 1],
@@ -383,7 +382,7 @@ def backward_cols(
             [
                 (_consumer, (f, 0)),
                 (producer, (f,)),
-                (scheduler, (f, kv_heads, 1)),
+                (scheduler, (f, kv_heads, together)),
                 (storer, (f,)),
             ],
             [1, 1, 1],

@@ -33,11 +33,11 @@ class Inputs:
 
 
 @gluon.jit
-def scheduler(f, heads, group):
+def scheduler(f, heads, together):
     """One warp: claims an item when the producer nears the end of the last one, and publishes it in
     a ring of two. The last record has tile -1.
 
-    heads: of one batch entry, with lists of their own; group: of them, that run side by side.
+    heads: of one batch entry, with lists of their own; together: of them, that run side by side.
     """
     record, bars = f.bufs.record, f.bars
     n_work = f.n_items * f.n_bh
@@ -51,7 +51,7 @@ def scheduler(f, heads, group):
         part = -1
         bh = 0
         while (w < n_work) & (tile < 0):
-            bh, item = locate(f, w, heads, group)
+            bh, item = locate(f, w, heads, together)
             tile = gl.load(item + TILE)
             begin = gl.load(item + BEGIN)
             n = gl.load(item + N_ENTRIES)
