@@ -32,7 +32,7 @@ speed: $(READY)
 	$(RUN) -m experiments.plot
 
 # what is measured already is not measured again; the rows name the commit, so commit first
-PAGE := docs/results/h200/page.csv
+PAGE := docs/results/h100/page.csv
 page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
 	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)

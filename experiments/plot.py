@@ -1,7 +1,7 @@
 """Draws what experiments.speed measured, from its CSV alone, as PNG and SVG.
 
     python -m experiments.plot csv=runs/speed/speed.csv out=runs/speed/plots
-    python -m experiments.plot csv=docs/results/h200/page.csv.gz 'pages=[README.md]'
+    python -m experiments.plot csv=docs/results/h100/page.csv.gz 'pages=[README.md]'
 
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
 In a page, a table stands between `<!-- rows: NAME -->` and `<!-- end -->`; NAME is density, masks,

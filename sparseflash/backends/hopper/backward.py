@@ -29,6 +29,7 @@ _PAD = 128  # rows of the buffers with a number for every query come in multiple
 # up to so many for a query, clearing and converting dQ costs more than it saves
 _FEW_KEYS = 512
 _FEW_KEYS_SMALL = 128  # where small key blocks do not share tiles: two passes have no such form
+_L2 = 50e6  # bytes
 
 
 class BackwardForm(NamedTuple):
@@ -41,8 +42,7 @@ class BackwardForm(NamedTuple):
     def specs(self, problem: Problem, sms: int) -> tuple[TileSpec, ...]:
         """The work lists of the passes on a GPU with `sms` multiprocessors."""
         cols, rows = self.cols, self.rows
-        # an entry brings its rows of q and dout, and adds to dq in float32
-        traffic = 6 * problem.head_dim + 2 * problem.head_dim_v if self.one_pass else 0
+        traffic = _traffic(problem) if self.one_pass else 0
         by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs, traffic)
         if self.one_pass:
             return (by_cols,)
@@ -63,6 +63,8 @@ def backward_form(
     keys = problem.n_k if facts is None else facts.keys_per_query
     few = _FEW_KEYS if joined else _FEW_KEYS_SMALL
     one_pass = not problem.options.deterministic and keys > few
+    if schedule is not None and joined and _leaves_l2(problem, schedule):
+        one_pass = False
     if width > 128:  # what it runs has no other form
         one_pass = True
     cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
@@ -75,6 +77,31 @@ def _join(schedule: Schedule) -> bool:
     """
     pairs = tile_entries(schedule, "cols", 64) / 2
     return tile_entries(schedule, "cols", 128) <= JOINED_GAIN * pairs
+
+
+def _leaves_l2(problem: Problem, schedule: Schedule) -> bool:
+    """Whether one pass would add to rows of dQ that have left L2.
+
+    Programs walk lists of scattered entries at their own pace. What they touch at the end of random
+    lists lies `apart` bytes from each other, in standard deviations.
+    """
+    n_blocks = -(-schedule.n_q // schedule.block_q)
+    lists, idx = schedule.cols, schedule.cols.idx
+    density = len(idx) / (len(lists.mid) * n_blocks)
+    blocks = (n_blocks * (1 - density) / density) ** 0.5
+    apart = schedule.block_q * _traffic(problem) * blocks
+    if apart <= _L2:
+        return False
+    of = torch.arange(len(lists.mid), device=idx.device).repeat_interleave(lists.ptr.diff())
+    place = of * (n_blocks + 2) + idx
+    beside = [torch.isin(place + n_blocks + 2 + step, place) for step in (-1, 0, 1)]
+    alike = int(torch.stack(beside).any(0).sum())  # entries that the next list has, or a neighbour
+    return 4 * alike <= len(idx)
+
+
+def _traffic(problem: Problem) -> int:
+    """Bytes of a query of a list entry, which brings q and dout and adds to dq in float32."""
+    return 6 * problem.head_dim + 2 * problem.head_dim_v
 
 
 class Backward:

@@ -221,6 +221,29 @@ def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
         assert (form.cols.consumers, form.cols.programs) == (1, 2)
 
 
+FAR = 262144  # q, dq and dout of a head have 268 MB at head dim 128
+
+
+@pytest.mark.parametrize(
+    "mask, n, head_dim, one_pass",
+    [
+        (masks.random_blocks(0.005), FAR, 128, False),
+        (masks.random_blocks(0.002), 4 * FAR, 64, False),
+        (masks.random_blocks(0.005), FAR, 192, True),  # there is no other form
+        (masks.random_blocks(0.02), FAR // 4, 128, True),  # 31 MB apart
+        (masks.random_blocks(0.2), FAR, 128, True),
+        (masks.dilated(8192, 512), FAR, 128, True),
+        (masks.butterfly(128), FAR, 128, True),
+        (masks.local(512) | masks.butterfly(128) | masks.global_tokens(64), FAR, 128, True),
+    ],
+)
+def test_scattered_blocks_take_two_passes_where_dq_leaves_l2(mask, n, head_dim, one_pass):
+    blocks = mask.build(n)
+    schedule = schedule_for(blocks, n, n, 1, 1, "cpu")
+    problem = problem_of(*(torch.empty(1, 1, n, head_dim, device="meta") for _ in range(3)), blocks)
+    assert backward.backward_form(problem, schedule.facts, schedule).one_pass == one_pass
+
+
 def test_selections_of_64_have_tiles_of_their_own(capability):
     """Nobody knows whether their neighbours are alike."""
     facts = schedule_for(masks.causal().build(4096, block_size=64), 4096, 4096, 1, 4, "cpu").facts

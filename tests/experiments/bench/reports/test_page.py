@@ -142,8 +142,8 @@ def test_versions_of_triton_stand_side_by_side():
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
-        ("README.md", "h200/page.csv.gz"),
-        ("docs/results/hopper.md", "h200/page.csv.gz"),
+        ("README.md", "h100/page.csv.gz"),
+        ("docs/results/hopper.md", "h100/page.csv.gz"),
         ("docs/results/triton_versions.md", "h200/tritons.csv.gz"),
         ("docs/results/published.md", "h100/published.csv.gz"),
     ],
