@@ -44,6 +44,13 @@ def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[
     return state
 
 
+def weights_file(folder: Path) -> Path | None:
+    """The file with the best weights of a run: `weights.pt` once it is complete, before that
+    `checkpoint.pt`. None if there is neither.
+    """
+    return next((path for name in (WEIGHTS, CHECKPOINT) if (path := folder / name).exists()), None)
+
+
 def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
     """The best weights in a file, their step, and what the file says about their run.
 

@@ -12,7 +12,12 @@ from experiments.common.records import Row
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
-from experiments.lra.training.checkpoint import CHECKPOINT, WEIGHTS, load_weights, refuse_shapes
+from experiments.lra.training.checkpoint import (
+    WEIGHTS,
+    load_weights,
+    refuse_shapes,
+    weights_file,
+)
 from experiments.lra.training.config import CONFIG, PRECISIONS, Settings, read_settings
 from experiments.lra.training.data import DeviceSplit
 from experiments.lra.training.device import lacks_memory
@@ -58,12 +63,12 @@ def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier
     Raises:
         ValueError: there are no weights, the file is damaged, or its shapes do not fit the model.
     """
-    found = [path for name in (WEIGHTS, CHECKPOINT) if (path := folder / name).exists()]
-    if not found:
+    found = weights_file(folder)
+    if found is None:
         raise ValueError(f"run={folder}: no {WEIGHTS} there; {REMEDY}")
-    weights, step, _ = load_weights(found[0], REMEDY)
+    weights, step, _ = load_weights(found, REMEDY)
     model = make_model(settings, task)
-    refuse_shapes(found[0], weights, model.state_dict(), f"{CONFIG} is of another model; {REMEDY}")
+    refuse_shapes(found, weights, model.state_dict(), f"{CONFIG} is of another model; {REMEDY}")
     model.load_state_dict(weights)
     return model, step
 

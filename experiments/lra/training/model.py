@@ -83,10 +83,10 @@ def start_from(
     Raises:
         ValueError: there is no such run, its file is damaged, or its model does not fit.
     """
-    path = Path(folder)
-    path = path if path.suffix == ".pt" else path / checkpoint.CHECKPOINT
-    if not path.exists():
-        raise ValueError(f"init_from={folder}: no {path.name} there; give the folder of a run")
+    given = Path(folder)
+    path = given if given.suffix == ".pt" else checkpoint.weights_file(given)
+    if path is None or not path.exists():
+        raise ValueError(f"init_from={folder}: no weights there; give the folder of a run")
     remedy = "init_from= takes the folder of a run, or its weights; give another one"
     weights, step, there = checkpoint.load_weights(path, remedy)
     if (causal := there.get("causal", False)) != here["causal"]:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from functools import partial
 from itertools import cycle, pairwise
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pytest
@@ -211,7 +212,9 @@ def test_a_fresh_head_on_the_weights_of_another_run(ran, capsys):
 
 def test_no_steps_test_the_weights_of_another_run(ran, capsys):
     first = ran("image", name="trained")
-    for number, source in enumerate((first.folder, first.folder / "weights.pt")):
+    kept = first.folder.with_name("kept")  # as an archive keeps a run
+    copytree(first.folder, kept, ignore=ignore_patterns("checkpoint.pt"))
+    for number, source in enumerate((first.folder, first.folder / "weights.pt", kept)):
         changes = {"name": f"tested{number}", "init_from": source, "steps": 0}
         found = ran("image", **changes).result
         assert found["complete"] and (found["steps"], found["ms_per_step"]) == (0, None)
@@ -241,7 +244,7 @@ def test_refusals(place):
     refuse(place, "linear attention has no option", name="new", **{"+attention__rank": 3})
     refuse(place, "no aclImdb in .*nowhere", "text", data_dir="nowhere", name="new")
     refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
-    refuse(place, "init_from=nowhere: no checkpoint.pt", init_from="nowhere", name="new")
+    refuse(place, "init_from=nowhere: no weights there", init_from="nowhere", name="new")
     path = place / "kept.pt"
     for content, words in ((b"junk", "cannot be read"), (None, "has no step, best, about")):
         path.write_bytes(content) if content else checkpoint.save(path, {"model": {}})
