@@ -261,7 +261,7 @@ LONG_ROWS = {
     "global tokens": (GLOBAL, 8192, 8192, "rows cols"),
     "global tokens, ragged": (GLOBAL, 8100, 8111, "rows cols"),
     "few queries": (masks.dense(), 128, 65536, "rows"),
-    "one query": (masks.local(3), 1, 65536, ""),
+    "one query": (masks.local(3), 1, 16384, ""),
     "few keys": (masks.dense(), 65536, 128, "cols"),
     "few partial queries": (HALF, 100, 65500, "rows"),
 }
