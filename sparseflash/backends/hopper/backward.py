@@ -63,10 +63,10 @@ def backward_form(
     keys = problem.n_k if facts is None else facts.keys_per_query
     few = _FEW_KEYS if joined else _FEW_KEYS_SMALL
     one_pass = not problem.options.deterministic and keys > few
-    if schedule is not None and joined and _leaves_l2(problem, schedule):
-        one_pass = False
     if width > 128:  # what it runs has no other form
         one_pass = True
+    elif one_pass and joined and schedule is not None:
+        one_pass = not _leaves_l2(problem, schedule)
     cols = cols_tiles(width, block_k, with_dq=one_pass, joined=joined)
     return BackwardForm(one_pass, cols, rows_tiles(width, block_q))
 
@@ -80,7 +80,7 @@ def _join(schedule: Schedule) -> bool:
 
 
 def _leaves_l2(problem: Problem, schedule: Schedule) -> bool:
-    """Whether one pass would add to rows of dQ that have left L2.
+    """Whether one pass would add to rows of dQ that have left L2. Something must be allowed.
 
     Programs walk lists of scattered entries at their own pace. What they touch at the end of random
     lists lies `apart` bytes from each other, in standard deviations.

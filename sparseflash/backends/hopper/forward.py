@@ -86,8 +86,8 @@ class Forward:
             out, lse, counter, part_out, part_lse, lists.items, lists.idx, lists.bit, lists.bits,
             lists.n_items, lists.n_long, lists.n_parts, lists.batch, lists.heads,
             n_q, v.shape[3], heads, heads // v.shape[1], n_bh, together,
-            *out.stride()[:3],
-            self.scale_log2, seed, keep_threshold(dropout_p), keep_scale(dropout_p), *last,
+            *out.stride()[:3], self.scale_log2, seed, keep_threshold(dropout_p),
+            keep_scale(dropout_p), *last,
         )  # fmt: skip
         options = {
             "BLOCK_N": tiles.minor, "CONSUMERS": tiles.consumers, "HEADS": tiles.heads,

@@ -77,7 +77,7 @@ class Forward:
     heads: gl.tensor
     group: gl.tensor  # query heads to a key head
     n_bh: gl.tensor  # B * H / HEADS
-    together: gl.tensor
+    together: gl.tensor  # heads that run a tile one after the other
     # what the kernel is compiled for
     CONSUMERS: gl.constexpr
     HEADS: gl.constexpr  # query heads that share a tile; where two, each has a consumer of its own

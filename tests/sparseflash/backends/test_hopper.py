@@ -234,6 +234,7 @@ FAR = 262144  # q, dq and dout of a head have 268 MB at head dim 128
         (masks.random_blocks(0.2), FAR, 128, True),
         (masks.dilated(8192, 512), FAR, 128, True),
         (masks.butterfly(128), FAR, 128, True),
+        (masks.random_blocks(0.005) - masks.dense(), FAR, 128, False),  # nothing is allowed
         (masks.local(512) | masks.butterfly(128) | masks.global_tokens(64), FAR, 128, True),
     ],
 )
@@ -317,7 +318,7 @@ def test_copies_hold_what_is_multiplied_and_no_panel_of_zeros(head_dim):
     panel = tma.panel(width, columns)
     copied = -(-columns // panel) * panel
     assert head_dim <= columns <= copied <= min(width, columns + 31)
-    assert panel == (32 if 64 < columns <= 96 else width if width - columns < 64 else 64)
+    assert panel in (width, 64, 32) and width % panel == 0
 
 
 def test_work_of_pairs_is_that_of_half_the_heads():
