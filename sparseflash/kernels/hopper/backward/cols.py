@@ -74,7 +74,7 @@ from sparseflash.kernels.softmax import (
 
 @gluon.jit
 def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONSUMER: gl.constexpr,
-           FIRST: gl.constexpr):  # fmt: skip
+           FIRST: gl.constexpr, MASKS: gl.constexpr):  # fmt: skip
     """Add a block of queries to dK and dV, and the block before it to dQ, unless this is the first.
 
     The dS of that one has long been exchanged, so the consumers need not be at the same place:
@@ -118,7 +118,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     else:
         shift = neg_lse_log2(bufs.score_start.index(s).load(QUERIES), f.scale_log2)
         p = shifted_probabilities(st, f.scale_log2, shift[None, :])
-    if f.PARTIAL:
+    if MASKS:
         if masked:
             p = where_allowed(p, words, 0.0)
     if not f.DROPOUT:
@@ -130,7 +130,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         if PIPELINED:
             dq = warpgroup_mma_wait(0, deps=(dq_async,))
             add_dq(f, dq, entry - f.GATHER, tile.row0, CONSUMER)
-            if HOISTS and not f.PARTIAL and f.BLOCK_D > 64:
+            if HOISTS and not MASKS and f.BLOCK_D > 64:
                 # One more boundary, or ptxas spills, and serialises wgmma.
                 mbarrier.wait(bars.dout_full.index(s), phase)
         if f.DROPOUT:
@@ -196,16 +196,26 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 dk, dv = _block(
                     f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, 0, CONSUMER), g,
                     first_words, (n_partial > 0) | (limit < 64), entry, tile, CONSUMER, True,
+                    f.PARTIAL,
                 )  # fmt: skip
                 g += 1
-        for j in range(FIRST, n):
-            words = allowed_words(f, bit, limit, CONSUMER)
-            bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
-            dk, dv = _block(
-                f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g, words,
-                (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER, False,
-            )  # fmt: skip
-            g += 1
+        # partial blocks come first, in a loop of their own where two loops do not spill: that of
+        # full blocks is as fast as without a mask then
+        j0 = FIRST
+        for loop in gl.static_range(f.LOOPS):
+            end = gl.where(limit < 64, n, n_partial) if loop < f.LOOPS - 1 else n
+            for j in range(j0, end):
+                words = 0
+                if f.PARTIAL and loop == 0:
+                    words = allowed_words(f, bit, limit, CONSUMER)
+                    bit = gl.load(f.bit + tile.begin + j + 1, mask=j + 1 < n_partial, other=-1)
+                dk, dv = _block(
+                    f, dk, dv, kept_k, kept_v, operands(f, kv, g % f.STAGES, j, CONSUMER), g,
+                    words, (j < n_partial) | (limit < 64), entry + j * f.GATHER, tile, CONSUMER,
+                    False, f.PARTIAL and loop == 0,
+                )  # fmt: skip
+                g += 1
+            j0 = gl.maximum(j0, end)
         if f.WITH_DQ:
             if n > 0:
                 last = g - 1
@@ -339,7 +349,7 @@ def backward_cols(
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
-        KEEP_KV=KEEP_KV,
+        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
     )  # fmt: skip
     if WIDE:
         w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)

@@ -103,6 +103,7 @@ class Columns:
     SPLIT: gl.constexpr  # some tiles are split along the queries
     WITH_DQ: gl.constexpr
     KEEP_KV: gl.constexpr  # K and V stay in registers for a tile
+    LOOPS: gl.constexpr  # two: partial blocks have a loop of their own
     LATE: gl.constexpr  # blocks before its end at which a tile lets the next one be claimed
 
 
