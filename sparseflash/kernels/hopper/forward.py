@@ -114,6 +114,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)  # of a number for each row
     WORDS: gl.constexpr = words_layout(BLOCK_N)
+    WORD_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     token = f.n_items
     if CONSUMER == CONSUMERS - 1:
         token = pass_turn(token, CONSUMER, CONSUMERS)  # consumer 0 may start
@@ -197,48 +198,52 @@ def _consumer(f, CONSUMER: gl.constexpr):
             m = m_new
             l = l_new
             add = n < 0
-            # ---- the other blocks, partial ones first: one loop, since two of them spill
+            # ---- the other blocks, partial ones first: in a loop of their own, or all in one
             if PARTIAL:
                 bit = gl.load(f.bit + begin + 1)
-            for j in range(1, n):
-                if PARTIAL:
-                    words = bit_words(f.bits, bit, j < n_partial, ROW, f.BLOCK_M, BLOCK_N)
-                    bit = gl.load(f.bit + begin + j + 1)
-                token = take_turn(token, CONSUMER, CONSUMERS)
-                s_async = _start_qk(f, q, g)
-                acc_async = _start_pv(f, p, acc, add, g - 1, True)
-                token = pass_turn(token, CONSUMER, CONSUMERS)
-                if f.DROPOUT:
-                    blocks = _blocks(f, begin + j)
-                if f.DROPOUT or (CONSUMERS == 3 and not PARTIAL):
-                    # a barrier that has been passed, for one more basic block: ptxas computes the
-                    # signs, or with three consumers the exp2s, after the wait for PV otherwise
-                    wait_full(bars.k_full, g)
-                s = warpgroup_mma_wait(PV, deps=(s_async,))  # [64, BLOCK_N]
-                if not f.PAIRS:
-                    arrive(bars.k_empty, g)
-                if PARTIAL:
-                    if j < n_partial:
-                        s = where_allowed(s, words, float("-inf"))
-                p32, m, alpha = online_softmax(s, m, f.scale_log2, PARTIAL)
-                alpha_l = gl.convert_layout(alpha, gl.SliceLayout(1, WORDS), assert_trivial=True)
-                l = l * alpha_l[:, None] + row_sums(p32)  # [64, 4]
-                if f.DROPOUT:
-                    p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
-                else:
-                    p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
-                # a basic-block boundary: without it ptxas hoists the wait for PV above the exp2s
-                wait_full(bars.k_full, g + 1, j + 1 < n)
-                acc = wait_sums(acc_async, 0)
-                if f.DROPOUT:
-                    p = gl.convert_layout(kept(p32, DTYPE), P_OPERAND, assert_trivial=True)
-                if f.PAIRS:
-                    arrive(bars.k_empty, g)
-                else:
-                    arrive(bars.v_empty, g - 1)
-                acc = scaled_rows(acc, alpha)
-                add = n > 0
-                g += 1
+            start = 1
+            for loop in gl.static_range(f.LOOPS):
+                end = n_partial if loop < f.LOOPS - 1 else n
+                for j in range(start, end):
+                    if PARTIAL and loop == 0:
+                        words = bit_words(f.bits, bit, j < n_partial, ROW, f.BLOCK_M, BLOCK_N)
+                        bit = gl.load(f.bit + begin + j + 1)
+                    token = take_turn(token, CONSUMER, CONSUMERS)
+                    s_async = _start_qk(f, q, g)
+                    acc_async = _start_pv(f, p, acc, add, g - 1, True)
+                    token = pass_turn(token, CONSUMER, CONSUMERS)
+                    if f.DROPOUT:
+                        blocks = _blocks(f, begin + j)
+                    if f.DROPOUT or (CONSUMERS == 3 and not PARTIAL):
+                        # a barrier that has been passed, for one more basic block: ptxas computes
+                        # signs, or with three consumers exp2s, after the wait for PV otherwise
+                        wait_full(bars.k_full, g)
+                    s = warpgroup_mma_wait(PV, deps=(s_async,))  # [64, BLOCK_N]
+                    if not f.PAIRS:
+                        arrive(bars.k_empty, g)
+                    if PARTIAL and loop == 0:
+                        if j < n_partial:
+                            s = where_allowed(s, words, float("-inf"))
+                    p32, m, alpha = online_softmax(s, m, f.scale_log2, PARTIAL and loop == 0)
+                    alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
+                    l = l * alpha_l[:, None] + row_sums(p32)  # [64, 4]
+                    if f.DROPOUT:
+                        p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
+                    else:
+                        p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
+                    # a basic-block boundary: ptxas hoists the wait for PV above the exp2s otherwise
+                    wait_full(bars.k_full, g + 1, j + 1 < n)
+                    acc = wait_sums(acc_async, 0)
+                    if f.DROPOUT:
+                        p = gl.convert_layout(kept(p32, DTYPE), P_OPERAND, assert_trivial=True)
+                    if f.PAIRS:
+                        arrive(bars.k_empty, g)
+                    else:
+                        arrive(bars.v_empty, g - 1)
+                    acc = scaled_rows(acc, alpha)
+                    add = n > 0
+                    g += 1
+                start = gl.maximum(start, end)
             if f.DRAIN:
                 acc_async = _start_pv(f, p, acc, add, g - 1, True)
                 sink = sink_of(f, t, part, CONSUMER)
@@ -295,6 +300,7 @@ def attention_forward(
     DTYPE: gl.constexpr = q_desc.dtype
     Q_STAGES: gl.constexpr = 1 if DRAIN else 2
     WIDTH: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV
+    BOTH: gl.constexpr = COLUMNS + COLUMNS_V
     Q_LAYOUT: gl.constexpr = tile_layout(q_desc.layout)
     K_LAYOUT: gl.constexpr = tile_layout(k_desc.layout)
     V_LAYOUT: gl.constexpr = tile_layout(v_desc.layout)
@@ -345,7 +351,8 @@ def attention_forward(
         CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
-        PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
+        PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 128 and BOTH <= 192 else 1,
+        DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(

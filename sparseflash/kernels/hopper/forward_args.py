@@ -91,6 +91,7 @@ class Forward:
     K_STAGES: gl.constexpr
     V_STAGES: gl.constexpr
     PARTIAL: gl.constexpr  # there are partial blocks
+    LOOPS: gl.constexpr  # two: partial blocks have a loop of their own
     DROPOUT: gl.constexpr
     SPLIT: gl.constexpr  # some tiles are split along the keys
     DRAIN: gl.constexpr  # the pipeline ends with every tile
