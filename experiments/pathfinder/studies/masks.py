@@ -1,5 +1,7 @@
 """Which masks learn Pathfinder: accuracy against density, and against the depth of full reach.
 
+Every run starts from dense attention that has learned the task in the same order of the pixels.
+
     python -m experiments.sweep sweep=path_masks at_once=4
     python -m experiments.pathfinder.studies.masks
     python -m experiments.pathfinder.studies.masks runs=docs/results/lra/path_masks
@@ -148,7 +150,7 @@ def draw(found: Sequence[Point]) -> Figure:
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(point.cell.spread is not None for point in found)
     bars = "bars: standard deviation of the seeds" if several else "single runs"
-    figure.suptitle(f"Pathfinder, contour 6; {devices}; {bars}", fontsize=8)
+    figure.suptitle(f"Pathfinder, contour 6, from dense weights; {devices}; {bars}", fontsize=8)
     return figure
 
 

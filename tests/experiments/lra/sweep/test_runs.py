@@ -103,7 +103,7 @@ def test_the_sweeps_that_come_with_it():
         "spt": 2,
         "spt_causal": 2,
         "spt_short": 24,
-        "path_masks": 50,
+        "path_masks": 53,
     }
     assert counts == paths | others
     for name, causal in (("spt", False), ("spt_causal", True)):

@@ -70,7 +70,15 @@ def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
 @pytest.fixture(scope="module")
 def runs():
     sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
-    return sweep_runs(sweep, ["device=cpu", "scale=full"])
+    return sweep_runs(sweep, ["device=cpu", "scale=full"])[3:]
+
+
+def test_every_run_starts_from_dense_attention_of_its_order(runs):
+    for run in runs:
+        start = run.after.settings
+        found = (start.attention["name"], start.label, start.steps)
+        assert found == ("flash", "masks_start", 12000)
+        assert start.task == run.settings.task and start.model == run.settings.model
 
 
 def test_the_sweep_has_every_family_at_equal_density(runs):
