@@ -13,10 +13,10 @@ from PIL import Image
 
 from experiments.common.files import write_whole
 from experiments.common.progress import progress
+from experiments.common.threads import threads
 from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import LABEL, MARGIN
-from experiments.pathfinder.store import cores
 
 FOLDER = 1000  # images
 SETTINGS = "generated.json"  # the release has no such file
@@ -40,12 +40,9 @@ def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None =
     (level / "metadata").mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps(settings, indent=1) + "\n")
     folders = range(0, examples, FOLDER)
-    with ThreadPoolExecutor(workers or cores()) as pool:
-        try:
-            for first in progress(folders, len(folders), f"{level}, {FOLDER} images at a time"):
-                _write_folder(pool, level, spec, seed, first, min(FOLDER, examples - first))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with threads(workers) as pool:
+        for first in progress(folders, len(folders), f"{level}, {FOLDER} images at a time"):
+            _write_folder(pool, level, spec, seed, first, min(FOLDER, examples - first))
     return level
 
 

@@ -4,7 +4,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from numpy.lib.format import open_memmap
 
 from experiments.common.files import write_whole
 from experiments.common.progress import progress
+from experiments.common.threads import threads
 
 RUN = 64  # images that a thread makes at a time: under a second, so Ctrl-C works
 FLUSH = 32  # runs between two safe points
@@ -43,7 +43,7 @@ def filled(
             path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_suffix(".lock"), what):
                 if not path.exists():
-                    _fill(path, labels_path, shape, make, workers or cores(), what)
+                    _fill(path, labels_path, shape, make, workers, what)
         except OSError as error:
             gib = np.prod(shape, dtype=np.int64) / 2**30
             raise ValueError(
@@ -60,13 +60,8 @@ def filled(
     return pixels, labels
 
 
-def cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _fill(
-    path: Path, labels_path: Path, shape: Shape, make: MakeRun, workers: int, what: str
+    path: Path, labels_path: Path, shape: Shape, make: MakeRun, workers: int | None, what: str
 ) -> None:
     part, labels_part = path.with_suffix(".part"), path.with_suffix(".labels.part")
     pixels, marks = _opened(part, shape), _opened(labels_part, shape[:1])
@@ -86,16 +81,15 @@ def _fill(
         marks.flush()
         done.clear()
 
-    with ThreadPoolExecutor(workers) as pool:
-        try:
+    try:
+        with threads(workers) as pool:
             runs = pool.map(one, starts)
             for run in progress(runs, len(starts), f"{what}, {RUN} at a time"):
                 done.append(run)
                 if len(done) >= FLUSH:
                     keep()
-        finally:
-            pool.shutdown(cancel_futures=True)
-            keep()
+    finally:
+        keep()
     write_whole(labels_path, lambda file: np.save(file, marks - np.uint8(1)), "cache_dir")
     os.replace(part, path)  # last: it says that all is there
     labels_part.unlink()

@@ -4,6 +4,7 @@ An image of only these paddles is drawn from the ends of the paddles, so the pro
 gets the marks in random order, because no image shows which of them begins its curve.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from experiments.common.files import digest, write_whole
 from experiments.common.progress import progress
+from experiments.common.threads import threads
 from experiments.pathfinder.generate import VERSION, Images, ends, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import LABEL, MARKERS, ORIGIN
 
 PART = 2000  # images of a file
+RUN = 50  # images that a thread makes at a time: under a second, so Ctrl-C works
 BATCH, WIDTH, BLOCKS, RATE = 512, 128, 2, 4e-3
 
 
@@ -47,21 +50,35 @@ def seen_on_disk(
     """
     key = {"version": VERSION, "spec": asdict(spec), "seed": seed}
     folder = cache_dir / f"pathfinder{spec.size}-seen-{digest(key)}"
-    pixels = np.empty((PART, spec.size, spec.size), np.uint8)
     found, starts = [], range(first // PART * PART, first + n, PART)
     what = f"Pathfinder-{spec.size}, contour {spec.contour}, {PART} images at a time"
-    for start in progress(starts, len(starts), what):
-        path = folder / f"{start}.npz"
-        if not path.exists():
-            images = make(spec, seed, start, PART, pixels)
-            x, y = seen(images, spec), images.labels
-            write_whole(path, lambda file, x=x, y=y: np.savez(file, seen=x, labels=y), "cache_dir")
-        with np.load(path) as file:
-            found.append((file["seen"], file["labels"]))
+    with threads() as pool:
+        for start in progress(starts, len(starts), what):
+            path = folder / f"{start}.npz"
+            if not path.exists():
+                x, y = _seen_of_part(pool, spec, seed, start)
+                write_whole(
+                    path, lambda file, x=x, y=y: np.savez(file, seen=x, labels=y), "cache_dir"
+                )
+            with np.load(path) as file:
+                found.append((file["seen"], file["labels"]))
     begin = first - starts[0]
     both = (np.concatenate(parts)[begin : begin + n] for parts in zip(*found, strict=True))
     x, labels = map(torch.from_numpy, both)
     return x, labels
+
+
+def _seen_of_part(
+    pool: ThreadPoolExecutor, spec: Spec, seed: int, start: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `seen` and the labels of PART images from number `start` on."""
+
+    def run(first: int) -> tuple[np.ndarray, np.ndarray]:
+        images = make(spec, seed, first, min(RUN, start + PART - first))
+        return seen(images, spec), images.labels
+
+    x, labels = zip(*pool.map(run, range(start, start + PART, RUN)), strict=True)
+    return np.concatenate(x), np.concatenate(labels)
 
 
 class Probe(nn.Module):
