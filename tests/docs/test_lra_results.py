@@ -16,6 +16,7 @@ from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
 from experiments.lra.table import Table, as_csv, as_markdown
 from experiments.lra.training.result import SOURCES
+from experiments.pathfinder.studies import masks as masks_study
 from experiments.pathfinder.studies import shortcuts
 from experiments.pathfinder.studies.rows import ShortcutRow
 
@@ -38,6 +39,12 @@ def test_the_table_of_shortcuts_follows_from_the_rows():
         len(made) == 2 + 12
         and "\n".join(made[2:]) in (RESULTS.parent / "pathfinder.md").read_text()
     )
+
+
+def test_the_table_of_masks_follows_from_the_rows():
+    found = masks_study.points(read_runs(str(RESULTS / "path_masks.jsonl.gz")))
+    text = (RESULTS.parent / "pathfinder.md").read_text()
+    assert len(found) == 25 and masks_study.table(found).strip() in text
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.relative_to(RESULTS).as_posix())
@@ -66,7 +73,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 44 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 92 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token

@@ -4,19 +4,22 @@ Every run starts from dense attention that has learned the task in the same orde
 
     python -m experiments.sweep sweep=path_masks at_once=4
     python -m experiments.pathfinder.studies.masks
-    python -m experiments.pathfinder.studies.masks runs=docs/results/lra/path_masks
+    python -m experiments.pathfinder.studies.masks runs=docs/results/lra/path_masks.jsonl.gz
 
 A mask reaches all pairs at the depth at which every token has seen every other one, through as many
-layers. A model of fewer layers cannot compare the two marks wherever they lie. Runs are folders of
-experiments.train with label=masks, or an archive of them.
+layers. In a model of fewer layers, tokens farther apart meet in the mean that the head sees only.
+Runs are folders of experiments.train with label=masks, and masks_start for the dense attention that
+they start from, or an archive of them.
 """
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,10 +32,10 @@ from experiments.common.text_table import MISSING, markdown
 from experiments.lra.cells import Cell, make_cells
 from experiments.lra.figures import pattern_names
 from experiments.lra.published import STYLES
-from experiments.lra.run_files import read_runs, write_archive
+from experiments.lra.run_files import QUANTITIES, read_runs, write_archive
 from experiments.lra.runs import Run
 
-LABEL = "masks"
+LABEL, START = "masks", "masks_start"
 GLOBAL = " + global tokens"
 SPARSER = 0.18  # between the two densities of the study
 LOOKS = [*STYLES.values()]
@@ -60,6 +63,7 @@ class Point:
     seen: float  # share of all pairs that the model's layers connect
     layers: int
     cell: Cell
+    start: float | None  # accuracy of the dense attention that its runs start from
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
@@ -73,7 +77,8 @@ def points(runs: Sequence[Run]) -> list[Point]:
             f"no run has label={LABEL}; train first: python -m experiments.sweep sweep=path_masks"
         )
     cells, _ = make_cells(chosen)
-    found = [_point(cell) for cell in cells.values()]
+    starts = [run for run in runs if run.config.get("label") == START]
+    found = [_point(cell, starts) for cell in cells.values()]
     return sorted(found, key=lambda p: (_place(p), p.density < SPARSER, p.has_global))
 
 
@@ -81,10 +86,16 @@ def _place(point: Point) -> int:
     return [name for name, _ in FAMILIES.values()].index(point.family)
 
 
-def _point(cell: Cell) -> Point:
+def _order(run: Run) -> str:
+    return str(run.config["task"].get("order") or "row").partition(":")[0]
+
+
+def _point(cell: Cell, starts: Sequence[Run]) -> Point:
     run = cell.runs[0]
     text, n, layers = run.mask, run.length or 0, run.config["model"]["layers"]
-    order = str(run.config["task"].get("order") or "row").partition(":")[0]
+    order = _order(run)
+    before = [x.accuracy for x in starts if _order(x) == order and x.accuracy is not None]
+    start = statistics.fmean(before) if before else None
     patterns = pattern_names(text) if text else ""
     base = patterns.removesuffix(" + global")
     if (order, base) not in FAMILIES:
@@ -94,23 +105,24 @@ def _point(cell: Cell) -> Point:
         )
     name, look = FAMILIES[order, base]
     if not text:
-        return Point(name, look, False, 1.0, 1, 1.0, layers, cell)
+        return Point(name, look, False, 1.0, 1, 1.0, layers, cell, start)
     mask = masks.parse(text)
     reach = mask.reach(n, exact=True)
     depth = math.inf if reach.at_least is None else reach.at_least
     seen = reach.upper[min(layers, len(reach.upper)) - 1]
     density = mask.stats(n).element_density
-    return Point(name, look, base != patterns, density, depth, seen, layers, cell)
+    return Point(name, look, base != patterns, density, depth, seen, layers, cell, start)
 
 
 def table(found: Sequence[Point]) -> str:
     """The cells as Markdown."""
     layers = found[0].layers
-    head = ["pairs %", "layers of full reach", f"seen in {layers} layers %", "accuracy %", "runs"]
-    rows = [["", *head]]
+    head = ["pairs %", "layers of full reach", f"seen in {layers} layers %", "accuracy %"]
+    rows = [["", *head, "over its start", "runs"]]
     for point in found:
-        spread = point.cell.spread
-        value = MISSING if point.cell.accuracy is None else f"{point.cell.accuracy:.1f}"
+        spread, accuracy, start = point.cell.spread, point.cell.accuracy, point.start
+        value = MISSING if accuracy is None else f"{accuracy:.1f}"
+        gain = None if accuracy is None or start is None else accuracy - start
         rows.append(
             [
                 point.family + GLOBAL * point.has_global,
@@ -118,48 +130,122 @@ def table(found: Sequence[Point]) -> str:
                 "never" if math.isinf(point.depth) else f"{point.depth:.0f}",
                 f"{100 * point.seen:.1f}",
                 value + ("" if spread is None else f" ± {spread:.1f}"),
+                MISSING if gain is None else f"{gain:+.1f}",
                 str(len(point.cell.runs)),
             ]
         )
     return markdown(rows)
 
 
+def summary(found: Sequence[Point]) -> str:
+    """The spread of the seeds over all cells, and what accuracy of the masks goes with."""
+    squares = [p.cell.spread**2 for p in found if p.cell.spread is not None]
+    pooled = f"{statistics.fmean(squares) ** 0.5:.2f} points" if squares else "not known"
+    sparse = [p for p in found if p.density < 1 and p.cell.accuracy is not None]
+    ranks = _ranks([p.cell.accuracy or 0.0 for p in sparse])
+    kinds = {
+        "pairs": [p.density for p in sparse],
+        "layers of full reach": [p.depth for p in sparse],
+        f"seen in {found[0].layers} layers": [p.seen for p in sparse],
+    }
+    varied = {name: _ranks(x) for name, x in kinds.items() if len(set(x)) > 1 and ranks.std()}
+    shown = [f"{name} {np.corrcoef(x, ranks)[0, 1]:.2f}" for name, x in varied.items()]
+    return (
+        f"standard deviation of the seeds, pooled over {len(squares)} cells: {pooled}\n"
+        f"rank correlation with accuracy over {len(sparse)} cells: {', '.join(shown) or MISSING}"
+    )
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks from 0; equal values share their mean rank."""
+    x = np.asarray(values)
+    return (x < x[:, None]).sum(1) + ((x == x[:, None]).sum(1) - 1) / 2
+
+
 def draw(found: Sequence[Point]) -> Figure:
-    """Accuracy against density on the left, and against the depth of full reach on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 3.0), sharey=True)
-    deepest = max((p.depth for p in found if not math.isinf(p.depth)), default=1)
-    never = deepest + 1
-    for point in found:
-        if point.cell.accuracy is not None:
-            _marker(left, 100 * point.density, point)
-            _marker(right, min(point.depth, never), point)
+    """Accuracy by density on the left, against the depth of full reach on the right.
+
+    Markers of one place stand side by side. Dense attention is a band across both panels.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 3.4), sharey=True)
+    sparse = [p for p in found if p.density < 1 and p.cell.accuracy is not None]
+    for axes in (left, right):
+        for point in found:
+            if point.density == 1 and point.cell.accuracy is not None:
+                low, high = _ends(point)
+                axes.axhspan(low, high, color=point.look.color, alpha=0.15, lw=0)
+                axes.axhline(point.cell.accuracy, color=point.look.color, lw=1, label="dense")
+    names = list(dict.fromkeys(point.family for point in sparse))
+    groups = [[p for p in sparse if (p.density < SPARSER) == s] for s in (True, False)]
+    groups = [group for group in groups if group]
+    for x, group in enumerate(groups):
+        for point in group:
+            place = names.index(point.family) + 0.35 * point.has_global
+            _marker(left, x + 0.8 * (place + 0.325) / len(names) - 0.4, point)
+    left.set_xticks(range(len(groups)), [_pairs(group) for group in groups])
+    left.set(xlim=(-0.5, len(groups) - 0.5), xlabel="pairs (%)", ylabel="test accuracy (%)")
+    left.grid(False, axis="x")
+
+    never = 2 * max((p.depth for p in sparse if not math.isinf(p.depth)), default=1)
+    depths = sorted({p.depth for p in sparse})
+    for depth in depths:
+        group = [point for point in sparse if point.depth == depth]
+        for number, point in enumerate(group):
+            _marker(right, min(depth, never) * 2 ** (0.07 * (number - (len(group) - 1) / 2)), point)
     layers = found[0].layers
     right.axvline(layers + 0.5, color="0.45", lw=1, ls=":", label=f"the model's {layers} layers")
-    left.set_xscale("log")
-    shown = [d for d in (3, 6, 12.5, 25, 50, 100) if d >= 90 * min(p.density for p in found)]
-    left.set_xticks(shown, [f"{d:g}" for d in shown])
-    left.minorticks_off()
-    left.set_xlabel("pairs (%)")
-    left.set_ylabel("test accuracy (%)")
-    depths = list(range(1, int(deepest) + 1))
-    ends = [never] if any(math.isinf(p.depth) for p in found) else []
-    right.set_xticks([*depths, *ends], [*map(str, depths), *["never"] * len(ends)])
+    right.set_xscale("log", base=2)
+    texts = ["never" if math.isinf(depth) else f"{depth:g}" for depth in depths]
+    right.set_xticks([min(depth, never) for depth in depths], texts)
+    right.minorticks_off()
     right.set_xlabel("layers until every token has seen all others")
     legend(figure, [left, right], title="open: with global tokens")
     runs = [run for point in found for run in point.cell.runs]
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(point.cell.spread is not None for point in found)
-    bars = "bars: standard deviation of the seeds" if several else "single runs"
+    bars = "bars and band: lowest to highest seed" if several else "single runs"
     figure.suptitle(f"Pathfinder, contour 6, from dense weights; {devices}; {bars}", fontsize=8)
     return figure
 
 
+def _pairs(group: Sequence[Point]) -> str:
+    low, high = (f"{100 * end(p.density for p in group):.0f}" for end in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _ends(point: Point) -> tuple[float, float]:
+    return min(point.cell.accuracies), max(point.cell.accuracies)
+
+
 def _marker(axes: Axes, x: float, point: Point) -> None:
-    y, spread = point.cell.accuracy or 0.0, point.cell.spread
-    low, high = (None, None) if spread is None else ([y - spread], [y + spread])
     labels = axes.get_legend_handles_labels()[1]
     label, filled = None if point.family in labels else point.family, not point.has_global
-    curve(axes, [x], [y], point.look, label, low=low, high=high, line=False, filled=filled)
+    low, high = ([end] for end in _ends(point))
+    y = [point.cell.accuracy or 0.0]
+    curve(axes, [x], y, point.look, label, low=low, high=high, line=False, filled=filled)
+
+
+def archived(runs: Iterable[Run]) -> list[Run]:
+    """The runs of the study and their starts, without what its table and figure do not need.
+
+    Training curves have the logged steps at which the run was validated, values four decimals, and
+    times whole seconds. Which test examples were answered rightly is left out: it is most of the
+    bytes.
+    """
+    return [_light(run) for run in runs if run.config.get("label") in (LABEL, START)]
+
+
+def _light(run: Run) -> Run:
+    kept = run.of("val")
+    validated = {line["step"] for line in kept}
+    kept = [line for line in run.of("train") if line["step"] in validated] + kept
+    lines = [line for line in run.lines if line["kind"] not in ("train", "val")]
+    lines += [
+        line | {"seconds": round(line["seconds"])} | {x: round(line[x], 4) for x in QUANTITIES}
+        for line in kept
+    ]
+    result = {name: value for name, value in run.result.items() if name != "correct"}
+    return Run(run.place, lines, result)
 
 
 @program("path_masks", "experiments.pathfinder.studies.masks")
@@ -172,8 +258,8 @@ def main(options: dict[str, Any], command: str) -> None:
         paths = save(draw(found), out / "path-masks")
     if options["archive"]:
         paths.append(Path(options["archive"]))
-        write_archive([run for run in runs if run.config.get("label") == LABEL], paths[-1])
-    print(table(found))
+        write_archive(archived(runs), paths[-1])
+    print(table(found), summary(found), sep="\n")
     print("\n".join(f"written: {path}" for path in paths))
 
 

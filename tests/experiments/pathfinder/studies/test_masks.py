@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.common.figures import style
-from experiments.lra.run_files import read_runs
+from experiments.lra.run_files import read_runs, write_archive
 from experiments.lra.sweep.runs import sweep_runs
-from experiments.pathfinder.studies.masks import FAMILIES, draw, points, table
+from experiments.pathfinder.studies.masks import FAMILIES, archived, draw, points, summary, table
 from tests.experiments.lra.made_runs import write_run
 
 SWEEP = Path("experiments/conf/sweep/path_masks.yaml")
@@ -46,7 +46,7 @@ def test_density_and_reach_are_those_of_the_mask(tmp_path):
     assert [round(p.density, 3) for p in found] == [1, 0.126, 0.124, 0.126, 0.125]
     assert found[1].seen == pytest.approx(0.45, abs=0.001) and found[2].seen == 1
     lines = table(found).splitlines()
-    assert "| window | 12.6 | 16 | 45.0 | 50.5 ± 0.7 | 2 |" in lines
+    assert "| window | 12.6 | 16 | 45.0 | 50.5 ± 0.7 | – | 2 |" in lines
     assert any(line.startswith("| window + global tokens | 12.4 | 2 |") for line in lines)
 
 
@@ -56,7 +56,63 @@ def test_a_mask_that_never_reaches_all_pairs_has_its_place(tmp_path):
     assert [p.depth for p in found] == [1, math.inf]
     with style():
         figure = draw(found)
-    assert [t.get_text() for t in figure.axes[1].get_xticklabels()] == ["1", "never"]
+    assert [t.get_text() for t in figure.axes[1].get_xticklabels()] == ["never"]
+
+
+def test_ranks_of_equal_values_are_shared(tmp_path):
+    found = points(
+        runs_of(
+            tmp_path,
+            ("row", "local:66", 0.6), ("row", "local:137", 0.7),
+            ("row", "local:49|global:16", 0.8), ("row", "", 0.9),
+        )
+    )  # fmt: skip
+    assert summary(found).splitlines() == [
+        "standard deviation of the seeds, pooled over 4 cells: 0.71 points",
+        "rank correlation with accuracy over 3 cells: "
+        "pairs -0.50, layers of full reach -1.00, seen in 4 layers 1.00",
+    ]
+    assert summary(found[:1]).endswith("over 0 cells: –")
+    equal = points(
+        runs_of(tmp_path / "b", *[("row", f"local:{n}|global:16", 0.6) for n in (49, 121)])
+    )
+    assert summary(equal).endswith("over 2 cells: –")
+
+
+def test_masks_of_one_place_stand_side_by_side(tmp_path):
+    """Open and filled markers, and those of one depth, do not lie on each other."""
+    texts = ("local:49|global:16", "local:121|global:16", "butterfly:16|global:8", "local:66")
+    found = points(runs_of(tmp_path, *[("row", text, 0.6) for text in texts], ("row", "", 0.6)))
+    with style():
+        figure = draw(found)
+    for axes in figure.axes:
+        places = [float(x.lines[0].get_xdata()[0]) for x in axes.containers]
+        assert len(places) == len(set(places)) == 4
+    labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert labels == ["12 to 13", "25"]
+
+
+def test_an_archive_gives_the_same_table(tmp_path):
+    runs = runs_of(tmp_path / "a", ("hilbert", "local:66", 0.6), ("row", "", 0.9))
+    for order, accuracy in (("hilbert", 0.625), ("row", 0.85)):
+        settings = SETTINGS | {"label": "masks_start", "task": {"order": order}}
+        write_run(
+            tmp_path / "a", "pathfinder32", "flash", accuracy=accuracy, length=1024,
+            settings=settings, folder=f"start-{order}",
+        )  # fmt: skip
+    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, folder="other")
+    runs = read_runs(str(tmp_path / "a"))
+    assert len(runs) == 7
+    write_archive(archived(runs), tmp_path / "b.jsonl.gz")
+    kept = read_runs(str(tmp_path / "b.jsonl.gz"))
+    assert len(kept) == 6 and all("correct" not in run.result for run in kept)
+    for run in kept:
+        steps = {line["step"] for line in run.of("val")}
+        assert steps and {line["step"] for line in run.of("train")} <= steps
+    made = table(points(runs))
+    assert made == table(points(kept))
+    assert "| dense | 100.0 | 1 | 100.0 | 90.5 ± 0.7 | +5.5 | 2 |" in made
+    assert "| 60.5 ± 0.7 | -2.0 | 2 |" in made
 
 
 def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
