@@ -16,9 +16,9 @@ from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
 from experiments.lra.table import Table, as_csv, as_markdown
 from experiments.lra.training.result import SOURCES
+from experiments.pathfinder.studies import cuts, shortcuts
 from experiments.pathfinder.studies import masks as masks_study
-from experiments.pathfinder.studies import shortcuts
-from experiments.pathfinder.studies.rows import ShortcutRow
+from experiments.pathfinder.studies.rows import CutRow, ShortcutRow
 
 RESULTS = ROOT / "docs" / "results" / "lra"
 NAMES = ("source", "commit")
@@ -39,6 +39,18 @@ def test_the_table_of_shortcuts_follows_from_the_rows():
         len(made) == 2 + 12
         and "\n".join(made[2:]) in (RESULTS.parent / "pathfinder.md").read_text()
     )
+
+
+def test_the_table_of_cuts_follows_from_the_rows():
+    rows = read(RESULTS / "path_x" / "cuts.csv.gz", CutRow)
+    text = (RESULTS.parent / "path_x.md").read_text()
+    runs = list(dict.fromkeys(row.run for row in rows))
+    assert len(runs) == 3
+    for run in runs:
+        seed = run[-1] if run.startswith("runs") else 0
+        made = cuts.table([row for row in rows if row.run == run]).strip().splitlines()[2:]
+        assert len(made) == 3
+        assert "\n".join(f"| seed {seed} {line}" for line in made) in text
 
 
 def test_the_table_of_masks_follows_from_the_rows():
