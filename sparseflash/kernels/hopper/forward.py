@@ -300,8 +300,8 @@ def attention_forward(
     DTYPE: gl.constexpr = q_desc.dtype
     Q_STAGES: gl.constexpr = 1 if DRAIN else 2
     WIDTH: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV
-    FEW: gl.constexpr = CONSUMERS == 2 and COLUMNS + COLUMNS_V <= 192
-    ROOM: gl.constexpr = DRAIN or CONSUMERS == 1 or FEW  # for two loops
+    BOTH: gl.constexpr = COLUMNS + COLUMNS_V
+    MOST: gl.constexpr = 256 if CONSUMERS == 1 else 192  # that two loops have registers for
     Q_LAYOUT: gl.constexpr = tile_layout(q_desc.layout)
     K_LAYOUT: gl.constexpr = tile_layout(k_desc.layout)
     V_LAYOUT: gl.constexpr = tile_layout(v_desc.layout)
@@ -352,7 +352,7 @@ def attention_forward(
         CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
-        PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and ROOM else 1,
+        PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
     )  # fmt: skip
     if CONSUMERS == 3:
