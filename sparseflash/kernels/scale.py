@@ -7,8 +7,3 @@ LN2 = 0.6931471805599453
 def scale_log2(scale: float) -> float:
     """The factor of the scores in base 2."""
     return scale * LOG2E
-
-
-def start_scale(scale: float) -> float:
-    """The factor between `lse` and `score_start`; see softmax.py."""
-    return 1.0 / scale

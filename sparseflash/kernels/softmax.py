@@ -81,33 +81,6 @@ def to_lse_log2(lse):
 
 
 @triton.jit
-def to_score_start(lse, start_scale):
-    """-lse / scale: a sum of q k that begins there is (scale q k - lse) / scale in the end.
-
-    -inf for an empty row, so that its probabilities are 0.
-    """
-    return tl.where(lse == float("-inf"), float("-inf"), -lse * start_scale)
-
-
-@triton.jit
-def started_probabilities(s, scale_log2):
-    """The probabilities of scores whose sums began at `score_start`."""
-    return tl.exp2(s * scale_log2)
-
-
-@triton.jit
-def neg_lse_log2(score_start, scale_log2):
-    """-lse_log2 from `score_start`."""
-    return score_start * scale_log2
-
-
-@triton.jit
-def shifted_probabilities(s, scale_log2, neg_lse_log2):
-    """The probabilities of scores whose sums began at 0."""
-    return tl.exp2(s * scale_log2 + neg_lse_log2)
-
-
-@triton.jit
 def gradient_scale(scale_log2):
     """scale: what dS K and dS^T Q are multiplied by."""
     return scale_log2 * LN2

@@ -123,7 +123,7 @@ class Backward:
         self.width = form.cols.extent(problem.head_dim)
         scale = problem.scale
         self.call = passes.Call
-        self.prepare, self.finish = passes.Prepare(scale), passes.Finish(scale)
+        self.prepare, self.finish = passes.Prepare(), passes.Finish(scale)
         self.cols = passes.ColumnPass(problem, form.cols, static=not dynamic)
         self.rows = passes.RowPass(problem, form.rows, static=not dynamic)
 
@@ -131,11 +131,11 @@ class Backward:
         if not fits_tma(dout):
             dout = empty_like(dout).copy_(dout)
         q, float32 = saved.q, {"dtype": torch.float32, "device": saved.q.device}
-        score_start, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
+        lse_log2, neg_delta = torch.empty(2, *self.buffer, **float32).unbind()
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
         counters = torch.empty(2, dtype=torch.int32, device=q.device)
         inputs = q, saved.k, saved.v, dout
-        call = self.call(*inputs, score_start, neg_delta, counters, saved.seed, saved.room)
+        call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed, saved.room)
         dsink = self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)

@@ -20,7 +20,7 @@ from sparseflash.kernels.hopper.configs import (
     side_by_side,
 )  # fmt: skip
 from sparseflash.kernels.launch import Launch
-from sparseflash.kernels.scale import scale_log2, start_scale
+from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
 from sparseflash.kernels.tl.merge_parts import backward_merge
 from sparseflash.problem import Problem
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     k: Tensor
     v: Tensor
     dout: Tensor
-    score_start: Tensor  # float32 (B, H, n_pad)  -lse / scale, where the sums of S begin
+    lse_log2: Tensor  # float32 (B, H, n_pad)  the LSE in base 2
     neg_delta: Tensor  # float32 (B, H, n_pad)  -delta, where the sums of dP begin
     counters: Tensor  # int32 (2,): tiles claimed by the passes over columns and rows
     seed: Tensor | None
@@ -46,16 +46,16 @@ class Call(NamedTuple):
 
     @property
     def n_pad(self) -> int:
-        return self.score_start.shape[2]
+        return self.lse_log2.shape[2]
 
 
 class Prepare:
-    """`score_start` and `neg_delta` of every query, dsink; clears the counters and the float32 sums
+    """`lse_log2` and `neg_delta` of every query, dsink; clears the counters and the float32 sums
     of dq.
     """
 
-    def __init__(self, scale: float):
-        self.start_scale, self.launch = start_scale(scale), Launch(backward_start, static=True)
+    def __init__(self):
+        self.launch = Launch(backward_start, static=True)
 
     def __call__(
         self, call: Call, dlse: Tensor | None, saved: Saved, dq_sum: Tensor | None
@@ -65,14 +65,14 @@ class Prepare:
         sums = None if sink is None else lse.new_empty(batch, heads, call.n_pad // 64)
         dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
         tensors = (
-            out, call.dout, lse, dlse, call.neg_delta, call.score_start, call.counters, dq_sum,
+            out, call.dout, lse, dlse, call.neg_delta, call.lse_log2, call.counters, dq_sum,
             sink, sums,
         )  # fmt: skip
 
         def arguments():
             args = (
                 *tensors, *out.stride()[:3], *call.dout.stride()[:3], *dlse_strides,
-                n_q, call.n_pad, heads, self.start_scale,
+                n_q, call.n_pad, heads,
             )  # fmt: skip
             options = {
                 "HEAD_DIM": dim_v, "BLOCK_D": padded(dim_v), "BLOCK_M": 64,
@@ -186,7 +186,7 @@ class ColumnPass(_Pass):
         parts = self.parts(lists, head_dim + dim_v)
         n_bh = k.shape[0] * k.shape[1]
         dq_out, parts_out, seed = (
-            _or(dq_sum, call.score_start), _or(parts, call.score_start),
+            _or(dq_sum, call.lse_log2), _or(parts, call.lse_log2),
             _or(call.seed, lists.items),
         )  # fmt: skip
 
@@ -197,8 +197,8 @@ class ColumnPass(_Pass):
                 descriptor(q, piece, width), descriptor(dout, piece, width_v),
                 descriptor(k, major, width), descriptor(v, major, width_v),
                 descriptor(dk, major, width), descriptor(dv, major, width_v),
-                vector_descriptor(call.score_start, piece),
-                vector_descriptor(call.neg_delta, piece), call.score_start, call.neg_delta,
+                vector_descriptor(call.lse_log2, piece),
+                vector_descriptor(call.neg_delta, piece), call.lse_log2, call.neg_delta,
                 lists.items, lists.idx, lists.bit, lists.bits, call.counters, dq_out, parts_out,
                 seed, lists.n_items, lists.n_long, lists.batch, lists.heads, k.shape[1], n_bh,
                 together, lists.group, call.n_pad, -(-q.shape[2] // piece) + 1, k.shape[2],
@@ -214,7 +214,7 @@ class ColumnPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dk, dv, call.score_start, call.neg_delta, call.counters, dq_out,
+            q, k, v, dout, dk, dv, call.lse_log2, call.neg_delta, call.counters, dq_out,
             parts_out, seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], (dout.stride(), dk.stride()))
@@ -237,14 +237,14 @@ class RowPass(_Pass):
         major, piece = tiles.major, tiles.minor // lists.gather
         parts = self.parts(lists, head_dim)
         n_bh = q.shape[0] * q.shape[1]
-        parts_out, seed = _or(parts, call.score_start), _or(call.seed, lists.items)
+        parts_out, seed = _or(parts, call.lse_log2), _or(call.seed, lists.items)
 
         def arguments():
             args = (
                 descriptor(q, major, head_dim), descriptor(dout, major, dim_v),
                 descriptor(k, piece, head_dim), descriptor(v, piece, dim_v),
                 descriptor(dq, 64, head_dim),
-                vector_descriptor(call.score_start, major),
+                vector_descriptor(call.lse_log2, major),
                 vector_descriptor(call.neg_delta, major),
                 lists.items, lists.idx, lists.bit, lists.bits, call.counters, parts_out, seed,
                 lists.n_items, lists.n_long, lists.batch, lists.heads, q.shape[1], n_bh,
@@ -257,7 +257,7 @@ class RowPass(_Pass):
             return (min(self.programs, n_bh * lists.n_items),), args, options
 
         tensors = (
-            q, k, v, dout, dq, call.score_start, call.neg_delta, call.counters, parts_out, seed,
+            q, k, v, dout, dq, call.lse_log2, call.neg_delta, call.counters, parts_out, seed,
         )  # fmt: skip
         self.launch(tensors, arguments, lists[:4], (dout.stride(), dq.stride()))
         if parts is not None:

@@ -6,7 +6,7 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.softmax import sink_probabilities, to_lse_log2, to_score_start
+from sparseflash.kernels.softmax import sink_probabilities, to_lse_log2
 from sparseflash.kernels.tl.common import load_tile, split_program, store_tile
 
 
@@ -75,17 +75,17 @@ def backward_prepare(
 
 @triton.jit(do_not_specialize=["n_q", "n_pad", "heads"])
 def backward_start(
-    Out, DOut, Lse, DLse, NegDelta, ScoreStart, Counters, DQSum, Sink, DSink,
+    Out, DOut, Lse, DLse, NegDelta, LseLog2, Counters, DQSum, Sink, DSink,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
     stride_lb, stride_lh, stride_ln,
-    n_q, n_pad, heads, start_scale,
+    n_q, n_pad, heads,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DQ_BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     LSE_GRAD: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
-    """Where the sums of the Hopper passes begin, both (B, H, n_pad): -delta for dP, and
-    score_start = -lse / scale for S. Clears the float32 buffer of dQ and the two counters of tiles.
+    """What the Hopper passes need of every query, both (B, H, n_pad): -delta, where the sums of dP
+    begin, and the LSE in base 2. Clears the float32 buffer of dQ and the two counters of tiles.
 
-    Empty rows, and those beyond the end, begin at 0 and -inf, so that their P is 0.
+    Empty rows, and those beyond the end, have delta 0 and the LSE +inf, so that their P is 0.
     Where Sink (H,) is not None, DSink (B, H, n_pad / BLOCK_M) gets its gradient by tiles.
     """
     # backwards, so that L2 holds the first heads, with which the next kernel begins
@@ -110,7 +110,7 @@ def backward_start(
     inside = rows < n_q
     lse = tl.load(Lse + bh.to(tl.int64) * n_q + rows, mask=inside, other=float("-inf"))
     tl.store(NegDelta + at, tl.where(lse == float("-inf"), 0.0, neg_delta))
-    tl.store(ScoreStart + at, to_score_start(lse, start_scale))
+    tl.store(LseLog2 + at, to_lse_log2(lse))
     if Sink is not None:
         _store_sink_gradient(Sink + h, DSink, pid, delta, lse, inside)
     if pid == 0:

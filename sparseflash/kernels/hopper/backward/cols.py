@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from sparseflash.kernels.gluon import HOISTS
 from sparseflash.kernels.hopper.backward.common import Inputs, scheduler
-from sparseflash.kernels.hopper.backward.dq import add_dq, start_dq
+from sparseflash.kernels.hopper.backward.dq import add_dq, early_block, start_dq
 from sparseflash.kernels.hopper.backward.feed import (
     Barriers,
     Buffers,
@@ -64,12 +64,7 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import RECORD, TILE, read, wait_record
-from sparseflash.kernels.softmax import (
-    gradient_scale,
-    neg_lse_log2,
-    shifted_probabilities,
-    started_probabilities,
-)  # fmt: skip
+from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @gluon.jit
@@ -93,16 +88,15 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     if f.DROPOUT:  # long before it is used
         idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
-    STARTED: gl.constexpr = f.WITH_DQ or BLOCK_M == 64  # the sums of S begin at score_start
-    # and those of dP at -delta: so they take no registers
+    # there are registers for the LSE while the product is made
+    EARLY: gl.constexpr = f.WITH_DQ and max(f.COLUMNS, f.COLUMNS_V) <= 64
     mbarrier.wait(bars.q_full.index(s), phase)
-    if STARTED:
-        st = as_rows(bufs.score_start.index(s), SCORES)
-        st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, True)
-    else:
-        st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-        st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
+    st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
+    if EARLY:
+        lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
     if PIPELINED:
+        block_before = early_block(f, entry - f.GATHER)
         mbarrier.wait(bars.ds_full.index(before & 1), (before >> 1) & 1)
         dq_async = start_dq(bufs.ds.index(before & 1), tiles.k, CONSUMER, f.COLUMNS)
         st = warpgroup_mma_wait(1, deps=(st,))
@@ -113,11 +107,9 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
         st = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(st,))
-    if STARTED:
-        p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
-    else:
-        shift = neg_lse_log2(bufs.score_start.index(s).load(QUERIES), f.scale_log2)
-        p = shifted_probabilities(st, f.scale_log2, shift[None, :])
+    if not EARLY:
+        lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
+    p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
     if MASKS:
         if masked:
             p = where_allowed(p, words, 0.0)
@@ -129,14 +121,14 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         mbarrier.wait(bars.dout_full.index(s), phase)
         if PIPELINED:
             dq = warpgroup_mma_wait(0, deps=(dq_async,))
-            add_dq(f, dq, entry - f.GATHER, tile.row0, CONSUMER)
+            add_dq(f, dq, block_before, tile.row0, CONSUMER)
             if HOISTS and not MASKS and f.BLOCK_D > 64:
                 # One more boundary, or ptxas spills, and serialises wgmma.
                 mbarrier.wait(bars.dout_full.index(s), phase)
         if f.DROPOUT:
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
-            dpt = as_rows(bufs.neg_delta.index(s), SCORES)
+            dpt = as_rows(bufs.neg_delta.index(s), SCORES, EARLY)
         dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)
@@ -223,7 +215,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 k = bufs.k.index(kv).reshape([BLOCK_N, BLOCK_D])
                 dq_async = start_dq(bufs.ds.index(last & 1), k, CONSUMER, f.COLUMNS)
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
-                add_dq(f, dq, entry + (n - 1) * f.GATHER, tile.row0, CONSUMER)
+                block = early_block(f, entry + (n - 1) * f.GATHER)
+                add_dq(f, dq, block, tile.row0, CONSUMER)
             if f.CONSUMERS == 2:
                 meet(n)  # dQ of either consumer reads all of K
         dk = scaled(dk, gradient_scale(f.scale_log2))
@@ -251,8 +244,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
     "n_pad", "n_blocks", "n_k", "n_parts", "threshold",
 ])  # fmt: skip
 def backward_cols(
-    q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, score_start_desc, neg_delta_desc,
-    score_start_ptr, neg_delta_ptr, items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, dq_ptr,
+    q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, lse_log2_desc, neg_delta_desc,
+    lse_log2_ptr, neg_delta_ptr, items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, dq_ptr,
     parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, kv_heads, n_bh, together, group, n_pad, n_blocks, n_k,
     n_parts, scale_log2, threshold, keep_scale,
@@ -263,7 +256,7 @@ def backward_cols(
     KEEP_KV: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
-    BLOCK_M queries x 64 * CONSUMERS keys; score_start and neg_delta (B, H_q, n_pad) come from
+    BLOCK_M queries x 64 * CONSUMERS keys; lse_log2 and neg_delta (B, H_q, n_pad) come from
     `backward_prepare`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
     BLOCK_D + BLOCK_DV) in float32, for `backward_merge`.
 
@@ -276,12 +269,12 @@ def backward_cols(
     DTYPE: gl.constexpr = q_desc.dtype
     WIDE: gl.constexpr = max(BLOCK_D, BLOCK_DV) > 128
     gl.static_assert(BLOCK_N == (64 if WIDE else 64 * CONSUMERS))
-    VECTOR: gl.constexpr = score_start_desc.layout
+    VECTOR: gl.constexpr = lse_log2_desc.layout
     q_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
     dout_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, BLOCK_DV], dout_desc.layout)
     k_s = gl.allocate_shared_memory(DTYPE, [KV_STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
     v_s = gl.allocate_shared_memory(DTYPE, [KV_STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
-    score_start = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], VECTOR)
+    lse_log2 = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], VECTOR)
     neg_delta = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], VECTOR)
     record = gl.allocate_shared_memory(gl.int32, [2 * RECORD, 1], mbarrier.MBarrierLayout())
     kv_full = new_barriers(KV_STAGES)
@@ -294,7 +287,7 @@ def backward_cols(
     record_full = new_barriers(2)
     record_empty = new_barriers(2)
     record_go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    ds_s, ds_full = score_start, record_full  # stand-ins
+    ds_s, ds_full = lse_log2, record_full  # stand-ins
     SINGLE: gl.constexpr = WITH_DQ and CONSUMERS == 1 and max(BLOCK_D, BLOCK_DV) > 64
     if SINGLE:
         gl.static_assert(not DROPOUT)
@@ -328,11 +321,11 @@ def backward_cols(
     fence_async_shared()
     f = Columns(
         descs=Inputs(
-            q=q_desc, dout=dout_desc, k=k_desc, v=v_desc, score_start=score_start_desc,
+            q=q_desc, dout=dout_desc, k=k_desc, v=v_desc, lse_log2=lse_log2_desc,
             neg_delta=neg_delta_desc,
         ),
         bufs=Buffers(
-            q=q_s, dout=dout_s, k=k_s, v=v_s, ds=ds_s, score_start=score_start,
+            q=q_s, dout=dout_s, k=k_s, v=v_s, ds=ds_s, lse_log2=lse_log2,
             neg_delta=neg_delta, record=record,
         ),
         bars=Barriers(
@@ -343,13 +336,13 @@ def backward_cols(
         idx=idx_ptr, bit=bit_ptr, bits=bits_ptr, dq=dq_ptr, parts=parts_ptr, seed=seed_ptr,
         kv_heads=kv_heads, group=group, n_pad=n_pad, n_blocks=n_blocks, n_k=n_k,
         scale_log2=scale_log2, n_parts=n_parts, threshold=threshold, keep_scale=keep_scale,
-        score_start=score_start_ptr, neg_delta=neg_delta_ptr, items=items_ptr,
+        lse_log2=lse_log2_ptr, neg_delta=neg_delta_ptr, items=items_ptr,
         counter=counters_ptr, n_items=n_items, n_long=n_long, list_batch=list_batch,
         list_heads=list_heads, n_bh=n_bh, dk_desc=dk_desc, dv_desc=dv_desc,
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
-        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 160 else 1,
+        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ else 1,
     )  # fmt: skip
     if WIDE:
         w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)

@@ -28,7 +28,7 @@ class Inputs:
     dout: tensor_descriptor
     k: tensor_descriptor
     v: tensor_descriptor
-    score_start: tensor_descriptor  # float32: -lse / scale, where the sums of S begin
+    lse_log2: tensor_descriptor  # float32: the LSE in base 2
     neg_delta: tensor_descriptor  # float32: -delta, where the sums of dP begin
 
 

@@ -26,9 +26,17 @@ def _red_constraints(pack):
 
 
 @gluon.jit
+def _unknown(x):
+    """x [int64], of which the compiler knows nothing: so it does not keep the terms of x in
+    registers over a loop.
+    """
+    return gl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [x], gl.int64, is_pure=True, pack=1)
+
+
+@gluon.jit
 def _add_slabs(dq_ptr, row, dq, BLOCK_D: gl.constexpr, FIRST: gl.constexpr):
-    """Add [64, WIDTH] of an accumulator to the columns FIRST.. of dQ; `row` is where the 16 rows of
-    every warp begin, in the layout of the accumulator's rows or a scalar.
+    """Add [64, WIDTH] of an accumulator to the columns FIRST.. of dQ; `row` is where all 64 rows
+    begin, or in the layout of the accumulator's rows where the 16 of every warp do.
     """
     # All numbers of a lane go to one address and what is 512 bytes apart from it, so they are taken
     # in packs as large as the compiler can do; the address is an integer because
@@ -37,8 +45,12 @@ def _add_slabs(dq_ptr, row, dq, BLOCK_D: gl.constexpr, FIRST: gl.constexpr):
     LAYOUT: gl.constexpr = dq.type.layout
     r = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
     c = gl.arange(0, dq.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
-    lane = (r % 8) * 64 + (c % 8) // 2 * 16 + c // (2 * PACK) * (PACK * 128)
-    at = dq_ptr.to(gl.int64) + row.to(gl.int64) * (BLOCK_D * 4) + FIRST * 64 + lane
+    lane = (r % 8) * 64 + (c % 8) // 2 * 16 + c // (2 * PACK) * (PACK * 128) + FIRST * 64
+    slab = dq_ptr.to(gl.int64) + row.to(gl.int64) * (BLOCK_D * 4)
+    if row.type.is_block():
+        at = slab[:, None] + lane
+    else:
+        at = _unknown(slab) + (lane + r // 16 * (64 * BLOCK_D))
     ASM: gl.constexpr = _red_asm(PACK)
     CONSTRAINTS: gl.constexpr = _red_constraints(PACK)
     gl.inline_asm_elementwise(ASM, CONSTRAINTS, [at, dq], gl.int8, is_pure=False, pack=PACK)
@@ -71,19 +83,37 @@ def start_dq(ds, k, CONSUMER: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def add_dq(f, dq, entry, row0, CONSUMER: gl.constexpr):
-    """Add this consumer's part of the dQ of a block. row0: the first row of the group in dQ."""
-    BY_QUERY: gl.constexpr = f.BLOCK_M == f.BLOCK_N
-    FIRST_ROW: gl.constexpr = CONSUMER * 64 if BY_QUERY else 0
-    FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * (f.BLOCK_D * f.BLOCK_M // f.BLOCK_N)
-    add_part(f, dq, entry, row0, FIRST_ROW, FIRST_COL)
+def early_block(f, entry):
+    """The block of a list entry, to be loaded long before `add_dq` needs it. Of an entry with
+    several blocks, which are loaded there, where they are.
+    """
+    if f.GATHER == 1:
+        return gl.load(entry)
+    else:
+        return entry
 
 
 @gluon.jit
-def add_part(f, dq, entry, row0, FIRST_ROW: gl.constexpr, FIRST_COL: gl.constexpr):
+def add_dq(f, dq, block, row0, CONSUMER: gl.constexpr):
+    """Add this consumer's part of the dQ of a block, an `early_block`.
+
+    row0: the first row of the group in dQ.
+    """
+    BY_QUERY: gl.constexpr = f.BLOCK_M == f.BLOCK_N
+    FIRST_ROW: gl.constexpr = CONSUMER * 64 if BY_QUERY else 0
+    FIRST_COL: gl.constexpr = 0 if BY_QUERY else CONSUMER * (f.BLOCK_D * f.BLOCK_M // f.BLOCK_N)
+    add_part(f, dq, block, row0, FIRST_ROW, FIRST_COL)
+
+
+@gluon.jit
+def add_part(f, dq, block, row0, FIRST_ROW: gl.constexpr, FIRST_COL: gl.constexpr):
     """Add 64 queries of the dQ of a block, FIRST_ROW and following, to columns FIRST_COL and on."""
     BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
-    row = gl.arange(0, 64, gl.SliceLayout(1, dq.type.layout)) + FIRST_ROW
-    hg, block = split_index(f, gl.load(entry if f.GATHER == 1 else entry + row // BLOCK_Q))
-    row = row0 + hg * f.n_pad + block * BLOCK_Q + row % BLOCK_Q // 16 * 16
-    _add_slabs(f.dq, row[:, None], dq, f.BLOCK_D, FIRST_COL)
+    if f.GATHER == 1:
+        hg, block = split_index(f, block)
+        row = row0 + hg * f.n_pad + block * BLOCK_Q + FIRST_ROW
+    else:
+        row = gl.arange(0, 64, gl.SliceLayout(1, dq.type.layout)) + FIRST_ROW
+        hg, block = split_index(f, gl.load(block + row // BLOCK_Q))
+        row = row0 + hg * f.n_pad + block * BLOCK_Q + row % BLOCK_Q // 16 * 16
+    _add_slabs(f.dq, row, dq, f.BLOCK_D, FIRST_COL)

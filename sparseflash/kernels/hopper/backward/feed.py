@@ -32,7 +32,7 @@ class Buffers:
     k: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_D]; also dK
     v: gl.shared_memory_descriptor  # [KV_STAGES, 1, 1, BLOCK_N, BLOCK_DV]; also dV
     ds: gl.shared_memory_descriptor  # WITH_DQ: [2, BLOCK_N, BLOCK_M]; otherwise any
-    score_start: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
+    lse_log2: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
     neg_delta: gl.shared_memory_descriptor  # float32 [STAGES, BLOCK_M]
     record: gl.shared_memory_descriptor  # [2 * RECORD, 1]: the work to do
 
@@ -43,7 +43,7 @@ class Barriers:
 
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor  # of Q and score_start
+    q_full: gl.shared_memory_descriptor  # of Q and lse_log2
     q_empty: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor  # of dO and neg_delta
     dout_empty: gl.shared_memory_descriptor
@@ -75,7 +75,7 @@ class Columns:
     n_parts: gl.tensor
     threshold: gl.tensor
     keep_scale: gl.tensor  # 1 / (1 - p)
-    score_start: gl.tensor  # float32 (B, H, n_pad): -lse / scale
+    lse_log2: gl.tensor  # float32 (B, H, n_pad): the LSE in base 2
     neg_delta: gl.tensor  # float32 (B, H, n_pad): -delta
     items: gl.tensor  # int32 (list_batch * list_heads * n_items, 8): TILE to PART of a tile
     counter: gl.tensor  # int32: tiles claimed
@@ -135,7 +135,7 @@ def producer(f):
     BLOCK_Q: gl.constexpr = descs.q.block_shape[2]  # queries of a mask block
     # the copies of vectors want 128-byte places, so this warp copies shorter ones itself
     BY_HAND: gl.constexpr = BLOCK_Q < 32
-    VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else descs.score_start.block_type.nbytes
+    VECTOR_BYTES: gl.constexpr = 0 if BY_HAND else descs.lse_log2.block_type.nbytes
     Q_BYTES: gl.constexpr = f.GATHER * (copied_bytes(descs.q.block_type, f.COLUMNS) + VECTOR_BYTES)
     DOUT_BYTES: gl.constexpr = f.GATHER * (
         copied_bytes(descs.dout.block_type, f.COLUMNS_V) + VECTOR_BYTES
@@ -177,17 +177,17 @@ def producer(f):
                 at = (b * f.kv_heads * f.group + h * f.group + hg) * f.n_pad + block * BLOCK_Q
                 at += column % BLOCK_Q
                 inside = at < n_rows
-                score_start = gl.load(f.score_start + at, mask=inside, other=0.0)  # [BLOCK_M]
+                lse_log2 = gl.load(f.lse_log2 + at, mask=inside, other=0.0)  # [BLOCK_M]
                 neg_delta = gl.load(f.neg_delta + at, mask=inside, other=0.0)  # [BLOCK_M]
             mbarrier.wait(bars.q_empty.index(s), phase)
             if BY_HAND:
-                bufs.score_start.index(s).store(score_start)
+                bufs.lse_log2.index(s).store(lse_log2)
             mbarrier.expect(bars.q_full.index(s), Q_BYTES)
             for i in gl.static_range(f.GATHER):
                 if i > 0:
                     idx = gl.load(entry + j * f.GATHER + i)
                 _copy_block(
-                    f, descs.q, bufs.q.index(s), descs.score_start, bufs.score_start.index(s),
+                    f, descs.q, bufs.q.index(s), descs.lse_log2, bufs.lse_log2.index(s),
                     bars.q_full.index(s), b, h, idx, i, f.COLUMNS,
                 )  # fmt: skip
             if f.GATHER > 1:

@@ -57,7 +57,7 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
-from sparseflash.kernels.softmax import gradient_scale, neg_lse_log2, shifted_probabilities
+from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @fields
@@ -69,7 +69,7 @@ class Buffers:
     k: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_N, BLOCK_D]
     v: gl.shared_memory_descriptor  # [STAGES, 1, 1, BLOCK_N, BLOCK_DV]
     dq: gl.shared_memory_descriptor  # [CONSUMERS, 1, 1, 64, BLOCK_D]
-    score_start: gl.shared_memory_descriptor  # float32 [Q_STAGES, BLOCK_M]
+    lse_log2: gl.shared_memory_descriptor  # float32 [Q_STAGES, BLOCK_M]
     neg_delta: gl.shared_memory_descriptor  # float32 [Q_STAGES, BLOCK_M]
     record: gl.shared_memory_descriptor  # [2 * RECORD, 1]: the work to do
 
@@ -139,7 +139,7 @@ def _producer(f):
     BLOCK_M: gl.constexpr = f.BLOCK_M
     Q_BYTES: gl.constexpr = (
         descs.q.block_type.nbytes + descs.dout.block_type.nbytes
-        + 2 * descs.score_start.block_type.nbytes
+        + 2 * descs.lse_log2.block_type.nbytes
     )  # fmt: skip
     t = 0  # tiles
     g = 0  # blocks, over all tiles
@@ -162,7 +162,7 @@ def _producer(f):
         async_load(descs.q, at, full, bufs.q.index(r))
         async_load(descs.dout, at, full, bufs.dout.index(r))
         row = bh * f.n_pad + tile * BLOCK_M
-        async_load(descs.score_start, [row], full, bufs.score_start.index(r))
+        async_load(descs.lse_log2, [row], full, bufs.lse_log2.index(r))
         async_load(descs.neg_delta, [row], full, bufs.neg_delta.index(r))
         h = h // f.group
         # the next tile is claimed late, so that a long one holds no other back
@@ -231,8 +231,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
         mbarrier.wait(bars.q_full.index(r), (t // f.Q_STAGES) & 1)
         q = bufs.q.index(r).reshape([BLOCK_M, BLOCK_D]).slice(CONSUMER * 64, 64, 0)
         dout = bufs.dout.index(r).reshape([BLOCK_M, f.BLOCK_DV]).slice(CONSUMER * 64, 64, 0)
-        start = bufs.score_start.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
-        shift = neg_lse_log2(start, f.scale_log2)
+        lse_log2 = bufs.lse_log2.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
         neg_delta = bufs.neg_delta.index(r).slice(CONSUMER * 64, 64, 0).load(ROWS)  # [64]
         if f.DROPOUT:
             row_head, column_head = head_keys(f.seed, bh)
@@ -256,7 +255,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 dp += neg_delta[:, None]  # where its sums begin
             dp = start_scores(dout, v, dp, f.COLUMNS_V, True)
             scores = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(scores,))
-            p = shifted_probabilities(scores, f.scale_log2, shift[:, None])  # [64, BLOCK_N]
+            p = probabilities(scores, f.scale_log2, lse_log2[:, None])  # [64, BLOCK_N]
             if f.PARTIAL:
                 if j < n_partial:
                     p = where_allowed(p, words, 0.0)
@@ -301,7 +300,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
     "n_parts", "threshold",
 ])  # fmt: skip
 def backward_rows(
-    q_desc, dout_desc, k_desc, v_desc, dq_desc, score_start_desc, neg_delta_desc,
+    q_desc, dout_desc, k_desc, v_desc, dq_desc, lse_log2_desc, neg_delta_desc,
     items_ptr, idx_ptr, bit_ptr, bits_ptr, counters_ptr, parts_ptr, seed_ptr,
     n_items, n_long, list_batch, list_heads, heads, n_bh, group, n_pad, n_parts,
     scale_log2, threshold, keep_scale,
@@ -309,7 +308,7 @@ def backward_rows(
     COLUMNS: gl.constexpr, COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr,
     SPLIT: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq (B, H_q, N_q, D). Tiles are 64 * CONSUMERS queries x BLOCK_N keys; score_start and
+    """dq (B, H_q, N_q, D). Tiles are 64 * CONSUMERS queries x BLOCK_N keys; lse_log2 and
     neg_delta (B, H_q, n_pad) come from `backward_prepare`. The parts of a split tile go to parts
     (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_D) in float32, for `backward_merge`.
 
@@ -322,13 +321,13 @@ def backward_rows(
     GATHER: gl.constexpr = BLOCK_N // k_desc.block_shape[2]
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BLOCK_M == 64 * CONSUMERS)
-    VECTOR: gl.constexpr = score_start_desc.layout
+    VECTOR: gl.constexpr = lse_log2_desc.layout
     q_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
     dout_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES, 1, 1, BLOCK_M, BLOCK_DV], dout_desc.layout)
     k_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
     v_s = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
     dq_s = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, 64, BLOCK_D], dq_desc.layout)
-    score_start = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], VECTOR)
+    lse_log2 = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], VECTOR)
     neg_delta = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], VECTOR)
     record = gl.allocate_shared_memory(gl.int32, [2 * RECORD, 1], mbarrier.MBarrierLayout())
     q_full = new_barriers(Q_STAGES)
@@ -356,11 +355,11 @@ def backward_rows(
     f = Rows(
         dq_desc=dq_desc,
         descs=Inputs(
-            q=q_desc, dout=dout_desc, k=k_desc, v=v_desc, score_start=score_start_desc,
+            q=q_desc, dout=dout_desc, k=k_desc, v=v_desc, lse_log2=lse_log2_desc,
             neg_delta=neg_delta_desc,
         ),
         bufs=Buffers(
-            q=q_s, dout=dout_s, k=k_s, v=v_s, dq=dq_s, score_start=score_start,
+            q=q_s, dout=dout_s, k=k_s, v=v_s, dq=dq_s, lse_log2=lse_log2,
             neg_delta=neg_delta, record=record,
         ),
         bars=Barriers(

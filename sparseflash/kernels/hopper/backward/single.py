@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from sparseflash.kernels.gluon import barrier
-from sparseflash.kernels.hopper.backward.dq import add_part, start_columns
+from sparseflash.kernels.hopper.backward.dq import add_part, early_block, start_columns
 from sparseflash.kernels.hopper.backward.feed import operands
 from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, open_tile
 from sparseflash.kernels.hopper.columns import (
@@ -30,7 +30,7 @@ from sparseflash.kernels.hopper.columns import (
 from sparseflash.kernels.hopper.common import WARPGROUP, accumulator
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
-from sparseflash.kernels.softmax import gradient_scale, started_probabilities
+from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 
 @gluon.jit
@@ -42,7 +42,8 @@ def _start_dq(f, ds, k, HALF: gl.constexpr):
 @gluon.jit
 def _add_dq(f, dq, entry, row0, FIRST: gl.constexpr):
     """Add to the dQ of a list entry, columns FIRST and following."""
-    add_part(f, dq, f.idx + entry.to(gl.int64) * f.GATHER, row0, 0, FIRST)
+    block = early_block(f, f.idx + entry.to(gl.int64) * f.GATHER)
+    add_part(f, dq, block, row0, 0, FIRST)
 
 
 @gluon.jit
@@ -60,14 +61,15 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     phase = (g // f.STAGES) & 1
     ds_place = bufs.ds.index(0)
     mbarrier.wait(bars.q_full.index(s), phase)
-    st = as_rows(bufs.score_start.index(s), SCORES)
-    st = start_scores(tiles.k, tiles.q, st, f.COLUMNS, True)
+    st = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
+    st = start_scores(tiles.k, tiles.q, st, f.COLUMNS, False)
     if FIRST:
         st = warpgroup_mma_wait(0, deps=(st,))
     else:
         dq_async = _start_dq(f, ds_place, tiles.k, 1)
         st = warpgroup_mma_wait(1, deps=(st,))
-    p = started_probabilities(st, f.scale_log2)  # P^T [64, BLOCK_M]
+    lse_log2 = bufs.lse_log2.index(s).load(gl.SliceLayout(0, SCORES))
+    p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
     # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
     # otherwise.
     mbarrier.wait(bars.dout_full.index(s), phase)
@@ -79,7 +81,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
         if masked:  # only here are there registers for it
             p = where_allowed(p, words, 0.0)
     pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
-    dpt = as_rows(bufs.neg_delta.index(s), SCORES)
+    dpt = as_rows(bufs.neg_delta.index(s), SCORES, False)
     dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     dv_async = start_sums(pb, tiles.dout, dv)  # [64, COLUMNS_V]
     dpt = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dpt,))

@@ -65,13 +65,16 @@ def open_tile(f, t, tile, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def as_rows(vector, SCORES: gl.constexpr):
+def as_rows(vector, SCORES: gl.constexpr, COPY: gl.constexpr):
     """[BLOCK_M] as every row of [64, BLOCK_M].
 
-    By an addition: plain copies make ptxas spill at head dim 128.
+    By an addition unless COPY: plain copies make ptxas spill at head dim 128.
     """
     x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
-    return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
+    if COPY:
+        return x.broadcast_to([64, vector.shape[0]])
+    else:
+        return gl.full([64, vector.shape[0]], -0.0, gl.float32, SCORES) + x
 
 
 @gluon.jit

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from sparseflash.kernels.hopper.backward.dq import add_part
+from sparseflash.kernels.hopper.backward.dq import add_part, early_block
 from sparseflash.kernels.hopper.backward.feed import Columns
 from sparseflash.kernels.hopper.backward.tile import allowed_words, block_hash, open_tile
 from sparseflash.kernels.hopper.columns import (
@@ -42,7 +42,7 @@ from sparseflash.kernels.hopper.common import (
 from sparseflash.kernels.hopper.dropout import dropped_gradient, entry_blocks, kept, signed
 from sparseflash.kernels.hopper.masking import where_allowed
 from sparseflash.kernels.hopper.work import TILE, read, wait_record
-from sparseflash.kernels.softmax import gradient_scale, neg_lse_log2, shifted_probabilities
+from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 # columns of dQ that one consumer has; the other has those in use beyond
 FIRST_DQ = gl.constexpr(128)
@@ -118,10 +118,10 @@ def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
     mbarrier.wait(bars.q_full.index(s), phase)
     st = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
     st = start_scores(_matrix(bufs.k, tile.kv), _matrix(bufs.q, s), st, f.COLUMNS, False)
-    shift = neg_lse_log2(bufs.score_start.index(s).load(QUERIES), f.scale_log2)
+    lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
     st = warpgroup_mma_wait(0, deps=(st,))
     mbarrier.arrive(bars.q_empty.index(s), count=1)
-    p = shifted_probabilities(st, f.scale_log2, shift[None, :])  # P^T [64, BLOCK_M]
+    p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
     if f.PARTIAL:
         if masked:
             p = where_allowed(p, words, 0.0)
@@ -138,7 +138,7 @@ def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
     dv = start_sums(p, _matrix(bufs.dout, s), dv)  # [64, COLUMNS_V]
     if f.COLUMNS > FIRST_DQ and not FIRST:
         dq = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dq_async,))
-        add_part(f, dq, entry - f.GATHER, tile.row0, 0, FIRST_DQ)
+        add_part(f, dq, early_block(f, entry - f.GATHER), tile.row0, 0, FIRST_DQ)
         # The boundary of a basic block: ptxas hoists the wait for dV above the additions otherwise.
         mbarrier.wait(bars.dout_full.index(s), phase)
     dv = wait_sums(dv, 0)
@@ -179,7 +179,7 @@ def values(w):
             if f.COLUMNS > FIRST_DQ:
                 dq_async = _start_dq(f, g - 1, tile.kv, FIRST_DQ, f.COLUMNS - FIRST_DQ)
                 dq = warpgroup_mma_wait(0, deps=(dq_async,))
-                add_part(f, dq, entry + (n - 1) * f.GATHER, tile.row0, 0, FIRST_DQ)
+                add_part(f, dq, early_block(f, entry + (n - 1) * f.GATHER), tile.row0, 0, FIRST_DQ)
         meet(n)  # all of K has been read
         if f.DROPOUT:
             dv = scaled(dv, f.keep_scale)
@@ -222,7 +222,7 @@ def _key_block(w, dk, tile, g, entry):
     mbarrier.wait(bars.q_full.index(s), phase)
     dk = start_sums(ds, _matrix(bufs.q, s), dk)  # [64, COLUMNS]
     dq = warpgroup_mma_wait(products(f.COLUMNS), deps=(dq,))
-    add_part(f, dq, entry, tile.row0, 0, 0)
+    add_part(f, dq, early_block(f, entry), tile.row0, 0, 0)
     mbarrier.wait(bars.q_full.index(s), phase)  # the boundary of a block, as above
     dk = wait_sums(dk, 0)
     mbarrier.arrive(bars.q_empty.index(s), count=1)

@@ -40,6 +40,12 @@ def with_sink(lse):
     return torch.logaddexp(lse, SINK[:, None]).masked_fill(lse == -torch.inf, -torch.inf)
 
 
+def base_2(lse):
+    """The LSE in base 2, in float64; +inf for an empty row."""
+    log2 = lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    return log2.masked_fill(lse == -torch.inf, torch.inf)
+
+
 def sink_gradient(lse, delta):
     """(H,) in float64."""
     p = (SINK.double()[:, None] - lse.double()).exp().masked_fill(lse == -torch.inf, 0.0)
@@ -58,29 +64,26 @@ def test_delta_and_the_lse_in_base_2(dim, with_dlse):
         HEAD_DIM=dim, BLOCK_D=16, BLOCK_M=64, LSE_GRAD=with_dlse,
     )  # fmt: skip
     torch.testing.assert_close(delta.double(), expected, rtol=1e-5, atol=1e-5)
-    log2 = (lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))).abs()
-    log2 = log2.copysign(lse).masked_fill(lse == -torch.inf, torch.inf)
-    torch.testing.assert_close(lse_log2.double(), log2, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse_log2.double(), base_2(lse), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("with_dlse", [False, True])
-def test_where_the_sums_of_the_hopper_passes_begin(with_dlse, clear):
-    dim, scale = 13, 0.3
+def test_what_the_hopper_passes_need_of_every_query(with_dlse, clear):
+    dim = 13
     inputs, strides, delta = rows(dim, with_dlse)
-    neg_delta, score_start = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
+    neg_delta, lse_log2 = torch.empty(2, BATCH, HEADS, N_PAD).unbind()
     counters = torch.full((2,), 7, dtype=torch.int32)
     dq_sum = torch.empty(BATCH, HEADS, N_PAD, 32) if clear else None
     backward_start[(BATCH * HEADS * N_PAD // 64,)](
-        *inputs, neg_delta, score_start, counters, dq_sum, None, None, *strides,
-        N, N_PAD, HEADS, 1 / scale,
+        *inputs, neg_delta, lse_log2, counters, dq_sum, None, None, *strides,
+        N, N_PAD, HEADS,
         HEAD_DIM=dim, BLOCK_D=16, DQ_BLOCK_D=32, BLOCK_M=64, LSE_GRAD=with_dlse, CLEAR=clear,
     )  # fmt: skip
-    assert (neg_delta[:, :, N:] == 0).all() and (score_start[:, :, N:] == -torch.inf).all()
+    assert (neg_delta[:, :, N:] == 0).all() and (lse_log2[:, :, N:] == torch.inf).all()
     torch.testing.assert_close(neg_delta[:, :, :N].double(), -delta, rtol=1e-5, atol=1e-5)
     lse = inputs[2]
-    start = (-lse.double() / scale).masked_fill(lse == -torch.inf, -torch.inf)
-    torch.testing.assert_close(score_start[:, :, :N].double(), start, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse_log2[:, :, :N].double(), base_2(lse), rtol=1e-6, atol=1e-6)
     assert dq_sum is None or (dq_sum == 0).all()
     assert counters.tolist() == [0, 0]
 
@@ -98,7 +101,7 @@ def test_the_gradient_of_the_sink_by_tiles(kernel, with_dlse):
         args = *of_rows, SINK, sums, *strides, N, n_tiles, HEADS
     else:
         counters = torch.empty(2, dtype=torch.int32)
-        args = *of_rows, counters, None, SINK, sums, *strides, N, N_PAD, HEADS, 1.0
+        args = *of_rows, counters, None, SINK, sums, *strides, N, N_PAD, HEADS
         options |= {"DQ_BLOCK_D": 16, "CLEAR": False}
     kernel[(BATCH * HEADS * n_tiles,)](out, dout, lse, dlse, *args, **options)
     expected = sink_gradient(lse, delta)
