@@ -25,7 +25,7 @@ from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.lists import gathered_tokens, tile_entries
 from sparseflash.tiles.tile_spec import TileSpec
 
-_PAD = 128  # rows of the buffers with a number for every query come in multiples of this
+_PAD = 128  # rows of these buffers come in multiples of this, unless heads are grouped
 # up to so many for a query, clearing and converting dQ costs more than it saves
 _FEW_KEYS = 512
 _FEW_KEYS_SMALL = 128  # where small key blocks do not share tiles: two passes have no such form
@@ -104,6 +104,20 @@ def _traffic(problem: Problem) -> int:
     return 6 * problem.head_dim + 2 * problem.head_dim_v
 
 
+def _padded_queries(problem: Problem, minor: int, whole: bool, dynamic: bool) -> int:
+    """Queries of a head in the buffers with a number for every query.
+
+    whole: an entry of a list is one piece of `minor` queries. With grouped heads its number is then
+    its place among the rows of the group, so that no kernel has to divide: see `TileLists`.
+    """
+    if whole and problem.heads != problem.kv_heads:
+        return (-(-problem.n_q // minor) + 1) * minor
+    # pieces that are missing in a list add 0 * K to queries beyond the last one: for a NaN among
+    # the keys these must not be queries of another head
+    spare = dynamic or not whole
+    return -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
+
+
 class Backward:
     """The passes of the form that fits the problem."""
 
@@ -115,10 +129,8 @@ class Backward:
         form = backward_form(problem, facts, None if dynamic else schedule)
         self.one_pass, self.options = form.one_pass, problem.options
         self.specs = form.specs(problem, multiprocessors(problem.device))
-        # pieces that are missing in a list add 0 * K to queries beyond the last one: for a NaN
-        # among the keys these must not be queries of another head
-        spare = dynamic or gathered_tokens(facts, self.specs[0]) < form.cols.minor
-        n_pad = -(-problem.n_q // _PAD) * _PAD + (_PAD if spare else 0)
+        whole = gathered_tokens(facts, self.specs[0]) == form.cols.minor
+        n_pad = _padded_queries(problem, form.cols.minor, whole, dynamic)
         self.buffer = *problem.q_shape[:2], n_pad
         self.width = form.cols.extent(problem.head_dim)
         scale = problem.scale

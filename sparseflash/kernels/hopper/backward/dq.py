@@ -109,9 +109,8 @@ def add_dq(f, dq, block, row0, CONSUMER: gl.constexpr):
 def add_part(f, dq, block, row0, FIRST_ROW: gl.constexpr, FIRST_COL: gl.constexpr):
     """Add 64 queries of the dQ of a block, FIRST_ROW and following, to columns FIRST_COL and on."""
     BLOCK_Q: gl.constexpr = f.BLOCK_M // f.GATHER  # queries of a mask block
-    if f.GATHER == 1:
-        hg, block = split_index(f, block)
-        row = row0 + hg * f.n_pad + block * BLOCK_Q + FIRST_ROW
+    if f.GATHER == 1:  # an entry counts the blocks of all heads of a group
+        row = row0 + block * BLOCK_Q + FIRST_ROW
     else:
         row = gl.arange(0, 64, gl.SliceLayout(1, dq.type.layout)) + FIRST_ROW
         hg, block = split_index(f, gl.load(block + row // BLOCK_Q))

@@ -68,8 +68,10 @@ class Columns:
     seed: gl.tensor  # of dropout
     kv_heads: gl.tensor
     group: gl.tensor  # query heads to a key head
-    n_pad: gl.tensor  # queries of a head, with those that only the vectors have
-    n_blocks: gl.tensor  # GROUPED: an entry is head in the group * n_blocks + query block
+    n_pad: gl.tensor  # queries of a head, with those that only the vectors and dQ have
+    # GROUPED: an entry is head in the group * n_blocks + query block. With GATHER 1, n_pad is
+    # n_blocks * BLOCK_M.
+    n_blocks: gl.tensor
     n_k: gl.tensor
     scale_log2: gl.tensor
     n_parts: gl.tensor

@@ -52,7 +52,6 @@ def open_tile(f, t, tile, KEYS: gl.constexpr):
     mbarrier.arrive(f.bars.record_empty.index(t & 1), count=1)
     kv = t % f.KV_STAGES
     k_start = tile * f.BLOCK_N + KEYS
-    row0 = (bh // f.kv_heads * f.kv_heads + bh % f.kv_heads) * f.group * f.n_pad
     row_head = 0
     column_head = 0
     if f.DROPOUT and not f.GROUPED:
@@ -60,7 +59,8 @@ def open_tile(f, t, tile, KEYS: gl.constexpr):
     return Tile(
         kv=kv, begin=begin, n=n, n_partial=n_partial, bit=bit, part=part,
         entry=f.idx + begin.to(gl.int64) * f.GATHER, bh=bh, k_start=k_start,
-        limit=f.n_k - k_start, row0=row0, row_head=row_head, column_head=column_head,
+        limit=f.n_k - k_start, row0=bh * f.group * f.n_pad, row_head=row_head,
+        column_head=column_head,
     )  # fmt: skip
 
 
