@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from sparseflash.kernels.hopper.common import accumulator
+from sparseflash.kernels.hopper.masking import bit_layout, words_layout
 
 
 @gluon.constexpr_function
@@ -108,6 +109,46 @@ def scaled(sums, factor):
 def scaled_rows(sums, factor):
     """Each row by its factor [64]."""
     return [x * gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout))[:, None] for x in sums]
+
+
+@gluon.constexpr_function
+def _rescale_asm(pack):
+    products = [f"mul.f32 ${i}, ${i}, ${2 * pack + i};" for i in range(pack)]
+    skip = f"setp.ne.s32 some, ${3 * pack}, 0; @!some bra.uni DONE;"
+    return " ".join(["{ .reg .pred some;", skip, *products, "DONE: }"])
+
+
+@gluon.constexpr_function
+def _rescale_constraints(pack):
+    tied = [str(i) for i in range(pack)]  # to the results: a jump leaves x as it is
+    return ",".join(["=f"] * pack + tied + ["f"] * pack + ["r"] * pack)
+
+
+@gluon.jit
+def _rescaled(x, factor, some):
+    C: gl.constexpr = x.shape[1]
+    LANES: gl.constexpr = bit_layout(C)
+    WORDS: gl.constexpr = words_layout(C)
+    ASM: gl.constexpr = _rescale_asm(C // 2)  # all numbers of a lane, so that it jumps once
+    CONSTRAINTS: gl.constexpr = _rescale_constraints(C // 2)
+    y = gl.convert_layout(x.reshape([64, C // 8, 4, 2]), LANES, assert_trivial=True)
+    factor = gl.convert_layout(factor, WORDS, assert_trivial=True).expand_dims(1).expand_dims(3)
+    some = gl.convert_layout(some, WORDS, assert_trivial=True).expand_dims(1).expand_dims(3)
+    y = gl.inline_asm_elementwise(
+        ASM, CONSTRAINTS, [y, factor.broadcast_to(y.shape), some.broadcast_to(y.shape)],
+        gl.float32, is_pure=True, pack=C // 2,
+    )  # fmt: skip
+    return gl.convert_layout(y.reshape([64, C]), x.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def rescaled_rows(sums, factor, some):
+    """`scaled_rows` by factors [64, 4], one for each of the four lanes that share a row, for warps
+    where `some` is not 0. The others jump over the multiplications: see `some_rescaled`.
+
+    In PTX, as an `if` of Gluon is one of all warps, which takes a reduction in shared memory.
+    """
+    return [_rescaled(x, factor, some) for x in sums]
 
 
 @gluon.jit

@@ -23,6 +23,7 @@ from sparseflash.kernels.hopper.columns import (
     in_registers,
     no_sums,
     products,
+    rescaled_rows,
     scaled_rows,
     start_scores,
     start_scores_of,
@@ -44,7 +45,7 @@ from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descripto
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
 from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
-from sparseflash.kernels.hopper.softmax import online_softmax, row_sums
+from sparseflash.kernels.hopper.softmax import online_softmax, row_sums, some_rescaled
 from sparseflash.kernels.hopper.work import (
     BATCH,
     BEGIN,
@@ -226,7 +227,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
                             s = where_allowed(s, words, float("-inf"))
                     p32, m, alpha = online_softmax(s, m, f.scale_log2, PARTIAL and loop == 0)
                     alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
-                    l = l * alpha_l[:, None] + row_sums(p32)  # [64, 4]
+                    alpha_l = alpha_l[:, None].broadcast_to(l.shape)
+                    l = l * alpha_l + row_sums(p32)  # [64, 4]
+                    if f.SKIP:
+                        some = some_rescaled(alpha_l, l)
                     if f.DROPOUT:
                         p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
                     else:
@@ -240,7 +244,10 @@ def _consumer(f, CONSUMER: gl.constexpr):
                         arrive(bars.k_empty, g)
                     else:
                         arrive(bars.v_empty, g - 1)
-                    acc = scaled_rows(acc, alpha)
+                    if f.SKIP:
+                        acc = rescaled_rows(acc, alpha_l, some)
+                    else:
+                        acc = scaled_rows(acc, alpha)
                     add = n > 0
                     g += 1
                 start = gl.maximum(start, end)
@@ -354,6 +361,7 @@ def attention_forward(
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
+        SKIP=not DROPOUT or COLUMNS_V > 128,  # dropout has no registers for it below
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(

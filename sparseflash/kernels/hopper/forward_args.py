@@ -97,3 +97,4 @@ class Forward:
     DRAIN: gl.constexpr  # the pipeline ends with every tile
     PAIRS: gl.constexpr  # K of a block and V of the one before share their barriers
     KEEP_Q: gl.constexpr  # Q stays in registers for a tile
+    SKIP: gl.constexpr  # warps jump over multiplications by factors of 1

@@ -45,3 +45,25 @@ def row_sums(p):
     LANES: gl.constexpr = bit_layout(BLOCK_N)
     p = gl.convert_layout(p.reshape([64, BLOCK_N // 8, 4, 2]), LANES, assert_trivial=True)
     return gl.sum(gl.sum(p, 3), 1)
+
+
+@gluon.jit
+def some_rescaled(factor, l):
+    """Whether a warp has a row with another factor than 1, int32 [64, 4], the same in all lanes;
+    factor, l [64, 4]: of the row sums, and these with the block.
+
+    l is asked for a NaN, which cannot do harm, so that the vote takes all of P: ptxas computes
+    exponentials after the wait for P V otherwise.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        setp.neu.f32 some, $2, 0f3F800000;
+        setp.neu.or.f32 some, $3, 0f3F800000, some;
+        setp.nan.or.f32 some, $4, $5, some;
+        vote.sync.any.pred some, some, 0xffffffff;
+        selp.s32 $0, 1, 0, some;
+        mov.b32 $1, $0;
+        }""",
+        "=r,=r,f,f,f,f", [factor, l], gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
