@@ -14,13 +14,23 @@ from sparseflash.kernels import scale
 
 LOG2E = tl.constexpr(scale.LOG2E)
 LN2 = tl.constexpr(scale.LN2)
+LAZY_STEP = tl.constexpr(8.0)  # base 2: P up to 256, which float16 holds with room to spare
 
 
 # ------------------------------------------------------------------ forward
 @triton.jit
-def running_max(m, block_max, scale_log2, MASKED: tl.constexpr):
-    """The maxima after a block, and what is subtracted in the exponents."""
-    m_new = tl.maximum(m, block_max * scale_log2)
+def running_max(m, block_max, scale_log2, MASKED: tl.constexpr, LAZY: tl.constexpr = False):
+    """The maxima after a block, and what is subtracted in the exponents.
+
+    With LAZY a maximum stays until it is passed by more than LAZY_STEP, so that most factors of the
+    sums are 1. P is up to 2^LAZY_STEP then. LSE and O come out the same: any m does for them.
+    """
+    top = block_max * scale_log2
+    if LAZY:
+        # any score passes the -inf of a row that has seen no key; NaN stays out, as of a maximum
+        m_new = tl.where(top > m + LAZY_STEP, top, m)
+    else:
+        m_new = tl.maximum(m, top)
     # a row that has seen only masked keys keeps the maximum -inf: shift by 0, as -inf - -inf is NaN
     shift = finite(m_new) if MASKED else m_new
     return m_new, shift

@@ -73,7 +73,9 @@ def test_large_and_negative_logits(mask, backend):
 
 @pytest.mark.parametrize("name", ["some heads", None])
 def test_calls_with_and_without_in_turn(name, backend):
-    """Launches are repeated with the addresses of the call; the other results are the same bits."""
+    """Launches are repeated with the addresses of the call. The other results are the same bits,
+    but for Hopper, where calls without have lazy maxima.
+    """
     case = PARTS[name] if name else Case(700, 700, 128, mask=MASK)
     shape = case.batch, case.heads, case.n_q, case.head_dim
     mask, options = case.mask, {"return_lse": True, "backend": backend}
@@ -83,7 +85,11 @@ def test_calls_with_and_without_in_turn(name, backend):
         terms = Terms(torch.randn(case.heads, device="cuda")) if i % 2 else None
         plain = sparseflash.attention(q, k, v, mask, terms=terms, **options)
         *same, maxima = attend(q, k, v, mask, terms=terms, **options)
-        assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
+        if backend == "hopper":
+            assert all(relative_error(a, b) < 1e-2 for a, b in zip(plain, same, strict=True))
+            assert relative_error(plain[1], same[1]) < 1e-5  # LSE
+        else:
+            assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
         kept.append((q, k, maxima))
     for q, k, maxima in kept:
         heads = case.heads if mask.per_head else None

@@ -114,6 +114,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
     PV: gl.constexpr = products(f.COLUMNS_V)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)  # of a number for each row
+    LAZY: gl.constexpr = f.SKIP and f.max_scores is None  # a call may ask for exact maxima
     WORDS: gl.constexpr = words_layout(BLOCK_N)
     WORD_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     token = f.n_items
@@ -176,7 +177,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
             if PARTIAL:
                 s = where_allowed(s, words, float("-inf"))
             nothing = gl.full([64], float("-inf"), gl.float32, ROWS)
-            p32, m_new, _unused = online_softmax(s, nothing, f.scale_log2, PARTIAL)
+            p32, m_new, _unused = online_softmax(s, nothing, f.scale_log2, PARTIAL, False)
             l_new = row_sums(p32)
             if f.DROPOUT:
                 p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
@@ -225,7 +226,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     if PARTIAL and loop == 0:
                         if j < n_partial:
                             s = where_allowed(s, words, float("-inf"))
-                    p32, m, alpha = online_softmax(s, m, f.scale_log2, PARTIAL and loop == 0)
+                    MASKED: gl.constexpr = PARTIAL and loop == 0
+                    p32, m, alpha = online_softmax(s, m, f.scale_log2, MASKED, LAZY)
                     alpha_l = gl.convert_layout(alpha, WORD_ROWS, assert_trivial=True)
                     alpha_l = alpha_l[:, None].broadcast_to(l.shape)
                     l = l * alpha_l + row_sums(p32)  # [64, 4]

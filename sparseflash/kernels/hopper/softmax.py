@@ -29,9 +29,11 @@ def _tree_max(s):
 
 
 @gluon.jit
-def online_softmax(s, m, scale_log2, MASKED: gl.constexpr):
-    """(P, new maxima, factor of the old sums) of scores S [64, BLOCK_N] and maxima m [64]."""
-    m_new, shift = running_max(m, _tree_max(s), scale_log2, MASKED)
+def online_softmax(s, m, scale_log2, MASKED: gl.constexpr, LAZY: gl.constexpr):
+    """(P, new maxima, factor of the old sums) of scores S [64, BLOCK_N] and maxima m [64]; LAZY as
+    `running_max` has it.
+    """
+    m_new, shift = running_max(m, _tree_max(s), scale_log2, MASKED, LAZY)
     return probabilities(s, scale_log2, shift[:, None]), m_new, rescale_factor(m, shift)
 
 
