@@ -38,12 +38,7 @@ from sparseflash.kernels.hopper.backward.feed import (
     storer,
 )  # fmt: skip
 from sparseflash.kernels.hopper.backward.single import single_consumer
-from sparseflash.kernels.hopper.backward.tile import (
-    allowed_words,
-    as_rows,
-    block_hash,
-    open_tile,
-)  # fmt: skip
+from sparseflash.kernels.hopper.backward.tile import allowed_words, as_rows, block_hash, open_tile
 from sparseflash.kernels.hopper.backward.wide import Wide, keys, values
 from sparseflash.kernels.hopper.columns import (
     no_sums,
@@ -88,11 +83,18 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     if f.DROPOUT:  # long before it is used
         idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
-    # there are registers for the LSE while the product is made
-    EARLY: gl.constexpr = f.WITH_DQ and max(f.COLUMNS, f.COLUMNS_V) <= 64
+    WIDEST: gl.constexpr = max(f.COLUMNS, f.COLUMNS_V)
+    # there are registers for the LSE beside the sums of S
+    EARLY: gl.constexpr = f.WITH_DQ and (WIDEST <= 64 or WIDEST == 96)
+    COPY: gl.constexpr = EARLY
+    # or else these begin at it, as to read it behind the product takes longer
+    STARTED: gl.constexpr = not EARLY and (f.WITH_DQ or BLOCK_M == 64)
     mbarrier.wait(bars.q_full.index(s), phase)
-    st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, False)
+    if STARTED:
+        st = as_rows(bufs.lse_log2.index(s).load(QUERIES) * (-1.0 / f.scale_log2), SCORES, False)
+    else:
+        st = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    st = start_with(kept_k, tiles.kw, tiles.q, st, f.COLUMNS, STARTED)
     if EARLY:
         lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
     if PIPELINED:
@@ -107,9 +109,12 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, False)
         st = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(st,))
-    if not EARLY:
-        lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
-    p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
+    if STARTED:
+        p = probabilities(st, f.scale_log2, 0.0)  # P^T [64, BLOCK_M]
+    else:
+        if not EARLY:
+            lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
+        p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
     if MASKS:
         if masked:
             p = where_allowed(p, words, 0.0)
@@ -128,7 +133,7 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         if f.DROPOUT:
             dpt = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         else:
-            dpt = as_rows(bufs.neg_delta.index(s), SCORES, EARLY)
+            dpt = as_rows(bufs.neg_delta.index(s).load(QUERIES), SCORES, COPY)
         dpt = start_with(kept_v, tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     if f.DROPOUT:  # beside the product that makes dP
         p = signed(p, block_hash(f, idx, tile), f.threshold, True)

@@ -57,18 +57,19 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
     SCORES: gl.constexpr = accumulator(f.BLOCK_M)  # layout of S^T, P^T, dP^T and dS^T
     DS_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk[0].type.layout, 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, dv[0].type.layout, 2)
+    QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)  # of a number for each query
     s = g % f.STAGES
     phase = (g // f.STAGES) & 1
     ds_place = bufs.ds.index(0)
     mbarrier.wait(bars.q_full.index(s), phase)
     st = gl.zeros([64, f.BLOCK_M], gl.float32, SCORES)
     st = start_scores(tiles.k, tiles.q, st, f.COLUMNS, False)
+    lse_log2 = bufs.lse_log2.index(s).load(QUERIES)
     if FIRST:
         st = warpgroup_mma_wait(0, deps=(st,))
     else:
         dq_async = _start_dq(f, ds_place, tiles.k, 1)
         st = warpgroup_mma_wait(1, deps=(st,))
-    lse_log2 = bufs.lse_log2.index(s).load(gl.SliceLayout(0, SCORES))
     p = probabilities(st, f.scale_log2, lse_log2[None, :])  # P^T [64, BLOCK_M]
     # The barrier also bounds a basic block: ptxas hoists the wait for dQ above the exponentials
     # otherwise.
@@ -81,7 +82,7 @@ def _block(f, dk, dv, tiles, g, words, masked, entry, tile, FIRST: gl.constexpr)
         if masked:  # only here are there registers for it
             p = where_allowed(p, words, 0.0)
     pb = gl.convert_layout(p.to(DTYPE), P_OPERAND, assert_trivial=True)
-    dpt = as_rows(bufs.neg_delta.index(s), SCORES, False)
+    dpt = as_rows(bufs.neg_delta.index(s).load(QUERIES), SCORES, False)
     dpt = start_scores(tiles.vw, tiles.dout, dpt, f.COLUMNS_V, True)
     dv_async = start_sums(pb, tiles.dout, dv)  # [64, COLUMNS_V]
     dpt = warpgroup_mma_wait(products(f.COLUMNS_V), deps=(dpt,))

@@ -66,11 +66,11 @@ def open_tile(f, t, tile, KEYS: gl.constexpr):
 
 @gluon.jit
 def as_rows(vector, SCORES: gl.constexpr, COPY: gl.constexpr):
-    """[BLOCK_M] as every row of [64, BLOCK_M].
+    """vector [BLOCK_M] as every row of [64, BLOCK_M].
 
     By an addition unless COPY: plain copies make ptxas spill at head dim 128.
     """
-    x = vector.load(gl.SliceLayout(0, SCORES))[None, :]
+    x = vector[None, :]
     if COPY:
         return x.broadcast_to([64, vector.shape[0]])
     else:
