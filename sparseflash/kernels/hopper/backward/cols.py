@@ -85,8 +85,8 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
     WIDEST: gl.constexpr = max(f.COLUMNS, f.COLUMNS_V)
     # there are registers for the LSE beside the sums of S
-    EARLY: gl.constexpr = f.WITH_DQ and (WIDEST <= 64 or WIDEST == 96)
-    COPY: gl.constexpr = EARLY
+    EARLY: gl.constexpr = f.WITH_DQ and WIDEST != 80
+    COPY: gl.constexpr = EARLY and WIDEST <= 96
     # or else these begin at it, as to read it behind the product takes longer
     STARTED: gl.constexpr = not EARLY and (f.WITH_DQ or BLOCK_M == 64)
     mbarrier.wait(bars.q_full.index(s), phase)
@@ -347,7 +347,7 @@ def backward_cols(
         CONSUMERS=CONSUMERS, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV,
         COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V, GATHER=GATHER, STAGES=STAGES, KV_STAGES=KV_STAGES,
         GROUPED=GROUPED, PARTIAL=PARTIAL, DROPOUT=DROPOUT, SPLIT=SPLIT, WITH_DQ=WITH_DQ, LATE=LATE,
-        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ else 1,
+        KEEP_KV=KEEP_KV, LOOPS=2 if PARTIAL and WITH_DQ and COLUMNS + COLUMNS_V <= 192 else 1,
     )  # fmt: skip
     if WIDE:
         w = Wide(cols=f, p=p_s, p_full=p_full, p_empty=p_empty)
