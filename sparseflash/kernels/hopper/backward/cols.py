@@ -84,10 +84,10 @@ def _block(f, dk, dv, kept_k, kept_v, tiles, g, words, masked, entry, tile, CONS
         idx = entry_blocks(entry, BLOCK_M, BLOCK_M // f.GATHER)
     PIPELINED: gl.constexpr = f.WITH_DQ and not FIRST
     WIDEST: gl.constexpr = max(f.COLUMNS, f.COLUMNS_V)
-    # there are registers for the LSE beside the sums of S
+    # the LSE is read while the product runs, at all head dims that have registers for it
     EARLY: gl.constexpr = f.WITH_DQ and WIDEST != 80
-    COPY: gl.constexpr = EARLY and WIDEST <= 96
-    # or else these begin at it, as to read it behind the product takes longer
+    COPY: gl.constexpr = EARLY and WIDEST <= 96  # how dP comes to begin at -delta
+    # or else the sums of S begin at it, as to read it behind the product takes longer
     STARTED: gl.constexpr = not EARLY and (f.WITH_DQ or BLOCK_M == 64)
     mbarrier.wait(bars.q_full.index(s), phase)
     if STARTED:
