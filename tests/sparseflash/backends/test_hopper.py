@@ -17,6 +17,7 @@ from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 from sparseflash.tiles.lists import tile_lists
+from sparseflash.tiles.tile_spec import SPARE
 from tests.problems import problem_of
 
 
@@ -219,6 +220,28 @@ def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
     assert backward.Backward(problem, schedule).specs[0].major == expected[0]
     if form.cols.major == 64 and head_dim < 256:  # one warpgroup, two programs
         assert (form.cols.consumers, form.cols.programs) == (1, 2)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("block", [None, 128, 64, 16])
+@pytest.mark.parametrize("n", [1000, 1088])
+def test_entries_of_grouped_heads_are_places_in_dq(n, block, head_dim, monkeypatch):
+    """So no kernel divides: heads lie as many blocks apart in dQ as in the lists of their group."""
+    for module in (backward, passes):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    qkv, schedule, blocks = blank(2, 6, n, head_dim, 2), None, None
+    if block:
+        blocks = masks.causal().build(n, block_size=block)
+        schedule = schedule_for(blocks, n, n, 2, 6, "cpu")
+    made = backward.Backward(problem_of(*qkv, blocks), schedule)
+    lists, n_pad = tile_lists(schedule, made.specs[0], "cpu"), made.buffer[2]
+    if lists.gather > 1:  # entries of several pieces are divided, and may name a missing one
+        assert n_pad >= n + lists.minor // lists.gather
+        return
+    assert n_pad >= n and n_pad % lists.minor == 0
+    of_head = n_pad // lists.minor
+    entries = set(lists.idx[:-SPARE].flatten().tolist())
+    assert {head * of_head + j for head in range(3) for j in range(-(-n // lists.minor))} == entries
 
 
 FAR = 262144  # q, dq and dout of a head have 268 MB at head dim 128
