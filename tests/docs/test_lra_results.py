@@ -53,6 +53,31 @@ def test_the_table_of_cuts_follows_from_the_rows():
         assert "\n".join(f"| seed {seed} {line}" for line in made) in text
 
 
+def test_the_tables_of_self_pretraining_follow_from_the_rows():
+    runs = read_runs(str(RESULTS / "spt.jsonl.gz"))
+    found = {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
+    image, pathfinder = (
+        (RESULTS.parent / f"{name}.md").read_text().split("## Self-pretraining\n")[1]
+        for name in ("image", "pathfinder")
+    )
+    assert len(runs) == 10
+    for attention, name in (("flash", "FlashAttention |"), ("sparse", "block-sparse | 59.4")):
+        scratch, trained, tokens = (
+            found[f"{folder}/{attention}{more}"].accuracy
+            for folder, more in (
+                ("image-rotary", "-scratch"),
+                ("image-rotary", ""),
+                ("image-rotary-masked", ""),
+            )
+        )
+        shown = f"{scratch:.1f} | {trained:.1f} | {trained - scratch:+.1f} | {tokens:.1f}"
+        assert f"| {name} | {shown} |" in image
+        tokens, run = (found[f"pathfinder32-rotary{more}/{attention}"] for more in ("-masked", ""))
+        assert not run.complete and run.accuracy is None
+        shown = f"{run.steps:,} of {run.planned_steps:,}† | {run.val_accuracy:.1f} |"
+        assert f"| {tokens.accuracy:.1f} | {shown}" in pathfinder
+
+
 def test_the_table_of_masks_follows_from_the_rows():
     found = masks_study.points(read_runs(str(RESULTS / "path_masks.jsonl.gz")))
     text = (RESULTS.parent / "pathfinder.md").read_text()
@@ -85,7 +110,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 92 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 97 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token
