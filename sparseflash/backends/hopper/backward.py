@@ -25,7 +25,7 @@ from sparseflash.schedule import Schedule, ScheduleFacts
 from sparseflash.tiles.lists import gathered_tokens, tile_entries
 from sparseflash.tiles.tile_spec import TileSpec
 
-_PAD = 128  # rows of these buffers come in multiples of this, unless heads are grouped
+_PAD = 128  # buffers with a number for every query have a multiple of this, unless grouped
 # up to so many for a query, clearing and converting dQ costs more than it saves
 _FEW_KEYS = 512
 _FEW_KEYS_SMALL = 128  # where small key blocks do not share tiles: two passes have no such form

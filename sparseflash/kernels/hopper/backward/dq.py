@@ -84,8 +84,8 @@ def start_dq(ds, k, CONSUMER: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def early_block(f, entry):
-    """The block of a list entry, to be loaded long before `add_dq` needs it. Of an entry with
-    several blocks, which are loaded there, where they are.
+    """What `add_dq` takes of a list entry: its block, to be loaded long before it is used, or with
+    several blocks the place of the entry.
     """
     if f.GATHER == 1:
         return gl.load(entry)
