@@ -1,5 +1,6 @@
 """The kernels of the Hopper backward, and how they are launched. Needs Triton with Gluon."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from sparseflash.kernels.hopper.configs import (
     padded,
     side_by_side,
 )  # fmt: skip
+from sparseflash.kernels.hopper.joined import joined_products
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -111,12 +113,16 @@ class Finish:
 class _Pass:
     """What both passes share: tiles, options, and the merging of split tiles."""
 
-    def __init__(self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool):
+    def __init__(
+        self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool,
+        joined: bool = False,
+    ):  # fmt: skip
         self.problem, self.tiles, self.static = problem, tiles, static
         self.scale_log2 = scale_log2(problem.scale)
         self.head_dim, self.dim_v = map(tiles.extent, (problem.head_dim, problem.head_dim_v))
         self.programs = multiprocessors(problem.device) * tiles.programs
-        self.launch = Launch(kernel, static=static)
+        compiling = joined_products if joined else nullcontext
+        self.launch = Launch(kernel, static=static, compiling=compiling)
         self.merges = {first: Launch(backward_merge, static=static) for first in (0, self.head_dim)}
 
     def scalars(self) -> tuple[float, int, float]:
@@ -169,7 +175,9 @@ class ColumnPass(_Pass):
     """dk and dv, by key tiles."""
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
-        super().__init__(problem, tiles, backward_cols, static=static)
+        of = {tiles.columns(problem.head_dim), tiles.columns(problem.head_dim_v)}
+        self.joined = bool(of & {80, 96})
+        super().__init__(problem, tiles, backward_cols, static=static, joined=self.joined)
         columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
         self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
 
@@ -209,7 +217,7 @@ class ColumnPass(_Pass):
                 "KV_STAGES": tiles.ring, "GROUPED": lists.group > 1,
                 "PARTIAL": lists.partial or k.shape[2] % major > 0,
                 "WITH_DQ": dq_sum is not None, "LATE": 4,
-                "KEEP_KV": dq_sum is not None and self.keep_kv,
+                "KEEP_KV": dq_sum is not None and self.keep_kv, "JOINED": self.joined,
             }  # fmt: skip
             return (min(self.programs, n_bh * lists.n_items),), args, options
 

@@ -1,0 +1,144 @@
+"""Products of 80 and 96 columns.
+
+Tensors of Triton have powers of two as extents, so a product of 96 columns is one of 64 and one of
+32 (`columns.py`). wgmma may have 96 columns, and seems to take as long for 16 or 32 as for 64. So
+the two are joined in the PTX: same left operand, registers and panels of V one behind the other.
+"""
+
+import hashlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+from triton import knobs
+
+_PRODUCT = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.(?P<types>[\w.]+) "
+    r"\{(?P<sums>[^}]*)\}, \{(?P<left>[^}]*)\}, (?P<right>%\w+), (?P<rest>[^;]*);"
+)
+_MOVE = re.compile(r"\s*mov\.b32\s+(%\w+), (%\w+)$")
+_TARGET = re.compile(r"\s*(?:@!?%\w+\s+)?[\w.:]+\s+(\{[^}]*\}|%\w+)")
+_ASSIGN = re.compile(r"\s*(?:or|add|cvt)\.[\w.]+\s+(%\w+), (%\w+)(?:, (-?\d+))?;")
+_BOUNDARY = re.compile(r"wgmma\.wait_group|\bbar\.|\bbra\b|^\$L__BB")  # of straight code
+Group = list[tuple[int, re.Match[str]]]  # products up to a commit, and their lines
+
+
+def join_products(ptx: str) -> str:
+    """PTX with each product of 64 columns joined to the one of fewer columns that follows it; as it
+    was where one of them cannot be joined, since ptxas would make the others wait for each other.
+
+    Left operands are in registers. A group that is left without products is complete at once, so
+    that what waits for the two groups need not change.
+    """
+    lines = ptx.split("\n")
+    for first, second in pairwise(_groups(lines)):
+        if not int(first[0][1]["n"]) == 64 > int(second[0][1]["n"]):
+            continue
+        start, end = first[0][0], second[0][0]
+        while start and not _BOUNDARY.search(lines[start - 1]):
+            start -= 1
+        pairs = list(zip(first, second, strict=False))
+        left = _left_operands(lines, start, second[-1][0] + 1)
+        if (
+            len(first) != len(second)
+            or any(map(_BOUNDARY.search, lines[start:end]))
+            or not all(left[i] == left[j] and _alike(a, b) for (i, a), (j, b) in pairs)
+            or not _has_panels(lines[: first[0][0]], first[0][1]["right"])
+        ):
+            return ptx
+        for (i, a), (j, b) in pairs:
+            product = (
+                f"wgmma.mma_async.sync.aligned.m64n{int(a['n']) + int(b['n'])}k16.{a['types']}"
+            )
+            sums = f"{a['sums']},{b['sums']}"
+            lines[i] = ""
+            lines[j] = f"\t{product} {{{sums}}}, {{{b['left']}}}, {a['right']}, {b['rest']};"
+    return "\n".join(lines)
+
+
+def _groups(lines: list[str]) -> list[Group]:
+    groups: list[Group] = []
+    found: Group = []
+    for i, line in enumerate(lines):
+        if match := _PRODUCT.search(line):
+            found.append((i, match))
+        elif "wgmma.commit_group" in line or "wgmma.mma_async" in line:
+            if found:
+                groups.append(found)
+            found = []
+    return groups
+
+
+def _left_operands(lines: list[str], start: int, end: int) -> dict[int, list[str]]:
+    """What the left operands of products hold, in code without branches from line `start` on: the
+    registers of which they are copies, and how often those have been assigned.
+    """
+    values: dict[str, str] = {}
+    assigned: Counter[str] = Counter()
+    found: dict[int, list[str]] = {}
+
+    def value(register: str) -> str:
+        return values.get(register, f"{register} {assigned[register]}")
+
+    for i in range(start, end):
+        if match := _PRODUCT.search(lines[i]):
+            found[i] = [value(register) for register in match["left"].split(",")]
+            continue
+        for statement in lines[i].split(";"):
+            move = _MOVE.match(statement)
+            copied = value(move[2]) if move else None
+            target = _TARGET.match(statement)
+            for register in re.findall(r"%\w+", target[1]) if target else ():
+                assigned[register] += 1
+                values.pop(register, None)
+            if move and copied:
+                values[move[1]] = copied
+    return found
+
+
+def _has_panels(lines: list[str], right: str) -> bool:
+    """Whether a right operand lies in panels of 32 columns, and its descriptor tells how far they
+    are from each other: so it serves for all columns. lines: the code before its product.
+    """
+    bits, register = 0, right
+    for line in reversed(lines):  # an address, and numbers that are added to it: in 64 or 32 bits
+        match = _ASSIGN.match(line)
+        if match is None or match[1] != register:
+            continue
+        bits |= int(match[3] or 0)
+        register = match[2]
+    return bits >> 62 & 3 == 2 and bits >> 16 & 0x3FFF > 0  # swizzles 64 bytes; the distance
+
+
+def _alike(a: re.Match[str], b: re.Match[str]) -> bool:
+    return all(a[name] == b[name] for name in ("types", "rest"))
+
+
+_DIGEST = hashlib.sha256(inspect.getsource(inspect.getmodule(join_products)).encode()).hexdigest()  # pyright: ignore
+
+
+@contextmanager
+def joined_products() -> Iterator[None]:
+    """What is compiled meanwhile has its products joined.
+
+    Such a kernel needs a parameter of its own for it: Triton 3.6 finds a compiled kernel by its
+    parameters and its source alone.
+    """
+    before = knobs.runtime.add_stages_inspection_hook
+
+    def hook(*args):
+        if not args:  # what tells such kernels from others, from Triton 3.7 on
+            return _DIGEST, _DIGEST
+        stages = args[1]
+        make_ptx = stages["ptx"]
+        stages["ptx"] = lambda source, metadata: join_products(make_ptx(source, metadata))
+        return None
+
+    knobs.runtime.add_stages_inspection_hook = hook  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        knobs.runtime.add_stages_inspection_hook = before
