@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon")
 
-from sparseflash.kernels.hopper.joined import join_products
+from triton import knobs
+
+from sparseflash.kernels.hopper.joined import join_products, joined_products
 
 
 def product(n, sums, left, right, first="%p1"):
@@ -101,3 +103,25 @@ def test_all_are_joined_or_none():
     assert join_products(ptx) == ptx
     ptx = code(more=["$L__BB0_2:", *code().split("\n")])
     assert widths(join_products(ptx)) == {96: 4}
+
+
+def test_kernels_are_joined_inside_of_the_context_alone():
+    stages = {"ptx": lambda source, metadata: code()}
+    with joined_products():
+        with joined_products():  # a kernel that is compiled while another one is
+            pass
+        hook = knobs.runtime.add_stages_inspection_hook
+        assert hook is not None
+        hook(None, stages, {}, None, None)
+    assert knobs.runtime.add_stages_inspection_hook is None
+    assert widths(stages["ptx"](None, {})) == {96: 2}
+
+
+def test_a_hook_of_the_user_stays(monkeypatch):
+    def own(*args):
+        return "key", "hash"
+
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", own)
+    with joined_products():
+        assert knobs.runtime.add_stages_inspection_hook is own
+    assert knobs.runtime.add_stages_inspection_hook is own
