@@ -377,8 +377,7 @@ def test_long_sequences_are_fast(block):
     mask = masks.local(512) | masks.dilated(64, 512) | masks.global_tokens(128)
     schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
     for by in ("rows", "cols"):
-        start = time.perf_counter()
+        start = time.thread_time()  # whatever else the machine does meanwhile
         lists = build(schedule, by, n, n)
-        elapsed = time.perf_counter() - start
-        assert elapsed < 1  # 0.01 s on a quiet machine
+        assert time.thread_time() - start < 1  # 0.01 s
         assert sum(x.nbytes for x in lists[:5]) < 2**24
