@@ -1,15 +1,16 @@
 """Which masks learn Pathfinder: accuracy against density, and against the depth of full reach.
 
-Every run starts from dense attention that has learned the task in the same order of the pixels.
+Every run starts from dense attention that has learned the task.
 
     python -m experiments.sweep sweep=path_masks at_once=4
     python -m experiments.pathfinder.studies.masks
     python -m experiments.pathfinder.studies.masks runs=docs/results/lra/path_masks.jsonl.gz
+    python -m experiments.pathfinder.studies.masks label=path_x_masks runs=runs/train
 
 A mask reaches all pairs at the depth at which every token has seen every other one, through as many
 layers. In a model of fewer layers, tokens farther apart meet in the mean that the head sees only.
-Runs are folders of experiments.train with label=masks, and masks_start for the dense attention that
-they start from, or an archive of them.
+Runs are folders of experiments.train with a label, and those of the dense attention that they start
+from, or an archive of them.
 """
 
 import math
@@ -25,19 +26,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import masks
-from experiments.common.checks import as_list
+from experiments.common.checks import as_list, choose
 from experiments.common.figures import PAGE, Style, curve, legend, save, style
 from experiments.common.program import program
 from experiments.common.text_table import MISSING, markdown
 from experiments.lra.cells import Cell, make_cells
 from experiments.lra.figures import pattern_names
-from experiments.lra.published import STYLES
+from experiments.lra.published import LABELS, STYLES
 from experiments.lra.run_files import QUANTITIES, read_runs, write_archive
 from experiments.lra.runs import Run
 
-LABEL, START = "masks", "masks_start"
+SWEEPS = {"masks": "path_masks", "path_x_masks": "path_x_masks"}  # label of the runs: sweep
 GLOBAL = " + global tokens"
-SPARSER = 0.18  # between the two densities of the study
 LOOKS = [*STYLES.values()]
 FAMILIES = {  # by order of the pixels and patterns of the mask
     ("row", ""): ("dense", LOOKS[0]),
@@ -66,20 +66,27 @@ class Point:
     start: float | None  # accuracy of the dense attention that its runs start from
 
 
-def points(runs: Sequence[Run]) -> list[Point]:
-    """The cells of the runs with label=masks, by family and density.
+def points(runs: Sequence[Run], label: str = "masks") -> list[Point]:
+    """The cells of the runs with that label, by family and density.
 
     Raises ValueError if there is none, or one of a family that the study does not have.
     """
-    chosen = [run for run in runs if run.config.get("label") == LABEL]
+    chosen = [run for run in runs if run.config.get("label") == label]
     if not chosen:
         raise ValueError(
-            f"no run has label={LABEL}; train first: python -m experiments.sweep sweep=path_masks"
+            f"no run has label={label}; train first: "
+            f"python -m experiments.sweep sweep={SWEEPS[label]}"
         )
     cells, _ = make_cells(chosen)
-    starts = [run for run in runs if run.config.get("label") == START]
-    found = [_point(cell, starts) for cell in cells.values()]
-    return sorted(found, key=lambda p: (_place(p), p.density < SPARSER, p.has_global))
+    found = [_point(cell, runs) for cell in cells.values()]
+    middle = _middle(found)
+    return sorted(found, key=lambda p: (_place(p), p.density < middle, p.has_global))
+
+
+def _middle(found: Iterable[Point]) -> float:
+    """Between the two densities of the masks."""
+    sparse = [p.density for p in found if p.density < 1]
+    return (min(sparse) * max(sparse)) ** 0.5 if sparse else 1.0
 
 
 def _place(point: Point) -> int:
@@ -90,11 +97,17 @@ def _order(run: Run) -> str:
     return str(run.config["task"].get("order") or "row").partition(":")[0]
 
 
-def _point(cell: Cell, starts: Sequence[Run]) -> Point:
+def _starts(of: Iterable[Run], runs: Iterable[Run]) -> list[Run]:
+    """The runs that the first ones start from."""
+    folders = {str(run.config["init_from"]) for run in of if run.config.get("init_from")}
+    return [run for run in runs if run.place.endswith(tuple(folders))]
+
+
+def _point(cell: Cell, runs: Sequence[Run]) -> Point:
     run = cell.runs[0]
     text, n, layers = run.mask, run.length or 0, run.config["model"]["layers"]
-    order = _order(run)
-    before = [x.accuracy for x in starts if _order(x) == order and x.accuracy is not None]
+    order = _order(run) if text else "row"  # dense attention is the same in every order
+    before = [x.accuracy for x in _starts(cell.runs, runs) if x.accuracy is not None]
     start = statistics.fmean(before) if before else None
     patterns = pattern_names(text) if text else ""
     base = patterns.removesuffix(" + global")
@@ -176,7 +189,8 @@ def draw(found: Sequence[Point]) -> Figure:
                 axes.axhspan(low, high, color=point.look.color, alpha=0.15, lw=0)
                 axes.axhline(point.cell.accuracy, color=point.look.color, lw=1, label="dense")
     names = list(dict.fromkeys(point.family for point in sparse))
-    groups = [[p for p in sparse if (p.density < SPARSER) == s] for s in (True, False)]
+    middle = _middle(sparse)
+    groups = [[p for p in sparse if (p.density < middle) == s] for s in (True, False)]
     groups = [group for group in groups if group]
     for x, group in enumerate(groups):
         for point in group:
@@ -204,7 +218,8 @@ def draw(found: Sequence[Point]) -> Figure:
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(point.cell.spread is not None for point in found)
     bars = "bars and band: lowest to highest seed" if several else "single runs"
-    figure.suptitle(f"Pathfinder, contour 6, from dense weights; {devices}; {bars}", fontsize=8)
+    task = f"{LABELS[runs[0].task]}, contour {runs[0].config['task'].get('difficulty') or 14}"
+    figure.suptitle(f"{task}, from dense weights; {devices}; {bars}", fontsize=8)
     return figure
 
 
@@ -225,14 +240,15 @@ def _marker(axes: Axes, x: float, point: Point) -> None:
     curve(axes, [x], y, point.look, label, low=low, high=high, line=False, filled=filled)
 
 
-def archived(runs: Iterable[Run]) -> list[Run]:
+def archived(runs: Sequence[Run], label: str = "masks") -> list[Run]:
     """The runs of the study and their starts, without what its table and figure do not need.
 
     Training curves have the logged steps at which the run was validated, values four decimals, and
     times whole seconds. Which test examples were answered rightly is left out: it is most of the
     bytes.
     """
-    return [_light(run) for run in runs if run.config.get("label") in (LABEL, START)]
+    chosen = [run for run in runs if run.config.get("label") == label]
+    return [_light(run) for run in (*chosen, *_starts(chosen, runs))]
 
 
 def _light(run: Run) -> Run:
@@ -250,15 +266,17 @@ def _light(run: Run) -> Run:
 
 @program("path_masks", "experiments.pathfinder.studies.masks")
 def main(options: dict[str, Any], command: str) -> None:
+    label = options["label"]
+    choose("label", label, SWEEPS)
     runs = read_runs(as_list(options["runs"]))
-    found = points(runs)
+    found = points(runs, label)
     out = Path(options["out"])
     out.mkdir(parents=True, exist_ok=True)
     with style():
-        paths = save(draw(found), out / "path-masks")
+        paths = save(draw(found), out / SWEEPS[label].replace("_", "-"))
     if options["archive"]:
         paths.append(Path(options["archive"]))
-        write_archive(archived(runs), paths[-1])
+        write_archive(archived(runs, label), paths[-1])
     print(table(found), summary(found), sep="\n")
     print("\n".join(f"written: {path}" for path in paths))
 

@@ -104,6 +104,7 @@ def test_the_sweeps_that_come_with_it():
         "spt_causal": 2,
         "spt_short": 24,
         "path_masks": 53,
+        "path_x_masks": 25,
     }
     assert counts == paths | others
     for name, causal in (("spt", False), ("spt_causal", True)):

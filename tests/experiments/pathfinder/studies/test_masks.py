@@ -13,18 +13,18 @@ from experiments.lra.sweep.runs import sweep_runs
 from experiments.pathfinder.studies.masks import FAMILIES, archived, draw, points, summary, table
 from tests.experiments.lra.made_runs import write_run
 
-SWEEP = Path("experiments/conf/sweep/path_masks.yaml")
+SWEEPS = Path("experiments/conf/sweep")
 SETTINGS = {"label": "masks", "model": {"layers": 4}}
 
 
-def runs_of(root, *wanted: tuple[str, str, float]):
+def runs_of(root, *wanted: tuple[str, str, float], length: int = 1024):
     """Runs of two seeds for each order, mask and accuracy."""
     for number, (order, mask, accuracy) in enumerate(wanted):
-        settings = SETTINGS | {"task": {"order": order}}
+        settings = SETTINGS | {"task": {"order": order}, "init_from": f"start-{order}/seed0"}
         for seed in (0, 1):
             write_run(
                 root, "pathfinder32", "sparse" if mask else "flash", seed,
-                accuracy=accuracy + 0.01 * seed, mask=mask, length=1024, settings=settings,
+                accuracy=accuracy + 0.01 * seed, mask=mask, length=length, settings=settings,
                 folder=f"run{number}",
             )  # fmt: skip
     return read_runs(str(root))
@@ -95,10 +95,9 @@ def test_masks_of_one_place_stand_side_by_side(tmp_path):
 def test_an_archive_gives_the_same_table(tmp_path):
     runs = runs_of(tmp_path / "a", ("hilbert", "local:66", 0.6), ("row", "", 0.9))
     for order, accuracy in (("hilbert", 0.625), ("row", 0.85)):
-        settings = SETTINGS | {"label": "masks_start", "task": {"order": order}}
         write_run(
             tmp_path / "a", "pathfinder32", "flash", accuracy=accuracy, length=1024,
-            settings=settings, folder=f"start-{order}",
+            settings={"task": {"order": order}}, folder=f"start-{order}",
         )  # fmt: skip
     write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, folder="other")
     runs = read_runs(str(tmp_path / "a"))
@@ -123,10 +122,19 @@ def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
         points(runs_of(tmp_path / "b", ("row", "strided:8", 0.5)))
 
 
+def runs_of_sweep(name, *overrides):
+    sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEPS / f"{name}.yaml"))
+    return sweep_runs(sweep, ["device=cpu", "scale=full", *overrides])
+
+
 @pytest.fixture(scope="module")
 def runs():
-    sweep: Any = OmegaConf.to_container(OmegaConf.load(SWEEP))
-    return sweep_runs(sweep, ["device=cpu", "scale=full"])[3:]
+    return runs_of_sweep("path_masks")[3:]
+
+
+@pytest.fixture(scope="module")
+def path_x_runs():
+    return runs_of_sweep("path_x_masks")
 
 
 def test_every_run_starts_from_dense_attention_of_its_order(runs):
@@ -137,16 +145,31 @@ def test_every_run_starts_from_dense_attention_of_its_order(runs):
         assert start.task == run.settings.task and start.model == run.settings.model
 
 
-def test_the_sweep_has_every_family_at_equal_density(runs):
-    assert len(runs) == 50 and len({run.settings.folder for run in runs}) == 50
-    assert len({(run.settings.steps, run.settings.batch) for run in runs}) == 1
+def test_runs_of_path_x_start_from_its_dense_attention(path_x_runs):
+    last = runs_of_sweep("path_x", "attention=flash", "mask=null", "seed=1")[-1].settings
+    for run in path_x_runs:
+        assert run.settings.init_from == last.folder.as_posix()
+        assert run.settings.model == last.model
+        same = ("name", "difficulty", "examples", "generate")
+        assert [run.settings.task[x] for x in same] == [last.task[x] for x in same]
+
+
+def test_the_sweeps_have_every_family_at_equal_steps(runs, path_x_runs):
+    for chosen, count in ((runs, 50), (path_x_runs, 25)):
+        assert len(chosen) == count and len({run.settings.folder for run in chosen}) == count
+        assert len({(run.settings.steps, run.settings.batch) for run in chosen}) == 1
     assert len(FAMILIES) == 8
 
 
-def test_masks_of_the_sweep_have_a_quarter_or_an_eighth_of_all_pairs(tmp_path, runs):
-    chosen = [run.settings for run in runs if run.settings.seed == 0]
-    found = points(runs_of(tmp_path, *[(s.task["order"], s.mask or "", 0.5) for s in chosen]))
+@pytest.mark.parametrize("name", ["runs", "path_x_runs"])
+def test_masks_of_a_sweep_have_two_densities(tmp_path, name, request):
+    chosen = [run.settings for run in request.getfixturevalue(name) if run.settings.seed == 0]
+    length, densities = (1024, (1 / 4, 1 / 8)) if name == "runs" else (16384, (1 / 8, 1 / 32))
+    made = runs_of(tmp_path, *[(s.task["order"], s.mask or "", 0.5) for s in chosen], length=length)
+    found = points(made)
     assert {p.family for p in found} == {name for name, _ in FAMILIES.values()}
     for p in found[1:]:
-        assert min(abs(p.density / wanted - 1) for wanted in (0.25, 0.125)) < 0.13, p
-    assert all(p.depth == 2 for p in found if p.has_global)
+        assert min(abs(p.density / wanted - 1) for wanted in densities) < 0.13, p
+    assert len(found) == 25 and all(p.depth == 2 for p in found if p.has_global)
+    sparser = [p.density < found[1].density / 1.5 for p in found if p.family == "window"]
+    assert sparser == [False, False, True, True]  # of the two densities, the higher one first
