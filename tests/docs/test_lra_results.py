@@ -60,7 +60,7 @@ def test_the_tables_of_self_pretraining_follow_from_the_rows():
         (RESULTS.parent / f"{name}.md").read_text().split("## Self-pretraining\n")[1]
         for name in ("image", "pathfinder")
     )
-    assert len(runs) == 10
+    assert len(runs) == 18
     for attention, name in (("flash", "FlashAttention |"), ("sparse", "block-sparse | 59.4")):
         scratch, trained, tokens = (
             found[f"{folder}/{attention}{more}"].accuracy
@@ -110,7 +110,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 97 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 101 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token
