@@ -14,6 +14,7 @@ from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.published import ATTENTIONS, PAPER
 from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
+from experiments.lra.statistics import difference
 from experiments.lra.table import Table, as_csv, as_markdown
 from experiments.lra.training.result import SOURCES
 from experiments.pathfinder.studies import cuts, shortcuts
@@ -53,29 +54,56 @@ def test_the_table_of_cuts_follows_from_the_rows():
         assert "\n".join(f"| seed {seed} {line}" for line in made) in text
 
 
-def test_the_tables_of_self_pretraining_follow_from_the_rows():
+@pytest.fixture(scope="module")
+def pretrained():
+    """The runs of self-pretraining by folder, without its seed."""
     runs = read_runs(str(RESULTS / "spt.jsonl.gz"))
-    found = {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
-    image, pathfinder = (
-        (RESULTS.parent / f"{name}.md").read_text().split("## Self-pretraining\n")[1]
-        for name in ("image", "pathfinder")
-    )
-    assert len(runs) == 10
-    for attention, name in (("flash", "FlashAttention |"), ("sparse", "block-sparse | 59.4")):
-        scratch, trained, tokens = (
-            found[f"{folder}/{attention}{more}"].accuracy
-            for folder, more in (
-                ("image-rotary", "-scratch"),
-                ("image-rotary", ""),
-                ("image-rotary-masked", ""),
-            )
-        )
-        shown = f"{scratch:.1f} | {trained:.1f} | {trained - scratch:+.1f} | {tokens:.1f}"
-        assert f"| {name} | {shown} |" in image
-        tokens, run = (found[f"pathfinder32-rotary{more}/{attention}"] for more in ("-masked", ""))
+    assert len(runs) == 18
+    return {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
+
+
+# folder of the runs, and density, by page
+SPT = {"image": ("image-rotary", "59.4"), "text": ("text4k-rotary", "21.7")}
+
+
+@pytest.mark.parametrize("page", SPT)
+def test_the_tables_of_self_pretraining_follow_from_the_rows(pretrained, page):
+    text = (RESULTS.parent / f"{page}.md").read_text().split("## Self-pretraining\n")[1]
+    folder, density = SPT[page]
+    kinds = (f"{folder}/%s-scratch", f"{folder}/%s", f"{folder}-masked/%s")
+    flash, sparse = ([pretrained[kind % name] for kind in kinds] for name in ("flash", "sparse"))
+    for runs, name in ((flash, "FlashAttention |"), (sparse, f"block-sparse | {density}")):
+        scratch, trained, tokens = (run.accuracy for run in runs)
+        shown = f"{scratch:.1f} | {trained:.1f} | {trained - scratch:+.1f} | {tokens:.1f} |"
+        shown += f" {runs[1].ms_per_step:.1f} |" if page == "text" else ""
+        assert f"| {name} | {shown}\n" in text
+    shown = " | ".join(map(interval, sparse[:2], flash[:2]))
+    tokens = f"{sparse[2].accuracy - flash[2].accuracy:+.1f}"
+    assert f"| block-sparse less FlashAttention | | {shown} | | {tokens} |" in text
+
+
+def test_the_table_of_self_pretraining_on_pathfinder_follows_from_the_rows(pretrained):
+    text = (RESULTS.parent / "pathfinder.md").read_text().split("## Self-pretraining\n")[1]
+    for attention in ("flash", "sparse"):
+        tokens, run = (pretrained[f"pathfinder32-rotary{x}/{attention}"] for x in ("-masked", ""))
         assert not run.complete and run.accuracy is None
         shown = f"{run.steps:,} of {run.planned_steps:,}† | {run.val_accuracy:.1f} |"
-        assert f"| {tokens.accuracy:.1f} | {shown}" in pathfinder
+        assert f"| {tokens.accuracy:.1f} | {shown}" in text
+
+
+def test_the_table_of_the_larger_model_on_listops_follows_from_the_rows(pretrained):
+    text = (RESULTS.parent / "listops.md").read_text().split("## A larger model from scratch\n")[1]
+    flash, sparse = (pretrained[f"listops-rotary/{x}-scratch"] for x in ("flash", "sparse"))
+    for run, name in ((flash, "FlashAttention |"), (sparse, "block-sparse | 36.7")):
+        shown = f"{run.accuracy:.1f} | {run.of('val')[-1]['loss']:.2f} | {run.ms_per_step:.1f}"
+        assert f"| {name} | {shown} |" in text
+    assert f"| block-sparse less FlashAttention | | {interval(sparse, flash)} |" in text
+
+
+def interval(ours, other):
+    """The difference in points, and its 95 % interval."""
+    found = difference([ours], [other])
+    return f"{found.value:+.1f} ± {found.half:.1f}"
 
 
 def test_the_table_of_masks_follows_from_the_rows():
@@ -110,7 +138,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 97 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 101 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token
