@@ -165,3 +165,8 @@ def test_pre_training_has_curves_of_its_own(tmp_path):
     write_run(tmp_path, "image", "flash", folder="pretrained", length=1024, settings=masked)
     found = drawn(tmp_path, tmp_path / "plots")
     assert set(found) == {"curves-image-generated-1k", "curves-image-generated-1k-pretraining"}
+    shown = {name: "shortcut: majority" in text for name, text in found.items()}  # of classes
+    assert shown == {
+        "curves-image-generated-1k": True,
+        "curves-image-generated-1k-pretraining": False,
+    }
