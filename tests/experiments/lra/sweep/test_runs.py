@@ -103,6 +103,7 @@ def test_the_sweeps_that_come_with_it():
         "spt": 2,
         "spt_causal": 2,
         "spt_short": 24,
+        "spt_pathfinder": 14,
         "path_masks": 53,
         "path_x_masks": 25,
     }
@@ -118,5 +119,11 @@ def test_the_sweeps_that_come_with_it():
         )
         assert tokens.pretrain and classes.init_from == str(tokens.folder)
         assert replace(classes, init_from=None, name="scratch") == scratch
+    tokens, *longer = (run.settings for run in found["spt_pathfinder"] if "flash" in run.name)
+    assert tokens == short["pathfinder-tokens/flash"]
+    assert longer[0].init_from == str(tokens.folder) and longer[3].init_from is None
+    for trained, scratch in zip(longer[:3], longer[3:], strict=True):
+        same = {"init_from": None, "name": None}
+        assert replace(trained, **same) == replace(scratch, **same)
     first = [[run.settings for run in found[name][:2]] for name in ("path_x", "path_256")]
     assert first[0] == first[1]
