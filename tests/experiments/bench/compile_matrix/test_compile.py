@@ -9,6 +9,7 @@ from experiments.bench.compile_matrix.calls import representative
 from experiments.bench.compile_matrix.chips import HOPPER
 from experiments.bench.compile_matrix.run import compile_rows
 from experiments.common.provenance import versions
+from tests.processes import in_a_new_process
 
 pytest.importorskip("triton")
 KERNELS = {
@@ -39,3 +40,24 @@ def test_kernels_compile_for_hopper_within_their_limits():
     for call, made in zip(calls, found, strict=True):
         if call.backend == "hopper":
             assert sum(bool(row.wgmma) for row in made) >= 2, call.label  # forward, and a backward
+
+
+WIDTHS = """
+import re
+from experiments.bench.compile_matrix.calls import Call
+from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
+from experiments.bench.compile_matrix.offline import compiled
+
+product = re.compile(r"wgmma.mma_async.sync.aligned.m64n(\\d+)k16[^;]*[}], [{]")
+for kernel in compiled(Call("dense", "hopper", 96), CHIPS[HOPPER], set()):
+    print(kernel.name, *product.findall(kernel.compiled.asm["ptx"]))
+"""
+
+
+@pytest.mark.slow
+def test_products_of_96_columns_are_joined():
+    """No product with its left operand in registers is left with 32 columns of the head dim."""
+    lines = [line.split() for line in in_a_new_process("-c", WIDTHS).splitlines()]
+    found = {name: set(widths) for name, *widths in lines}
+    assert "96" in found["attention_forward"] and "32" not in found["attention_forward"]
+    assert "96" in found["backward_cols"] and "32" not in found["backward_cols"]
