@@ -364,8 +364,7 @@ def attention_forward(
         Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
-        # dropout has no registers for it up to 128, and 80 columns lose by it
-        SKIP=COLUMNS_V > 128 or (COLUMNS_V != 80 and not DROPOUT),
+        SKIP=COLUMNS_V > 128 or not DROPOUT,  # dropout has no registers for it up to 128
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(
