@@ -102,7 +102,8 @@ class Forward:
             "COLUMNS_V": columns_v, "PARTIAL": lists.partial,
             "DROPOUT": dropout_p > 0, "SPLIT": lists.n_parts > 0, "DRAIN": tiles.drain,
             "JOINED": self.joined,
-            "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts, **_registers(tiles),
+            "PAIRS": tiles.pairs, "KEEP_Q": self.keep_q and not lists.n_parts,
+            "P_SHARED": tiles.p_shared, **_registers(tiles),
         }  # fmt: skip
         return (min(self.programs, n_bh * lists.n_items),), args, options
 

@@ -2,7 +2,7 @@
 
 Tensors of Triton have powers of two as extents, so a product of 96 columns is one of 64 and one of
 32 (`columns.py`). wgmma may have 96 columns, and the forward is 3 to 8 % faster with one (H100). So
-the two are joined in the PTX: same left operand, registers and panels of V one behind the other.
+the two are joined in the PTX: same left operand, panels of V one behind the other.
 """
 
 import hashlib
@@ -20,9 +20,12 @@ from triton import knobs
 
 _PRODUCT = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.(?P<types>[\w.]+) "
-    r"\{(?P<sums>[^}]*)\}, \{(?P<left>[^}]*)\}, (?P<right>%\w+), (?P<rest>[^;]*);"
+    r"\{(?P<sums>[^}]*)\}, (?P<left>\{[^}]*\}|%\w+), (?P<right>%\w+), (?P<rest>[^;]*);"
 )
-_MOVE = re.compile(r"\s*mov\.b32\s+(%\w+), (%\w+)$")
+_MOVE = re.compile(r"\s*mov\.b(?:32|64)\s+(?P<target>%\w+), (?P<source>%\w+)$")
+_COMPUTE = re.compile(  # what makes a descriptor of an address
+    r"\s*(?P<name>(?:add|and|bfe|cvt|or|shr)\.[\w.]+)\s+(?P<target>%\w+), (?P<sources>[%\w, -]+)$"
+)
 _TARGET = re.compile(r"\s*(?:@!?%\w+\s+)?[\w.:]+\s+(\{[^}]*\}|%\w+)")
 _ASSIGN = re.compile(r"\s*(?:or|add|cvt)\.[\w.]+\s+(%\w+), (%\w+)(?:, (-?\d+))?;")
 _BOUNDARY = re.compile(r"wgmma\.wait_group|\bbar\.|\bbra\b|^\$L__BB")  # of straight code
@@ -39,13 +42,14 @@ def join_products(ptx: str, columns: Collection[int]) -> str:
     """PTX with the two products of every one of 80, 96 or 192 columns joined; as it was where two
     of them cannot be joined, since ptxas would make the others wait for each other.
 
-    Left operands are in registers. A group that is left without products is complete at once, so
-    that what waits for the two groups need not change.
+    Left operands are in registers, or in shared memory that a descriptor tells of. Nobody writes
+    there between the two products: the first one would read it then. A group that is left without
+    products is complete at once, so that what waits for the two groups need not change.
     """
     lines = ptx.split("\n")
     wanted = {_PAIRS[n] for n in columns}
     for first, second in pairwise(_groups(lines)):
-        if (int(first[0][1]["n"]), int(second[0][1]["n"])) not in wanted:
+        if not _is_pair(first[0][1], second[0][1], wanted):
             continue
         start, end = first[0][0], second[0][0]
         while start and not _BOUNDARY.search(lines[start - 1]):
@@ -65,8 +69,23 @@ def join_products(ptx: str, columns: Collection[int]) -> str:
             )
             sums = f"{a['sums']},{b['sums']}"
             lines[i] = ""
-            lines[j] = f"\t{product} {{{sums}}}, {{{b['left']}}}, {a['right']}, {b['rest']};"
+            lines[j] = f"\t{product} {{{sums}}}, {b['left']}, {a['right']}, {b['rest']};"
     return "\n".join(lines)
+
+
+def _is_pair(a: re.Match[str], b: re.Match[str], wanted: Collection[tuple[int, int]]) -> bool:
+    """Whether two products are to be joined, and not only one after the other: products out of
+    shared memory alone are scores, too, and dQ.
+    """
+    if (int(a["n"]), int(b["n"])) not in wanted:
+        return False
+    registers = [x["left"][0] == "{" for x in (a, b)]
+    return all(registers) or (not any(registers) and _majors(a) == _majors(b))
+
+
+def _majors(a: re.Match[str]) -> list[str]:
+    """Which of the operands are transposed."""
+    return a["rest"].split(", ")[3:]
 
 
 def _groups(lines: list[str]) -> list[Group]:
@@ -84,9 +103,11 @@ def _groups(lines: list[str]) -> list[Group]:
 
 def _left_operands(lines: list[str], start: int, end: int) -> dict[int, list[str]]:
     """What the left operands of products hold, in code without branches from line `start` on: the
-    registers of which they are copies, and how often those have been assigned.
+    registers of which they are copies, or out of which they are computed, and how often those have
+    been assigned.
     """
     values: dict[str, str] = {}
+    numbers: dict[str, str] = {}  # of what is computed: the same for the same
     assigned: Counter[str] = Counter()
     found: dict[int, list[str]] = {}
 
@@ -95,17 +116,21 @@ def _left_operands(lines: list[str], start: int, end: int) -> dict[int, list[str
 
     for i in range(start, end):
         if match := _PRODUCT.search(lines[i]):
-            found[i] = [value(register) for register in match["left"].split(",")]
+            found[i] = [value(register) for register in re.findall(r"%\w+", match["left"])]
             continue
         for statement in lines[i].split(";"):
-            move = _MOVE.match(statement)
-            copied = value(move[2]) if move else None
+            held = None  # by the target
+            if made := _MOVE.match(statement):
+                held = value(made["source"])
+            elif made := _COMPUTE.match(statement):
+                sources = re.sub(r"%\w+", lambda register: value(register[0]), made["sources"])
+                held = numbers.setdefault(f"{made['name']} {sources}", f"#{len(numbers)}")
             target = _TARGET.match(statement)
             for register in re.findall(r"%\w+", target[1]) if target else ():
                 assigned[register] += 1
                 values.pop(register, None)
-            if move and copied:
-                values[move[1]] = copied
+            if made and held:
+                values[made["target"]] = held
     return found
 
 
