@@ -114,17 +114,14 @@ def tall_calls() -> list[Call]:
     causal = Call("causal, tall", "hopper", 64, n=1100, heads=16, kv_heads=16)
     dense = replace(causal, name="dense, tall", mask=None, n=1152)
     split = replace(causal, name="split rows, tall", mask=GLOBAL, n=17408, heads=1, kv_heads=1)
-    blocks_of_16 = replace(causal, name="blocks of 16, tall", block_size=(16, 16))
     return [
         dense, causal, split,
         replace(causal, name="blocks of 64, tall", block_size=(64, 64)),
-        blocks_of_16,
+        replace(causal, name="blocks of 16, tall", block_size=(16, 16)),
         replace(causal, name="causal, tall, float16", dtype="float16"),
         replace(causal, name="causal, tall, maxima", max_scores=True),
         replace(dense, name="dense, tall, sink", terms=("sink",)),
         replace(split, name="split rows, tall, sink, maxima", terms=("sink",), max_scores=True),
-        *(replace(c, head_dim=d) for d in (80, 96) for c in (dense, causal)),
-        *(replace(c, head_dim=96) for c in (split, blocks_of_16)),
     ]  # fmt: skip
 
 

@@ -54,7 +54,6 @@ CHECKS = (
     Check(128, True, mask=_MASK),
     Check(128, False),
     Check(64, False, n=1100, heads=16),  # a wave of tiles of 192 queries, or two of 128
-    Check(96, False, n=1100, heads=16),
     Check(256, False, mask=_MASK),
 )
 

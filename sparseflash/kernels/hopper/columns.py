@@ -75,18 +75,15 @@ def no_sums(COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _start_sum(a, b, x, add, FIRST: gl.constexpr):
-    if isinstance(a, gl.tensor):
-        OPERAND: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 2)
-        a = gl.convert_layout(a, OPERAND, assert_trivial=True)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 2)
+    a = gl.convert_layout(a, OPERAND, assert_trivial=True)
     b = b.slice(FIRST, x.shape[1], 1)
     return warpgroup_mma(a, b, x, use_acc=add, is_async=True)
 
 
 @gluon.jit
 def start_sums(a, b, sums, add=True):
-    """a b, with add added to sums, asynchronous; a [64, rows] in registers or in shared memory,
-    b [rows, BLOCK_D] there.
-    """
+    """a b, with add added to sums, asynchronous; a [64, rows] in registers, b [rows, BLOCK_D]."""
     first = _start_sum(a, b, sums[0], add, 0)
     if len(sums) == 1:
         return (first,)

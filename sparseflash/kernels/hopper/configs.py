@@ -14,7 +14,6 @@ class ForwardTiles(NamedTuple):
     drain: the pipeline ends with every tile. pairs: K of a block and V of the one before it share
     their barriers.
     programs: of one multiprocessor. heads: query heads that share a tile.
-    p_shared: P V takes P from shared memory.
     """
 
     consumers: int
@@ -27,7 +26,6 @@ class ForwardTiles(NamedTuple):
     pairs: bool
     programs: int
     heads: int
-    p_shared: bool = False
 
     @property
     def major(self) -> int:
@@ -39,7 +37,7 @@ _FILL = 132
 
 
 # How much faster tiles of 192 queries multiply than tiles of 128, and the keys whose time a tile of
-# them takes longer to begin and to end. Measured on an H200 at head dim 64, and not at 65 to 96.
+# them takes longer to begin and to end. Measured on an H200.
 TALL_GAIN = 1.15
 TALL_KEYS = 64
 # At head dims up to 64, two heads share a tile from so many keys to a query on.
@@ -54,15 +52,12 @@ def forward_tiles(
 
     twins: pairs of query heads, over the batch, that have keys and mask in common. Where blocks
     fill half a tile only, the two share it: K and V are copied once for both.
-    tall: with a third consumer where there are registers for it: at head dims from 33 to 64, and
-    from 65 to 96, where P is in shared memory for it.
+    tall: with a third consumer where there are registers for it, at head dims from 33 to 64.
     """
     width, width_v = padded(head_dim), padded(head_dim_v)
     widest = max(width, width_v)
     drain = widest > 128
-    columns, columns_v = columns_in_use(head_dim), columns_in_use(head_dim_v)
-    p_shared = tall and width == width_v == 128 and max(columns, columns_v) <= 96
-    tall = p_shared or (tall and width == width_v == 64)
+    tall = tall and width == width_v == 64
     half = not tall and (block_q % 128 != 0 or n_q <= 64)
     shared = half and twins * -(-n_q // 64) >= _FILL
     small = half and not shared and not drain
@@ -72,8 +67,6 @@ def forward_tiles(
         minor, programs = 64, 2 * programs
     # Q and O share a place, of which there are two unless the pipeline drains
     places = 2 * 64 * consumers * widest * (1 if drain else 2)
-    if p_shared:  # they have 64 columns: the others lie in panels of K and V that hold nothing
-        places = 2 * 64 * consumers * (64 * 2 + minor)
     left = _SHARED // programs - _SET_ASIDE - places
     k_tile, v_tile = 2 * minor * width, 2 * minor * width_v
     stages = min(4, left // (k_tile + v_tile))
@@ -82,7 +75,7 @@ def forward_tiles(
     pairs = stages > 2 and not more and not drain
     return ForwardTiles(
         consumers, minor, width, width_v, stages, stages + more, drain, pairs, programs,
-        heads=2 if shared else 1, p_shared=p_shared,
+        heads=2 if shared else 1,
     )  # fmt: skip
 
 

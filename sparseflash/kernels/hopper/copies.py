@@ -34,31 +34,6 @@ def _panel(place, i: gl.constexpr, PANEL: gl.constexpr):
 
 
 @gluon.jit
-def _panel_of(parts, i: gl.constexpr, PANEL: gl.constexpr):
-    """Panel i of parts [rows, columns] of a place, as [1, 1, rows, PANEL]."""
-    FIRST: gl.constexpr = parts[0].shape[1] // PANEL
-    PART: gl.constexpr = 0 if i < FIRST else 1
-    part = parts[PART]
-    return _panel(part.reshape([1, 1, part.shape[0], part.shape[1]]), i - PART * FIRST, PANEL)
-
-
-@gluon.jit
-def load_parts(desc, b, h, row, parts, full, COLUMNS: gl.constexpr):
-    """Rows of a tensor (B, H, N, D) into parts [rows, columns] of a place, one or two of them."""
-    PANEL: gl.constexpr = desc.block_shape[3]
-    for i in gl.static_range(copies(desc.block_type, COLUMNS)):
-        async_load(desc, [b, h, row, i * PANEL], full, _panel_of(parts, i, PANEL))
-
-
-@gluon.jit
-def store_parts(desc, b, h, row, parts, COLUMNS: gl.constexpr):
-    """Rows of a tensor (B, H, N, D) out of such parts."""
-    PANEL: gl.constexpr = desc.block_shape[3]
-    for i in gl.static_range(copies(desc.block_type, COLUMNS)):
-        async_store(desc, [b, h, row, i * PANEL], _panel_of(parts, i, PANEL))
-
-
-@gluon.jit
 def load_rows(desc, b, h, row, place, full, COLUMNS: gl.constexpr):
     """Rows of a tensor (B, H, N, D) into place [1, 1, rows, padded head dim]."""
     PANEL: gl.constexpr = desc.block_shape[3]

@@ -25,6 +25,9 @@ from sparseflash.kernels.hopper.columns import (
     products,
     rescaled_rows,
     scaled_rows,
+    start_scores,
+    start_scores_of,
+    start_sums,
     wait_sums,
 )  # fmt: skip
 from sparseflash.kernels.hopper.common import (
@@ -33,7 +36,6 @@ from sparseflash.kernels.hopper.common import (
     arrive,
     new_barriers,
     pass_turn,
-    shared_layout,
     take_turn,
     wait_full,
 )  # fmt: skip
@@ -41,7 +43,6 @@ from sparseflash.kernels.hopper.copies import tile_layout
 from sparseflash.kernels.hopper.dropout import entry_blocks, kept, signed, tile_hash
 from sparseflash.kernels.hopper.forward_args import Barriers, Buffers, Descriptors, Forward
 from sparseflash.kernels.hopper.forward_feed import producer, scheduler, shared_rows, storer
-from sparseflash.kernels.hopper.forward_products import start_pv, start_qk
 from sparseflash.kernels.hopper.forward_store import sink_of, store_out
 from sparseflash.kernels.hopper.masking import bit_words, where_allowed, words_layout
 from sparseflash.kernels.hopper.softmax import online_softmax, row_sums, some_rescaled
@@ -58,6 +59,29 @@ from sparseflash.kernels.hopper.work import (
     read,
     wait_record,
 )  # fmt: skip
+
+
+@gluon.jit
+def _start_qk(f, q, g):
+    """S = Q K^T of block g, asynchronous."""
+    k = f.bufs.k.index(g % f.K_STAGES)  # [BLOCK_N, BLOCK_D]
+    zeros = gl.zeros([64, f.BLOCK_N], gl.float32, accumulator(f.BLOCK_N))
+    if f.KEEP_Q:
+        return start_scores_of(q, k, zeros, False)  # [64, BLOCK_N]
+    else:
+        return start_scores(q, k, zeros, f.COLUMNS, False)
+
+
+@gluon.jit
+def _start_pv(f, p, acc, add, g, pred):
+    """acc += P V of block g, asynchronous."""
+    if f.PAIRS:
+        i = (g + 1) % f.V_STAGES  # beside K of the next block, which is there
+    else:
+        i = g % f.V_STAGES
+        mbarrier.wait(f.bars.v_full.index(i), (g // f.V_STAGES) & 1, pred=pred)
+    v = f.bufs.v.index(i)  # [BLOCK_N, BLOCK_DV]
+    return start_sums(p, v, acc, add)  # [64, COLUMNS_V]
 
 
 @gluon.jit
@@ -101,10 +125,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
     acc = no_sums(f.COLUMNS_V)
     m = gl.full([64], float("-inf"), gl.float32, ROWS)
     l = gl.zeros([64, 4], gl.float32, WORDS)
-    if f.P_SHARED:
-        p = f.bufs.p.index(CONSUMER)  # [64, BLOCK_N]
-    else:
-        p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
+    p = gl.zeros([64, BLOCK_N], DTYPE, P_OPERAND)
     row_head = f.threshold.to(gl.uint32)
     column_head = row_head
     add = g > 0  # whether the tile has begun its sum
@@ -133,19 +154,19 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 row_head, column_head = head_keys(f.seed, bh)
                 blocks = _blocks(f, begin)
             i = (t % f.Q_STAGES) * CONSUMERS + CONSUMER
-            q = shared_rows(f, i, CONSUMER, f.descs.q, f.BLOCK_D)  # [64, BLOCK_D]
+            q = shared_rows(f.bufs.q, i, f.descs.q, f.BLOCK_D)  # [64, BLOCK_D]
             mbarrier.wait(bars.q_full.index(i), (t // f.Q_STAGES) & 1)
             if f.KEEP_Q:
-                q = in_registers(q[0], f.COLUMNS, SCORES)
+                q = in_registers(q, f.COLUMNS, SCORES)
             wait_full(bars.k_full, g)
             token = take_turn(token, CONSUMER, CONSUMERS)
-            s_async = start_qk(f, q, g)
+            s_async = _start_qk(f, q, g)
             if f.DRAIN:
                 token = pass_turn(token, CONSUMER, CONSUMERS)
                 s = warpgroup_mma_wait(0, deps=(s_async,))
             else:
                 # before the very first block there is no V; what this gives then is not used
-                acc_async = start_pv(f, p, acc, add, gl.maximum(g - 1, 0), g > 0)
+                acc_async = _start_pv(f, p, acc, add, gl.maximum(g - 1, 0), g > 0)
                 token = pass_turn(token, CONSUMER, CONSUMERS)
                 sink = sink_of(f, t - 1, last_part, CONSUMER)
                 s = warpgroup_mma_wait(PV, deps=(s_async,))
@@ -163,11 +184,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                 p16 = kept(p32, DTYPE)
             else:
                 p16 = p32.to(DTYPE)
-            if f.P_SHARED:
-                p.store(p16)  # P V of the block before has been waited for
-                fence_async_shared()
-            else:
-                p = gl.convert_layout(p16, P_OPERAND, assert_trivial=True)
+            p = gl.convert_layout(p16, P_OPERAND, assert_trivial=True)
             g += 1
             wait_full(bars.k_full, g, n > 1)
             if not f.DRAIN:
@@ -179,7 +196,7 @@ def _consumer(f, CONSUMER: gl.constexpr):
                     if not f.PAIRS:
                         arrive(bars.v_empty, g - 2)
                     last_i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-                    store_out(f, acc, m, l, sink, last_i, last_bh, last_row, last_part, CONSUMER)
+                    store_out(f, acc, m, l, sink, last_i, last_bh, last_row, last_part)
             m = m_new
             l = l_new
             add = n < 0
@@ -194,8 +211,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
                         words = bit_words(f.bits, bit, j < n_partial, ROW, f.BLOCK_M, BLOCK_N)
                         bit = gl.load(f.bit + begin + j + 1)
                     token = take_turn(token, CONSUMER, CONSUMERS)
-                    s_async = start_qk(f, q, g)
-                    acc_async = start_pv(f, p, acc, add, g - 1, True)
+                    s_async = _start_qk(f, q, g)
+                    acc_async = _start_pv(f, p, acc, add, g - 1, True)
                     token = pass_turn(token, CONSUMER, CONSUMERS)
                     if f.DROPOUT:
                         blocks = _blocks(f, begin + j)
@@ -218,8 +235,6 @@ def _consumer(f, CONSUMER: gl.constexpr):
                         some = some_rescaled(alpha_l, l)
                     if f.DROPOUT:
                         p32 = _with_signs(f, p32, blocks, row, row_head, column_head)
-                    elif f.P_SHARED:
-                        p16 = p32.to(DTYPE)
                     else:
                         p = gl.convert_layout(p32.to(DTYPE), P_OPERAND, assert_trivial=True)
                     # a basic-block boundary: ptxas hoists the wait for PV above the exp2s otherwise
@@ -231,23 +246,19 @@ def _consumer(f, CONSUMER: gl.constexpr):
                         arrive(bars.k_empty, g)
                     else:
                         arrive(bars.v_empty, g - 1)
-                    if f.P_SHARED:
-                        p.store(p16)
                     if f.SKIP:
                         acc = rescaled_rows(acc, alpha_l, some)
                     else:
                         acc = scaled_rows(acc, alpha)
-                    if f.P_SHARED:
-                        fence_async_shared()
                     add = n > 0
                     g += 1
                 start = gl.maximum(start, end)
             if f.DRAIN:
-                acc_async = start_pv(f, p, acc, add, g - 1, True)
+                acc_async = _start_pv(f, p, acc, add, g - 1, True)
                 sink = sink_of(f, t, part, CONSUMER)
                 acc = wait_sums(acc_async, 0)
                 arrive(bars.v_empty, g - 1)
-                o = store_out(f, acc, m, l, sink, i, bh, row, part, CONSUMER)
+                o = store_out(f, acc, m, l, sink, i, bh, row, part)
                 if f.SPLIT:
                     acc = o  # the next tile begins a sum of its own: acc need not outlive O
             last_bh = bh + 0
@@ -260,11 +271,11 @@ def _consumer(f, CONSUMER: gl.constexpr):
         if last_row >= 0:
             if f.PAIRS:
                 wait_full(bars.k_full, g)
-            acc_async = start_pv(f, p, acc, add, g - 1, True)
+            acc_async = _start_pv(f, p, acc, add, g - 1, True)
             sink = sink_of(f, t - 1, last_part, CONSUMER)
             acc = wait_sums(acc_async, 0)
             i = ((t - 1) % f.Q_STAGES) * CONSUMERS + CONSUMER
-            store_out(f, acc, m, l, sink, i, last_bh, last_row, last_part, CONSUMER)
+            store_out(f, acc, m, l, sink, i, last_bh, last_row, last_part)
     if CONSUMER == 0:
         token = take_turn(token, CONSUMER, CONSUMERS)  # absorb the last arrival
 
@@ -284,23 +295,21 @@ def attention_forward(
     BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, COLUMNS: gl.constexpr,
     COLUMNS_V: gl.constexpr, PARTIAL: gl.constexpr, DROPOUT: gl.constexpr, SPLIT: gl.constexpr,
-    DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr, P_SHARED: gl.constexpr,
-    JOINED: gl.constexpr, REGISTERS: gl.constexpr, FEED_REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
+    DRAIN: gl.constexpr, PAIRS: gl.constexpr, KEEP_Q: gl.constexpr, JOINED: gl.constexpr,
+    REGISTERS: gl.constexpr, FEED_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, N_q, D), k (B, H_kv, N_k, D), v (B, H_kv, N_k, D_v) -> out (B, H_q, N_q, D_v) and
     lse (B, H_q, N_q), and the row maxima like lse, unless max_ptr is None. BLOCK_D and BLOCK_DV are
     the padded head dims, COLUMNS and COLUMNS_V what is multiplied of them, JOINED whether under
     `joined_products`. Tiles are BLOCK_M queries of each of HEADS heads, 64 to a consumer, x BLOCK_N
-    keys; K and V have rings of K_STAGES and V_STAGES of them, with PAIRS one for both. With
-    P_SHARED, P V takes P from shared memory, and Q and O lie partly beside K and V. Parts of a
+    keys; K and V have rings of K_STAGES and V_STAGES of them, with PAIRS one for both. Parts of a
     split tile go to part_out (B * H_q, n_parts, BLOCK_M, BLOCK_DV), part_lse and part_max, for
     `merge_parts`.
     """
     gl.static_assert(num_warps == 4)
     DTYPE: gl.constexpr = q_desc.dtype
     Q_STAGES: gl.constexpr = 1 if DRAIN else 2
-    WIDTH: gl.constexpr = 64 if P_SHARED else max(BLOCK_D, BLOCK_DV)
+    WIDTH: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV
     BOTH: gl.constexpr = COLUMNS + COLUMNS_V
     MOST: gl.constexpr = 256 if CONSUMERS == 1 else 192  # that two loops have registers for
     Q_LAYOUT: gl.constexpr = tile_layout(q_desc.layout)
@@ -309,13 +318,6 @@ def attention_forward(
     q_s = gl.allocate_shared_memory(DTYPE, [Q_STAGES * CONSUMERS, 64, WIDTH], Q_LAYOUT)
     k_s = gl.allocate_shared_memory(DTYPE, [K_STAGES, BLOCK_N, BLOCK_D], K_LAYOUT)
     v_s = gl.allocate_shared_memory(DTYPE, [V_STAGES, BLOCK_N, BLOCK_DV], V_LAYOUT)
-    p_s = q_s  # a stand-in
-    if P_SHARED:
-        gl.static_assert(CONSUMERS == 3 and not DROPOUT and not PAIRS)  # the one form that is built
-        gl.static_assert(K_STAGES == Q_STAGES and V_STAGES == Q_STAGES and BLOCK_N == 128)
-        gl.static_assert(BLOCK_D == 128 and BLOCK_DV == 128 and max(COLUMNS, COLUMNS_V) <= 96)
-        P_LAYOUT: gl.constexpr = shared_layout(64, BLOCK_N, DTYPE)
-        p_s = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 64, BLOCK_N], P_LAYOUT)
     record = gl.allocate_shared_memory(gl.int32, [4 * RECORD, 1], mbarrier.MBarrierLayout())
     q_full = new_barriers(Q_STAGES * CONSUMERS)
     q_empty = new_barriers(Q_STAGES)
@@ -345,7 +347,7 @@ def attention_forward(
     fence_async_shared()
     f = Forward(
         descs=Descriptors(q=q_desc, k=k_desc, v=v_desc, out=out_desc),
-        bufs=Buffers(q=q_s, k=k_s, v=v_s, p=p_s, record=record),
+        bufs=Buffers(q=q_s, k=k_s, v=v_s, record=record),
         bars=Barriers(
             q_full=q_full, q_empty=q_empty, k_full=k_full, k_empty=k_empty, v_full=v_full,
             v_empty=v_empty, out_full=out_full, record_full=record_full, record_go=record_go,
@@ -359,10 +361,11 @@ def attention_forward(
         n_q=n_q, dim_v=dim_v, heads=heads, group=group, n_bh=n_bh, together=together,
         CONSUMERS=CONSUMERS, HEADS=HEADS, BLOCK_M=64 * CONSUMERS // HEADS, BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D, BLOCK_DV=BLOCK_DV, COLUMNS=COLUMNS, COLUMNS_V=COLUMNS_V,
-        Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES, P_SHARED=P_SHARED,
+        Q_STAGES=Q_STAGES, K_STAGES=K_STAGES, V_STAGES=V_STAGES,
         PARTIAL=PARTIAL, LOOPS=2 if PARTIAL and BOTH > 160 and BOTH <= MOST else 1,
         DROPOUT=DROPOUT, SPLIT=SPLIT, DRAIN=DRAIN, PAIRS=PAIRS, KEEP_Q=KEEP_Q,
-        SKIP=COLUMNS_V > 128 or not DROPOUT,  # dropout has no registers for it up to 128
+        # dropout has no registers for it up to 128, and 80 columns lose by it
+        SKIP=COLUMNS_V > 128 or (COLUMNS_V != 80 and not DROPOUT),
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(

@@ -20,12 +20,9 @@ class Descriptors:
 class Buffers:
     """Shared memory. A ring has its places along the first axis."""
 
-    # [Q_STAGES * CONSUMERS, 64, max(BLOCK_D, BLOCK_DV)]; also O. With P_SHARED 64 columns: the
-    # others are in the last panels of K and V
-    q: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor  # [Q_STAGES * CONSUMERS, 64, max(BLOCK_D, BLOCK_DV)]; also O
     k: gl.shared_memory_descriptor  # [K_STAGES, BLOCK_N, BLOCK_D]
     v: gl.shared_memory_descriptor  # [V_STAGES, BLOCK_N, BLOCK_DV]
-    p: gl.shared_memory_descriptor  # [CONSUMERS, 64, BLOCK_N]: with P_SHARED
     record: gl.shared_memory_descriptor  # [4 * RECORD, 1]: the work to do
 
 
@@ -99,6 +96,5 @@ class Forward:
     SPLIT: gl.constexpr  # some tiles are split along the keys
     DRAIN: gl.constexpr  # the pipeline ends with every tile
     PAIRS: gl.constexpr  # K of a block and V of the one before share their barriers
-    P_SHARED: gl.constexpr  # P V takes P from shared memory, not from registers
     KEEP_Q: gl.constexpr  # Q stays in registers for a tile
     SKIP: gl.constexpr  # warps jump over multiplications by factors of 1

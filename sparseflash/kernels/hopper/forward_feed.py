@@ -9,9 +9,8 @@ from sparseflash.kernels.hopper.common import WARP
 from sparseflash.kernels.hopper.copies import (
     copied_bytes,
     copies,
-    load_parts,
     load_rows,
-    store_parts,
+    store_rows,
     tile_layout,
 )  # fmt: skip
 from sparseflash.kernels.hopper.work import (
@@ -35,29 +34,12 @@ LATE = gl.constexpr(4)  # blocks before its end at which a tile lets the next on
 
 
 @gluon.jit
-def shared_rows(f, i, CONSUMER: gl.constexpr, desc, WIDTH: gl.constexpr):
-    """Place i of the ring that Q and O of a consumer share: one part [64, WIDTH] or, with P_SHARED,
-    two parts of 64 and 32 columns. desc: of the one in question.
-    """
-    ring = f.bufs.q
-    if f.P_SHARED:
-        return ring.index(i), _beside(f, i // f.CONSUMERS, CONSUMER)
-    else:
-        PARTS: gl.constexpr = ring.shape[2] // WIDTH  # of a place: two views must have equal sizes
-        LAYOUT: gl.constexpr = tile_layout(desc.layout)
-        parts = reinterpret(ring, ring.dtype, [ring.shape[0] * PARTS, 64, WIDTH], LAYOUT)
-        return (parts.index(i * PARTS),)
-
-
-@gluon.jit
-def _beside(f, stage, CONSUMER: gl.constexpr):
-    """Columns 64 and following of a place of Q, as [64, 32]: in the last panel of a tile of K or V,
-    which is that of columns from 96 on. Nobody else writes or reads these.
-    """
-    ring = f.bufs.k if CONSUMER < 2 else f.bufs.v
-    PANELS: gl.constexpr = ring.shape[2] // 32
-    halves = reinterpret(ring, ring.dtype, [f.K_STAGES * PANELS * 2, 64, 32], ring.layout)
-    return halves.index((stage * PANELS + PANELS - 1) * 2 + CONSUMER % 2)
+def shared_rows(ring, i, desc, WIDTH: gl.constexpr):
+    """Place i of the ring that Q and O share, as [64, WIDTH]; desc: of the one in question."""
+    PARTS: gl.constexpr = ring.shape[2] // WIDTH  # of a place: two views must have equal sizes
+    LAYOUT: gl.constexpr = tile_layout(desc.layout)
+    parts = reinterpret(ring, ring.dtype, [ring.shape[0] * PARTS, 64, WIDTH], LAYOUT)
+    return parts.index(i * PARTS)
 
 
 @gluon.jit
@@ -284,8 +266,10 @@ def producer(f):
                     full = bars.q_full.index(i)
                     mbarrier.expect(full, copied_bytes(f.descs.q.block_type, f.COLUMNS))
                     head, row = head_and_row(f, h, tile, c)
-                    parts = shared_rows(f, i, c, f.descs.q, f.BLOCK_D)
-                    load_parts(f.descs.q, b, head, row, parts, full, f.COLUMNS)
+                    place = shared_rows(bufs.q, i, f.descs.q, f.BLOCK_D).reshape(
+                        [1, 1, 64, f.BLOCK_D]
+                    )
+                    load_rows(f.descs.q, b, head, row, place, full, f.COLUMNS)
             # the next tile is claimed late, so that a long one holds no other back
             mbarrier.arrive(bars.record_go, count=1, pred=j == late)
             v_b = b + 0
@@ -325,9 +309,11 @@ def storer(f):
             i = (t % f.Q_STAGES) * CONSUMERS + c
             mbarrier.wait(bars.out_full.index(i), (t // f.Q_STAGES) & 1)
             if part < 0:
-                parts = shared_rows(f, i, c, f.descs.out, f.BLOCK_DV)
+                place = shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV).reshape(
+                    [1, 1, 64, f.BLOCK_DV]
+                )
                 head, row = head_and_row(f, h, tile, c)
-                store_parts(f.descs.out, b, head, row, parts, f.COLUMNS_V)
+                store_rows(f.descs.out, b, head, row, place, f.COLUMNS_V)
         tma.store_wait(0)  # it has read the place
         mbarrier.arrive(bars.q_empty.index(t % f.Q_STAGES), count=1)
         t += 1

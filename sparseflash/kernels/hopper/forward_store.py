@@ -25,7 +25,7 @@ def sink_of(f, t, part, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def store_out(f, acc, m, sums, sink, i, bh, row, part, CONSUMER: gl.constexpr):
+def store_out(f, acc, m, sums, sink, i, bh, row, part):
     """Hands O [64, COLUMNS_V] to the storer, in place i of Q, or keeps that of a part. Returns O.
 
     acc: the sum of P V; m: row maxima; sums [64, 4]: row sums of P; row: the first query.
@@ -52,12 +52,7 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part, CONSUMER: gl.constexpr):
             if f.max_scores is not None:
                 gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
     if whole:
-        parts = shared_rows(f, i, CONSUMER, f.descs.out, f.BLOCK_DV)
-        if f.P_SHARED:
-            store_shared(parts[0], (o[0],))
-            store_shared(parts[1], (o[1],))
-        else:
-            store_shared(parts[0], o)
+        store_shared(shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV), o)
         fence_async_shared()
         r = row + gl.arange(0, 64, ROWS)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)

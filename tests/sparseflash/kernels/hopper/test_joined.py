@@ -1,4 +1,4 @@
-"""Products of 80, 96 and 192 columns, joined in PTX. What they compute is a matter of a GPU."""
+"""Products of 80 and 96 columns, joined in PTX. What they compute is a matter of a GPU."""
 
 import re
 from collections import Counter
@@ -9,12 +9,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from triton import knobs
 
-from sparseflash.kernels.hopper import joined
-from sparseflash.kernels.hopper.joined import is_joined, joined_products
-
-
-def join_products(ptx, *columns):
-    return joined.join_products(ptx, columns or (80, 96))
+from sparseflash.kernels.hopper.joined import join_products, joined_products
 
 
 def product(n, sums, left, right, first="%p1"):
@@ -30,42 +25,18 @@ NO_DISTANCE = 0x8000002000000000
 
 
 def code(between=(), left=("%r1,%r2,%r3,%r4", "%r5,%r6,%r7,%r8"), rest=32, first="%p1", more=(),
-         descriptor=PANELS_OF_32, n=64):  # fmt: skip
+         descriptor=PANELS_OF_32):  # fmt: skip
     return "\n".join(
         [
             f"\tor.b64 \t%rd1, %rd9, {descriptor - 2**64};",
             "\twgmma.fence.sync.aligned;",
-            product(n, "%f1,%f2", "%r1,%r2,%r3,%r4", "%rd1"),
-            product(n, "%f1,%f2", "%r5,%r6,%r7,%r8", "%rd2"),
+            product(64, "%f1,%f2", "%r1,%r2,%r3,%r4", "%rd1"),
+            product(64, "%f1,%f2", "%r5,%r6,%r7,%r8", "%rd2"),
             "\twgmma.commit_group.sync.aligned;",
             *between,
             "\twgmma.fence.sync.aligned;",
             product(rest, "%f3", left[0], "%rd3", first),
             product(rest, "%f3", left[1], "%rd4"),
-            "\twgmma.commit_group.sync.aligned;",
-            *more,
-        ]
-    )
-
-
-def from_shared(between=(), left=("%rd11", "%rd12"), majors=("0, 1", "0, 1"), more=()):
-    """A pair whose left operand is in shared memory: P, in two panels of its columns."""
-
-    def out_of_shared(n, sums, place, right, major):
-        ptx = product(n, sums, "", right)
-        return ptx.replace("{}", place).replace("1, 1, 1;", f"1, 1, {major};")
-
-    return "\n".join(
-        [
-            f"\tor.b64 \t%rd1, %rd9, {PANELS_OF_32 - 2**64};",
-            "\twgmma.fence.sync.aligned;",
-            out_of_shared(64, "%f1,%f2", "%rd11", "%rd1", majors[0]),
-            out_of_shared(64, "%f1,%f2", "%rd12", "%rd2", majors[0]),
-            "\twgmma.commit_group.sync.aligned;",
-            *between,
-            "\twgmma.fence.sync.aligned;",
-            out_of_shared(32, "%f3", left[0], "%rd3", majors[1]),
-            out_of_shared(32, "%f3", left[1], "%rd4", majors[1]),
             "\twgmma.commit_group.sync.aligned;",
             *more,
         ]
@@ -91,22 +62,6 @@ def test_products_of_the_same_left_operand_are_joined(rest):
     assert joined.index(f"n{64 + rest}k16") > joined.rindex("fence")
 
 
-def test_panels_of_64_columns_serve_for_more_than_64():
-    ptx = code(n=128, rest=64, descriptor=PANELS_OF_64)
-    assert widths(join_products(ptx, 192)) == {192: 2}
-    assert join_products(ptx) == ptx and join_products(code(), 192) == code()
-    without = PANELS_OF_64 & ~(0x3FFF << 16)
-    ptx = code(n=128, rest=64, descriptor=without)
-    assert join_products(ptx, 192) == ptx
-    assert [n for n in range(8, 257, 8) if is_joined(n)] == [80, 96, 192]
-
-
-def test_other_products_before_them_are_no_obstacle():
-    scores = product(128, "%f9", "%r20,%r21,%r22,%r23", "%rd7")
-    ptx = "\n".join([scores, "\twgmma.commit_group.sync.aligned;", code()])
-    assert widths(join_products(ptx)) == {128: 1, 96: 2}
-
-
 def test_copies_of_the_left_operand_are_the_same_operand():
     assert widths(join_products(code(COPIED, OF_COPIES))) == {96: 2}
     others = [line.replace("%r3;", "%r9;") for line in COPIED]
@@ -117,61 +72,6 @@ def test_copies_of_the_left_operand_are_the_same_operand():
     assert widths(join_products(code(loaded, OF_COPIES))) == {64: 2, 32: 2}
     changed = [*COPIED, "\tadd.s32 \t%r3, %r3, 1;"]  # later
     assert widths(join_products(code(changed, OF_COPIES))) == {96: 2}
-
-
-def test_left_operands_in_shared_memory():
-    joined = join_products(from_shared())
-    assert widths(joined) == {96: 2}
-    assert "{%f1,%f2,%f3}, %rd11, %rd1, %p1, 1, 1, 0, 1;" in joined
-    assert "{%f1,%f2,%f3}, %rd12, %rd2, %p1, 1, 1, 0, 1;" in joined
-    assert widths(join_products(from_shared(left=("%rd11", "%rd13")))) == {64: 2, 32: 2}
-    assert widths(join_products(from_shared(left=("%rd12", "%rd11")))) == {64: 2, 32: 2}
-    again = ["\tor.b64 \t%rd11, %rd8, 4611686293305294848;"]  # of what it held, nobody knows
-    assert widths(join_products(from_shared(again))) == {64: 2, 32: 2}
-    pointed = ["\tld.shared.b64 \t%rd12, [%r20];"]
-    assert widths(join_products(from_shared(pointed))) == {64: 2, 32: 2}
-
-
-# address, its 14 bits above the last four, and the numbers of a layout
-DESCRIPTOR = ["\tadd.s32 \t%r{0}, %r7, 1024;", "\tbfe.u32 \t%r{1}, %r{0}, 4, 14;",
-              "\tcvt.u64.u32 \t%rd{0}, %r{1};", "\tor.b64 \t%rd{2}, %rd{0}, {4};",
-              "\tadd.s64 \t%rd{3}, %rd{0}, {5};"]  # fmt: skip
-
-
-def described(*names, first=4611686293305294848, second=4611686293305294850):
-    return [line.format(*names, first, second) for line in DESCRIPTOR]
-
-
-def test_descriptors_that_are_computed_twice():
-    """Equal sums of equal things are equal, where nothing was assigned in between."""
-    start, again = described(21, 22, 11, 12), described(31, 32, 13, 14)
-
-    def found(between=(), again=again):
-        return widths(
-            join_products(
-                "\n".join([*start, from_shared([*between, *again], left=("%rd13", "%rd14"))])
-            )
-        )
-
-    assert found() == {96: 2}
-    other = {64: 2, 32: 2}
-    assert found(["\tadd.s32 \t%r7, %r7, 1;"]) == other  # another address
-    assert found(again=described(31, 32, 13, 14, second=4611686293305294852)) == other
-    assert found(again=[line.replace("4, 14", "4, 13") for line in again]) == other
-    assert found(["\tadd.s32 \t%r22, %r22, 1;"]) == {96: 2}  # the first is computed already
-
-
-def test_scores_and_dq_are_no_pairs():
-    """Products out of shared memory alone, one after the other: others of the kernel are joined."""
-    scores_and_dq = from_shared(left=("%rd13", "%rd14"), majors=("0, 0", "1, 1"))
-    assert join_products(scores_and_dq) == scores_and_dq
-    pair = ["$L__BB0_2:", *code().split("\n")]
-    joined = join_products(from_shared(left=("%rd13", "%rd14"), majors=("0, 0", "1, 1"), more=pair))
-    assert widths(joined) == {64: 2, 32: 2, 96: 2}
-    both = join_products(from_shared(more=pair))
-    assert widths(both) == {96: 4}
-    none = from_shared(left=("%rd13", "%rd14"), more=pair)  # a pair that cannot be joined
-    assert join_products(none) == none
 
 
 def test_a_left_operand_that_is_assigned_anew_is_another_one():
@@ -207,19 +107,14 @@ def test_all_are_joined_or_none():
 
 def test_kernels_are_joined_inside_of_the_context_alone():
     stages = {"ptx": lambda source, metadata: code()}
-    with joined_products([96]):
-        with joined_products([192]):  # a kernel that is compiled while another one is
+    with joined_products():
+        with joined_products():  # a kernel that is compiled while another one is
             pass
         hook = knobs.runtime.add_stages_inspection_hook
         assert hook is not None
         hook(None, stages, {}, None, None)
     assert knobs.runtime.add_stages_inspection_hook is None
     assert widths(stages["ptx"](None, {})) == {96: 2}
-    keys = []
-    for columns in ([80, 96], [96, 80], [96]):
-        with joined_products(columns):
-            keys.append(knobs.runtime.add_stages_inspection_hook())
-    assert keys[0] == keys[1] != keys[2]  # kernels are kept by them
 
 
 def test_a_hook_of_the_user_stays(monkeypatch):
@@ -227,6 +122,6 @@ def test_a_hook_of_the_user_stays(monkeypatch):
         return "key", "hash"
 
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", own)
-    with joined_products([96]):
+    with joined_products():
         assert knobs.runtime.add_stages_inspection_hook is own
     assert knobs.runtime.add_stages_inspection_hook is own
