@@ -20,7 +20,7 @@ from sparseflash.kernels.hopper.configs import (
     padded,
     side_by_side,
 )  # fmt: skip
-from sparseflash.kernels.hopper.joined import joined_products
+from sparseflash.kernels.hopper.joined import VERSION, joined_products
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -176,8 +176,8 @@ class ColumnPass(_Pass):
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         of = {tiles.columns(problem.head_dim), tiles.columns(problem.head_dim_v)}
-        self.joined = bool(of & {80, 96})
-        super().__init__(problem, tiles, backward_cols, static=static, joined=self.joined)
+        self.joined = VERSION if of & {80, 96} else 0
+        super().__init__(problem, tiles, backward_cols, static=static, joined=bool(self.joined))
         columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
         self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
 

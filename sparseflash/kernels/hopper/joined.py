@@ -120,6 +120,7 @@ def _alike(a: re.Match[str], b: re.Match[str]) -> bool:
 
 
 _DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+VERSION = int(_DIGEST[:8], 16)  # of this file, which is no part of a kernel's source
 _lock = threading.RLock()  # there is one hook for all threads
 
 
@@ -128,8 +129,8 @@ def joined_products() -> Iterator[None]:
     """What is compiled meanwhile has its products joined, unless a hook of the user's is in place
     or Triton knows none: the results are the same.
 
-    Such a kernel needs a parameter of its own for it: Triton 3.6 finds a compiled kernel by its
-    parameters and its source alone.
+    Such a kernel needs VERSION as a parameter: Triton 3.6 finds a compiled kernel by its parameters
+    and its source alone.
     """
     with _lock:
         if getattr(knobs.runtime, "add_stages_inspection_hook", _hook) is not None:
