@@ -5,7 +5,8 @@
 
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
 In a page, a table stands between `<!-- rows: NAME -->` and `<!-- end -->`; NAME is density, masks,
-peers or peer_counts, or versions, which has a column for each Triton of the rows.
+rates, ratios, peers, peer_counts, or versions, which has a column for each Triton of the rows. A
+page with tables of several files names them: `<!-- rows: NAME h100/page.csv.gz -->`.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def main(options: dict[str, Any], command: str) -> None:
     filled = {}
     for page in map(Path, as_list(options["pages"])):
         try:
-            filled[page] = fill(page.read_text(), every)
+            filled[page] = fill(page.read_text(), every, str(options["csv"]))
         except OSError as error:
             raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
     print(f"rows: {options['csv']}")

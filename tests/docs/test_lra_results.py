@@ -112,6 +112,19 @@ def test_the_table_of_masks_follows_from_the_rows():
     assert len(found) == 25 and masks_study.table(found).strip() in text
 
 
+@pytest.mark.parametrize("name", ["path_x", "path_256"])
+def test_stages_of_the_curricula_are_those_of_the_runs(name):
+    page = (RESULTS.parent / f"{name}.md").read_text()
+    runs = read_runs(str(RESULTS / name))
+    assert len(runs) >= 9
+    for run in runs:
+        accuracy = re.escape(f"{run.accuracy + 1e-6:.1f}")  # halves go up
+        assert re.search(rf"\| {run.steps:,}†? \| [\d.]+ \| (\*\*)?{accuracy}\b", page), run.place
+    for run in runs if name == "path_x" else ():
+        if run.task == "pathfinder128" and run.config["task"]["difficulty"] == 14:
+            assert f"| block-sparse, seed {run.seed} | {run.accuracy:.1f} ± " in page
+
+
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_archived_runs_are_marked_as_untraced_where_they_are(path):
     packed = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]

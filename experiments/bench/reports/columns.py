@@ -1,6 +1,6 @@
 """What the tables of the pages share: the names of their columns, and the line above them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.bench.cases import LAYOUTS
 from experiments.bench.providers import find
@@ -63,3 +63,14 @@ def _range(row: SpeedRow) -> float:
     if row.round == 1 or row.ms_p20 is None or row.ms_p80 is None:
         return 0.0
     return 100 * (row.ms_p80 - row.ms_p20) / row.ms
+
+
+def both(by_direction: Mapping[str, str]) -> str:
+    """Forward / backward; one of them alone is named."""
+    if len(by_direction) == 2:
+        return f"{by_direction['forward']} / {by_direction['backward']}"
+    return next((f"{text} ({direction})" for direction, text in by_direction.items()), "")
+
+
+def rate(tflops: float) -> str:
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"

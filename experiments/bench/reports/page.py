@@ -2,10 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.columns import COLUMNS, about, layout_text, measured
-from experiments.bench.reports.peers import against_peers, peer_counts
+from experiments.bench.reports.columns import (
+    COLUMNS,
+    about,
+    both,
+    layout_text,
+    measured,
+    rate,
+)
+from experiments.bench.reports.peers import against_peers, peer_counts, rates, ratios
 from experiments.bench.reports.table import grouped
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
@@ -13,8 +21,11 @@ from experiments.common import text_table
 MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "sdpa_cudnn", "sdpa")  # of the table by density
 
 
-def fill(text: str, rows: Sequence[SpeedRow]) -> str:
+def fill(text: str, rows: Sequence[SpeedRow], file: str = "") -> str:
     """A page with every table between `<!-- rows: NAME -->` and `<!-- end -->` made of these rows.
+
+    file: that of the rows. Where the page has lines `<!-- rows: NAME PATH -->` with the end of its
+    path, those are made alone.
 
     Raises ValueError for a name that is no table, and for a page without one.
     """
@@ -25,7 +36,9 @@ def fill(text: str, rows: Sequence[SpeedRow]) -> str:
             raise ValueError(f"no row belongs to <!-- rows: {name} -->: measure it first")
         return lines
 
-    return text_table.fill(text, {name: partial(table, name) for name in TABLES})
+    end = "/".join(Path(file).parts[-2:])
+    end = end if f" {end} -->" in text else ""
+    return text_table.fill(text, {name: partial(table, name) for name in TABLES}, end)
 
 
 def by_density(
@@ -96,6 +109,8 @@ TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
     "versions": by_version,
     "peers": against_peers,
     "peer_counts": peer_counts,
+    "rates": rates,
+    "ratios": ratios,
 }
 
 
@@ -115,15 +130,7 @@ def _title(head_dim: int, provider: str) -> str:
 
 
 def _rates(rows: Sequence[SpeedRow]) -> str:
-    """Forward / backward; one of them alone is named."""
-    by_direction = {row.direction: _rate(row.tflops) for row in rows if row.tflops}
-    if len(by_direction) == 2:
-        return f"{by_direction['forward']} / {by_direction['backward']}"
-    return next((f"{rate} ({direction})" for direction, rate in by_direction.items()), "")
-
-
-def _rate(tflops: float) -> str:
-    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
+    return both({row.direction: rate(row.tflops) for row in rows if row.tflops})
 
 
 def _markdown(lines: list[list[str]]) -> str:

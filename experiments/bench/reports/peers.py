@@ -1,19 +1,27 @@
 """Tables of times beside those of peers, for the pages that show them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 
 import numpy as np
 
-from experiments.bench.cases import DENSE
-from experiments.bench.reports.columns import COLUMNS, about, layout_text, measured
+from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.reports.columns import (
+    COLUMNS,
+    about,
+    both,
+    layout_text,
+    measured,
+    rate,
+)
 from experiments.bench.reports.table import SHAPE, grouped, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
 from experiments.common.records import OK
 
 TIMES = "ms, and in brackets peer time / our time: above 1 ours is faster."
+RATIOS = ("fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn")
 LEVEL = 0.03  # times this near, relatively, are level
 NAMES = COLUMNS | {
     "fa4_window": "FlashAttention-4, its window",
@@ -53,6 +61,62 @@ def against_peers(rows: Sequence[SpeedRow]) -> str:
     return "\n\n".join([*parts, *([text_table.markdown(lines, left=(0, 1, 3))] * bool(failed))])
 
 
+def rates(rows: Sequence[SpeedRow]) -> str:
+    """TFLOP/s of every provider, forward / backward, and the times of peers over ours; a line a
+    case, with what cases differ in. Empty where none of our providers has a time.
+    """
+    timed = measured(rows)
+    if not any(r.own for r in timed):
+        return ""
+    names = [p for p in COLUMNS if any(r.provider == p for r in timed)]
+    peers = [p for p in names if not next(r for r in timed if r.provider == p).own]
+    told = {name: [describe(r) for r in timed] for name, describe in CASE.items()}
+    varied = [name for name, texts in told.items() if len(set(texts)) > 1] or ["mask"]
+    head = [COLUMNS[p] for p in names] + [f"{COLUMNS[p]}, time / ours" for p in peers]
+    lines = [[*varied, *head]]
+    for same in grouped(timed, lambda r: tuple(describe(r) for describe in CASE.values())):
+        speeds = [
+            both({r.direction: rate(r.tflops) for r in same if r.provider == p and r.tflops})
+            for p in names
+        ]
+        lines.append([*(CASE[name](same[0]) for name in varied), *speeds, *_ratios(same, peers)])
+    return f"{about(timed)}\n\n{text_table.markdown(lines, left=range(len(varied)))}"
+
+
+def ratios(rows: Sequence[SpeedRow], peers: Sequence[str] = RATIOS) -> str:
+    """Times of peers over ours at the length and layout of the first row: no mask, causal, and
+    random blocks by density. Empty where there are none.
+    """
+    timed = measured(rows)
+    chosen = [
+        r for r in timed
+        if (r.n_q, r.layout) == (timed[0].n_q, timed[0].layout)
+        and (r.mask in (DENSE, CAUSAL) or r.random)
+    ]  # fmt: skip
+    names = [p for p in peers if any(r.provider == p for r in chosen)]
+    lines = [["head dim", "mask", *(COLUMNS[p] for p in names)]]
+    order = lambda r: (-r.head_dim, r.mask != DENSE, r.mask != CAUSAL, -r.density)  # noqa: E731
+    for same in grouped(sorted(chosen, key=order), lambda r: (r.head_dim, r.mask)):
+        lines.append([_head_dim(same[0]), _short_mask(same[0]), *_ratios(same, names)])
+    return text_table.markdown(lines, left=(0, 1)) if names else ""
+
+
+def _ratios(same: Sequence[SpeedRow], peers: Sequence[str]) -> list[str]:
+    """Of every peer the time over ours at one case, forward / backward."""
+    ours = {r.direction: r.ms for r in same if r.provider == "hopper"}
+    times = [{r.direction: r.ms for r in same if r.provider == p} for p in peers]
+    return [both({d: f"{ms / ours[d]:.2f}" for d, ms in by.items() if d in ours}) for by in times]
+
+
+def _heads(row: SpeedRow) -> str:
+    grouped_heads = f", {row.kv_heads} of keys" if row.kv_heads != row.heads else ""
+    return f"{row.batch} x {row.heads}{grouped_heads}"
+
+
+def _head_dim(row: SpeedRow) -> str:
+    return str(row.head_dim) + (f", values of {row.v_dim}" if row.v_dim != row.head_dim else "")
+
+
 def peer_counts(rows: Sequence[SpeedRow]) -> str:
     """For every peer and direction, in how many cases ours is faster, level and slower.
 
@@ -80,6 +144,15 @@ def _short_mask(row: SpeedRow) -> str:
     """The text of a mask, long lists of numbers left out."""
     text = re.sub(r"\((\d+, ){4,}\d+\)", "(...)", row.mask)
     return "none" if row.mask == DENSE else f"`{text}`"
+
+
+CASE: dict[str, Callable[[SpeedRow], str]] = {  # what tells a case: names of columns, and texts
+    "head dim": _head_dim,
+    "mask": _short_mask,
+    "tokens": lambda row: f"{row.n_q:,}",
+    "batch x heads": _heads,
+    "layout": layout_text,
+}
 
 
 def _time(row: SpeedRow, same: Sequence[SpeedRow]) -> str:

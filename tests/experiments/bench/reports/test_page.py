@@ -35,6 +35,49 @@ ROWS = [
 ]
 
 
+def beside(provider, forward, backward, **changes):
+    changes = {"v_dim": changes["head_dim"]} | changes
+    both = (("forward", forward), ("backward", backward))
+    return [
+        replace(row(provider, direction, 1000 / ms, **changes), ms_median=ms)
+        for direction, ms in both
+        if ms
+    ]
+
+
+BESIDE = [
+    *beside("hopper", 2.0, 4.0, head_dim=128),
+    *beside("fa4", 1.0, 5.0, head_dim=128),
+    *beside("hopper", 2.0, 4.0, head_dim=64, v_dim=32, mask="causal()"),
+    *beside("sdpa_cudnn", 3.0, None, head_dim=64, v_dim=32, mask="causal()"),
+    *beside("hopper", 1.0, 1.0, head_dim=64, v_dim=32, **RANDOM, n_q=1024, kv_heads=1, heads=4),
+]
+
+
+def test_rates_and_ratios_stand_side_by_side_with_what_cases_differ_in():
+    assert TABLES["rates"](BESIDE).partition("\n\n")[2].splitlines() == [
+        "| head dim | mask | tokens | batch x heads | `hopper` | FlashAttention-4 | cuDNN, dense "
+        "| FlashAttention-4, time / ours | cuDNN, dense, time / ours |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| 128 | none | 512 | 1 x 2 | 500 / 250 | 1000 / 200 |  | 0.50 / 1.25 |  |",
+        "| 64, values of 32 | `causal()` | 512 | 1 x 2 | 500 / 250 |  | 333 (forward) |  "
+        "| 1.50 (forward) |",
+        "| 64, values of 32 | `random_blocks(0.5)` | 1,024 | 1 x 4, 1 of keys | 1000 / 1000 |  |  |"
+        "  |  |",
+    ]
+    assert TABLES["rates"](BESIDE[2:4]) == ""
+
+
+def test_ratios_are_those_of_one_length():
+    assert TABLES["ratios"](BESIDE).splitlines() == [
+        "| head dim | mask | FlashAttention-4 | cuDNN, dense |",
+        "| --- | --- | ---: | ---: |",
+        "| 128 | none | 0.50 / 1.25 |  |",
+        "| 64, values of 32 | `causal()` |  | 1.50 (forward) |",
+    ]
+    assert TABLES["ratios"](BESIDE[:2]) == ""
+
+
 def test_the_table_by_density_has_a_line_a_density_and_the_providers_of_each_head_dim():
     about, _, table = by_density(ROWS).partition("\n\n")
     assert about.startswith("One a GPU, float32, 512 tokens. TFLOP/s of the computed blocks")
@@ -139,15 +182,32 @@ def test_versions_of_triton_stand_side_by_side():
     assert by_version(rows[-1:]) == ""
 
 
+def test_a_page_may_have_tables_of_several_files():
+    text = "<!-- rows: ratios -->\n<!-- end -->\n<!-- rows: rates a/b.csv -->\n<!-- end -->\n"
+    own = fill(text, BESIDE, "somewhere/a/b.csv")
+    assert own.startswith("<!-- rows: ratios -->\n<!-- end -->\n") and "time / ours" in own
+    other = fill(text, BESIDE, "b.csv")
+    assert other.endswith("<!-- rows: rates a/b.csv -->\n<!-- end -->\n") and "| none |" in other
+
+
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
         ("README.md", "h100/page.csv.gz"),
         ("docs/results/hopper.md", "h100/page.csv.gz"),
+        ("docs/results/hopper.md", "h100/head_dims.csv.gz"),
+        ("docs/results/hopper.md", "h100/shapes.csv.gz"),
+        ("docs/results/hopper.md", "h100/small_blocks.csv.gz"),
         ("docs/results/triton_versions.md", "h200/tritons.csv.gz"),
         ("docs/results/published.md", "h100/published.csv.gz"),
     ],
 )
 def test_pages_show_their_rows(page, rows):
     text = (ROOT / page).read_text()
-    assert fill(text, read(ROOT / "docs/results" / rows, SpeedRow)) == text
+    found = read(ROOT / "docs/results" / rows, SpeedRow)
+    assert fill(text, found, rows) == text
+    slower = [
+        replace(r, tflops=r.tflops / 2, ms_median=2 * r.ms) if r.own and r.tflops else r
+        for r in found
+    ]
+    assert fill(text, slower, rows) != text  # the page has tables of this file
