@@ -5,14 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.columns import (
-    COLUMNS,
-    about,
-    both,
-    layout_text,
-    measured,
-    rate,
-)
+from experiments.bench.reports.columns import COLUMNS, about, both, layout_text, measured, rate
 from experiments.bench.reports.peers import against_peers, peer_counts, rates, ratios
 from experiments.bench.reports.table import grouped
 from experiments.bench.rows import SpeedRow

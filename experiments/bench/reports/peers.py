@@ -7,14 +7,7 @@ from textwrap import shorten
 import numpy as np
 
 from experiments.bench.cases import CAUSAL, DENSE
-from experiments.bench.reports.columns import (
-    COLUMNS,
-    about,
-    both,
-    layout_text,
-    measured,
-    rate,
-)
+from experiments.bench.reports.columns import COLUMNS, about, both, layout_text, measured, rate
 from experiments.bench.reports.table import SHAPE, grouped, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
@@ -103,9 +96,16 @@ def ratios(rows: Sequence[SpeedRow], peers: Sequence[str] = RATIOS) -> str:
 
 def _ratios(same: Sequence[SpeedRow], peers: Sequence[str]) -> list[str]:
     """Of every peer the time over ours at one case, forward / backward."""
-    ours = {r.direction: r.ms for r in same if r.provider == "hopper"}
+    ours = {r.direction: r.ms for r in _ours(same)}
     times = [{r.direction: r.ms for r in same if r.provider == p} for p in peers]
     return [both({d: f"{ms / ours[d]:.2f}" for d, ms in by.items() if d in ours}) for by in times]
+
+
+def _ours(same: Sequence[SpeedRow]) -> list[SpeedRow]:
+    """The rows of our first provider in the order of the columns: before its other forms."""
+    by_provider = {r.provider: r for r in same if r.own}
+    first = next((p for p in COLUMNS if p in by_provider), None)
+    return [r for r in same if r.provider == first]
 
 
 def _heads(row: SpeedRow) -> str:
@@ -125,7 +125,7 @@ def peer_counts(rows: Sequence[SpeedRow]) -> str:
     place = lambda r: (*(getattr(r, name) for name in SHAPE), r.mask, r.block_q, r.block_k)  # noqa: E731
     ratios: dict[tuple[str, str], list[float]] = {}
     for same in grouped(measured(rows), place):
-        ours = [r for r in same if r.own]
+        ours = _ours(same)
         for row in same if ours else ():
             if not row.own:
                 ratios.setdefault((row.provider, row.direction), []).append(row.ms / ours[0].ms)
@@ -157,6 +157,5 @@ CASE: dict[str, Callable[[SpeedRow], str]] = {  # what tells a case: names of co
 
 def _time(row: SpeedRow, same: Sequence[SpeedRow]) -> str:
     """Milliseconds, of a peer with its time / ours at the same case."""
-    ours = next((r for r in same if r.own), None)
-    time = text_table.short(row.ms)
-    return time if row.own or ours is None else f"{time} ({row.ms / ours.ms:.2f})"
+    time, ours = text_table.short(row.ms), _ours(same)
+    return f"{time} ({row.ms / ours[0].ms:.2f})" if ours and not row.own else time

@@ -331,3 +331,18 @@ def test_weights_of_smooth_embeddings_and_waves_suit_images_of_every_size():
     large(torch.randint(20, (2, 240))).sum().backward()
     for parameter in (large.embedding.weight, large.waves.rows, large.waves.columns):
         assert parameter.grad.abs().min() > 0
+
+
+def test_waves_and_rotary_give_dense_attention_the_same_answer_in_every_order_of_the_pixels():
+    torch.manual_seed(0)
+    config = model_config(
+        dropout=0.0, attention_dropout=0.0, positions="waves", rotary=True, embedding="smooth",
+        embedding_std=0.5,
+    )  # fmt: skip
+    order = torch.randperm(40)
+    by_rows = Classifier(20, 40, 3, grid=(5, 8), model=config).eval()
+    mixed = Classifier(20, 40, 3, grid=(5, 8), model=config, order=order.numpy()).eval()
+    mixed.load_state_dict(by_rows.state_dict())
+    expected = by_rows(tokens(2))
+    torch.testing.assert_close(mixed(tokens(2)[:, order]), expected)
+    assert not torch.allclose(mixed(tokens(2)), expected, atol=1e-3)
