@@ -1,6 +1,7 @@
 """The forward of the hopper backend."""
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Forward:
     def __init__(self, problem: Problem, schedule: Schedule | None):
         from sparseflash.kernels.gluon import HOISTS
         from sparseflash.kernels.hopper.forward import attention_forward
-        from sparseflash.kernels.hopper.joined import VERSION, joined_products
+        from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
         from sparseflash.kernels.tl.merge_parts import merge_parts
 
         facts = None if schedule is None else schedule.facts
@@ -49,8 +50,9 @@ class Forward:
         self.keep_q = not self.dropout_p and keeps_q(self.tiles, *dims, hoists=HOISTS.value)
         self.programs = sms * self.tiles.programs
         self.specs = (forward_spec(problem, self.tiles, sms),)
-        self.joined = VERSION if columns_in_use(problem.head_dim_v) in (80, 96) else 0
-        compiling = joined_products if self.joined else nullcontext
+        columns = columns_in_use(problem.head_dim_v)
+        self.joined = VERSION if is_joined(columns) else 0
+        compiling = partial(joined_products, [columns]) if self.joined else nullcontext
         self._launch = Launch(attention_forward, static=static, compiling=compiling)
         self._merge = Launch(merge_parts, static=static)
         self._lse = {"size": problem.q_shape[:3], "dtype": torch.float32, "device": problem.device}

@@ -1,6 +1,8 @@
 """The kernels of the Hopper backward, and how they are launched. Needs Triton with Gluon."""
 
+from collections.abc import Collection
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from sparseflash.kernels.hopper.configs import (
     padded,
     side_by_side,
 )  # fmt: skip
-from sparseflash.kernels.hopper.joined import VERSION, joined_products
+from sparseflash.kernels.hopper.joined import VERSION, is_joined, joined_products
 from sparseflash.kernels.launch import Launch
 from sparseflash.kernels.scale import scale_log2
 from sparseflash.kernels.tl.backward_prepare import backward_finish, backward_start
@@ -115,13 +117,13 @@ class _Pass:
 
     def __init__(
         self, problem: Problem, tiles: BackwardTiles, kernel: Any, *, static: bool,
-        joined: bool = False,
+        joined: Collection[int] = (),
     ):  # fmt: skip
         self.problem, self.tiles, self.static = problem, tiles, static
         self.scale_log2 = scale_log2(problem.scale)
         self.head_dim, self.dim_v = map(tiles.extent, (problem.head_dim, problem.head_dim_v))
         self.programs = multiprocessors(problem.device) * tiles.programs
-        compiling = joined_products if joined else nullcontext
+        compiling = partial(joined_products, joined) if joined else nullcontext
         self.launch = Launch(kernel, static=static, compiling=compiling)
         self.merges = {first: Launch(backward_merge, static=static) for first in (0, self.head_dim)}
 
@@ -176,8 +178,9 @@ class ColumnPass(_Pass):
 
     def __init__(self, problem: Problem, tiles: BackwardTiles, *, static: bool):
         of = {tiles.columns(problem.head_dim), tiles.columns(problem.head_dim_v)}
-        self.joined = VERSION if of & {80, 96} else 0
-        super().__init__(problem, tiles, backward_cols, static=static, joined=bool(self.joined))
+        joined = list(filter(is_joined, of))
+        self.joined = VERSION if joined else 0
+        super().__init__(problem, tiles, backward_cols, static=static, joined=joined)
         columns = columns_in_use(max(problem.head_dim, problem.head_dim_v))
         self.keep_kv = keeps_kv(tiles, columns, hoists=HOISTS.value)
 

@@ -1,4 +1,4 @@
-"""Products of 80 and 96 columns.
+"""Products of 80, 96 and 192 columns.
 
 Tensors of Triton have powers of two as extents, so a product of 96 columns is one of 64 and one of
 32 (`columns.py`). wgmma may have 96 columns, and the forward is 3 to 8 % faster with one (H100). So
@@ -9,8 +9,9 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,26 @@ _MOVE = re.compile(r"\s*mov\.b32\s+(%\w+), (%\w+)$")
 _TARGET = re.compile(r"\s*(?:@!?%\w+\s+)?[\w.:]+\s+(\{[^}]*\}|%\w+)")
 _ASSIGN = re.compile(r"\s*(?:or|add|cvt)\.[\w.]+\s+(%\w+), (%\w+)(?:, (-?\d+))?;")
 _BOUNDARY = re.compile(r"wgmma\.wait_group|\bbar\.|\bbra\b|^\$L__BB")  # of straight code
+_PAIRS = {80: (64, 16), 96: (64, 32), 192: (128, 64)}
 Group = list[tuple[int, re.Match[str]]]  # products up to a commit, and their lines
 
 
-def join_products(ptx: str) -> str:
-    """PTX with each product of 64 columns joined to the one of fewer columns that follows it; as it
-    was where one of them cannot be joined, since ptxas would make the others wait for each other.
+def is_joined(columns: int) -> bool:
+    """Whether a product of so many columns is two that can be joined."""
+    return columns in _PAIRS
+
+
+def join_products(ptx: str, columns: Collection[int]) -> str:
+    """PTX with the two products of every one of 80, 96 or 192 columns joined; as it was where two
+    of them cannot be joined, since ptxas would make the others wait for each other.
 
     Left operands are in registers. A group that is left without products is complete at once, so
     that what waits for the two groups need not change.
     """
     lines = ptx.split("\n")
+    wanted = {_PAIRS[n] for n in columns}
     for first, second in pairwise(_groups(lines)):
-        if not int(first[0][1]["n"]) == 64 > int(second[0][1]["n"]):
+        if (int(first[0][1]["n"]), int(second[0][1]["n"])) not in wanted:
             continue
         start, end = first[0][0], second[0][0]
         while start and not _BOUNDARY.search(lines[start - 1]):
@@ -48,7 +56,7 @@ def join_products(ptx: str) -> str:
             len(first) != len(second)
             or any(map(_BOUNDARY.search, lines[start:end]))
             or not all(left[i] == left[j] and _alike(a, b) for (i, a), (j, b) in pairs)
-            or not _has_panels(lines[: first[0][0]], first[0][1]["right"])
+            or not _has_panels(lines[: first[0][0]], first[0][1])
         ):
             return ptx
         for (i, a), (j, b) in pairs:
@@ -101,18 +109,19 @@ def _left_operands(lines: list[str], start: int, end: int) -> dict[int, list[str
     return found
 
 
-def _has_panels(lines: list[str], right: str) -> bool:
-    """Whether a right operand lies in panels of 32 columns, and its descriptor tells how far they
-    are from each other: so it serves for all columns. lines: the code before its product.
+def _has_panels(lines: list[str], product: re.Match[str]) -> bool:
+    """Whether the right operand of a product lies in several panels, and its descriptor tells how
+    far they are from each other: so it serves for more columns. lines: the code before it.
     """
-    bits, register = 0, right
+    bits, register = 0, product["right"]
     for line in reversed(lines):  # an address, and numbers that are added to it: in 64 or 32 bits
         match = _ASSIGN.match(line)
         if match is None or match[1] != register:
             continue
         bits |= int(match[3] or 0)
         register = match[2]
-    return bits >> 62 & 3 == 2 and bits >> 16 & 0x3FFF > 0  # swizzles 64 bytes; the distance
+    panel = {1: 64, 2: 32, 3: 16}.get(bits >> 62 & 3, 0)  # columns: swizzles 128, 64, 32 bytes
+    return 0 < panel < int(product["n"]) and bits >> 16 & 0x3FFF > 0  # the distance
 
 
 def _alike(a: re.Match[str], b: re.Match[str]) -> bool:
@@ -125,28 +134,29 @@ _lock = threading.RLock()  # there is one hook for all threads
 
 
 @contextmanager
-def joined_products() -> Iterator[None]:
-    """What is compiled meanwhile has its products joined, unless a hook of the user's is in place
-    or Triton knows none: the results are the same.
+def joined_products(columns: Collection[int]) -> Iterator[None]:
+    """What is compiled meanwhile has its products of so many columns joined, unless a hook of the
+    user's is in place or Triton knows none: the results are the same.
 
     Such a kernel needs VERSION as a parameter: Triton 3.6 finds a compiled kernel by its parameters
     and its source alone.
     """
     with _lock:
-        if getattr(knobs.runtime, "add_stages_inspection_hook", _hook) is not None:
+        if getattr(knobs.runtime, "add_stages_inspection_hook", _lock) is not None:
             yield
             return
-        knobs.runtime.add_stages_inspection_hook = _hook  # pyright: ignore[reportAttributeAccessIssue]
+        knobs.runtime.add_stages_inspection_hook = partial(_hook, columns)  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield
         finally:
             knobs.runtime.add_stages_inspection_hook = None
 
 
-def _hook(*args: Any) -> tuple[str, str] | None:
+def _hook(columns: Collection[int], *args: Any) -> tuple[str, str] | None:
     if not args:  # what tells such kernels from others, from Triton 3.7 on
-        return _DIGEST, _DIGEST
+        key = f"{sorted(columns)} {_DIGEST}"
+        return key, key
     stages = args[1]
     make_ptx = stages["ptx"]
-    stages["ptx"] = lambda source, metadata: join_products(make_ptx(source, metadata))
+    stages["ptx"] = lambda source, metadata: join_products(make_ptx(source, metadata), columns)
     return None

@@ -1,4 +1,4 @@
-"""Products of 80 and 96 columns, joined in PTX. What they compute is a matter of a GPU."""
+"""Products of 80, 96 and 192 columns, joined in PTX. What they compute is a matter of a GPU."""
 
 import re
 from collections import Counter
@@ -9,7 +9,12 @@ pytest.importorskip("triton.experimental.gluon")
 
 from triton import knobs
 
-from sparseflash.kernels.hopper.joined import join_products, joined_products
+from sparseflash.kernels.hopper import joined
+from sparseflash.kernels.hopper.joined import is_joined, joined_products
+
+
+def join_products(ptx, *columns):
+    return joined.join_products(ptx, columns or (80, 96))
 
 
 def product(n, sums, left, right, first="%p1"):
@@ -25,13 +30,13 @@ NO_DISTANCE = 0x8000002000000000
 
 
 def code(between=(), left=("%r1,%r2,%r3,%r4", "%r5,%r6,%r7,%r8"), rest=32, first="%p1", more=(),
-         descriptor=PANELS_OF_32):  # fmt: skip
+         descriptor=PANELS_OF_32, n=64):  # fmt: skip
     return "\n".join(
         [
             f"\tor.b64 \t%rd1, %rd9, {descriptor - 2**64};",
             "\twgmma.fence.sync.aligned;",
-            product(64, "%f1,%f2", "%r1,%r2,%r3,%r4", "%rd1"),
-            product(64, "%f1,%f2", "%r5,%r6,%r7,%r8", "%rd2"),
+            product(n, "%f1,%f2", "%r1,%r2,%r3,%r4", "%rd1"),
+            product(n, "%f1,%f2", "%r5,%r6,%r7,%r8", "%rd2"),
             "\twgmma.commit_group.sync.aligned;",
             *between,
             "\twgmma.fence.sync.aligned;",
@@ -60,6 +65,22 @@ def test_products_of_the_same_left_operand_are_joined(rest):
     assert joined.count("commit_group") == 2  # what waits counts them
     # where the second was: its sums may be set between the two
     assert joined.index(f"n{64 + rest}k16") > joined.rindex("fence")
+
+
+def test_panels_of_64_columns_serve_for_more_than_64():
+    ptx = code(n=128, rest=64, descriptor=PANELS_OF_64)
+    assert widths(join_products(ptx, 192)) == {192: 2}
+    assert join_products(ptx) == ptx and join_products(code(), 192) == code()
+    without = PANELS_OF_64 & ~(0x3FFF << 16)
+    ptx = code(n=128, rest=64, descriptor=without)
+    assert join_products(ptx, 192) == ptx
+    assert [n for n in range(8, 257, 8) if is_joined(n)] == [80, 96, 192]
+
+
+def test_other_products_before_them_are_no_obstacle():
+    scores = product(128, "%f9", "%r20,%r21,%r22,%r23", "%rd7")
+    ptx = "\n".join([scores, "\twgmma.commit_group.sync.aligned;", code()])
+    assert widths(join_products(ptx)) == {128: 1, 96: 2}
 
 
 def test_copies_of_the_left_operand_are_the_same_operand():
@@ -107,14 +128,19 @@ def test_all_are_joined_or_none():
 
 def test_kernels_are_joined_inside_of_the_context_alone():
     stages = {"ptx": lambda source, metadata: code()}
-    with joined_products():
-        with joined_products():  # a kernel that is compiled while another one is
+    with joined_products([96]):
+        with joined_products([192]):  # a kernel that is compiled while another one is
             pass
         hook = knobs.runtime.add_stages_inspection_hook
         assert hook is not None
         hook(None, stages, {}, None, None)
     assert knobs.runtime.add_stages_inspection_hook is None
     assert widths(stages["ptx"](None, {})) == {96: 2}
+    keys = []
+    for columns in ([80, 96], [96, 80], [96]):
+        with joined_products(columns):
+            keys.append(knobs.runtime.add_stages_inspection_hook())
+    assert keys[0] == keys[1] != keys[2]  # kernels are kept by them
 
 
 def test_a_hook_of_the_user_stays(monkeypatch):
@@ -122,6 +148,6 @@ def test_a_hook_of_the_user_stays(monkeypatch):
         return "key", "hash"
 
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", own)
-    with joined_products():
+    with joined_products([96]):
         assert knobs.runtime.add_stages_inspection_hook is own
     assert knobs.runtime.add_stages_inspection_hook is own
