@@ -49,15 +49,19 @@ from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
 from experiments.bench.compile_matrix.offline import compiled
 
 product = re.compile(r"wgmma.mma_async.sync.aligned.m64n(\\d+)k16[^;]*[}], [{]")
-for kernel in compiled(Call("dense", "hopper", 96), CHIPS[HOPPER], set()):
-    print(kernel.name, *product.findall(kernel.compiled.asm["ptx"]))
+for head_dim in 96, 192:
+    for kernel in compiled(Call("dense", "hopper", head_dim), CHIPS[HOPPER], set()):
+        print(kernel.name, head_dim, *product.findall(kernel.compiled.asm["ptx"]))
 """
 
 
 @pytest.mark.slow
-def test_products_of_96_columns_are_joined():
-    """No product with its left operand in registers is left with 32 columns of the head dim."""
+def test_products_of_96_and_192_columns_are_joined():
+    """Of the products with left operands in registers, no part of 32 columns is left. Those of 64
+    columns at head dim 192 are scores.
+    """
     lines = [line.split() for line in in_a_new_process("-c", WIDTHS).splitlines()]
-    found = {name: set(widths) for name, *widths in lines}
-    assert "96" in found["attention_forward"] and "32" not in found["attention_forward"]
-    assert "96" in found["backward_cols"] and "32" not in found["backward_cols"]
+    found = {(name, head_dim): set(widths) for name, head_dim, *widths in lines}
+    for name in ("attention_forward", "backward_cols"):
+        assert "96" in found[name, "96"] and "32" not in found[name, "96"]
+        assert "192" in found[name, "192"] and "128" not in found[name, "192"]
