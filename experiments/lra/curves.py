@@ -24,7 +24,7 @@ from experiments.lra.cells import (
     speedup,
     with_times,
 )
-from experiments.lra.figures import groups, label_points, row_labels, row_styles
+from experiments.lra.figures import by_contour, groups, label_points, row_labels, row_styles
 from experiments.lra.runs import Run
 from experiments.lra.speed.rows import StepRow
 
@@ -82,15 +82,16 @@ def _curves(
     cells: dict[RowKey, Cell], column: Column, more: str, smooth: float
 ) -> dict[str, Figure]:
     """The figures of a column by file name. Many rows take several figures."""
-    title = ", ".join(filter(None, (column.text, more)))
-    parts = groups(list(cells), other_entries=len(_baselines(cells.values())))
-    styles, labels = row_styles(list(cells)), row_labels(list(cells))
-    return {
-        file_name("curves", column.text, more, number if number > 1 else ""): draw_curves(
-            title, {labels[row]: (cells[row], styles[row]) for row in part}, smooth
-        )
-        for number, part in enumerate(parts, 1)
-    }
+    figures = {}
+    others = len(_baselines(cells.values()))
+    for contour, rows in by_contour(list(cells), other_entries=others).items():
+        title = ", ".join(filter(None, (column.text, contour, more)))
+        styles, labels = row_styles(rows), row_labels(rows)
+        for number, part in enumerate(groups(rows, other_entries=others), 1):
+            name = file_name("curves", column.text, contour, more, number if number > 1 else "")
+            looks = {labels[row]: (cells[row], styles[row]) for row in part}
+            figures[name] = draw_curves(title, looks, smooth)
+    return figures
 
 
 def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float = 0.02) -> Figure:

@@ -16,6 +16,7 @@ from experiments.lra import published as lra
 from experiments.lra.cells import RowKey
 
 T = TypeVar("T")
+USUAL_CONTOUR = "contour 14"  # which labels leave out
 
 
 def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
@@ -27,7 +28,7 @@ def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
     words = {key: [key.name, *filter(None, key.label.split(", "))] for key in keys}
     for own in words.values():
         if "contour" in " ".join(key.label for key in keys) and "contour" not in " ".join(own):
-            own.append("contour 14")  # the usual one, which labels leave out
+            own.append(USUAL_CONTOUR)
     shared = set.intersection(*map(set, words.values())) if len(keys) > 1 else set()
     labels = {
         key: ", ".join(word for word in own if word not in shared) or key.name
@@ -60,6 +61,21 @@ def row_styles(keys: Sequence[RowKey]) -> dict[RowKey, Style]:
         same = sum(other.attention == key.attention for other in styles)
         styles[key] = lra.style(key.attention, same)
     return styles
+
+
+def by_contour(keys: Sequence[RowKey], other_entries: int = 0) -> dict[str, list[RowKey]]:
+    """Returns the rows of each contour of Pathfinder by its name, if not all rows fit one legend.
+
+    Rows that fit, or that share a contour, stay together without a name.
+
+    other_entries: entries of the legend for other things.
+    """
+    found: dict[str, list[RowKey]] = {}
+    for key in keys:
+        words = (word for word in key.label.split(", ") if word.startswith("contour "))
+        found.setdefault(next(words, USUAL_CONTOUR), []).append(key)
+    fits = len(keys) + other_entries <= MAX_ENTRIES
+    return {"": list(keys)} if fits or len(found) == 1 else found
 
 
 def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:

@@ -8,7 +8,14 @@ from matplotlib.text import Text
 from experiments.common.figures import MAX_ENTRIES, style
 from experiments.lra.cells import RowKey, make_cells, speedup, with_times
 from experiments.lra.curves import _smoothed, draw_accuracy_speed, draw_all, draw_curves
-from experiments.lra.figures import groups, label_points, pattern_names, row_labels, row_styles
+from experiments.lra.figures import (
+    by_contour,
+    groups,
+    label_points,
+    pattern_names,
+    row_labels,
+    row_styles,
+)
 from experiments.lra.published import STYLES
 from experiments.lra.run_files import read_runs
 from tests.experiments.lra.made_runs import write_run
@@ -88,6 +95,33 @@ def test_groups_fit_a_legend_and_leave_nothing_out(count):
     found = groups(list(range(count)), other_entries=2)
     assert all(len(part) + 2 <= MAX_ENTRIES and part[0] == 0 for part in found)
     assert [item for part in found for item in part[1:]] == list(range(1, count))
+
+
+def test_rows_that_do_not_fit_a_legend_are_divided_by_their_contours():
+    labels = ("rotary", "rotary, contour 6", "rotary, contour 6, scratch", "rotary, contour 9")
+    rows = [RowKey(name, "", label) for name in ("flash", "sparse") for label in labels]
+    assert by_contour(rows) == {"": rows}
+    found = by_contour(rows, other_entries=1)
+    assert {name: len(part) for name, part in found.items()} == {
+        "contour 14": 2, "contour 6": 4, "contour 9": 2,
+    }  # fmt: skip
+    assert all(row.label.startswith("rotary, contour 6") for row in found["contour 6"])
+    nine = [RowKey(name, "", "") for name in STYLES]
+    assert by_contour(nine, other_entries=2) == {"": nine}
+
+
+def test_contours_that_do_not_fit_one_figure_have_one_each(tmp_path):
+    for contour in (6, 9, 14):
+        for name in ("flash", "sparse"):
+            for run in ("", "scratch"):
+                settings = {"task": {"difficulty": None if contour == 14 else contour}}
+                more = {"folder": f"{name}{contour}{run}", "settings": settings}
+                write_run(tmp_path, "pathfinder32", name, name=run or None, **more)
+    found = drawn(tmp_path, tmp_path / "plots")
+    stem = "curves-pathfinder-generated-2k-contour"
+    assert set(found) == {f"{stem}-6", f"{stem}-9", f"{stem}-14"}
+    assert all("FlashAttention, scratch" in text for text in found.values())
+    assert "contour 6;" in found[f"{stem}-6"]
 
 
 def test_names_of_rows_leave_out_what_all_share():
