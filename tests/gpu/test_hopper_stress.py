@@ -1,4 +1,6 @@
-"""A short run of the stress program, in a process of its own: a hang must not end the tests."""
+"""Short runs of the programs that launch random calls, in a process of their own: a hang must not
+end the tests.
+"""
 
 import os
 import subprocess
@@ -7,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import sparseflash
+from tests.gpu.fuzz import check_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,3 +57,24 @@ time.sleep(60)
 """
     done = python("-c", program)
     assert done.returncode == -9 and "HANG" in done.stderr and "problem 7" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_random_calls_are_right():
+    done = python("-m", "tests.gpu.fuzz", "--cases", "60", "--jobs", "4", "--seed", "10000")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_random_calls_on_a_cpu_are_right_and_a_wrong_one_is_told(monkeypatch):
+    assert check_calls(range(12), 300, "cpu") == (12, [])
+    right = sparseflash.attention
+
+    def wrong(*arguments, **options):
+        out, *more = right(*arguments, **options)
+        return out * 1.5, *more
+
+    monkeypatch.setattr(sparseflash, "attention", wrong)
+    ran, told = check_calls(range(4), 300, "cpu")
+    assert ran == 0 and len(told) == 4 and all("AssertionError" in text for text in told)
