@@ -56,6 +56,12 @@ def test_the_table_of_cuts_follows_from_the_rows():
         assert "\n".join(f"| seed {seed} {line}" for line in made) in text
 
 
+def test_the_table_of_cuts_of_a_pretrained_model_follows_from_the_rows():
+    made = cuts.table(read(RESULTS / "pathfinder_cuts.csv.gz", CutRow)).strip().splitlines()[2:]
+    assert len(made) == 3
+    assert "\n".join(made) in (RESULTS.parent / "pathfinder.md").read_text()
+
+
 @pytest.fixture(scope="module")
 def pretrained():
     """The runs of self-pretraining by folder, without its seed."""
