@@ -145,9 +145,16 @@ def hide_padding(
     """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
     and HIDDEN for padding keys; and v. Padding keys and their values become 0.
 
-    One copy each, with the tokens outermost as a projection lays them out.
+    One copy each, with the tokens outermost as a projection lays them out. Raises ValueError for a
+    scale whose inverse the dtype does not hold.
     """
     batch, _, n, head_dim = k.shape
+    held = torch.finfo(q.dtype)
+    if not held.tiny <= 1 / scale <= held.max:
+        raise ValueError(
+            f"scale is {scale}; where padding is hidden in {q.dtype} it must lie between"
+            f" {1 / held.max:.2g} and {1 / held.tiny:.2g}: cast q, k and v to bfloat16 or float32"
+        )
     extra = 8 - head_dim % 8
     padding = ~real_tokens(lengths, n)[:, :, None, None]
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)

@@ -241,6 +241,16 @@ def test_errors(lengths, message):
         sparseflash.attention(q, k, v, lengths=lengths)
 
 
+def test_a_scale_whose_inverse_float16_does_not_hold():
+    wide, ends = [t.detach().float() for t in leaves(96, 96)], [96, 0, 50, 33, 2]
+    half = [t.half() for t in wide]
+    for scale in (1e-5, 1e9):
+        with pytest.raises(ValueError, match=f"scale is {scale}; .* between 1.5e-05 and 1.6e[+]04"):
+            sparseflash.attention(*half, lengths=ends, scale=scale)
+    found = sparseflash.attention(*wide, lengths=ends, scale=1e-5)
+    torch.testing.assert_close(found, exact(*wide, None, ends, scale=1e-5))
+
+
 def test_skipping_says_what_it_takes():
     q, k, v = leaves(96, 96)
     with pytest.raises(ValueError, match="multiple of 128: take padding=hide"):
