@@ -61,11 +61,14 @@ def attend_within(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
+    unreal = ~real_tokens(lengths, n_k)[:, None] if n_q == n_k else None  # queries that are padding
+    if unreal is not None:
+        q = q.masked_fill(unreal[..., None], 0.0)  # they may be NaN, and get no gradient
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
     out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
-    if n_q == n_k:
-        nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
+    if unreal is not None:
+        nothing = nothing | unreal
     out = out.masked_fill(nothing[..., None], 0.0)
     lse = lse.masked_fill(nothing, -torch.inf)
     # beside a sink the LSE does not tell
