@@ -95,9 +95,9 @@ class Heads(_Turns):
         def signature(x: Ints) -> list[Ints]:
             turn = grid.split(x)[0] % grid.heads % count
             columns: list[Ints] = [turn]
-            for i, part in enumerate(placed):
+            for i in np.unique(turn).tolist():
                 mine = turn == i
-                for column in part.signature(x[mine]):
+                for column in placed[i].signature(x[mine]):
                     columns.append(np.zeros(len(x), np.int64))
                     columns[-1][mine] = column
             return columns

@@ -328,7 +328,10 @@ def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bo
     if not (k.dtype is v.dtype is dtype and k.device == v.device == device):
         return None
     key = None if mask is None else mask.key
-    return cache.get(key_of(q, k, v, key, call, needs_grad))
+    try:
+        return cache.get(key_of(q, k, v, key, call, needs_grad))
+    except RuntimeError:  # of sparse and nested tensors, which `_checked` refuses
+        return None
 
 
 def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> _Checked:

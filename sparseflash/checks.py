@@ -54,6 +54,12 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
     for name, t in zip("qkv", (q, k, *v), strict=False):
         if not isinstance(t, Tensor):
             raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
+        if t.layout != torch.strided or t.is_nested:
+            raise ValueError(
+                f"{name} is {'nested' if t.is_nested else 'sparse'}, of layout {t.layout}; pass a"
+                " dense tensor: for sequences of several lengths padded with lengths=, or one after"
+                " another with the mask sparseflash.packed.documents"
+            )
         if t.ndim != 4:
             raise ValueError(
                 f"{name} has shape {tuple(t.shape)}; it must be (batch, heads, length, head dim)"

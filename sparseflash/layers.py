@@ -2,6 +2,7 @@
 position embeddings.
 """
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -77,8 +78,8 @@ class BlockSparseAttention(nn.Module):
             raise ValueError(f"dim is {dim}, no multiple of heads, {heads}; or give head_dim")
         if kv_heads is not None and heads % kv_heads:
             raise ValueError(f"kv_heads is {kv_heads}; it must divide heads, {heads}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
+        if not isinstance(dropout, Real) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout!r}; it must be a number in [0, 1)")
         if padding not in PADDINGS:
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")
         if not isinstance(rotary, nn.Module | None):
@@ -243,10 +244,10 @@ class Rotary(nn.Module):
 
     def __init__(self, base: float = 10_000.0, fraction: float = 1.0):
         super().__init__()
-        if not base > 1:
-            raise ValueError(f"base is {base}; it must be above 1")
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction is {fraction}; it must lie in (0, 1]")
+        if not isinstance(base, Real) or not base > 1:
+            raise ValueError(f"base is {base!r}; it must be a number above 1")
+        if not isinstance(fraction, Real) or not 0 < fraction <= 1:
+            raise ValueError(f"fraction is {fraction!r}; it must be a number in (0, 1]")
         self.base, self.fraction = base, fraction
 
     def forward(self, x: Tensor) -> Tensor:

@@ -61,11 +61,14 @@ def attend_within(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
+    unreal = ~real_tokens(lengths, n_k)[:, None] if n_q == n_k else None  # queries that are padding
+    if unreal is not None:
+        q = q.masked_fill(unreal[..., None], 0.0)  # they may be NaN, and get no gradient
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
     out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
-    if n_q == n_k:
-        nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
+    if unreal is not None:
+        nothing = nothing | unreal
     out = out.masked_fill(nothing[..., None], 0.0)
     lse = lse.masked_fill(nothing, -torch.inf)
     # beside a sink the LSE does not tell
@@ -145,9 +148,16 @@ def hide_padding(
     """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
     and HIDDEN for padding keys; and v. Padding keys and their values become 0.
 
-    One copy each, with the tokens outermost as a projection lays them out.
+    One copy each, with the tokens outermost as a projection lays them out. Raises ValueError for a
+    scale whose inverse the dtype does not hold.
     """
     batch, _, n, head_dim = k.shape
+    held = torch.finfo(q.dtype)
+    if not held.tiny <= 1 / scale <= held.max:
+        raise ValueError(
+            f"scale is {scale}; where padding is hidden in {q.dtype} it must lie between"
+            f" {1 / held.max:.2g} and {1 / held.tiny:.2g}: cast q, k and v to bfloat16 or float32"
+        )
     extra = 8 - head_dim % 8
     padding = ~real_tokens(lengths, n)[:, :, None, None]
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)

@@ -6,8 +6,9 @@
     if __name__ == "__main__":
         main()
 
-`command` is the command line, for records. An unknown option, and every ValueError of the program,
-ends in `error: ...` and exit status 2. With `-m`, the remaining jobs still run.
+`command` is the command line, for records. An unknown option, another value where the file has true
+or false, and every ValueError of the program end in `error: ...` and exit status 2. With `-m`, the
+remaining jobs still run.
 """
 
 import re
@@ -43,6 +44,7 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             overrides = list(HydraConfig.get().overrides.task)
             options: Any = OmegaConf.to_container(config, resolve=True)
             try:
+                _check_flags(name, options)
                 main(options, shlex.join([*command, *overrides]))
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
@@ -82,3 +84,13 @@ def _check_keys(name: str, arguments: list[str]) -> None:
         known = [str(key) for key in hydra.compose(name)]
     for key in given:
         choose("option", key, [*known, "hydra"])
+
+
+def _check_flags(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for another value where conf/`name`.yaml has true or false: the text "no"
+    would count as true.
+    """
+    defaults: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    for key, default in defaults.items():
+        if isinstance(default, bool) and not isinstance(options[key], bool):
+            raise ValueError(f"{key}={options[key]!r}: give true or false")

@@ -72,8 +72,6 @@ def check(options: dict[str, Any], methods: Any) -> None:
     choose("dtype", options["dtype"], DTYPES)
     for name in ("seconds", "limit_s", "minutes"):
         positive_number(name, options[name])
-    if not isinstance(options["causal"], bool):
-        raise ValueError(f"causal={options['causal']!r}: give true or false")
     if not isinstance(options["dropout"], int | float) or not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout={options['dropout']!r}: give a number from 0 to below 1")
 

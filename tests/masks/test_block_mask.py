@@ -155,6 +155,21 @@ def test_another_format_is_refused(tmp_path: Path):
         BlockMask.load(rewritten(path, format=1))
 
 
+def test_one_wrong_byte_is_refused_or_does_not_count(tmp_path: Path):
+    path, blocks = tmp_path / "mask.npz", masks.local(3).build(100)
+    blocks.save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            assert BlockMask.load(path) == blocks
+        except ValueError as error:
+            assert "mask.npz" in str(error)
+            refused += 1
+    assert refused > 100
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.97])
 def test_a_cut_or_overwritten_file_is_refused(tmp_path: Path, share: float):
     path = tmp_path / "mask.npz"

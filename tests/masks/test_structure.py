@@ -24,6 +24,13 @@ def test_heads_compose():
     assert two.build(64, heads=4).heads == 4
 
 
+def test_a_head_without_mixed_blocks():
+    whole = masks.causal() >> masks.snap(16)
+    dense = masks.heads(whole, LOCAL).build(100, block_size=16).to_dense()[0]
+    for h, part in enumerate((whole, LOCAL)):
+        assert np.array_equal(dense[h], part.build(100, block_size=16).to_dense()[0, 0])
+
+
 def test_one_mask_for_all_heads_is_stored_once():
     assert masks.heads(LOCAL).build(64, 64, 16, heads=3).heads == 1
     assert masks.heads(LOCAL).build(64, 64, 16) == LOCAL.build(64, 64, 16)

@@ -13,6 +13,7 @@ from sparseflash.testing import make_qkv
 from tests.op_cases import MASK, plans
 
 Q, K, V = make_qkv(2, 4, 40, 40, 8, kv_heads=2)
+JAGGED = torch.nested.as_nested_tensor([Q[0].mT, Q[1].mT], layout=torch.jagged)
 GOOD = {"q": Q, "k": K, "v": V, "mask": MASK, "backend": "cpu"}
 NAN, INF = float("nan"), float("inf")
 
@@ -80,6 +81,8 @@ CASES = {
     "q a number": ({"q": torch.tensor(1.0)}, "q has shape ()", SHAPE),
     "q an array": ({"q": Q.numpy()}, "q is a ndarray", "pass a torch tensor"),
     "k None": ({"k": None}, "k is a NoneType", "pass a torch tensor"),
+    "q sparse": ({"q": Q.to_sparse()}, "q is sparse, of layout torch.sparse_coo", "dense tensor"),
+    "all jagged": (dict.fromkeys("qkv", JAGGED), "q is nested, of layout torch.jagged", "packed"),
     "v a list": ({"v": [1.0]}, "v is a list", "pass a torch tensor"),
     "scale 0": ({"scale": 0}, "scale is 0", POSITIVE),
     "scale negative": ({"scale": -0.5}, "scale is -0.5", f"{POSITIVE} (negate q"),

@@ -196,6 +196,18 @@ def test_hidden_padding_may_hold_anything():
 
 
 @both_ways
+def test_padding_queries_give_no_gradient(how):
+    """Whatever they hold, as by a mask in which they see nothing."""
+    tensors = leaves()
+    padding = (torch.arange(256) >= torch.tensor(FEW)[:, None])[:, None, :, None]
+    expected = _with_gradients(*within(how, *tensors, None, return_lse=True), tensors)
+    for odd in (float("nan"), float("inf")):
+        filled = [t.detach().masked_fill(padding, odd).requires_grad_() for t in tensors]
+        found = _with_gradients(*within(how, *filled, None, return_lse=True), filled)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@both_ways
 def test_no_value_is_read_from_a_device(how):
     qkv = leaves()
     within(how, *qkv, None)  # fills the caches
@@ -239,6 +251,16 @@ def test_errors(lengths, message):
     q, k, v = leaves(96, 96)
     with pytest.raises(ValueError, match=message):
         sparseflash.attention(q, k, v, lengths=lengths)
+
+
+def test_a_scale_whose_inverse_float16_does_not_hold():
+    wide, ends = [t.detach().float() for t in leaves(96, 96)], [96, 0, 50, 33, 2]
+    half = [t.half() for t in wide]
+    for scale in (1e-5, 1e9):
+        with pytest.raises(ValueError, match=f"scale is {scale}; .* between 1.5e-05 and 1.6e[+]04"):
+            sparseflash.attention(*half, lengths=ends, scale=scale)
+    found = sparseflash.attention(*wide, lengths=ends, scale=1e-5)
+    torch.testing.assert_close(found, exact(*wide, None, ends, scale=1e-5))
 
 
 def test_skipping_says_what_it_takes():
