@@ -63,6 +63,23 @@ BAD = {
     "papers.term_costs backends=[reference]": "backends='reference': choose from hopper",
     "papers.term_costs densities=[0]": "densities=0: give a number above 0",
     "papers.term_costs radius=x": "radius='x': give a whole number",
+    "papers.accuracy outliers=2": "outliers=2: give a share between 0 and 1",
+    "papers.accuracy dtypes=[float8]": "dtypes='float8': choose from",
+    "papers.accuracy lengths=[0]": "=0: give a whole number, at least 8",
+    "papers.accuracy pages=[none.md]": "cannot read pages=none.md",
+    "papers.picks 'selectors=[\"top_k(2)\"]'": "top_k(2) has no picks; give moba or nsa",
+    "papers.picks 'selectors=[\"nsa(2, 32, union=True)\"]'": "has no picks; give moba or nsa",
+    "papers.picks heads=3 kv_heads=2": "heads=3 is not a multiple of kv_heads=2",
+    "papers.picks providers=[flex]": "providers",
+    "papers.picks lengths=[0]": "lengths",
+    "papers.picks lengths=[64,x]": "lengths",
+    "papers.softmax.__main__ k=[301] vocabularies=[10,300]": "k=301: at most the largest of vocab",
+    "papers.softmax.__main__ batches=[x]": "batches='x': give a whole number",
+    "papers.softmax.__main__ algorithms=[onlin]": "did you mean online",
+    "papers.softmax.__main__ implementation=cuda": "'cuda': choose from triton, blocks",
+    "papers.softmax.__main__ limit_gib=1e-9": "no shape fits",
+    "papers.softmax.__main__ pages=[none.md]": "cannot read pages=none.md",
+    "papers.softmax.__main__ measure=false": "measure first",
     "papers.packed_masks kinds=[trees]": "did you mean tree",
     "papers.memory dim=100": "give a multiple of 2 * heads",
     "papers.memory layers=2": "layers=2: give a whole number, at least 4",
@@ -76,11 +93,14 @@ BAD = {
 @pytest.mark.parametrize("command", BAD)
 def test_a_bad_option_is_one_line(command, run_program, tmp_path):
     module, *words = shlex.split(command)
-    if module in ("speed", "select", "mask_build", "tune"):
-        words.append(f"csv={tmp_path}/rows.csv")
+    csv = tmp_path / "rows.csv"
+    measures = module.startswith(("speed", "select", "mask_build", "tune", "papers."))
+    if measures and "csv=" not in command:
+        words.append(f"csv={csv}")
     status, _, error = run_program(module, *words)
     assert status == 2 and BAD[command] in error
     assert error.startswith("error: ") and error.count("\n") == 1
+    assert not csv.exists()
 
 
 def test_a_file_that_cannot_be_written_is_one_line(run_program, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from experiments.common.provenance import ROOT
 from experiments.common.records import OK, Records, read
 from experiments.papers import attention_table
 from experiments.papers.attention import length_report
@@ -151,18 +150,6 @@ def test_gains_are_over_standard_attention():
     assert named(rows)["gain_plain_d16"]().splitlines()[2:] == [
         "| standard | 1 | – |", "| ours, dense | **4** | – |",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("folder", ["h200", "cpu"])
-def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(attention_table, "draw_all", lambda rows, out: [])
-    published = (ROOT / "docs/results/attention_table.md").read_text()
-    (page := tmp_path / "page.md").write_text(published)
-    words = [f"csv={ROOT}/docs/results/{folder}/lengths.csv.gz", f"plots={tmp_path}"]
-    words += ["measure=false", f"pages=[{page}]"]
-    status, _, error = run_program("papers.attention_table", *words)
-    assert status == 0, error
-    assert page.read_text() == published
 
 
 def test_slow_calls_are_predicted(tmp_path):

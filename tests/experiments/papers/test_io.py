@@ -71,19 +71,6 @@ def test_what_fails_is_a_row(monkeypatch):
     assert measured(huge, row, CPU, 1e-3).status.startswith("out of memory: needs about")
 
 
-@pytest.mark.parametrize("folder", ["h200", "cpu"])
-def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path, folder):
-    published = (ROOT / "docs/results/io.md").read_text()
-    page = tmp_path / "page.md"
-    for name in ("shape", "block", "sparsity"):
-        assert f"<!-- rows: {name} {folder}/io.csv -->" in published
-    page.write_text(published)
-    words = [f"csv={ROOT}/docs/results/{folder}/io.csv", f"plots={tmp_path}", "measure=false"]
-    status, _, error = run_program("papers.io", *words, f"pages=[{page}]")
-    assert status == 0, error
-    assert page.read_text() == published
-
-
 def test_sparsity_is_not_filled_with_another_table():
     rows = read(ROOT / "docs/results/h200/io.csv", IoRow)
     found = named(rows)

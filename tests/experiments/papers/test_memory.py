@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 from experiments.papers.attention import stack
 from experiments.papers.attention.live import LiveBytes, peak_bytes
@@ -127,15 +126,6 @@ def test_the_share_that_selective_recomputation_saves():
     assert units == {"GPT-3, 175B": (80.0, 34.0), "MT-NLG, 530B": (64.0, 34.0)}
     for model in SELECTIVE.values():
         assert attention_share(*model[:3]) == pytest.approx(model.share, abs=0.005)
-
-
-def test_the_page_has_the_tables_of_its_rows(run_program, tmp_path):
-    published = (ROOT / "docs/results/memory.md").read_text()
-    (page := tmp_path / "page.md").write_text(published)
-    words = [f"csv={ROOT}/docs/results/h200/memory.csv", f"plots={tmp_path}", "measure=false"]
-    status, _, error = run_program("papers.memory", *words, f"pages=[{page}]")
-    assert status == 0, error
-    assert page.read_text() == published
 
 
 def test_live_bytes_follow_storages():

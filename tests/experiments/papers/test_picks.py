@@ -75,23 +75,6 @@ def test_a_shape_that_cannot_be_drawn_leaves_what_is_known(monkeypatch):
     assert found[0] == known and found[1].status == "out of memory: no room"
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (['selectors=["top_k(2)"]'], "top_k(2) has no picks; give moba or nsa"),
-        (['selectors=["nsa(2, 32, union=True)"]'], "has no picks; give moba or nsa"),
-        (["heads=3", "kv_heads=2"], "heads=3 is not a multiple of kv_heads=2"),
-        (["providers=[flex]"], "providers"),
-        (["lengths=[0]"], "lengths"),
-        (["lengths=[64,x]"], "lengths"),
-    ],
-)
-def test_bad_options(words, reason, tmp_path, run_program):
-    csv = tmp_path / "picks.csv"
-    status, _, error = run_program("papers.picks", *SMALL, *words, f"csv={csv}")
-    assert status != 0 and reason in error and not csv.exists()
-
-
 class FakePeer:
     """Both peers by their contracts, computed densely: the lists are checked."""
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 from experiments.papers.softmax import blocks, kernels
 from experiments.papers.softmax.algorithms import ALGORITHMS
@@ -114,37 +113,6 @@ def test_several_k(run_program, one_thread, tmp_path):
     five = [row for row in rows if row.k in (0, 5)]
     assert tables(five)["topk"]() == tables(rows)["topk"]()  # the other table is of the first
     assert tables(five)["larger_k"]() == "Not measured yet."
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ("k=[5,301]", "k=301: at most the largest of vocabularies=[10, 300]"),
-        ("batches=[x]", "batches='x': give a whole number"),
-        ("algorithms=[onlin]", "did you mean online"),
-        ("implementation=cuda", "implementation='cuda': choose from triton, blocks"),
-        ("limit_gib=1e-9", "no shape fits"),
-        ("pages=[none.md]", "cannot read pages=none.md"),
-    ],
-)
-def test_a_bad_option_is_one_line(run_program, tmp_path, words, message):
-    csv = f"csv={tmp_path}/s.csv"
-    status, _, text = run_program("papers.softmax.__main__", csv, *SMALL.split(), words)
-    assert status == 2 and message in text and text.count("\n") == 1
-    assert not (tmp_path / "s.csv").exists()
-
-
-def test_tables_come_from_rows_alone(run_program, tmp_path):
-    words = [f"csv={tmp_path}/s.csv", f"out={tmp_path}", "measure=false"]
-    status, _, text = run_program("papers.softmax.__main__", *words)
-    assert status == 2 and "s.csv" in text and "measure first" in text
-    published = (ROOT / "docs/results/softmax.md").read_text()
-    page = tmp_path / "page.md"
-    page.write_text(published)
-    words[0] = f"csv={ROOT}/docs/results/h200/softmax.csv.gz"
-    status, _, text = run_program("papers.softmax.__main__", *words, f"pages=[{page}]")
-    assert status == 0, text
-    assert page.read_text() == published
 
 
 def test_the_kernels_need_a_gpu_or_the_interpreter(run_program, tmp_path, monkeypatch):
