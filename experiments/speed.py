@@ -14,7 +14,7 @@ from experiments.bench.reports.table import tables
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
 from experiments.bench.warm import warm
-from experiments.common.checks import positive_number, whole_number
+from experiments.common.checks import check_options, positive_number
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -26,9 +26,7 @@ def main(options: dict[str, Any], command: str) -> None:
     device = find_device(options["device"])
     seconds = options["seconds"] or (0.15 if device.type == "cuda" else 0.5)
     positive_number("seconds", seconds)
-    positive_number("warm_s", options["warm_s"])
-    whole_number("workers", options["workers"], 0)
-    whole_number("rounds", options["rounds"])
+    check_options(options, positive="warm_s", whole="rounds", least={"workers": 0})
     wanted = in_rounds(chosen(options, device), options["rounds"])
     allowed = {name: options[name] for name in ("fresh", "allow_changes")}
     records = Records(options["csv"], SpeedRow, **allowed)

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.bench.rows import TileRow
 from experiments.bench.tiles import MASKS, PRODUCTS, SHAPES, compile_all, tune
-from experiments.common.checks import as_list, choose, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -24,14 +24,11 @@ def main(options: dict[str, Any], command: str) -> None:
     """Compiles, checks and times the candidates, and appends their rows to the CSV."""
     if find_device(None).type != "cuda":
         raise ValueError("experiments.tune needs a GPU, and torch finds none here")
-    whole_number("workers", options["workers"])
     names = [f"{kernel} {kind}".strip() for kernel in PRODUCTS for kind in MASKS]
-    for kernel in as_list(options["kernels"]):
-        choose("kernels", kernel, names)
-    for head_dim in as_list(options["head_dims"]):
-        choose("head_dims", head_dim, SHAPES)
+    choices = {"kernels": names, "head_dims": SHAPES}
+    check_options(options, lists="kernels head_dims", whole="workers", choices=choices)
     records = Records(options["csv"], TileRow, allow_changes=options["allow_changes"])
-    pairs = [(k, d) for k in as_list(options["kernels"]) for d in as_list(options["head_dims"])]
+    pairs = [(k, d) for k in options["kernels"] for d in options["head_dims"]]
     start = time.monotonic()
     reasons = compile_all(pairs, options["workers"])
     print(f"compiled {len(reasons)} candidates in {time.monotonic() - start:.0f} s", flush=True)

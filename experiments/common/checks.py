@@ -2,7 +2,9 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 
@@ -26,6 +28,36 @@ def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
         close = difflib.get_close_matches(str(value), choices, 1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
+
+
+def check_options(
+    options: dict[str, Any],
+    *,
+    lists: str = "",
+    whole: str = "",
+    least: Mapping[str, int] = MappingProxyType({}),
+    positive: str = "",
+    choices: Mapping[str, Iterable[Any]] = MappingProxyType({}),
+) -> None:
+    """Raises ValueError for options that are out of range: a value, or one of a list of values.
+
+    Args:
+        lists: names of options that take one or a list, which become lists.
+        whole: names of whole numbers, at least 1; `least` has those with another minimum.
+        positive: names of numbers above 0.
+        choices: what to choose from, by the name of the option.
+    """
+    for name in lists.split():
+        options[name] = as_list(options[name])
+    checks: list[tuple[str, Callable[[str, Any], None]]] = []
+    checks += [(name, whole_number) for name in whole.split()]
+    checks += [(name, partial(whole_number, least=n)) for name, n in least.items()]
+    checks += [(name, positive_number) for name in positive.split()]
+    checks += [(name, partial(choose, choices=known)) for name, known in choices.items()]
+    for name, check in checks:
+        value = options[name]
+        for each in value if isinstance(value, list) else [value]:
+            check(name, each)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records, read
@@ -104,14 +104,13 @@ def main(options: dict[str, Any], command: str) -> None:
 
 def check(options: dict[str, Any]) -> None:
     """Raises ValueError for options out of range."""
-    for name in ("lengths", "head_dims", "dtypes"):
-        options[name] = as_list(options[name])
-    for value in (*options["lengths"], *options["head_dims"]):
-        whole_number("lengths and head_dims", value, 8)
-    for name in ("batch", "heads"):
-        whole_number(name, options[name])
-    for name in options["dtypes"]:
-        choose("dtypes", name, DTYPES)
+    check_options(
+        options,
+        lists="lengths head_dims dtypes",
+        whole="batch heads",
+        least={"lengths": 8, "head_dims": 8},
+        choices={"dtypes": DTYPES},
+    )
     share = options["outliers"]
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"outliers={share!r}: give a share between 0 and 1")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -47,8 +47,8 @@ def main(options: dict[str, Any], command: str) -> None:
         known = CPU_METHODS if device.type == "cpu" else GPU_METHODS
         if options["causal"]:
             known = tuple(name for name in known if METHODS[name].kind in CAUSAL)
-        methods = as_list(options["methods"]) or known
-        check(options, methods)
+        check(options)
+        methods = options["methods"] or known
         records = Records(path, LengthRow, allow_changes=options["allow_changes"])
         run = Run(device, options["seconds"], options["limit_s"], records, command)
         wanted = settings(options, methods, options["dtype"])
@@ -56,22 +56,16 @@ def main(options: dict[str, Any], command: str) -> None:
     publish(path, LengthRow, tables, draw_all, options, named)
 
 
-def check(options: dict[str, Any], methods: Any) -> None:
+def check(options: dict[str, Any]) -> None:
     """Raises ValueError for options out of range."""
-    for name in methods:
-        choose("methods", name, METHODS)
-    options["lengths"], options["variants"] = map(
-        as_list, (options["lengths"], options["variants"])
+    check_options(
+        options,
+        lists="methods lengths variants",
+        whole="batch heads head_dim peers_to",
+        least={"lengths": 16},
+        positive="seconds limit_s minutes",
+        choices={"methods": METHODS, "variants": VARIANTS, "dtype": DTYPES},
     )
-    for n in options["lengths"]:
-        whole_number("lengths", n, 16)
-    for name in options["variants"]:
-        choose("variants", name, VARIANTS)
-    for name in ("batch", "heads", "head_dim", "peers_to"):
-        whole_number(name, options[name])
-    choose("dtype", options["dtype"], DTYPES)
-    for name in ("seconds", "limit_s", "minutes"):
-        positive_number(name, options[name])
     if not isinstance(options["dropout"], int | float) or not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout={options['dropout']!r}: give a number from 0 to below 1")
 

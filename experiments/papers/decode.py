@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import as_list, check_options, choose
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records, read
@@ -71,17 +71,14 @@ def planned(options: dict[str, Any]) -> list[Step]:
     Without `masks`: no mask, a window with sinks, and chosen blocks. Four queries then take no mask
     alone, and only a single query takes chosen blocks.
     """
-    for name in ("lengths", "n_q", "pages", "masks"):
-        options[name] = as_list(options[name])
-    for name in SIZES:
-        whole_number(name, options[name], 64 if name == "chosen" else 1)
-    for name, least in (("lengths", 64), ("n_q", 1), ("pages", 0)):
-        for value in options[name]:
-            whole_number(name, value, least)
-    whole_number("rounds", options["rounds"])
-    for name in ("seconds", "minutes"):
-        positive_number(name, options[name])
-    choose("dtype", options["dtype"], DTYPES)
+    check_options(
+        options,
+        lists="lengths n_q pages masks",
+        whole=f"{' '.join(SIZES)} n_q rounds",
+        least={"chosen": 64, "lengths": 64, "pages": 0},
+        positive="seconds minutes",
+        choices={"dtype": DTYPES},
+    )
     streaming = STREAMING.format(options["chosen"])
     texts = [str(text) for text in options["masks"]] or ["dense", streaming, SELECTED]
     sizes = {name: options[name] for name in (*SIZES, "dtype")}

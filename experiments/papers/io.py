@@ -10,19 +10,16 @@ rows. Each passes a gate against float64 first. Rows that the CSV holds are not 
 same command continues a run that stopped. See docs/results/io.md.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records
 from experiments.papers.attention.io_report import describe, draw, named, tables
-from experiments.papers.attention.io_run import PARTS, Counts, Measured, measured, plan
+from experiments.papers.attention.io_run import PARTS, Counts, measured, plan
 from experiments.papers.attention.methods import METHODS
 from experiments.papers.attention.resume import publish, resumed, tell
 from experiments.papers.attention.rows import IoRow
@@ -57,41 +54,26 @@ def main(options: dict[str, Any], command: str) -> None:
         known = {what: records.find(row) for what, row in rows.items()}
         lacking = [what for what, row in known.items() if row is None or row.status != OK]
         lacking = [what for what in lacking if not what.setting().unsupported(device)]
+        seconds = options["seconds"]
         counts = Counts(lacking) if device.type == "cuda" else None
         groups = (
-            ([row], partial(measure, what, device, options["seconds"], counts))
+            ([row], lambda rows, what=what: [measured(what, rows[0], device, seconds, counts)])
             for what, row in rows.items()
         )
         tell(resumed(groups, records, options["minutes"]), len(wanted), describe)
     publish(path, IoRow, tables, draw, options, named)
 
 
-def measure(
-    what: Measured,
-    device: torch.device,
-    seconds: float,
-    counts: Counts | None,
-    rows: list[IoRow],
-) -> list[IoRow]:
-    """The rows of one thing, measured."""
-    return [measured(what, row, device, seconds, counts) for row in rows]
-
-
 def check(options: dict[str, Any]) -> None:
     """Raises ValueError for options out of range."""
-    for name in ("parts", "methods", "blocks", "densities"):
-        options[name] = as_list(options[name])
-    for name in options["parts"]:
-        choose("parts", name, PARTS)
-    for name in options["methods"]:
-        choose("methods", name, [name for name in DENSE_ONLY if name != "sparse"])
-    for name in ("batch", "heads", "n", "head_dim", "sparse_n", "sparse_block"):
-        whole_number(name, options[name])
-    choose("dtype", options["dtype"], DTYPES)
-    for name in ("seconds", "density", "minutes"):
-        positive_number(name, options[name])
-    for value in options["densities"]:
-        positive_number("densities", value)
+    methods = [name for name in DENSE_ONLY if name != "sparse"]
+    check_options(
+        options,
+        lists="parts methods blocks densities",
+        whole="batch heads n head_dim sparse_n sparse_block",
+        positive="seconds density densities minutes",
+        choices={"parts": PARTS, "methods": methods, "dtype": DTYPES},
+    )
 
 
 if __name__ == "__main__":

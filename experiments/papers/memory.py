@@ -10,14 +10,13 @@ A context too long for the memory gets a row that says so. Rows that the CSV hol
 again: the same command continues a run that stopped. See docs/results/memory.md.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -48,7 +47,8 @@ def main(options: dict[str, Any], command: str) -> None:
         check(options)
         records = Records(path, MemoryRow, allow_changes=options["allow_changes"])
         rows = planned(options, device, command)
-        groups = (([row], partial(measure, device, options["seconds"])) for row in rows)
+        seconds = options["seconds"]
+        groups = (([row], lambda found: [measured(found[0], device, seconds)]) for row in rows)
         tell(resumed(groups, records, options["minutes"]), len(rows), describe)
     publish(path, MemoryRow, tables, draw, options, named)
 
@@ -68,27 +68,21 @@ def planned(options: dict[str, Any], device: torch.device, command: str) -> list
     ]  # fmt: skip
 
 
-def measure(device: torch.device, seconds: float, rows: list[MemoryRow]) -> list[MemoryRow]:
-    """The rows, measured."""
-    return [measured(row, device, seconds) for row in rows]
-
-
 def check(options: dict[str, Any]) -> None:
     """Raises ValueError for options out of range."""
-    options["lengths"] = as_list(options["lengths"])
-    for n in options["lengths"]:
-        whole_number("lengths", n, 16)
-    for name in ("batch", "dim", "hidden", "heads"):
-        whole_number(name, options[name])
-    whole_number("layers", options["layers"], 4)  # half of them: one layer is all edge
+    check_options(
+        options,
+        lists="lengths",
+        whole="batch dim hidden heads",
+        least={"lengths": 16, "layers": 4},  # half of the layers: one alone is all edge
+        positive="seconds minutes",
+        choices={"dtype": DTYPES},
+    )
     if options["dim"] % (2 * options["heads"]):
         raise ValueError(
             f"dim={options['dim']}: give a multiple of 2 * heads = {2 * options['heads']}, "
             "for rotary embeddings of whole pairs"
         )
-    choose("dtype", options["dtype"], DTYPES)
-    for name in ("seconds", "minutes"):
-        positive_number(name, options[name])
 
 
 if __name__ == "__main__":

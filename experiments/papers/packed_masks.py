@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records
@@ -43,18 +43,16 @@ DEFAULTS = {
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
     device = set_defaults(options, DEFAULTS)
-    choose("dtype", options["dtype"], DTYPES)
-    lengths = as_list(options["seq_lens"])
+    check_options(
+        options,
+        lists="seq_lens kinds compiled",
+        whole="seq_lens documents batch heads head_dim",
+        positive="seconds",
+        choices={"dtype": DTYPES, "kinds": KINDS, "compiled": KINDS},
+    )
     whole = {name: options[name] for name in ("documents", "batch", "heads", "head_dim")}
-    for name, value in [*whole.items(), *(("seq_lens", n) for n in lengths)]:
-        whole_number(name, value)
-    positive_number("seconds", options["seconds"])
-    for name in ("kinds", "compiled"):
-        options[name] = as_list(options[name])
-        for kind in options[name]:
-            choose(name, kind, KINDS)
     records = Records(options["csv"], PackedRow, allow_changes=options["allow_changes"])
-    for n, name in product(lengths, options["kinds"]):
+    for n, name in product(options["seq_lens"], options["kinds"]):
         case = name, n, whole, options["dtype"], device
         for row in rows(*case, options["seconds"], command, name in options["compiled"]):
             records.append(row)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records, read
@@ -63,17 +63,13 @@ def main(options: dict[str, Any], command: str) -> None:
 
 def planned(options: dict[str, Any], device: str) -> list[Group]:
     """The groups of the options, short sequences first; ValueError for options out of range."""
-    for name in ("lengths", "selectors", "providers"):
-        options[name] = as_list(options[name])
-    for name in ("batch", "head_dim", "rounds"):
-        whole_number(name, options[name])
-    for name in ("seconds", "minutes"):
-        positive_number(name, options[name])
-    choose("dtype", options["dtype"], DTYPES)
-    for n in options["lengths"]:
-        whole_number("lengths", n)
-    for name in options["providers"]:
-        choose("providers", name, PROVIDERS)
+    check_options(
+        options,
+        lists="lengths selectors providers",
+        whole="batch head_dim rounds lengths",
+        positive="seconds minutes",
+        choices={"dtype": DTYPES, "providers": PROVIDERS},
+    )
     found = []
     for n in sorted(options["lengths"]):
         for selector in options["selectors"]:

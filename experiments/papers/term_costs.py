@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from experiments.bench.cases import DENSE, DTYPES, Case
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records, read
@@ -66,21 +66,19 @@ def main(options: dict[str, Any], command: str) -> None:
 
 def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
     """The groups of the options; ValueError for options out of range."""
-    for name in ("head_dims", "densities", "terms", "backends"):
-        options[name] = as_list(options[name])
-    for name in ("batch", "heads", "seq_len", "block", "radius", "rounds"):
-        whole_number(name, options[name])
-    whole_number("workers", options["workers"], 0)
+    check_options(
+        options,
+        lists="head_dims densities terms backends",
+        whole="batch heads seq_len block radius rounds",
+        least={"workers": 0},
+        positive="seconds minutes densities",
+        choices={"terms": (*TERMS, ALL, MAX), "dtype": DTYPES, "backends": BACKENDS},
+    )
     kv_heads = options["kv_heads"] or options["heads"]
-    for name in ("seconds", "minutes"):
-        positive_number(name, options[name])
-    for name in options["terms"]:
-        choose("terms", name, (*TERMS, ALL, MAX))
     backends = options["backends"] or default_backends(device)
     found = []
     for head_dim in options["head_dims"]:
         for density in options["densities"]:
-            positive_number("densities", density)
             mask = DENSE
             if density < 1:
                 mask = f"random_blocks({density}, block={options['block']})"
@@ -89,9 +87,7 @@ def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
             case = Case(mask, *sizes, options["dtype"], block, block)
             if block:
                 case.check()
-            choose("dtype", options["dtype"], DTYPES)
             for backend in backends:
-                choose("backends", backend, BACKENDS)
                 wanted = [term for term in BACKENDS[backend] if term in options["terms"]]
                 if wanted:
                     terms = (NONE, *wanted)

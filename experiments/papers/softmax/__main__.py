@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import as_list, check_options, choose, positive_number
 from experiments.common.devices import find_device, free_memory
 from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
@@ -74,11 +74,9 @@ def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
 
 def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
     """The shapes that fit; tells which do not."""
-    sizes = {}
-    for name in ("batches", "vocabularies", "k"):
-        sizes[name] = as_list(options[name])
-        for size in sizes[name]:
-            whole_number(name, size)
+    names = "batches vocabularies k"
+    check_options(options, lists=names, whole=names)
+    sizes = {name: options[name] for name in names.split()}
     for k in sizes["k"]:
         if k > max(sizes["vocabularies"]):
             raise ValueError(f"k={k}: at most the largest of vocabularies={sizes['vocabularies']}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.checks import whole_number
+from experiments.common.checks import check_options
 from experiments.common.program import program
 from experiments.common.progress import progress
 from experiments.common.records import Records
@@ -42,8 +42,7 @@ def answers(options: dict[str, Any], command: str = "") -> list[CutRow]:
     Raises ValueError for an option out of range, and a folder without a run on Pathfinder.
     """
     folder, erased = options["run"], options["erased"]
-    for name in ("batch", "probe_examples", "probe_steps"):
-        whole_number(name, options[name])
+    check_options(options, whole="batch probe_examples probe_steps")
     run = trained(folder, options["device"])
     strokes = run.settings.task.get("strokes")
     if isinstance(strokes, list):

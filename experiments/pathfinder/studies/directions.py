@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.common.checks import whole_number
+from experiments.common.checks import check_options
 from experiments.common.program import program
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.pathfinder.generate import check_seed, headings, make
@@ -57,8 +57,7 @@ def learn(options: dict[str, Any]) -> tuple[float, float, float]:
     """
     seed, side, shift, steps = (options[name] for name in ("seed", "side", "shift", "steps"))
     check_seed(seed)
-    for name in ("examples", "side", "steps", "batch", "warmup"):
-        whole_number(name, options[name])
+    check_options(options, whole="examples side steps batch warmup")
     if side > (most := min(options["size"], options["other"])):
         raise ValueError(f"side={side}: give at most {most}, the side of the images")
     if shift not in range(side // 2 + 1):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import as_list, whole_number
+from experiments.common.checks import as_list, check_options
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -27,8 +27,7 @@ from experiments.pathfinder.studies.rows import ShortcutRow, interval
 def main(options: dict[str, Any], command: str) -> None:
     """Measures every size, contour and number of paddles that the CSV file does not have."""
     check_seed(options["seed"])
-    for name in ("examples", "tested", "steps"):
-        whole_number(name, options[name])
+    check_options(options, whole="examples tested steps")
     counts, device = as_list(options["paddles"]), find_device(options["device"])
     specs = [spec(s, c) for s in as_list(options["size"]) for c in as_list(options["contour"])]
     most = min((each.contour for each in specs), default=0)
