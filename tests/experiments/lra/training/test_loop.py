@@ -172,32 +172,6 @@ def test_data_alone(place, tmp_path, capsys):
     assert "scale=small: made for a CPU" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("pretrain", ["masked", "causal"])
-@pytest.mark.parametrize("task", ["image", "text", "retrieval"])
-def test_pretraining_and_what_starts_from_it(place, ran, task, pretrain):
-    changes = {"attention": "sparse", "model__causal": pretrain == "causal", "model__dim": 16}
-    pre = ran(task, name="pre", pretrain=pretrain, **changes)
-    assert pre.result["pretrain"] == pretrain
-    if pretrain == "causal":
-        assert pre.result["mask"].endswith("causal()")
-        words = "init_from=.*: give model.causal=true, as there"
-        refuse(place, words, task, name="new", init_from=pre.folder)
-    changes |= {
-        "name": f"after-{pretrain}",
-        "init_from": pre.folder,
-        "seed": 1,
-        "steps": 1,
-        "lr": 1e-12,
-    }
-    fine = ran(task, **changes)
-    assert fine.result["init_from"] == str(pre.folder)
-    before, after = pre.state["best"]["model"], fine.state["model"]
-    for name, weights in after.items():
-        if not name.startswith("head."):
-            torch.testing.assert_close(weights, before[name], rtol=0, atol=1e-9)
-    assert not torch.equal(after["head.0.weight"], before["head.0.weight"])
-
-
 def test_a_fresh_head_on_the_weights_of_another_run(ran, capsys):
     first = ran("image", name="first", lr=1e-12)
     before = first.state["model"]

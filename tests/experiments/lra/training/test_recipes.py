@@ -33,10 +33,19 @@ def test_every_task_and_recipe_trains_and_resumes(assert_resumes, task, recipe):
 @pytest.mark.parametrize(("task", "pretrain"), each_with_some(PRETRAINED, ["masked", "causal"]))
 def test_tasks_of_every_kind_pretrain_and_resume(assert_resumes, ran, task, pretrain):
     changes = {"recipe": "rotary", "model__causal": pretrain == "causal"}
-    assert_resumes(task, "local", name=pretrain, pretrain=pretrain, **changes)
-    pre = ran(task, "local", name=pretrain, pretrain=pretrain, **changes)
-    after = ran(task, "local", name=f"after-{pretrain}", init_from=pre.folder, lr=1e-12, **changes)
-    begun = after.state["model"]
-    for name, weights in pre.state["best"]["model"].items():
+    names = task, "sparse" if pretrain == "causal" else "local"
+    assert_resumes(*names, name=pretrain, pretrain=pretrain, **changes)
+    pre = ran(*names, name=pretrain, pretrain=pretrain, **changes)
+    assert pre.result["pretrain"] == pretrain
+    if pretrain == "causal":
+        assert pre.result["mask"].endswith("causal()")
+        with pytest.raises(ValueError, match=r"init_from=.*: give model\.causal=true, as there"):
+            ran(*names, name="new", recipe="rotary", init_from=pre.folder)
+    changes |= {"init_from": pre.folder, "lr": 1e-12, "seed": 1}
+    after = ran(*names, name=f"after-{pretrain}", **changes)
+    assert after.result["init_from"] == str(pre.folder)
+    before, begun = pre.state["best"]["model"], after.state["model"]
+    for name, weights in before.items():
         if not name.startswith(("head.", "lm_head.", "hidden_token")):
             torch.testing.assert_close(begun[name], weights, rtol=0, atol=1e-9)
+    assert not torch.equal(begun["head.0.weight"], before["head.0.weight"])

@@ -19,12 +19,14 @@ def oracle(attention: Attention, name: str, q: Tensor, k: Tensor, v: Tensor, end
     for b, end in enumerate(ends.tolist()):
         qb, kb, vb = (t[b, :, :end] for t in (q, k, v))
         i, j = torch.arange(end)[:, None], torch.arange(end)
-        if name in ("standard", "flash"):
-            out = softmax_oracle(qb, kb, vb, torch.ones(end, end, dtype=torch.bool))
-        elif name == "sparse":
-            out = softmax_oracle(qb, kb, vb, ((i - j).abs() <= 20) | (i < 5) | (j < 5))
-        elif name == "local":
-            out = softmax_oracle(qb, kb, vb, i // 16 == j // 16)
+        allowed = {
+            "standard": i == i,
+            "flash": i == i,
+            "sparse": ((i - j).abs() <= 20) | (i < 5) | (j < 5),
+            "local": i // 16 == j // 16,
+        }
+        if name in allowed:
+            out = softmax_oracle(qb, kb, vb, allowed[name] & ((j <= i) | (not attention.causal)))
         elif name == "linformer":
             both = [attention.project] * 2 if attention.shared else None
             for_k, for_v = both or (attention.project_k, attention.project_v)
