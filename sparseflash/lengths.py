@@ -61,14 +61,11 @@ def attend_within(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
-    unreal = ~real_tokens(lengths, n_k)[:, None] if n_q == n_k else None  # queries that are padding
-    if unreal is not None:
-        q = q.masked_fill(unreal[..., None], 0.0)  # they may be NaN, and get no gradient
     q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
     out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
-    if unreal is not None:
-        nothing = nothing | unreal
+    if n_q == n_k:
+        nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
     out = out.masked_fill(nothing[..., None], 0.0)
     lse = lse.masked_fill(nothing, -torch.inf)
     # beside a sink the LSE does not tell
@@ -146,7 +143,8 @@ def hide_padding(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
-    and HIDDEN for padding keys; and v. Padding keys and their values become 0.
+    and HIDDEN for padding keys; and v. Padding keys and their values become 0, and so do padding
+    queries where N_q = N_k.
 
     One copy each, with the tokens outermost as a projection lays them out. Raises ValueError for a
     scale whose inverse the dtype does not hold.
@@ -163,7 +161,10 @@ def hide_padding(
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
     hide = (padding * (HIDDEN / extra)).to(k.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)  # they may be NaN
+    # they may be NaN, which times 0 is NaN
+    k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+    if q.shape[1] == n:
+        q = q.masked_fill(padding, 0.0)
     q = torch.cat([q, ones.expand(batch, *q.shape[1:3], extra)], dim=3)
     k = torch.cat([k, hide.expand(-1, -1, k.shape[2], extra)], dim=3)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
