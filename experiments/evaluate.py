@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import whole_number
+from experiments.common.checks import check_options
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -26,9 +26,7 @@ from experiments.lra.training.finished import (
 def main(options: dict[str, Any], command: str) -> None:
     if options["run"] is None:
         raise ValueError("run=FOLDER is missing: give the folder of a finished run")
-    for name in ("examples", "batch"):
-        if options[name] is not None:
-            whole_number(name, options[name])
+    check_options(options, optional="examples batch", whole="examples batch")
     begun, folder = time.monotonic(), Path(options["run"])
     device = find_device(options["device"])
     settings = run_settings(folder)

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from experiments.common.checks import as_list, positive_number
+from experiments.common.checks import as_list, check_options
 from experiments.common.program import program
 from experiments.common.records import read as read_rows
 from experiments.lra.run_files import read_runs
@@ -50,9 +50,7 @@ def run(options: dict[str, Any]) -> bool:
         Interrupted: a signal came, and the runs have written their checkpoints.
     """
     begun = time.monotonic()
-    for name in ("minutes", "part_mib"):
-        if options[name] is not None:
-            positive_number(name, options[name])
+    check_options(options, optional="minutes part_mib", positive="minutes part_mib")
     places = slots(options["gpus"], options["at_once"], options["processes"])
     sweep = options["sweep"] if options["file"] is None else read(Path(options["file"]))
     compiled = None if options["compiled"] is None else Path(options["compiled"])

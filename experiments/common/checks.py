@@ -34,15 +34,17 @@ def check_options(
     options: dict[str, Any],
     *,
     lists: str = "",
+    optional: str = "",
     whole: str = "",
     least: Mapping[str, int] = MappingProxyType({}),
     positive: str = "",
     choices: Mapping[str, Iterable[Any]] = MappingProxyType({}),
 ) -> None:
-    """Raises ValueError for options that are out of range: a value, or one of a list of values.
+    """Raises ValueError for options that are out of range.
 
     Args:
-        lists: names of options that take one or a list, which become lists.
+        lists: names of options that take one value or a list, which become lists of such values.
+        optional: names of options that may be None.
         whole: names of whole numbers, at least 1; `least` has those with another minimum.
         positive: names of numbers above 0.
         choices: what to choose from, by the name of the option.
@@ -56,8 +58,9 @@ def check_options(
     checks += [(name, partial(choose, choices=known)) for name, known in choices.items()]
     for name, check in checks:
         value = options[name]
-        for each in value if isinstance(value, list) else [value]:
-            check(name, each)
+        for each in value if name in lists.split() else [value]:
+            if each is not None or name not in optional.split():
+                check(name, each)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import choose, positive_number, whole_number
+from experiments.common.checks import check_options, choose
 from experiments.common.devices import find_device, free_memory
 from experiments.common.files import digest
 from experiments.lm.attention import ATTENTIONS, resolve
 from experiments.lm.model import MODELS, POSITIONS, Sizes
 from experiments.lm.windows import MASKED, NEXT
-from experiments.lra.training.config import PRECISIONS
+from experiments.lra.training.config import PRECISIONS, check_training
 from experiments.lra.training.optim import SCHEDULES
 from sparseflash.select import Selector
 
@@ -22,8 +22,8 @@ COUNTS = {
     **dict.fromkeys("micro_batch checkpoint_every vocab max_mib".split(), 1),
     **dict.fromkeys("seed warmup".split(), 0),
 }
-POSITIVE = "lr eps clip minutes".split()
-OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes mask name".split()
+POSITIVE = "lr eps clip minutes"
+OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes"
 # What may change between sessions of a run, and does not change its result but by rounding.
 FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
 FREE += ["keep"]
@@ -134,30 +134,21 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    given = {k: v for k, v in values.items() if not (v is None and k in OPTIONAL)}
-    for name, least in COUNTS.items():
-        if name in given:
-            whole_number(name, given[name], least=least)
-    for name in POSITIVE:
-        if name in given:
-            positive_number(name, given[name])
-    choose("provider", given["provider"], ATTENTIONS)
-    choose("objective", given["objective"], (NEXT, MASKED))
-    choose("positions", given["positions"], POSITIONS)
-    choose("schedule", given["schedule"], SCHEDULES)
-    choose("precision", given["precision"], PRECISIONS)
-    betas = given["betas"]
-    if not isinstance(betas, list | tuple) or len(betas) != 2:
-        raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.95]")
+def _check(values: dict[str, Any]) -> None:
+    choices = {
+        "provider": ATTENTIONS,
+        "objective": (NEXT, MASKED),
+        "positions": POSITIONS,
+        "schedule": SCHEDULES,
+        "precision": PRECISIONS,
+    }
+    check_options(values, optional=OPTIONAL, least=COUNTS, positive=POSITIVE, choices=choices)
+    check_training(values)
     for name in ("mask_share", "dropout"):
-        share = given[name]
+        share = values[name]
         if not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ValueError(f"{name}={given[name]!r}: give a share between 0 and 1")
-    micro, batch = values["micro_batch"], values["batch"]
-    if micro is not None and batch % micro:
-        raise ValueError(f"micro_batch={micro} does not divide batch={batch}")
-    if given["packed"] and given["objective"] == MASKED:
+            raise ValueError(f"{name}={share!r}: give a share between 0 and 1")
+    if values["packed"] and values["objective"] == MASKED:
         raise ValueError("packed=true: documents are packed for objective=next only")
 
 

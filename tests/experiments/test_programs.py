@@ -49,6 +49,7 @@ BAD = {
     "lm.__main__ plan=all": "plan='all': choose from same",
     "lm.__main__ data=none": "data=none: no such folder",
     "papers.io methods=[flesh]": "did you mean flash",
+    "papers.io n=[64,128]": "n=[64, 128]: give a whole number",
     "papers.io n=x": "n='x': give a whole number",
     "papers.io measure=false csv=none.csv": "measure first: python -m experiments.papers.io",
     "papers.attention_table lengths=[8]": "lengths=8: give a whole number, at least 16",

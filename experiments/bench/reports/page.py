@@ -48,7 +48,7 @@ def by_density(
     for same in grouped(chosen, lambda r: (r.mask == DENSE, r.density)):
         name = "no mask" if same[0].mask == DENSE else f"{same[0].density:.5g}"
         lines.append([name, *(_rates(_at(same, d, p)) for d, p in columns)])
-    return about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + text_table.markdown(lines, left=range(len(lines[0])))
 
 
 def by_mask(rows: Sequence[SpeedRow]) -> str:
@@ -64,10 +64,10 @@ def by_mask(rows: Sequence[SpeedRow]) -> str:
     lines = [["mask", "tokens", "head dim", "layout", "density", *(COLUMNS[p] for p in providers)]]
     for same in grouped(chosen, lambda r: (r.mask, r.n_q, r.head_dim, r.layout)):
         first = same[0]
-        mask = "none" if first.mask == DENSE else f"`{first.mask}`".replace("|", r"\|")
+        mask = "none" if first.mask == DENSE else f"`{first.mask}`"
         case = mask, str(first.n_q), str(first.head_dim), layout_text(first), f"{first.density:.3g}"
         lines.append([*case, *(_rates([r for r in same if r.provider == p]) for p in providers)])
-    return about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + text_table.markdown(lines, left=range(len(lines[0])))
 
 
 def by_version(rows: Sequence[SpeedRow]) -> str:
@@ -91,7 +91,7 @@ def by_version(rows: Sequence[SpeedRow]) -> str:
             if (found := [r.tflops for r in same if r.direction == direction and r.tflops])
         ]
         lines.append([str(first.head_dim), density, *rates, " / ".join(shares)])
-    return about(chosen) + "\n\n" + _markdown(lines)
+    return about(chosen) + "\n\n" + text_table.markdown(lines, left=range(len(lines[0])))
 
 
 TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
@@ -124,9 +124,3 @@ def _title(head_dim: int, provider: str) -> str:
 
 def _rates(rows: Sequence[SpeedRow]) -> str:
     return both({row.direction: rate(row.tflops) for row in rows if row.tflops})
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    head, *rest = lines
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *rest])

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.checks import choose, positive_number, whole_number
+from experiments.common.checks import check_options, choose
 from experiments.common.devices import find_device
 from experiments.common.files import digest
 from experiments.lra.training.optim import SCHEDULES
@@ -26,10 +26,10 @@ COUNTS = {  # the least value of whole numbers
     **dict.fromkeys("micro_batch eval_batch val_examples checkpoint_every".split(), 1),
     **dict.fromkeys("steps warmup seed data_seed".split(), 0),
 }
-POSITIVE = "lr eps clip minutes stop_at".split()  # numbers above 0
+POSITIVE = "lr eps clip minutes stop_at"  # numbers above 0
 OPTIONAL = (
     "micro_batch eval_batch val_examples checkpoint_every clip minutes stop_at pretrain init_head"
-).split()
+)
 CHOICES = {
     "scale": SCALES,
     "schedule": SCHEDULES,
@@ -222,40 +222,34 @@ def _fill(
     return changed
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    given: dict[str, Any] = {k: v for k, v in values.items() if not (v is None and k in OPTIONAL)}
-    for name, least in COUNTS.items():
-        if name in given:
-            whole_number(name, given[name], least=least)
-    for name in POSITIVE:
-        if name in given:
-            positive_number(name, given[name])
-    for name, choices in CHOICES.items():
-        if name in given:
-            choose(name, given[name], choices)
-    if given.get("stop_at", 1) > 1:
-        raise ValueError(f"stop_at={given['stop_at']!r}: give an accuracy, such as 0.9")
-    betas = given["betas"]
+def check_training(values: dict[str, Any]) -> None:
+    """Raises ValueError for settings out of range that all models have, once others are checked."""
+    betas, micro, batch = (values[name] for name in ("betas", "micro_batch", "batch"))
     if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")
-    if not given["steps"] and not given["init_from"]:
+    if micro is not None and batch % micro:
+        raise ValueError(f"micro_batch={micro} does not divide batch={batch}")
+
+
+def _check(values: dict[str, Any]) -> None:
+    check_options(values, optional=OPTIONAL, least=COUNTS, positive=POSITIVE, choices=CHOICES)
+    check_training(values)
+    if (values["stop_at"] or 0) > 1:
+        raise ValueError(f"stop_at={values['stop_at']!r}: give an accuracy, such as 0.9")
+    if not values["steps"] and not values["init_from"]:
         raise ValueError("steps=0 tests the weights of init_from: give it, or at least 1 step")
-    if "init_head" in given and not given["init_from"]:
-        raise ValueError(f"init_head={given['init_head']} needs init_from=FOLDER")
-    causal = bool(given["model"].get("causal"))
-    if "pretrain" in given and causal != (given["pretrain"] == "causal"):
+    if values["init_head"] is not None and not values["init_from"]:
+        raise ValueError(f"init_head={values['init_head']} needs init_from=FOLDER")
+    causal = bool(values["model"].get("causal"))
+    if values["pretrain"] is not None and causal != (values["pretrain"] == "causal"):
         raise ValueError(
-            f"pretrain={given['pretrain']} with model.causal={str(causal).lower()}: a causal model"
+            f"pretrain={values['pretrain']} with model.causal={str(causal).lower()}: a causal model"
             " takes pretrain=causal, and others take pretrain=masked"
         )
-    if not 0 < given["mask_share"] < 1:
-        raise ValueError(f"mask_share={given['mask_share']!r}: give a share between 0 and 1")
-    if "micro_batch" in given and given["batch"] % given["micro_batch"]:
-        raise ValueError(
-            f"micro_batch={given['micro_batch']} does not divide batch={given['batch']}"
-        )
+    if not 0 < values["mask_share"] < 1:
+        raise ValueError(f"mask_share={values['mask_share']!r}: give a share between 0 and 1")
     for name in ("name", "label"):
-        value = given[name]
+        value = values[name]
         if value is not None and not re.fullmatch(r"[\w.+-]+", str(value)):
             raise ValueError(f"{name}={value!r} is part of a folder's name: use letters, digits, -")
 
