@@ -117,8 +117,9 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
+        others = [LAYERS] if name == "compile" else []
+        choose(name, values[name], [None, True, False, *others])
         values[name] = on_gpu and (True if values[name] is None else values[name])
-        choose(name, values[name], (True, False, LAYERS) if name == "compile" else (True, False))
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
     if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors

@@ -155,7 +155,8 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
-        values[name] = on_gpu if values[name] is None else bool(values[name]) and on_gpu
+        choose(name, values[name], (None, True, False))
+        values[name] = on_gpu and values[name] in (None, True)
     _check(values)
     for name in ("name", "label", "mask"):  # Hydra reads name=3 as a number
         values[name] = None if values[name] is None else str(values[name])

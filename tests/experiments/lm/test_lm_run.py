@@ -293,7 +293,6 @@ def test_blocks_may_be_compiled_by_themselves(options, monkeypatch, one_thread):
     assert make_row("masks", case, here, result).mode == "compile by layers"
     assert result["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-5)
     with pytest.raises(ValueError, match="compile='blocks': choose from"):
-        monkeypatch.setattr(settings_module, "find_device", lambda _: torch.device("cuda"))
         make_settings(options(compile="blocks"))
 
 

@@ -108,6 +108,8 @@ def test_the_identity_is_what_changes_the_result():
         ("steps=-1", "steps=-1: give a whole number, at least 0"),
         ("steps=1.5", "steps=1.5: give a whole number"),
         ("batch=true", "batch=True: give a whole number"),
+        ("compile=no", "compile='no': choose from None, True, False"),
+        ("graph=1", "graph=1: choose from None, True, False"),
         ("warmup=-1", "warmup=-1: give a whole number, at least 0"),
         ("lr=0", "lr=0: give a number above 0"),
         ("lr=fast", "lr='fast': give a number above 0"),
