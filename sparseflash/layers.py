@@ -5,6 +5,7 @@ position embeddings.
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -206,16 +207,20 @@ def plan_lengths(
     **options: Any,
 ) -> Schedule:
     """`BlockSparseAttention.plan`; heads: of queries, and of keys and values."""
+    n = integer("n", n, min=1)
+    batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
+    if not batch:
+        raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
     if not skippable(mask, n, n):
         raise ValueError(
             f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask or"
             " None: pass the lengths themselves"
         )
     q, k, v = (
-        torch.empty(len(lengths), n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
+        torch.empty(batch, n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
         for h in (heads[0], heads[1], heads[1])
     )
-    lengths = check_lengths(lengths, len(q), n, q.device)
+    lengths = check_lengths(lengths, batch, n, device)
     made = plan(skip_padding(blocks_of(mask, n, heads[0], device), lengths), q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
