@@ -49,7 +49,8 @@ def check_options(
         positive: names of numbers above 0.
         choices: what to choose from, by the name of the option.
     """
-    for name in lists.split():
+    several, maybe = lists.split(), optional.split()
+    for name in several:
         options[name] = as_list(options[name])
     checks: list[tuple[str, Callable[[str, Any], None]]] = []
     checks += [(name, whole_number) for name in whole.split()]
@@ -58,8 +59,8 @@ def check_options(
     checks += [(name, partial(choose, choices=known)) for name, known in choices.items()]
     for name, check in checks:
         value = options[name]
-        for each in value if name in lists.split() else [value]:
-            if each is not None or name not in optional.split():
+        for each in value if name in several else [value]:
+            if each is not None or name not in maybe:
                 check(name, each)
 
 
