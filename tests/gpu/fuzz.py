@@ -3,9 +3,9 @@
     python -m tests.gpu.fuzz --cases 1500 --jobs 12
 
 Masks are composed at random, heads share keys or not, values have a width of their own, and memory
-that nobody has written holds NaN. What the kernels for Hopper take runs there, all else on the
-portable ones. One call in four runs on a stream of its own, and one in four runs again from a CUDA
-graph, with the same bits.
+that nobody has written holds NaN. Some calls have sinks, soft-capping, slopes or a bias. What the
+kernels for Hopper take runs there, all else on the portable ones. One call in four runs on a stream
+of its own, and one in four runs again from a CUDA graph, with the same bits.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tests.gpu_calls import IS_HOPPER, captured
 from tests.poison import poisoned_empty
 
 HEAD_DIMS = (4, 8, 16, 20, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 256)
+TERMS = ((), (), (), ("sink",), ("sink",), ("softcap",), ("slopes", "sink"), ("bias", "softcap"))
 CHUNK = 10  # cases that a process checks at a time
 
 
@@ -58,7 +59,8 @@ def random_call(seed: int, longest: int) -> Case:
         max_scores=rng.random() < 0.3,
         seed=seed,
     )
-    return replace(case, mask=_composed(rng, case))
+    case = replace(case, mask=_composed(rng, case))
+    return replace(case, terms=rng.choice(TERMS))
 
 
 def _composed(rng: random.Random, case: Case) -> masks.Mask | None:
@@ -72,7 +74,8 @@ def check_call(seed: int, longest: int, device: str) -> None:
     case = random_call(seed, longest)
     on_gpu = device == "cuda"
     backend = "triton" if on_gpu else "cpu"
-    if on_gpu and IS_HOPPER and case.dtype in LOW and not (case.head_dim % 8 or case.width % 8):
+    copied = case.dtype in LOW and not (case.head_dim % 8 or case.width % 8)
+    if on_gpu and IS_HOPPER and copied and not {*case.terms} - {"sink"}:
         backend = "hopper"
     aside = on_gpu and seed % 4 == 1
     with torch.cuda.stream(torch.cuda.Stream()) if aside else nullcontext():
@@ -96,11 +99,16 @@ def check_calls(seeds: Sequence[int], longest: int, device: str) -> tuple[int, l
             except pytest.skip.Exception:
                 pass
             except Exception as error:  # all of them are told
-                case = random_call(seed, longest)
-                wrong.append(f"{case}: {type(error).__name__}: {str(error)[:300]}")
+                case, kind = random_call(seed, longest), type(error).__name__
+                wrong.append(f"{case}: {kind}: {str(_cause(error))[-300:]}")
     if device == "cuda":
         torch.cuda.empty_cache()
     return ran, wrong
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of a chain: where Triton does not compile a function, callers' errors follow."""
+    return _cause(error.__cause__) if error.__cause__ else error
 
 
 def main() -> None:

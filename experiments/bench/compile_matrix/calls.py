@@ -90,8 +90,9 @@ def hopper_calls() -> list[Call]:
         replace(split, head_dim=256),
         replace(split, name="split rows, v of 128", head_dim=192, v_head_dim=128),
         replace(split, name="split rows, v of 256", head_dim=128, v_head_dim=256),
-        *(replace(split, name="split rows, dropout", head_dim=d, dropout_p=0.1)
-          for d in (64, 80, 128, 256)),
+        *(replace(split, name=f"split rows, dropout{more}", head_dim=d, dropout_p=0.1,
+                  deterministic=bool(more))
+          for d in (64, 80, 128, 256) for more in ("", ", deterministic")),
         *(replace(split, name="split rows, grouped heads", head_dim=d, kv_heads=1)
           for d in (64, 80, 128, 256)),
         replace(causal256, name="blocks of 16", block_size=(16, 16)),
@@ -211,6 +212,8 @@ def representative() -> list[Call]:
              block_size=(64, 64), n=4000, deterministic=True),
         Call("grouped heads, dropout, v of 128", "hopper", 192, v_head_dim=128, kv_heads=1,
              dropout_p=0.1),
+        Call("split rows, dropout, deterministic", "hopper", 64, mask=GLOBAL, n=8192, kv_heads=4,
+             dropout_p=0.1, deterministic=True),
         Call("split rows, tall, sink, maxima", "hopper", 64, mask=GLOBAL, n=17408, heads=1,
              kv_heads=1, terms=("sink",), max_scores=True),
         Call("causal", "triton", 128),

@@ -281,8 +281,8 @@ def _consumer(f, CONSUMER: gl.constexpr):
         if f.SPLIT:
             stored = part < 0
             if part >= 0:
-                row = (bh.to(gl.int64) * f.n_parts + part) * BLOCK_M + CONSUMER * 64
-                store_part(f.parts, row * BLOCK_D, dq, BLOCK_D)
+                part_row = (bh.to(gl.int64) * f.n_parts + part) * BLOCK_M + CONSUMER * 64
+                store_part(f.parts, part_row * BLOCK_D, dq, BLOCK_D)
         if stored:
             tma.store_wait(0)  # the last tile has long been read out of its buffer
             store_shared(bufs.dq.index(CONSUMER).reshape([64, BLOCK_D]), dq)
