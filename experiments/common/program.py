@@ -7,8 +7,8 @@
         main()
 
 `command` is the command line, for records. An unknown option, another value where the file has true
-or false, and every ValueError of the program end in `error: ...` and exit status 2. With `-m`, the
-remaining jobs still run.
+or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
+status 2. With `-m`, the remaining jobs still run.
 """
 
 import re
@@ -27,9 +27,17 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
-from experiments.common.checks import choose
+from experiments.common.checks import as_list, choose, path_text
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+# options that are paths, in every program that has them but those of NO_PATHS
+PATHS = (
+    "archive cache_dir compiled csv data_dir export figures file import init_from out page pages"
+    " pictures plots run runs speed tritons_dir"
+).split()
+LISTS = {"import", "pages", "runs"}  # those that take one path or a list
+OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path
+NO_PATHS = {("decode", "pages"), ("packed_masks", "compiled")}
 Main = Callable[[dict[str, Any], str], object]
 
 
@@ -45,6 +53,7 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             options: Any = OmegaConf.to_container(config, resolve=True)
             try:
                 _check_flags(name, options)
+                _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
@@ -90,7 +99,25 @@ def _check_flags(name: str, options: dict[str, Any]) -> None:
     """Raises ValueError for another value where conf/`name`.yaml has true or false: the text "no"
     would count as true.
     """
-    defaults: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    for key, default in defaults.items():
+    for key, default in _defaults(name).items():
         if isinstance(default, bool) and not isinstance(options[key], bool):
             raise ValueError(f"{key}={options[key]!r}: give true or false")
+
+
+def _check_paths(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for another value than a text where a path is expected."""
+    defaults = _defaults(name)
+    for key in PATHS:
+        if key not in defaults or (name, key) in NO_PATHS:
+            continue
+        value = options[key]
+        if value is None and (defaults[key] is None or key in OPTIONAL):
+            continue
+        for each in as_list(value) if key in LISTS and value is not None else [value]:
+            path_text(key, each)
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """The values of conf/`name`.yaml."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    return found
