@@ -22,6 +22,8 @@ from typing import Any
 try:
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 except ModuleNotFoundError as error:
@@ -60,6 +62,12 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 if HydraConfig.get().mode != RunMode.MULTIRUN:
                     sys.exit(2)
                 failed.append(shlex.join(overrides))
+            except (FileExistsError, NotADirectoryError, PermissionError) as error:
+                text = f"cannot use {error.filename} ({error.strerror}): name another place"
+                print(f"error: {text}", file=sys.stderr, flush=True)
+                if HydraConfig.get().mode != RunMode.MULTIRUN:
+                    sys.exit(2)
+                failed.append(shlex.join(overrides))
 
         @wraps(main)
         def entry() -> None:
@@ -85,14 +93,28 @@ def _fail(text: str) -> int:
 
 
 def _check_keys(name: str, arguments: list[str]) -> None:
-    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has."""
-    given = [found[1] for text in arguments if (found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text))]
+    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has, and
+    for a value that Hydra cannot read.
+    """
+    given = []
+    for text in arguments:
+        if found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text):
+            given.append(found[1])
+            _check_value(text, found[0])
     if not set(given) - {"hydra"}:
         return
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         known = [str(key) for key in hydra.compose(name)]
     for key in given:
         choose("option", key, [*known, "hydra"])
+
+
+def _check_value(text: str, key: str) -> None:
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        quoted = f"""'{key}"{text.removeprefix(key)}"'"""
+        raise ValueError(f"{text}: quote the value inside the shell's quotes, {quoted}") from None
 
 
 def _check_flags(name: str, options: dict[str, Any]) -> None:

@@ -98,3 +98,23 @@ def test_every_option_with_a_path_in_its_file_is_checked():
 def test_paths_that_may_be_missing_and_numbers_of_the_same_name_pass(monkeypatch):
     for name, word in (("sweep", "compiled=null"), ("plot", "pages=[]"), ("decode", "pages=[0]")):
         assert run(monkeypatch, lambda *_: None, word, name=name) == 0
+
+
+@pytest.mark.parametrize("value", ["local(8)", "local(8) | causal()", "moba(64, 3)", "a=b", "[a"])
+def test_a_value_that_hydra_cannot_read_is_one_line(value, monkeypatch, capsys):
+    assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
+    hint = f"quote the value inside the shell's quotes, 'csv=\"{value}\"'"
+    assert capsys.readouterr().err == f"error: csv={value}: {hint}\n"
+    assert run(monkeypatch, lambda *_: None, f'csv="{value}"') == 0
+
+
+def test_a_file_where_a_folder_is_expected_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def main(options, command):
+        (tmp_path / "file" / "plots").mkdir(parents=True)
+
+    assert run(monkeypatch, main) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot use {tmp_path}/file")
+    assert error.endswith(": name another place\n")
