@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import check_options
+from experiments.common.checks import check_options, flag_or_null
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -27,6 +27,7 @@ def main(options: dict[str, Any], command: str) -> None:
     if options["run"] is None:
         raise ValueError("run=FOLDER is missing: give the folder of a finished run")
     check_options(options, optional="examples batch", whole="examples batch")
+    flag_or_null("generate", options["generate"])
     begun, folder = time.monotonic(), Path(options["run"])
     device = find_device(options["device"])
     settings = run_settings(folder)

@@ -7,6 +7,7 @@ A mask is a set of allowed (query, key) pairs for every length. Two masks are eq
 canonical texts are; the text is Python, and `masks.parse` reads it back.
 """
 
+import inspect
 import math
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -126,14 +127,26 @@ class Mask(Keyed):
         """What is wrong with the mask, in words; see `masks.analysis.check.check`."""
         return check(self, seq_len, layers, causal, **options)
 
+    __array_ufunc__ = None  # array | mask is no elementwise operation
+
     def __or__(self, other: "Mask") -> "Mask":
-        return Or.of(self, other) if isinstance(other, Mask) else NotImplemented
+        return Or.of(self, other) if isinstance(other, Mask) else _no_operand(other)
 
     def __and__(self, other: "Mask") -> "Mask":
-        return And.of(self, other) if isinstance(other, Mask) else NotImplemented
+        return And.of(self, other) if isinstance(other, Mask) else _no_operand(other)
 
     def __sub__(self, other: "Mask") -> "Mask":
-        return And.of(self, other.__invert__()) if isinstance(other, Mask) else NotImplemented
+        return And.of(self, other.__invert__()) if isinstance(other, Mask) else _no_operand(other)
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _no_operand(other)
+
+    __rand__ = __rsub__ = __ror__
+
+    def __add__(self, other: Any) -> NoReturn:
+        raise TypeError("+ and * join masks in texts alone: write | and & here")
+
+    __mul__ = __add__
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -153,6 +166,19 @@ class Mask(Keyed):
 
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+
+
+def _no_operand(other: Any) -> Any:
+    """NotImplemented, or TypeError with the remedy for what can become a mask."""
+    if isinstance(other, str):
+        raise TypeError(f"a mask and the text {other!r} do not combine: write masks.parse(text)")
+    if isinstance(other, BlockMask):
+        raise TypeError("a mask and a block mask do not combine: combine masks, then build")
+    if isinstance(other, np.ndarray):
+        raise TypeError("a mask and an array do not combine: write masks.mask_from(array)")
+    if inspect.isfunction(other):
+        raise TypeError(f"{other.__name__} is a function: call it, or write masks.where(function)")
+    return NotImplemented
 
 
 class Transform(Keyed):

@@ -77,11 +77,16 @@ def pattern(
         names: where the function is registered.
 
     Raises:
-        ValueError: the name belongs to another function.
+        ValueError: the name belongs to another function, or no text can hold it. So does a call
+            of the function where it returns no mask.
     """
+    if any(map(callable, examples)):
+        raise ValueError("the decorator is missing its parentheses: write @masks.pattern()")
 
     def register(function: Factory) -> Factory:
         kind = function.__name__
+        if not kind.isidentifier():
+            raise ValueError(f"{kind!r} is no name for a text: define the function with def")
         parameters = inspect.signature(function).parameters.values()
         defaults = {parameter.name: parameter.default for parameter in parameters}
         required = sum(default is inspect.Parameter.empty for default in defaults.values())
@@ -90,6 +95,8 @@ def pattern(
         @functools.wraps(function)
         def make(*args: Any, **keywords: Any) -> Any:
             made = function(*args, **keywords)
+            if not issubclass(type(made), Keyed):
+                raise ValueError(f"{kind} gives {made!r}: return a mask")
             known, anonymous = hasattr(made, "key"), getattr(made, "anonymous", False)
             if known and not anonymous:
                 return made

@@ -9,6 +9,7 @@ from torch import Tensor
 from masks import BlockMask, Mask, mask_from
 from sparseflash.checks import check_extents
 from sparseflash.schedule import Schedule
+from sparseflash.select.base import Selector
 from sparseflash.select.picks import Picks
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
@@ -62,8 +63,25 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
         raise ValueError("picks have no plan: pass them to attention, or plan picks.selection(H)")
     raise ValueError(
         f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-        " or None (masks.parse turns text into a Mask), or a selection of sparseflash.select"
+        f" or None, or a selection of sparseflash.select{_remedy(mask)}"
     )
+
+
+def _remedy(mask: Any) -> str:
+    """How to make a mask of what is none, as the end of an error."""
+    if isinstance(mask, str):
+        return " (masks.parse turns text into a Mask)"
+    if isinstance(mask, Selector):
+        return " (the selector makes one of q and k: selector(q, k))"
+    if type(mask).__module__ == "torch.nn.attention.flex_attention":
+        return " (masks.interop.from_flex converts torch's BlockMask)"
+    if str(getattr(mask, "__module__", "")).startswith("masks."):  # a pattern
+        return f" (call it: {mask.__name__}(...))"
+    if callable(mask):
+        return " (masks.where turns a function of q and k into a Mask)"
+    if isinstance(mask, list | tuple):
+        return " (np.array makes an array of lists)"
+    return ""
 
 
 def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:

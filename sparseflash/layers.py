@@ -37,7 +37,7 @@ class BlockSparseAttention(nn.Module):
         head_dim: features of a head; dim / heads by default.
         mask: a `masks.Mask`, its text, a `masks.BlockMask`, a selector of `sparseflash.select`, or
             None for dense attention.
-        layer: the number of this layer, for a mask made by `masks.layers`.
+        layer: the number of this layer, from 0, for a mask that differs from layer to layer.
         bias: whether the projections have biases.
         dropout: probability that an attention probability is dropped, in training only.
         rotary: a module that turns queries and keys (B, N, heads, head_dim) by their positions,
@@ -61,7 +61,7 @@ class BlockSparseAttention(nn.Module):
         kv_heads: int | None = None,
         head_dim: int | None = None,
         mask: Mask | BlockMask | Selector | str | None = None,
-        layer: int = 0,
+        layer: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         rotary: nn.Module | None = None,
@@ -226,11 +226,15 @@ def plan_lengths(
     return made
 
 
-def _mask(mask: Any, layer: int) -> Mask | BlockMask | Selector | None:
+def _mask(mask: Any, layer: int | None) -> Mask | BlockMask | Selector | None:
     if isinstance(mask, str):
         mask = masks.parse(mask)
+    if layer is not None:
+        layer = integer("layer", layer, min=0)
     if isinstance(mask, Mask):
-        return mask.layer(integer("layer", layer, min=0))
+        if layer is None and mask.per_layer:
+            raise ValueError(f"{mask} differs from layer to layer; pass layer=, the number of this")
+        return mask if layer is None else mask.layer(layer)
     if isinstance(mask, BlockMask | Selector | None):
         return mask
     raise ValueError(

@@ -21,6 +21,30 @@ def positive_number(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r}: give a number above 0")
 
 
+def share(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a number from 0 to below 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise ValueError(f"{name}={value!r}: give a number from 0 to below 1")
+
+
+def flag_or_null(name: str, value: Any, *others: str) -> None:
+    """Raises ValueError unless the value is true, false or null, as Hydra spells them, or one of
+    `others`.
+    """
+    if value is not None and not isinstance(value, bool) and value not in others:
+        choices = ", ".join((*others, "true", "false"))
+        raise ValueError(f"{name}={value!r}: give {choices} or null")
+
+
+def path_text(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
+    if not isinstance(value, str) or not value:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        hint = f", and write {name}=./{value} for that name" if number else ""
+        raise ValueError(f"{name}={value!r}: give a path{hint}")
+
+
 def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
     """Raises ValueError with the choices, and the nearest, unless the value is one of them."""
     choices = [str(choice) for choice in choices]
@@ -38,6 +62,7 @@ def check_options(
     whole: str = "",
     least: Mapping[str, int] = MappingProxyType({}),
     positive: str = "",
+    paths: str = "",
     choices: Mapping[str, Iterable[Any]] = MappingProxyType({}),
 ) -> None:
     """Raises ValueError for options that are out of range.
@@ -47,6 +72,7 @@ def check_options(
         optional: names of options that may be None.
         whole: names of whole numbers, at least 1; `least` has those with another minimum.
         positive: names of numbers above 0.
+        paths: names of files and folders.
         choices: what to choose from, by the name of the option.
     """
     several, maybe = lists.split(), optional.split()
@@ -56,6 +82,7 @@ def check_options(
     checks += [(name, whole_number) for name in whole.split()]
     checks += [(name, partial(whole_number, least=n)) for name, n in least.items()]
     checks += [(name, positive_number) for name in positive.split()]
+    checks += [(name, path_text) for name in paths.split()]
     checks += [(name, partial(choose, choices=known)) for name, known in choices.items()]
     for name, check in checks:
         value = options[name]

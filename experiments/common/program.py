@@ -7,8 +7,8 @@
         main()
 
 `command` is the command line, for records. An unknown option, another value where the file has true
-or false, and every ValueError of the program end in `error: ...` and exit status 2. With `-m`, the
-remaining jobs still run.
+or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
+status 2. With `-m`, the remaining jobs still run.
 """
 
 import re
@@ -22,14 +22,24 @@ from typing import Any
 try:
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
 except ModuleNotFoundError as error:
     sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
-from experiments.common.checks import choose
+from experiments.common.checks import as_list, choose, path_text
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+# options that are paths, in every program that has them but those of NO_PATHS
+PATHS = (
+    "archive cache_dir compiled csv data_dir export figures file import init_from out page pages"
+    " pictures plots run runs speed tritons_dir"
+).split()
+LISTS = {"import", "pages", "runs"}  # those that take one path or a list
+OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path
+NO_PATHS = {("decode", "pages"), ("packed_masks", "compiled")}
 Main = Callable[[dict[str, Any], str], object]
 
 
@@ -45,9 +55,16 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             options: Any = OmegaConf.to_container(config, resolve=True)
             try:
                 _check_flags(name, options)
+                _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
+                if HydraConfig.get().mode != RunMode.MULTIRUN:
+                    sys.exit(2)
+                failed.append(shlex.join(overrides))
+            except (FileExistsError, NotADirectoryError, PermissionError) as error:
+                text = f"cannot use {error.filename} ({error.strerror}): name another place"
+                print(f"error: {text}", file=sys.stderr, flush=True)
                 if HydraConfig.get().mode != RunMode.MULTIRUN:
                     sys.exit(2)
                 failed.append(shlex.join(overrides))
@@ -76,8 +93,14 @@ def _fail(text: str) -> int:
 
 
 def _check_keys(name: str, arguments: list[str]) -> None:
-    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has."""
-    given = [found[1] for text in arguments if (found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text))]
+    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has, and
+    for a value that Hydra cannot read.
+    """
+    given = []
+    for text in arguments:
+        if found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text):
+            given.append(found[1])
+            _check_value(text, found[0])
     if not set(given) - {"hydra"}:
         return
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -86,11 +109,37 @@ def _check_keys(name: str, arguments: list[str]) -> None:
         choose("option", key, [*known, "hydra"])
 
 
+def _check_value(text: str, key: str) -> None:
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        quoted = f"""'{key}"{text.removeprefix(key)}"'"""
+        raise ValueError(f"{text}: quote the value inside the shell's quotes, {quoted}") from None
+
+
 def _check_flags(name: str, options: dict[str, Any]) -> None:
     """Raises ValueError for another value where conf/`name`.yaml has true or false: the text "no"
     would count as true.
     """
-    defaults: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    for key, default in defaults.items():
+    for key, default in _defaults(name).items():
         if isinstance(default, bool) and not isinstance(options[key], bool):
             raise ValueError(f"{key}={options[key]!r}: give true or false")
+
+
+def _check_paths(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for another value than a text where a path is expected."""
+    defaults = _defaults(name)
+    for key in PATHS:
+        if key not in defaults or (name, key) in NO_PATHS:
+            continue
+        value = options[key]
+        if value is None and (defaults[key] is None or key in OPTIONAL):
+            continue
+        for each in as_list(value) if key in LISTS and value is not None else [value]:
+            path_text(key, each)
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """The values of conf/`name`.yaml."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import check_options, choose
+from experiments.common.checks import check_options, choose, flag_or_null
 from experiments.common.devices import find_device, free_memory
 from experiments.common.files import digest
 from experiments.lm.attention import ATTENTIONS, resolve
@@ -23,6 +23,7 @@ COUNTS = {
     **dict.fromkeys("seed warmup".split(), 0),
 }
 POSITIVE = "lr eps clip minutes"
+PATHS = "runs cache_dir"
 OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes"
 # What may change between sessions of a run, and does not change its result but by rounding.
 FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
@@ -118,7 +119,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
         others = [LAYERS] if name == "compile" else []
-        choose(name, values[name], [None, True, False, *others])
+        flag_or_null(name, values[name], *others)
         values[name] = on_gpu and (True if values[name] is None else values[name])
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
@@ -143,7 +144,8 @@ def _check(values: dict[str, Any]) -> None:
         "schedule": SCHEDULES,
         "precision": PRECISIONS,
     }
-    check_options(values, optional=OPTIONAL, least=COUNTS, positive=POSITIVE, choices=choices)
+    kinds = {"least": COUNTS, "positive": POSITIVE, "paths": PATHS, "choices": choices}
+    check_options(values, optional=OPTIONAL, **kinds)
     check_training(values)
     for name in ("mask_share", "dropout"):
         share = values[name]

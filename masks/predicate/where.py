@@ -1,5 +1,6 @@
 """`where`: the mask of a function of query and key numbers."""
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def where(
         fn = _function(fn)  # of the text of a mask
     name = getattr(fn, "__qualname__", type(fn).__name__)
     places = ("b",) * (batch is not None) + ("h",) * per_head + ("q", "k")
+    _check_arguments(fn, name, places)
     axes = reversed(range(len(places)))
     _call(fn, name, tuple(np.zeros((axis + 2,) + (1,) * axis, np.int64) for axis in axes))
     try:
@@ -75,6 +77,23 @@ def where(
     except Exception as error:
         rule, reason = None, str(error) or type(error).__name__
     return canonical(Predicate(fn, name, places, rule, reason, per_head, batch), fn=_word(fn, name))
+
+
+def _check_arguments(fn: Callable[..., Any], name: str, places: tuple[str, ...]) -> None:
+    """Raises ValueError for a function that cannot be called with as many numbers as there are."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of a ufunc or builtin
+        return
+    try:
+        signature.bind(*places)
+    except TypeError:
+        taken = f"{name}{signature}"
+        raise ValueError(
+            f"{taken} cannot be called as fn({', '.join(places)}): for one of q and k write"
+            " where(fn), for fn(h, q, k) where(fn, per_head=True), and for a mask_mod(b, h, q, kv)"
+            " that uses neither b nor h where(lambda q, k: mask_mod(0, 0, q, k))"
+        ) from None
 
 
 def _word(fn: Callable[..., Any], name: str) -> str:

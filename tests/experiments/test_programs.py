@@ -7,6 +7,7 @@ import torch
 
 BAD = {
     "speed +seqlen=3": "option='seqlen': choose from",
+    "speed csv=0": "csv=0: give a path, and write csv=./0 for that name",
     "speed seconds=abc": "seconds='abc': give a number above 0",
     "speed seconds=-1": "seconds=-1: give a number above 0",
     "speed seq_len=abc": "seq_len='abc': give a whole number",

@@ -1,6 +1,7 @@
 """The algebra: laws of sets, identity by text, and what a mask refuses."""
 
 import gc
+import operator
 import pickle
 import random
 
@@ -116,3 +117,29 @@ def test_array_is_copied():
     data[:] = True
     assert mask.build(20, block_size=16).to_dense().sum() == 20
     assert mask != masks.mask_from(data) and mask == masks.mask_from(np.eye(20) > 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "remedy"),
+    [
+        ("local(4)", r"masks\.parse\(text\)"),
+        (np.ones((8, 8), bool), r"masks\.mask_from\(array\)"),
+        (masks.local(4).build(8), "combine masks, then build"),
+        (masks.causal, "causal is a function: call it"),
+        (3, "unsupported operand"),
+        (None, "unsupported operand"),
+    ],
+    ids=["text", "array", "block mask", "function", "number", "None"],
+)
+def test_what_is_no_mask_does_not_combine(other, remedy):
+    joins = (operator.or_, operator.and_, operator.sub)
+    for join in joins:
+        for pair in ((masks.local(2), other), (other, masks.local(2))):
+            with pytest.raises(TypeError, match=remedy):
+                join(*pair)
+
+
+def test_sums_and_products_are_for_texts():
+    for join in (operator.add, operator.mul):
+        with pytest.raises(TypeError, match=r"write \| and & here"):
+            join(masks.local(2), masks.causal())

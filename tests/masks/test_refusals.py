@@ -241,7 +241,10 @@ where(lambda q, k: 0 <= q - k < 5)  =>  fails.*Write & \| ~
 where(lambda q, k: max(q, k) < 3)  =>  fails.*np\.maximum
 where(lambda q, k: q - k)  =>  gives int64: give booleans
 where(lambda q, k: np.ones(7, bool))  =>  gives shape \(7,\)
-where(lambda q: q > 0)  =>  fails
+where(lambda q: q > 0)  =>  <lambda>\(q\) cannot be called as fn\(q, k\)
+where(lambda b, h, q, kv: q >= kv)  =>  \(b, h, q, kv\) cannot be .* mask_mod\(0, 0, q, k\)
+where(lambda h, q, k: q >= k)  =>  for fn\(h, q, k\) where\(fn, per_head=True\)
+where(lambda q, k: q >= k, batch=2)  =>  cannot be called as fn\(b, q, k\)
 where(3)  =>  where\(\) is given 3, no function
 where(lambda h, q, k: q > h, per_head=True).build(64)  =>  give heads=
 where(lambda h, q, k: abs(q - k) < table([3, 50])[h], per_head=True).build(64, heads=4)

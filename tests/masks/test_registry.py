@@ -95,3 +95,17 @@ def test_long_arguments_are_a_digest_where_that_is_asked_for():
     short, long = listed(range(64)), listed(list(range(65)))
     assert short.spelled and not long.spelled and "sha256:" in str(long)
     assert long == listed(np.arange(65)) and long != listed(list(range(1, 66)))
+
+
+def test_what_names_no_mask_is_refused(own_patterns: None):
+    with pytest.raises(ValueError, match=r"missing its parentheses: write @masks\.pattern\(\)"):
+        masks.pattern(lambda n: masks.local(n))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'<lambda>' is no name for a text"):
+        masks.pattern()(lambda n: masks.local(n))
+
+    @masks.pattern()
+    def forgets(n):
+        masks.local(n)
+
+    with pytest.raises(ValueError, match="forgets gives None: return a mask"):
+        forgets(3)

@@ -5,15 +5,18 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import masks
 import sparseflash
+from sparseflash import select
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import make_qkv
 from tests.op_cases import MASK, plans
 
 Q, K, V = make_qkv(2, 4, 40, 40, 8, kv_heads=2)
 JAGGED = torch.nested.as_nested_tensor([Q[0].mT, Q[1].mT], layout=torch.jagged)
+THEIRS = create_block_mask(lambda b, h, q, k: q >= k, None, None, 40, 40, device="cpu")
 GOOD = {"q": Q, "k": K, "v": V, "mask": MASK, "backend": "cpu"}
 NAN, INF = float("nan"), float("inf")
 
@@ -147,10 +150,17 @@ CASES = {
         "batch 3",
         EXTENT_OF_MASK,
     ),
-    "mask a string": ({"mask": MASK.key}, "mask is a str", f"{KINDS} (masks.parse"),
-    "mask a list": ({"mask": [[True]]}, "mask is a list", KINDS),
+    "mask a string": ({"mask": MASK.key}, "mask is a str", "(masks.parse turns text"),
+    "mask a list": ({"mask": [[True]]}, "mask is a list", "np.array makes an array of lists"),
     "mask True": ({"mask": True}, "mask is a bool", KINDS),
-    "mask a function": ({"mask": masks.causal}, "mask is a function", KINDS),
+    "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
+    "mask a function": ({"mask": lambda q, k: q >= k}, "mask is a function", "(masks.where turns"),
+    "mask a selector": (
+        {"mask": select.top_k(2)},
+        "mask is a Pooled",
+        "q and k: selector(q, k)",
+    ),
+    "mask of torch": ({"mask": THEIRS}, "mask is a BlockMask", "(masks.interop.from_flex converts"),
     "mask of ints": ({"mask": np.ones((40, 40), int)}, "int64", ARRAY),
     "mask of int tensors": ({"mask": ones(40, 40, dtype=torch.int32)}, "int32", ARRAY),
     "mask of floats": ({"mask": ones(40, 40, dtype=torch.float32)}, "float32", ARRAY),

@@ -271,6 +271,8 @@ REFUSED = [
     ({"keep_max_scores": 1}, "keep_max_scores is 1; pass True or False"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
     ({"mask": 3}, "mask is a int; pass a masks.Mask"),
+    ({"mask": "layers(local(3), dense())"}, r"differs from layer to layer; pass layer="),
+    ({"mask": "local(3)", "layer": -1}, "layer is -1: give an integer >= 0"),
     ({"mask": "locale:3"}, "locale"),
     ({"backend": "gpu"}, "backend is 'gpu'"),
 ]

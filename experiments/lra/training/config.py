@@ -1,6 +1,7 @@
 """The settings of a run: checked, complete, and scaled down where there is no GPU."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.checks import check_options, choose
+from experiments.common.checks import check_options, choose, flag_or_null, share
 from experiments.common.devices import find_device
 from experiments.common.files import digest
 from experiments.lra.training.optim import SCHEDULES
@@ -27,8 +28,11 @@ COUNTS = {  # the least value of whole numbers
     **dict.fromkeys("steps warmup seed data_seed".split(), 0),
 }
 POSITIVE = "lr eps clip minutes stop_at"  # numbers above 0
+PATHS = "runs init_from data_dir cache_dir"
+FLAGS = {"": "tensorboard data_only", "model": "rotary causal", "task": "generate"}  # or null
 OPTIONAL = (
     "micro_batch eval_batch val_examples checkpoint_every clip minutes stop_at pretrain init_head"
+    " init_from"
 )
 CHOICES = {
     "scale": SCALES,
@@ -155,7 +159,7 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     if values["precision"] is None:
         values["precision"] = "bf16" if on_gpu else "fp32"
     for name in ("compile", "graph"):
-        choose(name, values[name], (None, True, False))
+        flag_or_null(name, values[name])
         values[name] = on_gpu and values[name] in (None, True)
     _check(values)
     for name in ("name", "label", "mask"):  # Hydra reads name=3 as a number
@@ -228,13 +232,23 @@ def check_training(values: dict[str, Any]) -> None:
     betas, micro, batch = (values[name] for name in ("betas", "micro_batch", "batch"))
     if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")
+    for beta in betas:
+        share("betas", beta)
+    decay = values["weight_decay"]
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < math.inf:
+        raise ValueError(f"weight_decay={decay!r}: give a number, at least 0")
     if micro is not None and batch % micro:
         raise ValueError(f"micro_batch={micro} does not divide batch={batch}")
 
 
 def _check(values: dict[str, Any]) -> None:
-    check_options(values, optional=OPTIONAL, least=COUNTS, positive=POSITIVE, choices=CHOICES)
+    kinds = {"least": COUNTS, "positive": POSITIVE, "paths": PATHS, "choices": CHOICES}
+    check_options(values, optional=OPTIONAL, **kinds)
     check_training(values)
+    for section, names in FLAGS.items():
+        place = values[section] if section else values
+        for name in names.split():
+            flag_or_null(f"{section}.{name}" if section else name, place.get(name))
     if (values["stop_at"] or 0) > 1:
         raise ValueError(f"stop_at={values['stop_at']!r}: give an accuracy, such as 0.9")
     if not values["steps"] and not values["init_from"]:
@@ -247,8 +261,9 @@ def _check(values: dict[str, Any]) -> None:
             f"pretrain={values['pretrain']} with model.causal={str(causal).lower()}: a causal model"
             " takes pretrain=causal, and others take pretrain=masked"
         )
-    if not 0 < values["mask_share"] < 1:
-        raise ValueError(f"mask_share={values['mask_share']!r}: give a share between 0 and 1")
+    share("mask_share", values["mask_share"])
+    if not values["mask_share"]:
+        raise ValueError("mask_share=0 hides no token: give a share between 0 and 1")
     for name in ("name", "label"):
         value = values[name]
         if value is not None and not re.fullmatch(r"[\w.+-]+", str(value)):

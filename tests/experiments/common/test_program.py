@@ -3,14 +3,21 @@
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
-from experiments.common.program import program
+from experiments.common.program import CONF, LISTS, NO_PATHS, PATHS, program
+
+CONFS = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONF.glob("*.yaml")}
+PATH_OPTIONS = {
+    name: [key for key in PATHS if key in conf and (name, key) not in NO_PATHS]
+    for name, conf in CONFS.items()
+}
 
 
-def run(monkeypatch, main, *words):
+def run(monkeypatch, main, *words, name="plot"):
     monkeypatch.setattr(sys, "argv", ["program", *words])
     try:
-        program("plot")(main)()
+        program(name)(main)()
     except SystemExit as stop:
         return stop.code
     return 0
@@ -64,3 +71,50 @@ def test_the_remaining_jobs_of_a_sweep_still_run(monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, main, "out=a,b", f"hydra.sweep.dir={tmp_path}", "-m") == 2
     assert seen == ["a", "b"]
     assert "failed: out=a\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name, keys in PATH_OPTIONS.items() if keys])
+def test_a_number_where_a_path_is_expected_is_one_line(name, monkeypatch, capsys):
+    for key in PATH_OPTIONS[name]:
+        words = [f"{key}=[a,0]", f"{key}=0"] if key in LISTS else [f"{key}=0"]
+        for word in words:
+            assert run(monkeypatch, lambda *_: None, word, name=name) == 2
+            expected = f"error: {key}=0: give a path, and write {key}=./0 for that name\n"
+            assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("value", ["", "true", "[a,b]", "null"])
+def test_one_path_is_expected(value, monkeypatch, capsys):
+    assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
+    assert capsys.readouterr().err.endswith(": give a path\n")
+
+
+def test_every_option_with_a_path_in_its_file_is_checked():
+    for name, conf in CONFS.items():
+        found = {key for key, value in conf.items() if isinstance(value, str) and "/" in value}
+        assert found <= set(PATH_OPTIONS[name]), name
+
+
+def test_paths_that_may_be_missing_and_numbers_of_the_same_name_pass(monkeypatch):
+    for name, word in (("sweep", "compiled=null"), ("plot", "pages=[]"), ("decode", "pages=[0]")):
+        assert run(monkeypatch, lambda *_: None, word, name=name) == 0
+
+
+@pytest.mark.parametrize("value", ["local(8)", "local(8) | causal()", "moba(64, 3)", "a=b", "[a"])
+def test_a_value_that_hydra_cannot_read_is_one_line(value, monkeypatch, capsys):
+    assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
+    hint = f"quote the value inside the shell's quotes, 'csv=\"{value}\"'"
+    assert capsys.readouterr().err == f"error: csv={value}: {hint}\n"
+    assert run(monkeypatch, lambda *_: None, f'csv="{value}"') == 0
+
+
+def test_a_file_where_a_folder_is_expected_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def main(options, command):
+        (tmp_path / "file" / "plots").mkdir(parents=True)
+
+    assert run(monkeypatch, main) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot use {tmp_path}/file")
+    assert error.endswith(": name another place\n")

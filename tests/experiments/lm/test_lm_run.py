@@ -119,6 +119,9 @@ def test_bad_settings_are_one_line(settings):
         "provider": ("flash", "choose from sparse, standard, sdpa"),
         "mask": ("nothing:3", "unknown pattern"),
         "context": (0, "give a whole number"),
+        "runs": (0, "runs=0: give a path"),
+        "compile": ("None", "compile='None': give layers, true, false or null"),
+        "weight_decay": ("x", "weight_decay='x': give a number, at least 0"),
         "tokenizer": ("bpe:3", "choose bytes, or bpe:SIZE"),
         "val_tokens": (3, "give context=32 at least"),
     }.items():
@@ -292,7 +295,7 @@ def test_blocks_may_be_compiled_by_themselves(options, monkeypatch, one_thread):
     assert result["compiled"] == LAYERS and plain["compiled"] is False
     assert make_row("masks", case, here, result).mode == "compile by layers"
     assert result["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-5)
-    with pytest.raises(ValueError, match="compile='blocks': choose from"):
+    with pytest.raises(ValueError, match="compile='blocks': give layers, true, false or null"):
         make_settings(options(compile="blocks"))
 
 
