@@ -1,5 +1,6 @@
 """The forms of arguments that a call works with: dtypes, layouts, masks."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from
+from masks.algebra import Transform
 from sparseflash.checks import check_extents
 from sparseflash.schedule import Schedule
 from sparseflash.select.base import Selector
@@ -75,7 +77,9 @@ def _remedy(mask: Any) -> str:
         return " (the selector makes one of q and k: selector(q, k))"
     if type(mask).__module__ == "torch.nn.attention.flex_attention":
         return " (masks.interop.from_flex converts torch's BlockMask)"
-    if str(getattr(mask, "__module__", "")).startswith("masks."):  # a pattern
+    if isinstance(mask, Transform):
+        return " (it makes one mask of another: mask >> transform)"
+    if inspect.isfunction(mask) and mask.__module__.startswith("masks."):  # a pattern
         return f" (call it: {mask.__name__}(...))"
     if callable(mask):
         return " (masks.where turns a function of q and k into a Mask)"

@@ -154,6 +154,7 @@ CASES = {
     "mask a list": ({"mask": [[True]]}, "mask is a list", "np.array makes an array of lists"),
     "mask True": ({"mask": True}, "mask is a bool", KINDS),
     "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
+    "mask a transform": ({"mask": masks.shift(1)}, "mask is a", "mask >> transform"),
     "mask a function": ({"mask": lambda q, k: q >= k}, "mask is a function", "(masks.where turns"),
     "mask a selector": (
         {"mask": select.top_k(2)},
