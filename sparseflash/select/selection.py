@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
@@ -70,8 +71,10 @@ class Selection:
         return self.codes.device
 
     def density(self) -> Tensor:
-        """Non-empty blocks / all blocks: a float32 scalar on the device."""
-        return (self.codes != EMPTY).float().mean()
+        """Blocks with any allowed pair / all blocks: a float32 scalar on the device."""
+        filled = F.pad((self.bits != 0).flatten(1).any(1), (0, 1), value=True)  # the last is FULL
+        number = self.codes.clamp(min=FULL).long()
+        return ((self.codes != EMPTY) & filled[number]).float().mean()
 
     def __and__(self, other: "Mask | BlockMask | Selection") -> "Selection":
         return self._joined(other, FULL, EMPTY)

@@ -47,6 +47,7 @@ def agree(*pairs: tuple[select.Selection, np.ndarray]) -> None:
     for joined, expected in pairs:
         assert np.array_equal(dense_of(joined), expected)
         assert (joined.codes != -2).sum() <= joined.max_blocks
+        assert joined.density().item() == pytest.approx(joined.to_block_mask().density)
 
 
 @pytest.mark.parametrize("make", SELECTORS.values(), ids=SELECTORS)
