@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import masks.build
+from masks.registry import by_text
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 2**30
@@ -78,6 +79,12 @@ class Cache:
             self._pinned.clear()
             self._users.clear()
             self.bytes = 0
+
+    def forget(self) -> None:
+        """Drop every entry; graphs keep what they were captured with, which nothing else finds."""
+        pinned = {object(): entry for entry in self._pinned.values()}
+        self.clear()
+        self._pinned.update(pinned)
 
     def _full(self) -> bool:
         return len(self._entries) > self.max_entries or self.bytes > self.max_bytes
@@ -142,7 +149,19 @@ def clear_cache() -> None:
     what a CUDA graph was captured with beyond that. After this call such graphs must not be
     replayed. Block masks on the host have a limit of their own, in `masks`.
     """
-    if torch.cuda.is_initialized() and not is_capturing():
-        torch.cuda.synchronize()  # kernels of any stream may still read what is freed here
+    _wait()
     cache.clear()
-    masks.build.cache.clear()
+    masks.build.clear()
+
+
+@by_text
+def _forget() -> None:
+    """A pattern is defined again: plans of its masks are made again."""
+    _wait()
+    cache.forget()
+
+
+def _wait() -> None:
+    """Kernels of any stream may still read what is freed after this."""
+    if torch.cuda.is_initialized() and not is_capturing():
+        torch.cuda.synchronize()

@@ -95,3 +95,18 @@ def test_long_arguments_are_a_digest_where_that_is_asked_for():
     short, long = listed(range(64)), listed(list(range(65)))
     assert short.spelled and not long.spelled and "sha256:" in str(long)
     assert long == listed(np.arange(65)) and long != listed(list(range(1, 66)))
+
+
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_is_defined_again_is_built_again():
+    counts = []
+    for width in (1, 2):  # as when a notebook runs a cell again
+
+        @masks.pattern()
+        def own(size: int, width: int = width):
+            return masks.where(lambda q, k: abs(q - k) < width * size)
+
+        mask = own(1)
+        assert str(mask) == "own(1)"
+        counts.append(int((mask | masks.sinks(1)).build(20, block_size=16).to_dense().sum()))
+    assert counts == [20 + 19, 20 + 2 * 19 + 18]

@@ -209,6 +209,21 @@ def test_clear_cache_frees_everything():
     assert_right(sparseflash.attention(*inputs(), MASK), inputs(), MASK)
 
 
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_is_defined_again_has_new_plans():
+    found = []
+    for width in (3, 30):  # as when a notebook runs a cell again
+
+        @masks.pattern()
+        def own(width: int = width):
+            return masks.where(lambda q, k: abs(q - k) < width)
+
+        mask = own()
+        found.append(sparseflash.attention(*inputs(), mask))
+        assert_right(found[-1], inputs(), masks.local(width - 1))
+    assert not torch.equal(*found)
+
+
 def test_a_plan_that_was_dropped_is_made_again():
     """The operator finds the mask by its key."""
     compiled = torch.compile(sparseflash.attention, fullgraph=True, backend="aot_eager")
