@@ -123,14 +123,25 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def are_fake() -> bool:
+    """Whether FakeTensorMode makes all tensors, outside of a compiler."""
+    return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_FAKE) is not None
+
+
 def cached(make: Make) -> Make:
     """`make`, whose results, with their tensors, are in the cache under its arguments.
 
-    These must be hashable, and positional.
+    These must be hashable, and positional. Under FakeTensorMode nothing is kept, nor found: real
+    and fake tensors do not mix.
     """
 
     @functools.wraps(make)
     def find(*args: Any) -> Any:
+        if are_fake():
+            return make(*args)
         key = make, *args
         found = cache.get(key)
         if found is None:

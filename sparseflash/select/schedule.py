@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import FULL
-from sparseflash.cache import cached
+from sparseflash.cache import are_fake, cached
 from sparseflash.checks import check_extents
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
@@ -33,7 +33,7 @@ def schedule_from_selection(
     block_q, block_k = selection.block_size
     cut = bool(n_q % block_q), bool(n_k % block_k)
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    edges = (edge_bits if traced else _known_edges)(
+    edges = (edge_bits if traced or are_fake() else _known_edges)(
         n_q, n_k, selection.block_size, selection.device
     )
     if not len(selection.bits):
