@@ -127,10 +127,10 @@ def lists_torch(
     mid = ptr[:-1] + n_partial
     place = torch.where(partial, ptr[:-1, None] + partial.cumsum(1), mid[:, None] + full.cumsum(1))
     place = torch.where(partial | full, place - 1, max_blocks).flatten()  # empty ones go to the end
-    idx, tile = (
-        torch.zeros(max_blocks + 1, dtype=torch.int32, device=codes.device) for _ in range(2)
-    )
     entry = torch.arange(codes.shape[1], dtype=torch.int32, device=codes.device)
-    idx.scatter_(0, place, entry.expand_as(codes).flatten())
-    tile.scatter_(0, place, codes.flatten())
-    return BlockLists(ptr, mid, idx[:max_blocks], tile[:max_blocks])
+    room = torch.zeros(max_blocks + 1, dtype=torch.int32, device=codes.device)
+    # not in place: torch.vmap may have `place` for each entry, and one `room`
+    idx, tile = (
+        room.scatter(0, place, x.flatten())[:max_blocks] for x in (entry.expand_as(codes), codes)
+    )
+    return BlockLists(ptr, mid, idx, tile)

@@ -202,7 +202,9 @@ def _facing(a: Selection, b_codes: Tensor, b_bits: Tensor, fill: int) -> Tensor:
     cell = torch.zeros(a.owned + 1, dtype=torch.int64, device=a.device)
     tile = a.codes.flatten().long()
     tile = tile.masked_fill((tile < 0) | (tile >= a.owned), a.owned)  # the last takes the rest
-    cell.scatter_(0, tile, torch.arange(len(tile), device=a.device))
+    cell = cell.scatter(
+        0, tile, torch.arange(len(tile), device=a.device)
+    )  # torch.vmap may batch it
     code = b_codes.flatten()[cell[:-1]].long()
     code = code.masked_fill(code < 0, len(b_bits))
     return torch.cat([b_bits, b_bits.new_full((1, *b_bits.shape[1:]), fill)])[code]

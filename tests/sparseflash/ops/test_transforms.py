@@ -136,3 +136,22 @@ def test_fake_and_real_selections_share_no_tables(first):
         with FakeTensorMode() if fake else nullcontext():
             out = attend()
         assert isinstance(out, FakeTensor) == fake and out.shape == (1, 2, 40, 16)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        select.top_k(2, block_size=16, within=masks.causal()),
+        select.moba(16, 2, 16, capacity=20, within=masks.sliding(30)),
+    ],
+    ids=str,
+)
+def test_vmap_selects_for_each_entry(selector):
+    def of(q):
+        return sparseflash.attention(q, q, q, selector(q, q)).square().sum()
+
+    torch.manual_seed(0)
+    q = torch.randn(3, 1, 2, 40, 16)
+    for function in (of, torch.func.grad(of)):
+        expected = torch.stack([function(x) for x in q])
+        torch.testing.assert_close(torch.vmap(function)(q), expected)
