@@ -18,6 +18,7 @@ from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
+from masks.registry import by_text
 from masks.runs import Grid, Ints
 from masks.tiles import Tiles, pack_bits
 from masks.types import BlockData, Mask, Placed
@@ -175,3 +176,9 @@ class Cache:
 
 
 cache = Cache(max_items=32, max_bytes=256 << 20)
+
+
+@by_text
+def clear() -> None:
+    """Forget every block mask."""
+    cache.clear()

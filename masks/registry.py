@@ -52,6 +52,7 @@ class Entry(NamedTuple):
 PATTERNS: dict[str, Entry] = {}  # by every name, long and short
 TRANSFORMS: dict[str, Entry] = {}
 _living: WeakValueDictionary[str, Any] = WeakValueDictionary()  # masks and block masks, by key
+_caches: list[Callable[[], None]] = []  # what forgets all that was made from texts of masks
 
 
 def pattern(
@@ -65,7 +66,8 @@ def pattern(
 
     `masks.parse` knows the function by its name, and by `short`. A leaf that it returns gets its
     canonical text, which follows from the arguments of the call. So does `masks.where(rule)`; any
-    other mask keeps its own text.
+    other mask keeps its own text. Where the same function is defined again, as a notebook does,
+    what was built from its texts is forgotten.
 
     Args:
         examples: of the gallery, which the tests go through as well. They stand in the section
@@ -112,13 +114,17 @@ def pattern(
             return named(made, f"{kind}({', '.join(parts)})", kind, arguments, spelled)
 
         section = getattr(function, "__globals__", {}).get("SECTION", "Other")
+        again = False
         for word in filter(None, (kind, short)):
             taken = PATTERNS.get(word) or TRANSFORMS.get(word)
+            again |= taken is not None
             if taken and _origin(taken.function) != _origin(function):  # else it is redefined
                 raise ValueError(
                     f"{word!r} is the name of {'.'.join(_origin(taken.function))}: take another"
                 )
             names[word] = Entry(make, section, examples)
+        for forget in _caches if again else ():
+            forget()
         return make  # type: ignore[return-value]
 
     return register
@@ -127,6 +133,12 @@ def pattern(
 def transform(*examples: Example, **options: Any) -> Callable[[Factory], Factory]:
     """Decorator of a function that makes the right side of `>>`; arguments as in `pattern`."""
     return pattern(*examples, names=TRANSFORMS, **options)
+
+
+def by_text(forget: Callable[[], None]) -> Callable[[], None]:
+    """Decorator of what empties a cache whose keys have texts of masks."""
+    _caches.append(forget)
+    return forget
 
 
 def canonical(made: Made, **arguments: Any) -> Made:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import masks.build
+from masks.registry import by_text
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 2**30
@@ -79,6 +80,12 @@ class Cache:
             self._users.clear()
             self.bytes = 0
 
+    def forget(self) -> None:
+        """Drop every entry; graphs keep what they were captured with, which nothing else finds."""
+        pinned = {object(): entry for entry in self._pinned.values()}
+        self.clear()
+        self._pinned.update(pinned)
+
     def _full(self) -> bool:
         return len(self._entries) > self.max_entries or self.bytes > self.max_bytes
 
@@ -116,14 +123,25 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def are_fake() -> bool:
+    """Whether FakeTensorMode makes all tensors, outside of a compiler."""
+    return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_FAKE) is not None
+
+
 def cached(make: Make) -> Make:
     """`make`, whose results, with their tensors, are in the cache under its arguments.
 
-    These must be hashable, and positional.
+    These must be hashable, and positional. Under FakeTensorMode nothing is kept, nor found: real
+    and fake tensors do not mix.
     """
 
     @functools.wraps(make)
     def find(*args: Any) -> Any:
+        if are_fake():
+            return make(*args)
         key = make, *args
         found = cache.get(key)
         if found is None:
@@ -142,7 +160,19 @@ def clear_cache() -> None:
     what a CUDA graph was captured with beyond that. After this call such graphs must not be
     replayed. Block masks on the host have a limit of their own, in `masks`.
     """
-    if torch.cuda.is_initialized() and not is_capturing():
-        torch.cuda.synchronize()  # kernels of any stream may still read what is freed here
+    _wait()
     cache.clear()
-    masks.build.cache.clear()
+    masks.build.clear()
+
+
+@by_text
+def _forget() -> None:
+    """A pattern is defined again: plans of its masks are made again."""
+    _wait()
+    cache.forget()
+
+
+def _wait() -> None:
+    """Kernels of any stream may still read what is freed after this."""
+    if torch.cuda.is_initialized() and not is_capturing():
+        torch.cuda.synchronize()

@@ -6,7 +6,6 @@ of every sequence on the device, and leaves out the blocks of padding.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from masks import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.backends.protocol import Results
+from sparseflash.cache import cached
 from sparseflash.checks import check_tensors
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import Schedule
@@ -203,7 +203,7 @@ class Blocks(NamedTuple):
     max_blocks: int  # non-empty blocks
 
 
-@lru_cache(maxsize=32)
+@cached
 def blocks_of(mask: Mask | None, n: int, heads: int, device: torch.device) -> Blocks:
     """`mask` (None: all pairs) for n tokens, a multiple of BLOCK. Copied to the device once."""
     if mask is None:

@@ -61,8 +61,10 @@ def fresh_dynamo():
 def own_patterns():
     """Patterns that a test registers are forgotten after it."""
     from masks.registry import PATTERNS
+    from sparseflash import clear_cache
 
     before = dict(PATTERNS)
     yield
     PATTERNS.clear()
     PATTERNS.update(before)
+    clear_cache()

@@ -62,7 +62,8 @@ class Walk:
         relations: one a layer, repeated.
         own: whether a query block has its own tokens from the start.
         gained: (begin, end) -> for every relation, bits that a layer adds whatever the states.
-        counted: (begin, end) -> bits that count as seen, but are not part of the states.
+        counted: (begin, end) -> for every relation, bits that count as seen from its layer on, but
+            are not part of the states.
     """
 
     grid: Grid
@@ -70,7 +71,7 @@ class Walk:
     relations: list[Relation]
     own: bool = True
     gained: Callable[[int, int], list[Words]] | None = None
-    counted: Callable[[int, int], Words] | None = None
+    counted: Callable[[int, int], list[Words]] | None = None
 
     def run(self, layers: int | None) -> Seen:
         """Walk `layers` layers, or until nothing changes, in chunks of keys."""
@@ -97,7 +98,7 @@ class Walk:
         gained = self.gained(begin, end) if self.gained else None
         counted = self.counted(begin, end) if self.counted else None
         history: list[int] = []
-        uniform, found = len(self.relations) == 1, states
+        uniform, found, also = len(self.relations) == 1, states, np.zeros_like(states)
         for layer in range(MOST_LAYERS if layers is None else layers):
             which = layer % len(self.relations)
             new = self.relations[which].gather(states)
@@ -107,7 +108,9 @@ class Walk:
             if uniform and layer > 0 and np.array_equal(new, states):
                 return history, True, found
             states = new
-            found = states & target if counted is None else (states | counted) & target
+            if counted:
+                also |= counted[which]
+            found = (states | also) & target
             history.append(int(count_ones(found).sum()))
             if history[-1] == total:
                 return history, True, found
@@ -142,9 +145,9 @@ def surely(stack: list[Segments], causal: bool) -> Walk:
         own = ranges_of_ones(keys, keys + 1, begin, end)
         return [one.union(own) for one in full]
 
-    def counted(begin: int, end: int) -> Words:
+    def counted(begin: int, end: int) -> list[Words]:
         own = ranges_of_ones(keys, keys + 1, begin, end)
-        return np.bitwise_or.reduce([one.union(own) for one in crossing])
+        return [one.union(own) for one in crossing]
 
     more = counted if causal else None
     return Walk(grid, _wanted(grid, causal), relations, False, gained, more)

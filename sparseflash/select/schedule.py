@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.block_lists import FULL
-from sparseflash.cache import cached
+from sparseflash.cache import are_fake, cached
 from sparseflash.checks import check_extents
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
@@ -33,7 +33,7 @@ def schedule_from_selection(
     block_q, block_k = selection.block_size
     cut = bool(n_q % block_q), bool(n_k % block_k)
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    edges = (edge_bits if traced else _known_edges)(
+    edges = (edge_bits if traced or are_fake() else _known_edges)(
         n_q, n_k, selection.block_size, selection.device
     )
     if not len(selection.bits):
@@ -127,10 +127,10 @@ def lists_torch(
     mid = ptr[:-1] + n_partial
     place = torch.where(partial, ptr[:-1, None] + partial.cumsum(1), mid[:, None] + full.cumsum(1))
     place = torch.where(partial | full, place - 1, max_blocks).flatten()  # empty ones go to the end
-    idx, tile = (
-        torch.zeros(max_blocks + 1, dtype=torch.int32, device=codes.device) for _ in range(2)
-    )
     entry = torch.arange(codes.shape[1], dtype=torch.int32, device=codes.device)
-    idx.scatter_(0, place, entry.expand_as(codes).flatten())
-    tile.scatter_(0, place, codes.flatten())
-    return BlockLists(ptr, mid, idx[:max_blocks], tile[:max_blocks])
+    room = torch.zeros(max_blocks + 1, dtype=torch.int32, device=codes.device)
+    # not in place: torch.vmap may have `place` for each entry, and one `room`
+    idx, tile = (
+        room.scatter(0, place, x.flatten())[:max_blocks] for x in (entry.expand_as(codes), codes)
+    )
+    return BlockLists(ptr, mid, idx, tile)

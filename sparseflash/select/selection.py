@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
@@ -70,8 +71,10 @@ class Selection:
         return self.codes.device
 
     def density(self) -> Tensor:
-        """Non-empty blocks / all blocks: a float32 scalar on the device."""
-        return (self.codes != EMPTY).float().mean()
+        """Blocks with any allowed pair / all blocks: a float32 scalar on the device."""
+        filled = F.pad((self.bits != 0).flatten(1).any(1), (0, 1), value=True)  # the last is FULL
+        number = self.codes.clamp(min=FULL).long()
+        return ((self.codes != EMPTY) & filled[number]).float().mean()
 
     def __and__(self, other: "Mask | BlockMask | Selection") -> "Selection":
         return self._joined(other, FULL, EMPTY)
@@ -199,7 +202,9 @@ def _facing(a: Selection, b_codes: Tensor, b_bits: Tensor, fill: int) -> Tensor:
     cell = torch.zeros(a.owned + 1, dtype=torch.int64, device=a.device)
     tile = a.codes.flatten().long()
     tile = tile.masked_fill((tile < 0) | (tile >= a.owned), a.owned)  # the last takes the rest
-    cell.scatter_(0, tile, torch.arange(len(tile), device=a.device))
+    cell = cell.scatter(
+        0, tile, torch.arange(len(tile), device=a.device)
+    )  # torch.vmap may batch it
     code = b_codes.flatten()[cell[:-1]].long()
     code = code.masked_fill(code < 0, len(b_bits))
     return torch.cat([b_bits, b_bits.new_full((1, *b_bits.shape[1:]), fill)])[code]

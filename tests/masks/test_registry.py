@@ -109,3 +109,18 @@ def test_what_names_no_mask_is_refused(own_patterns: None):
 
     with pytest.raises(ValueError, match="forgets gives None: return a mask"):
         forgets(3)
+
+
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_is_defined_again_is_built_again():
+    counts = []
+    for width in (1, 2):  # as when a notebook runs a cell again
+
+        @masks.pattern()
+        def own(size: int, width: int = width):
+            return masks.where(lambda q, k: abs(q - k) < width * size)
+
+        mask = own(1)
+        assert str(mask) == "own(1)"
+        counts.append(int((mask | masks.sinks(1)).build(20, block_size=16).to_dense().sum()))
+    assert counts == [20 + 19, 20 + 2 * 19 + 18]

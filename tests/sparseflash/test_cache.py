@@ -63,6 +63,24 @@ def test_what_a_graph_was_captured_with_stays(capture):
     assert cache.get("a") is None and len(cache) == cache.bytes == 0
 
 
+def test_what_a_graph_was_captured_with_outlives_a_new_definition(capture):
+    cache = Cache(max_entries=2, max_bytes=100)
+    (tensor,) = held(90)
+    cache.put("a", "A", [tensor])
+    alive = weakref.ref(tensor)
+    del tensor
+    capture(True)
+    assert cache.get("a") == "A"
+    capture(False)
+    cache.put("b", "B", held(5))
+    for _ in range(2):
+        cache.forget()
+        assert cache.get("a") is cache.get("b") is None and alive() is not None
+        assert cache.bytes == 0 and len(cache) == 1
+    cache.clear()
+    assert alive() is None
+
+
 def test_nothing_is_dropped_while_a_graph_is_captured(capture):
     cache = Cache(max_entries=2, max_bytes=100)
     capture(True)

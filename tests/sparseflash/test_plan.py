@@ -1,6 +1,7 @@
 """Plans: which calls share one, and what they must not share."""
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
@@ -12,6 +13,7 @@ import sparseflash
 from sparseflash import select
 from sparseflash.backends import cpu, triton
 from sparseflash.cache import Cache, cache
+from sparseflash.lengths import blocks_of
 from sparseflash.testing import make_qkv, relative_error
 from tests.op_cases import FORMS, MASK, exact, plans, small, token_major, without_backward
 
@@ -206,7 +208,26 @@ def test_clear_cache_frees_everything():
     assert len(cache) and cache.bytes and len(masks.build.cache.items)
     sparseflash.clear_cache()
     assert len(cache) == cache.bytes == len(masks.build.cache.items) == 0
+    padded = weakref.ref(blocks_of(MASK, 128, 2, torch.device("cpu")).codes)
+    assert padded() is not None and cache.bytes
+    sparseflash.clear_cache()
+    assert padded() is None
     assert_right(sparseflash.attention(*inputs(), MASK), inputs(), MASK)
+
+
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_is_defined_again_has_new_plans():
+    found = []
+    for width in (3, 30):  # as when a notebook runs a cell again
+
+        @masks.pattern()
+        def own(width: int = width):
+            return masks.where(lambda q, k: abs(q - k) < width)
+
+        mask = own()
+        found.append(sparseflash.attention(*inputs(), mask))
+        assert_right(found[-1], inputs(), masks.local(width - 1))
+    assert not torch.equal(*found)
 
 
 def test_a_plan_that_was_dropped_is_made_again():

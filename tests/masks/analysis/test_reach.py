@@ -66,13 +66,17 @@ def test_tokens_exactly(seed: int):
 def test_blocks_are_bounds(seed: int):
     rng = random.Random(1000 + seed)
     n, block = rng.choice([64, 100, 161, 192]), rng.choice([(16, 16), (32, 16), (16, 48)])
-    dense = any_mask(rng, n, n, rng.choice([1, 2]))
+    heads = rng.choice([1, 2])
+    stack = [any_mask(rng, n, n, heads) for _ in range(rng.choice([1, 1, 3]))]
     causal, layers = rng.random() < 0.5, rng.randrange(1, 6)
-    found = reach(BlockMask.from_dense(dense, block), layers, causal=causal)
+    blocks = [BlockMask.from_dense(dense, block) for dense in stack]
+    found = reach(blocks if len(blocks) > 1 else blocks[0], layers, causal=causal)
     assert len(found.upper) == len(found.lower)  # the last number holds from there on
     wanted = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
     want = brute_layout(wanted[None, None], block)[0, 0] > 0
-    for i, state in enumerate(after([dense[0].any(0)] * layers)):
+    union = [dense[0].any(0) for dense in stack]
+    states = after([union[i % len(union)] for i in range(layers)])
+    for i, state in enumerate(states):
         some = brute_layout((state & wanted)[None, None], block)[0, 0] > 0
         every = brute_layout((state | ~wanted)[None, None], block)[0, 0] == 2
         high, low = (s[min(i, len(s) - 1)] for s in (found.upper, found.lower))
@@ -80,7 +84,19 @@ def test_blocks_are_bounds(seed: int):
         if every[want].all():
             assert found.at_least is not None and found.at_least <= i + 1
     if found.at_most:
-        assert (after([dense[0].any(0)] * found.at_most)[-1] | ~wanted).all()
+        assert (states[found.at_most - 1] | ~wanted).all()
+
+
+def test_diagonal_blocks_count_from_their_layer_on():
+    near, far = masks.local(0), masks.causal()
+    found = reach_of(masks.layers(near, near, far), 64, 3, causal=True, block_size=16)
+    assert found.lower == (0, 0, 1) and found.upper == (0.4, 0.4, 1)
+    found = reach_of(masks.layers(far, near), 64, 2, causal=True, block_size=16)
+    assert found.lower == (1,)
+    found = reach_of(
+        masks.layers(masks.block_diagonal(16) & far, near), 64, 2, causal=True, block_size=16
+    )
+    assert found.lower == (0.4, 0.4)  # they stay seen
 
 
 LOCAL = masks.local(BLOCK) | masks.butterfly(BLOCK)

@@ -122,6 +122,29 @@ def test_what_a_step_keeps_counts_in_the_cache():
     assert cache.bytes > before
 
 
+@both
+def test_other_layouts_have_steps_of_their_own(backend):
+    """Launches are prepared once for a step: with or without lengths, for one stride of tables."""
+    q, k, v = make_qkv(2, 2, 1, 32, 16)
+    pages = torch.arange(8, dtype=torch.int32).view(2, 4)
+    wide = torch.arange(16, dtype=torch.int32).view(2, 8)[:, :4].remainder(8)
+    wide = torch.cat([wide, wide], 1)[:, :4]
+    k_paged, v_paged = (x.transpose(1, 2).reshape(8, 8, 2, 16) for x in (k, v))
+    calls = [
+        (k, v, {}),
+        (k, v, {"lengths": [32, 5]}),
+        (k, v, {"splits": 2}),
+        (k, v, {"splits": 3}),
+        (k_paged, v_paged, {"block_table": pages}),
+        (k_paged, v_paged, {"block_table": wide}),
+    ]
+    sparseflash.clear_cache()
+    for count, (keys, values, options) in enumerate(calls, 1):
+        for _ in range(2):
+            sparseflash.decode(q, keys, values, backend=backend, **options)
+        assert sum(key[0] == "decode" for key in cache._entries) == count  # pyright: ignore
+
+
 def test_as_attention_at_full_length():
     """The last rows of training, and a sink that joins afterwards, as the guide says."""
     q, k, v = make_qkv(2, 4, 96, 96, 32, kv_heads=2, dtype=torch.float64)

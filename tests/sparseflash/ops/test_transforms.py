@@ -1,10 +1,13 @@
 """`attention` under the transforms of torch.func, forward-mode derivatives and fake tensors."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import masks
 import sparseflash
 from sparseflash import select
 from tests.op_cases import FORMS, MASK, run, small, token_major
@@ -117,3 +120,38 @@ def test_fake_tensors_give_the_shapes_and_strides_of_real_ones(given):
     expected = sparseflash.attention(*real, given, return_lse=True)
     for fake, true in zip((out, lse, q.grad, k.grad), (*expected, real[0], real[1]), strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (true.shape, true.stride(), true.dtype)
+
+
+@pytest.mark.parametrize("first", ["fake", "real"])
+def test_fake_and_real_selections_share_no_tables(first):
+    """Static masks, candidates and edge tiles are remembered for the next real call only."""
+    selector = select.top_k(2, block_size=16, within=masks.local(33), always=masks.local(1))
+
+    def attend():
+        q, k, v = (torch.ones(1, 2, 40, 16) for _ in range(3))
+        return sparseflash.attention(q, k, v, selector(q, k) & masks.causal())
+
+    sparseflash.clear_cache()
+    for fake in (first == "fake", first != "fake", first == "fake"):
+        with FakeTensorMode() if fake else nullcontext():
+            out = attend()
+        assert isinstance(out, FakeTensor) == fake and out.shape == (1, 2, 40, 16)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        select.top_k(2, block_size=16, within=masks.causal()),
+        select.moba(16, 2, 16, capacity=20, within=masks.sliding(30)),
+    ],
+    ids=str,
+)
+def test_vmap_selects_for_each_entry(selector):
+    def of(q):
+        return sparseflash.attention(q, q, q, selector(q, q)).square().sum()
+
+    torch.manual_seed(0)
+    q = torch.randn(3, 1, 2, 40, 16)
+    for function in (of, torch.func.grad(of)):
+        expected = torch.stack([function(x) for x in q])
+        torch.testing.assert_close(torch.vmap(function)(q), expected)

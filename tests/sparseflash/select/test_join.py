@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import masks
+from masks.tiles import unpack_bits
 from sparseflash import select
 from sparseflash.schedule import as_tensors
 from sparseflash.select.schedule import schedule_from_selection
@@ -43,10 +44,24 @@ def dense_of(given: select.Selection | masks.Mask) -> np.ndarray:
     return oracle.dense_of(given, 2, HEADS)
 
 
+def beyond(given: select.Selection) -> np.ndarray:
+    """The bits of partial blocks at pairs of tokens that do not exist; kernels rely on zeros."""
+    block_q, block_k = given.block_size
+    codes = given.codes.numpy()
+    *_, row, col = np.nonzero(codes >= 0)
+    bits = given.bits.numpy()[codes[codes >= 0]].view(np.uint32)
+    seen = unpack_bits(bits, block_k)
+    q, k = np.arange(block_q)[:, None], np.arange(block_k)
+    row, col = row[:, None, None] * block_q, col[:, None, None] * block_k
+    return seen & ((row + q >= given.n_q) | (col + k >= given.n_k))
+
+
 def agree(*pairs: tuple[select.Selection, np.ndarray]) -> None:
     for joined, expected in pairs:
         assert np.array_equal(dense_of(joined), expected)
         assert (joined.codes != -2).sum() <= joined.max_blocks
+        assert not beyond(joined).any()
+        assert joined.density().item() == pytest.approx(joined.to_block_mask().density)
 
 
 @pytest.mark.parametrize("make", SELECTORS.values(), ids=SELECTORS)
@@ -95,6 +110,15 @@ def test_with_each_other():
         whole & select.top_k(1, block_size=16)(*make_qkv(2, 3, 100, 100, 16)[:2])
     with pytest.raises(TypeError):
         whole & np.ones((100, 100), bool)
+
+
+def test_a_mask_of_two_entries_widens_a_selection_of_one():
+    """Tiles that belonged to one block belong to two then, which differ."""
+    q, k = (x[:1] for x in inputs())
+    token = select.moba(32, 2, 16)(q, k)
+    wide = masks.mask_from(np.random.default_rng(1).random((2, 1, 100, 100)) < 0.5)
+    a, b = dense_of(token), dense_of(wide)
+    agree((token & wide, a & b), (token | wide, a | b), (token - wide, a & ~b))
 
 
 def test_tiles_are_made_canonical():
