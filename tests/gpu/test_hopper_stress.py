@@ -78,3 +78,9 @@ def test_random_calls_on_a_cpu_are_right_and_a_wrong_one_is_told(monkeypatch):
     monkeypatch.setattr(sparseflash, "attention", wrong)
     ran, told = check_calls(range(4), 300, "cpu")
     assert ran == 0 and len(told) == 4 and all("AssertionError" in text for text in told)
+
+    def chained(*arguments, **options):
+        raise RuntimeError("outer") from ValueError("inner")
+
+    monkeypatch.setattr(sparseflash, "attention", chained)
+    assert check_calls(range(1), 300, "cpu")[1][0].endswith("RuntimeError: inner")
