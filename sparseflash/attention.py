@@ -103,7 +103,7 @@ def attention(
         mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `select.Selection` made from q
             and k or its `plan`, the `select.Picks` of each query, a bool array that broadcasts over
             batch and heads ((N_q, N_k), (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or
-            None for dense attention.
+            None for dense attention. Of a Mask that differs from layer to layer: `mask.layer(i)`.
         lengths: (B,) ints, a tensor or a list: keys from number lengths[b] on are not attended to.
             With N_q = N_k they are the lengths of the sequences: the output of later queries is 0,
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
@@ -111,10 +111,10 @@ def attention(
         scale: of the scores; D ** -0.5 by default.
         terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
-            float32, differentiable.
-        return_max_scores: also return the largest logit of each query's allowed keys, (B, H_q, N_q)
-            float32, without a gradient: scale q k^T with the terms of the scores, before dropout.
-            A sink is none of them. It comes last.
+            float32, or float64 like q, differentiable.
+        return_max_scores: also return the largest logit of each query's allowed keys, of the shape
+            and dtype of the LSE, without a gradient: scale q k^T with the terms of the scores,
+            before dropout. A sink is none of them. It comes last.
         dropout_p: probability that a probability is dropped; the choice is a function of
             (seed, b, h, q, k).
         seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
@@ -124,6 +124,8 @@ def attention(
 
     Raises:
         ValueError: inputs that do not fit together, or a backend that cannot run them.
+        RuntimeError: a forward-mode derivative, a second derivative where it is taken, or a first
+            call with a mask while a CUDA graph is captured.
     """
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
@@ -273,7 +275,7 @@ def plan(
 
     Only device, dtype, shapes and strides of q, k and v count. Calls with others are right too, but
     prepare again. The backward is prepared where gradients are enabled.
-    Raises ValueError as `attention` does.
+    Raises ValueError as `attention` does, and for `select.Picks`, which have no plan.
     """
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic)
     q, k, v = autocast(q, k, v)

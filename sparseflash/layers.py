@@ -37,7 +37,8 @@ class BlockSparseAttention(nn.Module):
         head_dim: features of a head; dim / heads by default.
         mask: a `masks.Mask`, its text, a `masks.BlockMask`, a selector of `sparseflash.select`, or
             None for dense attention.
-        layer: the number of this layer, from 0, for a mask that differs from layer to layer.
+        layer: the number of this layer, from 0. A mask that differs from layer to layer needs it;
+            other masks are the same with any number.
         bias: whether the projections have biases.
         dropout: probability that an attention probability is dropped, in training only.
         rotary: a module that turns queries and keys (B, N, heads, head_dim) by their positions,
@@ -45,12 +46,13 @@ class BlockSparseAttention(nn.Module):
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
         keep_max_scores: whether a forward leaves the largest logit of each head, over all
-            sequences and queries, in `max_scores`: (heads,) float32 without a gradient, None
-            before the first forward.
+            sequences and queries, in `max_scores`: (heads,) float32, or float64 like the weights,
+            without a gradient; None before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
 
     The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
-    values of all heads in this order, and `out`. Raises ValueError for arguments out of range.
+    values of all heads in this order, and `out`. Raises ValueError for arguments out of range, and
+    for a mask that differs from layer to layer where `layer` is None.
     """
 
     def __init__(

@@ -88,8 +88,9 @@ def decode(
             length are not read; the others are not checked, because that would wait for a GPU.
         scale: of the scores; D ** -0.5 by default.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
-            float32.
-        splits: parts that the keys of a sequence are split into; chosen by the device by default.
+            float32, or float64 like q.
+        splits: parts that the keys of a sequence are split into on `triton`, 1 to 256; by default
+            they follow from the device and the shapes.
         backend: "triton", "cpu", or "auto", which takes the first of them that can run the call.
 
     Raises:

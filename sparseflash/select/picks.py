@@ -14,7 +14,8 @@ from sparseflash.select.words import of_heads, selection_of, words_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Picks:
-    """Key blocks that each query picked for itself; made by `Picks.of`, `moba` and `nsa`.
+    """Key blocks that each query picked for itself; made by `Picks.of`, and by the method `picks`
+    of the selectors `moba` and `nsa`.
 
     `sparseflash.attention` takes it for its mask. On an NVIDIA GPU its time is in proportion to the
     blocks that are picked, where a `Selection` computes the union over a query block.
@@ -82,7 +83,8 @@ class Picks:
     def selection(self, heads: int) -> Selection:
         """The same pairs as a `Selection` for q of `heads` heads, with bit tiles for 16 queries.
 
-        Waits for the device, to count the tiles. Raises ValueError where N_q != N_k.
+        Waits for the device, to count the tiles. Raises ValueError where N_q != N_k, and where the
+        heads that pick do not divide `heads`.
         """
         if self.n_q != self.n_k:
             raise ValueError(f"picks of {self.n_q} queries and {self.n_k} keys make no selection")
