@@ -63,7 +63,7 @@ class Columns:
     idx: gl.tensor  # int32: the mask blocks of an entry
     bit: gl.tensor  # int32: the bit tile of an entry
     bits: gl.tensor  # int32: bit tiles
-    dq: gl.tensor  # WITH_DQ: float32 (B, H, n_pad, BLOCK_D) in slabs, see backward_cols.py
+    dq: gl.tensor  # WITH_DQ: float32 (B, H, n_pad, BLOCK_D) in slabs, see cols.py
     parts: gl.tensor  # float32 (B * H_kv, n_parts, BLOCK_N, BLOCK_D + BLOCK_DV)
     seed: gl.tensor  # of dropout
     kv_heads: gl.tensor
