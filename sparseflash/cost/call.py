@@ -103,7 +103,7 @@ def ideal(cost: Cost, ceilings: Ceilings, dtype: str) -> Ideal:
     if dtype not in ceilings.matmul_tflops:
         raise ValueError(
             f"no measured rate for {dtype}, only for {', '.join(ceilings.matmul_tflops)}; "
-            "measure_ceilings(device, [dtype]) finds it"
+            "measure_ceilings(device, (dtype,)) finds it"
         )
     return Ideal(
         matmul_ms=cost.flops / ceilings.matmul_tflops[dtype] / 1e9,

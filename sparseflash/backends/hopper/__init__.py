@@ -40,6 +40,9 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
             return f"{tensor} {ALIGNED}"
         if reason := not_copied(tensor, shape, strides):
             return reason
+    for tensors, width in (("q and k", problem.head_dim), ("v", problem.head_dim_v)):
+        if width % 8:  # also where their strides have room: out and the gradients have none
+            return f"the head dim of {tensors}, {width}, is no multiple of 8; pad it"
     if not isinstance(facts := problem.mask, ScheduleFacts):
         return None
     if direction == "forward":

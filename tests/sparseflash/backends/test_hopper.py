@@ -87,12 +87,19 @@ def misaligned(t):
     return longer[1:].view(t.shape).as_subclass(OnHopper)
 
 
+def narrowed(*widths):
+    """Views of inputs of head dim 64, whose strides TMA takes."""
+    return [t[..., :width] for t, width in zip(inputs(), widths, strict=True)]
+
+
 REFUSED = {
     "float32": (lambda: inputs(dtype=torch.float32), "float32"),
     "float64": (lambda: inputs(dtype=torch.float64), "float64"),
     "head dim 4": (lambda: inputs(head_dim=4), "multiple.*16 bytes"),
     "head dim 12": (lambda: inputs(head_dim=12), "multiple.*16 bytes"),
     "head dim 12 of v": (lambda: inputs(v_head_dim=12), "of v.*multiple.*16 bytes"),
+    "head dim 20 of 64": (lambda: narrowed(20, 20, 64), "head dim of q and k, 20, .*multiple of 8"),
+    "head dim 20 of 64, of v": (lambda: narrowed(64, 64, 20), "head dim of v, 20, .*multiple of 8"),
     "head dim 264": (lambda: inputs(head_dim=264), "up to 256, not 264"),
     "head dim 264 of v": (lambda: inputs(v_head_dim=264), "up to 256, not 264"),
     "address": (lambda: [inputs()[0], misaligned(inputs()[1]), inputs()[2]], "k .*address"),
