@@ -173,7 +173,7 @@ class BlockMask(Keyed):
         """Picture of slice (batch, head) at block level; needs matplotlib, but no display.
 
         Args:
-            path: where to save the figure; the suffix sets the format.
+            path: where to save the figure; the suffix sets the format. Or an open file.
             ax: axes to draw into; a new figure by default (`ax.figure` of the result).
             rows, cols: first and last query and key to show; token by token where few are.
             panels: a new figure with the loads and the reach beside the picture.
@@ -200,7 +200,7 @@ class BlockMask(Keyed):
         return self if coarse is None else BlockMask(*coarse)
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file, without pickle, to exactly `path`."""
+        """Write an .npz file, without pickle, to exactly `path`; ValueError for what is none."""
         files.write(path, BlockData(*(getattr(self, name) for name in BlockData._fields)), self.key)
 
     @classmethod

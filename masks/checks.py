@@ -1,6 +1,7 @@
 """Checks of arguments: plain Python values come out, or a ValueError that names the remedy."""
 
 import operator
+import os
 from typing import Any
 
 FAR = 1 << 60  # more than any number of tokens; sums of a few still fit int64
@@ -32,6 +33,16 @@ def flag(name: str, value: Any) -> bool:
     """`value`, which must be True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: give True or False")
+    return value
+
+
+def file_path(value: Any, example: str, *, opened: bool = False) -> Any:
+    """`value`, which must be a path: a number would be the descriptor of an open file.
+
+    opened: whether it may be a file that is open for writing.
+    """
+    if not isinstance(value, str | os.PathLike) and not (opened and hasattr(value, "write")):
+        raise ValueError(f"path is {value!r}: give the path of a file, such as {example!r}")
     return value
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.checks import integer
+from masks.checks import file_path, integer
 from masks.tiles import unpack_bits
 from masks.types import BlockMask
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Blue and orange of Okabe and Ito, chosen so that colour-blind readers can distinguish them.
 COLOURS = {"empty": "#f2f2f2", "partial": "#e69f00", "full": "#0072b2"}
 MAX_PIXELS = 512  # a side
+EXAMPLE = "mask.png"
 FAINTEST = 0.45  # strength of a pixel that stands for hardly any non-empty block
 MOST_LINES = 40  # between blocks, where tokens are shown
 
@@ -35,6 +36,8 @@ def draw(
     cols: Span | None = None,
 ) -> "Axes":
     """A picture of one slice; see `BlockMask.draw`."""
+    if path is not None:
+        file_path(path, EXAMPLE, opened=True)
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch

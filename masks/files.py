@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from masks.checks import file_path
 from masks.types import BlockData
 
 FORMAT = 2  # of the files
 NAMES = {"format", "key", *BlockData._fields}
+EXAMPLE = "mask.npz"
 SCALARS = ("n_q", "n_k", "block_size", "batch", "heads", "text")
 
 
 def write(path: str | Path, data: BlockData, key: str) -> None:
-    """Write a block mask and its key to exactly `path`."""
-    with open(path, "wb") as file:
+    """Write a block mask and its key to exactly `path`. ValueError for what is no path."""
+    with open(file_path(path, EXAMPLE), "wb") as file:
         np.savez_compressed(file, format=FORMAT, key=key, **data._asdict())
 
 
@@ -24,9 +26,10 @@ def read(path: str | Path, make: Callable[..., Any]) -> Any:
     """`make(**fields)` of the fields that `write` wrote.
 
     Raises:
-        ValueError: the file is damaged, changed, or something else; the message names it.
+        ValueError: no path, or the file is damaged, changed, or something else; the message names
+            it.
     """
-    data = io.BytesIO(Path(path).read_bytes())
+    data = io.BytesIO(Path(file_path(path, EXAMPLE)).read_bytes())
     try:
         file = np.load(data, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):

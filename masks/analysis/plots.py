@@ -9,7 +9,8 @@ from masks.analysis import loads
 from masks.analysis.reach import EXACT, Reach, reach
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
-from masks.draw import COLOURS, Span, draw
+from masks.checks import file_path
+from masks.draw import COLOURS, EXAMPLE, Span, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,6 +90,8 @@ def overview(
     Returns:
         The axes of the picture; `.figure` has the others.
     """
+    if path is not None:
+        file_path(path, EXAMPLE, opened=True)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.6, 6.2), dpi=150, layout="constrained")

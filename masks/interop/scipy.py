@@ -68,7 +68,8 @@ def to_scipy_blocks(blocks: BlockMask, batch: int = 0, head: int = 0) -> Any:
 def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMask:
     """The exact block mask of a SciPy sparse matrix or array (n_q, n_k): allowed where it is not 0.
 
-    Time and memory grow with its entries and the area of the non-empty blocks.
+    Entries at one place count as their sum, as in SciPy. Time and memory grow with the entries and
+    the area of the non-empty blocks.
 
     Raises:
         ValueError: not a sparse matrix of two dimensions, or one with an extent of 0.
@@ -80,7 +81,8 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
         raise ValueError(
             f"matrix is {type(matrix).__name__} of shape {shape}: give a sparse one (n_q, n_k)"
         )
-    entries = matrix.tocoo()
+    entries = matrix.tocoo(copy=True)
+    entries.sum_duplicates()
     allowed = entries.data != 0
     q, k = entries.row[allowed].astype(np.int64), entries.col[allowed].astype(np.int64)
     n_q, n_k = map(int, matrix.shape)

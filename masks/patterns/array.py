@@ -43,9 +43,16 @@ class ArrayMask(Leaf):
                     "sparseflash.attention, for other padding broadcast the array to "
                     f"{(*self.data.shape[:2], grid.n_q, grid.n_k)}"
                 )
+            n_q, n_k = self.lengths
+            remedy = ""
+            if self.data.shape[:2] == (1, 1) and grid.n_k == n_k:
+                remedy = (
+                    f"; if its rows are {n_q} padded sequences, give the numbers of keys as "
+                    f"lengths= to sparseflash.attention, or an array ({n_q}, 1, {grid.n_q}, {n_k})"
+                )
             raise ValueError(
                 f"n_q is {grid.n_q} and n_k {grid.n_k}: this mask comes from an array, "
-                f"so build it for n_q={self.lengths[0]}, n_k={self.lengths[1]}"
+                f"so build it for n_q={n_q}, n_k={n_k}{remedy}"
             )
         codes = np.empty((grid.slices * grid.rows, grid.cols), np.uint8)
         for line in range(len(codes)):

@@ -38,7 +38,14 @@ def _check_pages(q: Any, k: Any, v: Any, table: Any) -> None:
         raise ValueError(
             f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; all but the head dim must be equal"
         )
-    if whole and q.ndim == 4:  # one page, as if it were the cache of every sequence
+    if whole and q.ndim == 4:
+        if q.shape[1] % k.shape[2]:
+            raise ValueError(
+                f"k has shape {tuple(k.shape)}, with a block_table {k.shape[2]} heads, and q"
+                f" {q.shape[1]}, no multiple: pass a cache of (pages, page size, heads, head dim),"
+                " or no block_table for one of (batch, heads, length, head dim)"
+            )
+        # one page, as if it were the cache of every sequence
         k, v = (t[:1].transpose(1, 2).expand(q.shape[0], -1, -1, -1) for t in (k, v))
     check_tensors(q, k, v)
     fits = isinstance(table, Tensor) and table.ndim == 2 and table.dtype == torch.int32

@@ -49,7 +49,8 @@ def make_mask(
         attention_mask: (batch, tokens), True or 1 for tokens that are no padding.
 
     Raises:
-        ValueError: a static cache, or a mask of the user between two sequences.
+        ValueError: a static cache, a mask of the user between two sequences, or an attention_mask
+            of another shape.
     """
     ids, function = _packed(mask_function)
     own = _read(function)
@@ -138,6 +139,11 @@ def _lengths(ids: Tensor) -> Rows:
 
 def _real(attention_mask: Tensor, tokens: int) -> np.ndarray | None:
     """Bool (batch, tokens): False for padding; None where there is none."""
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; pass (batch, tokens), or"
+            " (batch, 1 or heads, queries, keys)"
+        )
     given = attention_mask[:, :tokens].bool().cpu().numpy()
     real = np.pad(given, ((0, 0), (0, tokens - given.shape[1])))
     return None if real.all() else real

@@ -1,5 +1,6 @@
 """Pictures: true at every zoom, without a display."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,13 @@ def test_the_parts_of_the_picture(tmp_path: Path):
     legend = ax.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["full", "partial", "empty"]
+
+
+@pytest.mark.parametrize("panels", [False, True])
+def test_draws_into_an_open_file(panels: bool):
+    file = io.BytesIO()
+    masks.causal().draw(64, path=file, panels=panels)
+    assert file.getvalue().startswith(b"\x89PNG")
 
 
 def test_draws_into_given_axes():

@@ -236,6 +236,10 @@ causal().draw(2048, batch=-1)  =>  batch is -1
 causal().draw(2048, rows=(0, 2048))  =>  rows
 causal().draw(2048, rows=(5, 4))  =>  rows
 causal().draw(2048, rows=7)  =>  rows
+causal().draw(2048, path=0)  =>  path is 0: give the path of a file, such as 'mask.png'
+causal().draw(2048, path=True, panels=True)  =>  path is True: give the path of a file
+causal().build(64).save(0)  =>  path is 0: give the path of a file, such as 'mask.npz'
+causal().build(64).load(0)  =>  path is 0: give the path of a file, such as 'mask.npz'
 where(lambda q, k: q > k and k > 3)  =>  fails.*Write & \| ~
 where(lambda q, k: 0 <= q - k < 5)  =>  fails.*Write & \| ~
 where(lambda q, k: max(q, k) < 3)  =>  fails.*np\.maximum

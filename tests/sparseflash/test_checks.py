@@ -167,6 +167,11 @@ CASES = {
     "mask of floats": ({"mask": ones(40, 40, dtype=torch.float32)}, "float32", ARRAY),
     "mask of bfloat16": ({"mask": ones(40, 40, dtype=torch.bfloat16)}, "bfloat16", ARRAY),
     "mask of 1 dimension": ({"mask": ones(40)}, "(40,)", SHAPES_OF_MASK),
+    "mask of padding": (
+        {"mask": ones(2, 40)},
+        "build it for n_q=2",
+        "give the numbers of keys as lengths=",
+    ),
     "mask of 5 dimensions": ({"mask": ones(1, 1, 1, 40, 40)}, "(1, 1, 1, 40, 40)", SHAPES_OF_MASK),
     "mask of no rows": ({"mask": ones(0, 40)}, "(0, 40)", SHAPES_OF_MASK),
 }

@@ -239,6 +239,22 @@ def test_autocast():
     torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+def test_a_plan_is_for_the_dtype_of_autocast(dtype, monkeypatch):
+    """Without autocast, for that of the weights; a dtype that is given comes first."""
+    asked = []
+
+    def plan_lengths(mask, lengths, n, heads, head_dim, dtype, *others, **options):
+        asked.append(dtype)
+
+    monkeypatch.setattr("sparseflash.layers.plan_lengths", plan_lengths)
+    layer = make(torch.float32)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        layer.plan([128], 128)
+        layer.plan([128], 128, torch.float64)
+    assert asked == [dtype or torch.float32, torch.float64]
+
+
 @pytest.mark.parametrize("lengths", [None, torch.tensor([N, 17])])
 def test_it_compiles_into_one_graph(lengths, fresh_dynamo):
     layer = make(torch.float32, mask=masks.local(9), rotary=Rotary(), kv_heads=2)

@@ -51,14 +51,13 @@ class Classifier(nn.Module):
         if grid is not None and grid[0] * grid[1] != length:
             raise ValueError(f"a grid of {grid[0]} x {grid[1]} does not hold {length} tokens")
         config = model or ModelConfig()
+        config.refuse_grid(grid is not None)
         self.config, self.length, self.pair, self.grid = config, length, pair, grid
         cls = config.pool == "cls"
         self.states = length + cls  # what the attention sees
         std = config.embedding_std or 0.02
         own = config.embedding_std or (1.0 if config.setting == "google" else 0.02)
         if config.embedding == "smooth":
-            if grid is None:
-                raise ValueError("embedding is smooth: that takes images")
             self.embedding = SmoothEmbedding(vocab, config.dim, own)
         else:
             self.embedding = Embedding(vocab, config.dim)
@@ -67,10 +66,7 @@ class Classifier(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Parameter(std * torch.randn(self.states, config.dim))
         elif config.positions in GRID_POSITIONS:
-            if grid is None or cls:
-                raise ValueError(
-                    f"positions is {config.positions}: that takes images and no class token"
-                )
+            assert grid is not None
             kind = GRID_POSITIONS[config.positions]
             self.add_module(config.positions, kind(grid, config.dim, order, std))
         elif config.positions == "sinusoidal":

@@ -2,6 +2,7 @@
 (arXiv 2102.03902), which the tables of the FlashAttention paper follow.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +47,34 @@ class ModelConfig:
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
                 )
         for name in ("layers", "dim", "heads", "head_dim", "mlp_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number, at least 1")
         for name in ("rotary", "causal"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
-        if self.embedding_std is not None and not self.embedding_std > 0:
-            raise ValueError(f"embedding_std is {self.embedding_std}; it must be above 0")
+        std = self.embedding_std
+        if std is not None and not (_is_number(std) and 0 < std < math.inf):
+            raise ValueError(f"embedding_std is {std!r}; it must be a number above 0")
         for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a number in [0, 1)")
+        if self.rotary and self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary takes an even one")
+
+    def refuse_grid(self, images: bool) -> None:
+        """ValueError for what takes images, where there are none, or no class token."""
+        if self.embedding == "smooth" and not images:
+            raise ValueError("embedding is smooth: that takes images")
+        if self.positions in ("axial", "waves") and (not images or self.pool == "cls"):
+            raise ValueError(f"positions is {self.positions}: that takes images and no class token")
+        if self.rotary and images and self.head_dim % 4:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary of images takes a multiple of 4")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def model_config(**changes: Any) -> ModelConfig:

@@ -17,6 +17,8 @@ import masks
 from experiments.common.checks import check_options, choose, flag_or_null, share
 from experiments.common.devices import find_device
 from experiments.common.files import digest
+from experiments.lra.models.config import ModelConfig, model_config
+from experiments.lra.tasks.task import PATHFINDER
 from experiments.lra.training.optim import SCHEDULES
 
 CONFIG = "config.yaml"
@@ -41,6 +43,7 @@ CHOICES = {
     "pretrain": ("masked", "causal"),
     "init_head": ("fresh",),
 }
+IMAGES = ("image", *PATHFINDER)  # tasks
 # What may change between sessions of a run: it changes no result except by rounding.
 FREE = (
     "device micro_batch eval_batch log_every checkpoint_every minutes compile graph tensorboard "
@@ -142,6 +145,9 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     values: dict[str, Any] = dict(config)
     small, by_task = values.pop("small", None) or {}, values.pop("by_task")
     check_fields(values)
+    for section in ("task", "attention", "model"):
+        if not isinstance(values[section], Mapping):
+            raise ValueError(f"{section}={values[section]!r}: give its settings, {section}.NAME=..")
     keys = {_key(text) for text in given}
     choose(f"recipe={values['recipe']} with task", values["task"]["name"], by_task)
     recipe = dict(by_task[values["task"]["name"]])
@@ -249,6 +255,7 @@ def _check(values: dict[str, Any]) -> None:
         place = values[section] if section else values
         for name in names.split():
             flag_or_null(f"{section}.{name}" if section else name, place.get(name))
+    _check_model(values)
     if (values["stop_at"] or 0) > 1:
         raise ValueError(f"stop_at={values['stop_at']!r}: give an accuracy, such as 0.9")
     if not values["steps"] and not values["init_from"]:
@@ -268,6 +275,17 @@ def _check(values: dict[str, Any]) -> None:
         value = values[name]
         if value is not None and not re.fullmatch(r"[\w.+-]+", str(value)):
             raise ValueError(f"{name}={value!r} is part of a folder's name: use letters, digits, -")
+
+
+def _check_model(values: dict[str, Any]) -> None:
+    """Raises ValueError for a model that cannot be made, before there are data for it."""
+    known = ModelConfig.__dataclass_fields__.keys() - {"lm_head"}  # which pretrain= sets
+    for name in values["model"].keys() - known:
+        choose("setting of the model", name, sorted(known))
+    try:
+        model_config(**values["model"]).refuse_grid(values["task"]["name"] in IMAGES)
+    except ValueError as error:
+        raise ValueError(f"model.{error}") from None
 
 
 def _attention(attention: Mapping[str, Any], mask: str | None) -> dict[str, Any]:

@@ -45,6 +45,30 @@ def test_scipy_zeros_and_repetitions():
         interop.to_scipy(masks.causal().build(1 << 20))
 
 
+@pytest.mark.parametrize("form", ["coo_array", "csr_array", "csc_array"])
+def test_scipy_sums_entries_at_one_place(form: str):
+    """As `toarray` does: 1 and -1 allow nothing, True and True allow. The matrix stays as it is."""
+    dense = np.zeros((40, 30), bool)
+    dense[7, 2] = True
+    data, q, k = np.array([1, -1, 2, 3]), np.array([5, 5, 7, 7]), np.array([1, 1, 2, 2])
+    matrix = _with_repetitions(form, data, q, k)
+    assert matrix.nnz == 4 and np.array_equal(matrix.toarray() != 0, dense)
+    assert interop.from_scipy(matrix, 16) == BlockMask.from_dense(dense, 16)
+    assert matrix.nnz == 4
+    dense[5, 1] = True
+    both = _with_repetitions(form, np.ones(4, bool), q, k)
+    assert interop.from_scipy(both, 16) == BlockMask.from_dense(dense, 16)
+
+
+def _with_repetitions(form: str, data: np.ndarray, q: np.ndarray, k: np.ndarray):
+    """(40, 30), from entries that ascend by row and by column."""
+    if form == "coo_array":
+        return sparse.coo_array((data, (q, k)), (40, 30))
+    major, minor, extent = (q, k, 40) if form == "csr_array" else (k, q, 30)
+    ptr = np.searchsorted(major, np.arange(extent + 1))
+    return getattr(sparse, form)((data, minor, ptr), (40, 30))
+
+
 def test_scipy_at_many_tokens():
     """Nothing grows with the square of the length."""
     blocks = masks.local(1).build(1 << 18)

@@ -220,7 +220,11 @@ def test_gradients_are_refused():
         ({"mask": torch.ones(1, 64, dtype=torch.bool)}, "mask is a Tensor.*from_dense"),
         ({"mask": masks.causal().build(32)}, "32 queries and 32 keys.*room for 64"),
         ({"mask": masks.heads(*[masks.causal()] * 3).build(64, heads=3)}, "heads 3"),
-        ({"block_table": TABLE}, "q has 4 heads, k and v 64"),
+        ({"block_table": TABLE}, r"with a block_table 64 heads, and q 4.*or no block_table for"),
+        (
+            {"block_table": TABLE[:1]},
+            r"with a block_table 64 heads, and q 4.*or no block_table for",
+        ),
     ],
 )
 def test_bad_inputs(change, message):

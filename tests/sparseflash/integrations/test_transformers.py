@@ -292,9 +292,13 @@ def test_the_mask_is_saved_with_the_model(tmp_path):
             max_new_tokens=3, min_new_tokens=3), "static.*dynamic cache"),
         (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.randn(2, 1, N, N)),
             "attention_mask is a bias.*booleans"),
+        (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.ones(2, N, N)),
+            rf"attention_mask has shape \(2, {N}, {N}\); pass \(batch, tokens\)"),
+        (lambda: sparse.use(make("bert"))(words(), attention_mask=torch.ones(N)),
+            rf"attention_mask has shape \({N},\); pass \(batch, tokens\)"),
     ],
     ids=["position_bias", "weights", "encoder_decoder", "cross_attention", "no_text",
-        "no_mask", "static_cache", "bias"],
+        "no_mask", "static_cache", "bias", "three_extents", "one_extent"],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

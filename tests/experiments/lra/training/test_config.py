@@ -114,6 +114,22 @@ def test_the_identity_is_what_changes_the_result():
         ("tensorboard=maybe", "tensorboard='maybe': give true, false or null"),
         ("task.generate=no", "task.generate='no': give true, false or null"),
         ("model.causal=no", "model.causal='no': give true, false or null"),
+        ("model.layers=0", "model.layers is 0; it must be a whole number, at least 1"),
+        ("model.layers=x", "model.layers is 'x'; it must be a whole number"),
+        ("model.layers=true", "model.layers is True; it must be a whole number"),
+        ("model.dim=x", "model.dim is 'x'; it must be a whole number"),
+        ("model.dim=1.5", "model.dim is 1.5; it must be a whole number"),
+        ("model.heads=[2]", r"model.heads is \[2\]; it must be a whole number"),
+        ("model.dropout=x", r"model.dropout is 'x'; it must be a number in \[0, 1\)"),
+        ("model.dropout=1", r"model.dropout is 1; it must be a number in \[0, 1\)"),
+        ("model.embedding_std=x", "model.embedding_std is 'x'; it must be a number above 0"),
+        ("model.pool=best", "model.pool is 'best'; choose one of mean, mean_tokens"),
+        ("model.positions=axial", "model.positions is axial: that takes images"),
+        ("model.embedding=smooth", "model.embedding is smooth: that takes images"),
+        ("+model.layer=3", r"setting of the model='layer': .*did you mean layers"),
+        ("+model.lm_head=true", "setting of the model='lm_head': choose from"),
+        ("model=3", "model=3: give its settings, model.NAME="),
+        ("model=null", "model=None: give its settings"),
         ("runs=0", "runs=0: give a path, and write runs=./0 for that name"),
         ("init_from=0", "init_from=0: give a path"),
         ("cache_dir=[a]", r"cache_dir=\['a'\]: give a path"),
@@ -150,6 +166,23 @@ def test_bad_values(given, words, monkeypatch):
     with pytest.raises(ValueError, match=words) as caught:
         settings("task=listops", given)
     assert "\n" not in str(caught.value) or "mask" in given  # a mask shows the place
+
+
+@pytest.mark.parametrize(
+    "task, head_dim, words",
+    [("listops", 31, "model.head_dim is 31; rotary takes an even one"),
+     ("pathfinder32", 30, "model.head_dim is 30; rotary of images takes a multiple of 4")],
+)  # fmt: skip
+def test_rotary_needs_pairs_of_features(task, head_dim, words):
+    given = "model.rotary=true", f"model.head_dim={head_dim}"
+    with pytest.raises(ValueError, match=words):
+        settings(f"task={task}", *given)
+    assert settings("task=listops", "model.rotary=true", "model.head_dim=30")
+
+
+def test_heads_need_not_divide_the_width():
+    """The width of a head is a setting of its own."""
+    assert settings("task=listops", "model.heads=3", "model.dim=64").model["heads"] == 3
 
 
 def test_a_mask_is_for_sparse_attention():
