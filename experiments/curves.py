@@ -11,7 +11,7 @@ experiments.lra_speed measured.
 
 from typing import Any
 
-from experiments.common.checks import as_list
+from experiments.common.checks import as_list, share
 from experiments.common.program import program
 from experiments.common.records import read
 from experiments.lra.curves import draw_all
@@ -22,8 +22,7 @@ from experiments.lra.speed.rows import StepRow
 @program("curves")
 def main(options: dict[str, Any], command: str) -> None:
     smooth = options["smooth"]
-    if isinstance(smooth, bool) or not isinstance(smooth, int | float) or not 0 <= smooth < 1:
-        raise ValueError(f"smooth={smooth!r}: give a share from 0 to 1")
+    share("smooth", smooth)
     steps = read(options["speed"], StepRow) if options["speed"] else []
     paths = draw_all(read_runs(as_list(options["runs"])), options["out"], smooth, steps)
     print("\n".join(f"written: {path}" for path in paths))

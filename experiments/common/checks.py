@@ -8,6 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 
+def is_number(value: Any) -> bool:
+    """Whether the value is a number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def whole_number(name: str, value: Any, least: int = 1) -> None:
     """Raises ValueError unless the value is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -16,15 +21,13 @@ def whole_number(name: str, value: Any, least: int = 1) -> None:
 
 def positive_number(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number above 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name}={value!r}: give a number above 0")
 
 
 def share(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a number from 0 to below 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"{name}={value!r}: give a number from 0 to below 1")
 
 
@@ -40,8 +43,7 @@ def flag_or_null(name: str, value: Any, *others: str) -> None:
 def path_text(name: str, value: Any) -> None:
     """Raises ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
     if not isinstance(value, str) or not value:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        hint = f", and write {name}=./{value} for that name" if number else ""
+        hint = f", and write {name}=./{value} for that name" if is_number(value) else ""
         raise ValueError(f"{name}={value!r}: give a path{hint}")
 
 

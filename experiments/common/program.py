@@ -57,13 +57,10 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 _check_flags(name, options)
                 _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
-            except ValueError as error:
-                print(f"error: {error}", file=sys.stderr, flush=True)
-                if HydraConfig.get().mode != RunMode.MULTIRUN:
-                    sys.exit(2)
-                failed.append(shlex.join(overrides))
-            except (FileExistsError, NotADirectoryError, PermissionError) as error:
-                text = f"cannot use {error.filename} ({error.strerror}): name another place"
+            except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
+                text = error
+                if isinstance(error, OSError):
+                    text = f"cannot use {error.filename} ({error.strerror}): name another place"
                 print(f"error: {text}", file=sys.stderr, flush=True)
                 if HydraConfig.get().mode != RunMode.MULTIRUN:
                     sys.exit(2)

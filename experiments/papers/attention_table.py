@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import check_options
+from experiments.common.checks import check_options, share
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -66,8 +66,7 @@ def check(options: dict[str, Any]) -> None:
         positive="seconds limit_s minutes",
         choices={"methods": METHODS, "variants": VARIANTS, "dtype": DTYPES},
     )
-    if not isinstance(options["dropout"], int | float) or not 0 <= options["dropout"] < 1:
-        raise ValueError(f"dropout={options['dropout']!r}: give a number from 0 to below 1")
+    share("dropout", options["dropout"])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.common.checks import is_number
+
 SETTINGS = ("nystrom", "google")
 
 
@@ -54,11 +56,11 @@ class ModelConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
         std = self.embedding_std
-        if std is not None and not (_is_number(std) and 0 < std < math.inf):
+        if std is not None and not (is_number(std) and 0 < std < math.inf):
             raise ValueError(f"embedding_std is {std!r}; it must be a number above 0")
         for name in ("dropout", "attention_dropout"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
+            if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a number in [0, 1)")
         if self.rotary and self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary takes an even one")
@@ -71,10 +73,6 @@ class ModelConfig:
             raise ValueError(f"positions is {self.positions}: that takes images and no class token")
         if self.rotary and images and self.head_dim % 4:
             raise ValueError(f"head_dim is {self.head_dim}; rotary of images takes a multiple of 4")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def model_config(**changes: Any) -> ModelConfig:

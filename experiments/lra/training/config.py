@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.checks import check_options, choose, flag_or_null, share
+from experiments.common.checks import check_options, choose, flag_or_null, is_number, share
 from experiments.common.devices import find_device
 from experiments.common.files import digest
 from experiments.lra.models.config import ModelConfig, model_config
@@ -241,7 +241,7 @@ def check_training(values: dict[str, Any]) -> None:
     for beta in betas:
         share("betas", beta)
     decay = values["weight_decay"]
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < math.inf:
+    if not is_number(decay) or not 0 <= decay < math.inf:
         raise ValueError(f"weight_decay={decay!r}: give a number, at least 0")
     if micro is not None and batch % micro:
         raise ValueError(f"micro_batch={micro} does not divide batch={batch}")
