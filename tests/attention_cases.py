@@ -305,5 +305,11 @@ def check(case: Case, backend: str, device: str, slack: float = 1.0) -> None:
             error, few = relative_error(got, want), 3 if name in learned else slack
             limit = few * (relative_error(plain_result, want) + torch.finfo(got.dtype).eps)
             assert error < limit, f"{name}: relative error {error:.3g} above {limit:.3g}"
+        elif case.dtype == torch.float32 and "slopes" in case.terms:
+            # far keys have scores of hundreds, which float32 rounds to more than its tolerance
+            size = expected[1][expected[1].isfinite()].square().mean().sqrt().item()
+            error, eps = relative_error(got, want), torch.finfo(torch.float32).eps
+            limit = max(TOLERANCE[torch.float32], eps * size)
+            assert error <= limit, f"{name}: relative error {error:.3g} above {limit:.3g}"
         else:
             assert_close(got, want, plain_result, name=name)
