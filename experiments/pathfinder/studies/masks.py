@@ -1,6 +1,6 @@
 """Which masks learn Pathfinder: accuracy against density, and against the depth of full reach.
 
-Every run starts from dense attention that has learned the task.
+Every run starts from a model that has learned the task.
 
     python -m experiments.sweep sweep=path_masks at_once=4
     python -m experiments.pathfinder.studies.masks
@@ -9,8 +9,8 @@ Every run starts from dense attention that has learned the task.
 
 A mask reaches all pairs at the depth at which every token has seen every other one, through as many
 layers. In a model of fewer layers, tokens farther apart meet in the mean that the head sees only.
-Runs are folders of experiments.train with a label, and those of the dense attention that they start
-from, or an archive of them.
+Runs are folders of experiments.train with a label, and those that they start from, or an archive of
+them.
 """
 
 import math
@@ -63,7 +63,8 @@ class Point:
     seen: float  # share of all pairs that the model's layers connect
     layers: int
     cell: Cell
-    start: float | None  # accuracy of the dense attention that its runs start from
+    start: float | None  # accuracy of what its runs start from
+    weights: str  # what that is: dense, block-sparse, or "" if unknown
 
 
 def points(runs: Sequence[Run], label: str = "masks") -> list[Point]:
@@ -107,8 +108,9 @@ def _point(cell: Cell, runs: Sequence[Run]) -> Point:
     run = cell.runs[0]
     text, n, layers = run.mask, run.length or 0, run.config["model"]["layers"]
     order = _order(run) if text else "row"  # dense attention is the same in every order
-    before = [x.accuracy for x in _starts(cell.runs, runs) if x.accuracy is not None]
-    start = statistics.fmean(before) if before else None
+    before = [x for x in _starts(cell.runs, runs) if x.accuracy is not None]
+    start = statistics.fmean(x.accuracy or 0.0 for x in before) if before else None
+    weights = " and ".join(sorted({"block-sparse" if x.mask else "dense" for x in before}))
     patterns = pattern_names(text) if text else ""
     base = patterns.removesuffix(" + global")
     if (order, base) not in FAMILIES:
@@ -118,13 +120,13 @@ def _point(cell: Cell, runs: Sequence[Run]) -> Point:
         )
     name, look = FAMILIES[order, base]
     if not text:
-        return Point(name, look, False, 1.0, 1, 1.0, layers, cell, start)
+        return Point(name, look, False, 1.0, 1, 1.0, layers, cell, start, weights)
     mask = masks.parse(text)
     reach = mask.reach(n, exact=True)
     depth = math.inf if reach.at_least is None else reach.at_least
     seen = reach.upper[min(layers, len(reach.upper)) - 1]
     density = mask.stats(n).element_density
-    return Point(name, look, base != patterns, density, depth, seen, layers, cell, start)
+    return Point(name, look, base != patterns, density, depth, seen, layers, cell, start, weights)
 
 
 def table(found: Sequence[Point]) -> str:
@@ -219,7 +221,8 @@ def draw(found: Sequence[Point]) -> Figure:
     several = any(point.cell.spread is not None for point in found)
     bars = "bars and band: lowest to highest seed" if several else "single runs"
     task = f"{LABELS[runs[0].task]}, contour {runs[0].config['task'].get('difficulty') or 14}"
-    figure.suptitle(f"{task}, from dense weights; {devices}; {bars}", fontsize=8)
+    start = f", from {found[0].weights} weights" * bool(found[0].weights)
+    figure.suptitle(f"{task}{start}; {devices}; {bars}", fontsize=8)
     return figure
 
 

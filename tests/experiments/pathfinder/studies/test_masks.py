@@ -114,6 +114,20 @@ def test_an_archive_gives_the_same_table(tmp_path):
     assert "| 60.5 ± 0.7 | -2.0 | 2 |" in made
 
 
+@pytest.mark.parametrize("mask", [None, "", "local:300"])
+def test_the_title_says_what_the_runs_start_from(tmp_path, mask):
+    runs_of(tmp_path, ("row", "local:66", 0.6))
+    if mask is not None:
+        write_run(
+            tmp_path, "pathfinder32", "sparse" if mask else "flash", mask=mask, length=1024,
+            settings={"task": {"order": "row"}}, folder="start-row",
+        )  # fmt: skip
+    with style():
+        title = draw(points(read_runs(str(tmp_path)))).get_suptitle()
+    words = {None: "contour 14;", "": "contour 14, from dense weights;"}
+    assert words.get(mask, "contour 14, from block-sparse weights;") in title
+
+
 def test_other_runs_are_left_out_and_other_families_refused(tmp_path):
     write_run(tmp_path / "a", "pathfinder32", "flash", length=1024)
     with pytest.raises(ValueError, match="no run has label=masks; train first"):
@@ -145,8 +159,8 @@ def test_every_run_starts_from_dense_attention_of_its_order(runs):
         assert start.task == run.settings.task and start.model == run.settings.model
 
 
-def test_runs_of_path_x_start_from_its_dense_attention(path_x_runs):
-    last = runs_of_sweep("path_x", "attention=flash", "mask=null", "seed=1")[-1].settings
+def test_runs_of_path_x_start_from_its_pretrained_model(path_x_runs):
+    last = runs_of_sweep("spt_path_x")[-1].settings
     for run in path_x_runs:
         assert run.settings.init_from == last.folder.as_posix()
         assert run.settings.model == last.model
