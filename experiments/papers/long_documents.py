@@ -45,14 +45,16 @@ PAPER = {
 
 
 def documents(runs: Sequence[Run]) -> dict[str, Cells]:
-    """The cells of each set of documents, by name. A set has one task and source of data.
+    """The cells of each set of documents, by name.
+
+    A set has one task, one source of data and one rule for the validation split.
 
     Raises ValueError if no run is of whole documents.
     """
     cells, _ = make_cells([run for run in runs if run.task in TASKS and run.length])
     found: dict[str, Cells] = {}
     for (row, column), cell in cells.items():
-        name = Column(column.task, column.source).text
+        name = Column(column.task, column.source, held_out=column.held_out).text
         found.setdefault(name, {})[row, column] = cell
     if not found:
         raise ValueError(
@@ -93,8 +95,8 @@ def by_length(cells: Cells) -> list[Column]:
 
 
 def _gain(cells: Sequence[Cell | None]) -> str:
-    values = [cell.accuracy for cell in cells if cell is not None and cell.accuracy is not None]
-    return f"{values[-1] - values[0]:+.1f}" if len(values) > 1 else MISSING
+    first, last = (cell.accuracy if cell else None for cell in (cells[0], cells[-1]))
+    return MISSING if len(cells) < 2 or first is None or last is None else f"{last - first:+.1f}"
 
 
 def _ms(cell: Cell | None) -> str:

@@ -62,7 +62,7 @@ def write_export(
     for number, part in enumerate(parts):
         chunk = data[number * size : (number + 1) * size]
         write_whole(part, lambda file, chunk=chunk: file.write(chunk), "export")
-    for old in {path, *path.parent.glob(f"{path.name}.[0-9][0-9]")} - set(parts):
+    for old in {path, *_parts(path)} - set(parts):
         old.unlink(missing_ok=True)
     inside = ", ".join(f"{name} {size / MIB:.1f}" for name, size in sizes.items())
     names = f"{parts[0]}" + (f" to {parts[-1].name}" if parts[1:] else "")
@@ -77,7 +77,7 @@ def read_export(path: Path, runs: Sequence[SweepRun], compiled: Path | None) -> 
     Raises:
         ValueError: the file is missing or cannot be read.
     """
-    parts = [path] if path.exists() else sorted(path.parent.glob(f"{path.name}.[0-9][0-9]"))
+    parts = [path] if path.exists() else _parts(path)
     if not parts:
         raise ValueError(f"import={path}: no such file; export=FILE writes one")
     found: dict[str, dict[str, bytes]] = defaultdict(dict)
@@ -95,6 +95,12 @@ def read_export(path: Path, runs: Sequence[SweepRun], compiled: Path | None) -> 
         raise ValueError(f"import={path} cannot be read: {error}") from error
     taken = sum(_take(run, found[_place(run)]) for run in runs if _place(run) in found)
     return f"imported: {path}, {taken} of its {len(found)} runs"
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files path.00, path.01, ..., path.100, ... in order."""
+    found = [part for part in path.parent.glob(f"{path.name}.*") if part.suffix[1:].isdecimal()]
+    return sorted(found, key=lambda part: int(part.suffix[1:]))
 
 
 def _add_file(folder: Path, name: str, content: bytes) -> None:
@@ -133,12 +139,18 @@ def _take(run: SweepRun, files: Mapping[str, bytes]) -> bool:
             return False
         journal = folder / JOURNAL
         complete = json.loads(files.get(RESULT, b"{}")).get("complete")
-        here = journal.stat().st_size if journal.exists() else -1
-        if not complete and len(files.get(JOURNAL, b"")) <= here:
+        here = _last_step(journal.read_bytes()) if journal.exists() else -1
+        if not complete and _last_step(files.get(JOURNAL, b"")) <= here:
             return False
-        if complete:  # a checkpoint from before would stand for its weights
-            (folder / CHECKPOINT).unlink(missing_ok=True)
+        for name in set(FILES) - files.keys():  # weights from before would stand for those there
+            (folder / name).unlink(missing_ok=True)
         for name in FILES:
             if name in files:
                 write_whole(folder / name, lambda file, name=name: file.write(files[name]), "runs")
     return True
+
+
+def _last_step(journal: bytes) -> int:
+    """The step of its last whole line; -1 without any. A killed run may leave half a line."""
+    *_, last = b'{"step": -1}', *journal.split(b"\n")[:-1]
+    return json.loads(last)["step"]

@@ -15,7 +15,7 @@ from typing import IO
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.training.checkpoint import CHECKPOINT
 from experiments.lra.training.clock import Interrupted, Stop
-from experiments.lra.training.result import summary
+from experiments.lra.training.result import refuse_other_settings, summary
 
 TRAIN = ("-m", "experiments.train")
 TORCHRUN = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localhost:0".split()
@@ -85,9 +85,16 @@ class Queue:
     def run(self) -> None:
         """Returns when nothing more can run or the time is over, and all processes have ended.
 
+        A folder that holds a run with other settings counts as failed, though it is complete.
+
         Raises Interrupted if a signal came.
         """
-        left = [run for run in self.runs if not run.complete]
+        for run in self.runs:
+            try:
+                refuse_other_settings(run.settings)
+            except ValueError as error:
+                self.failed[run.name] = str(error)
+        left = [run for run in self.runs if not self._complete(run)]
         with Stop(None, self.begun) as stop:
             try:
                 while stop.reason is None and self._left() > 0:
@@ -120,7 +127,7 @@ class Queue:
         result = run.result()
         if result is not None:
             return ("" if result["complete"] else "cut short: ") + summary(result)
-        if run.after is not None and not run.after.complete:
+        if run.after is not None and not self._complete(run.after):
             return f"waits for {run.after.name}"
         if run.at_work:
             return "at work"
@@ -128,7 +135,7 @@ class Queue:
 
     def progress(self) -> str:
         """How many runs there are in which state, and what is left, in a line."""
-        left = [run for run in self.runs if not run.complete]
+        left = [run for run in self.runs if not self._complete(run)]
         at_work = [worker for worker in self.workers if worker.place is not None]
         text = f"{len(self.runs) - len(left)} of {len(self.runs)} runs complete"
         text += f", {len(at_work)} at work" if at_work else ""
@@ -137,6 +144,9 @@ class Queue:
         text += f"; about {sum(known):.0f} GPU minutes left" if known else ""
         unknown = len(left) - len(known)
         return text + (f", and {unknown} runs of unknown length" if known and unknown else "")
+
+    def _complete(self, run: SweepRun) -> bool:
+        return run.name not in self.failed and run.complete
 
     def report(self) -> str:
         """The state of every run, those of one state in one line, and the progress."""

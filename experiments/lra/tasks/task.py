@@ -160,7 +160,7 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
         order: "row", or a reordering of `masks`: "hilbert", "morton", "tiles:8" or "tiles:8x16".
     """
     n = grid[0] * grid[1]
-    kind, _, tile = order.partition(":")
+    kind, _, tile = str(order).partition(":")  # Hydra reads order=8 as a number
     match kind:
         case "row" if not tile:
             return np.arange(n)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.common.checks import share
 from experiments.lra.tasks.cache import pad
 from experiments.lra.tasks.imdb import reviews
 from experiments.lra.tasks.task import Split, Task, best_constant, padded_length, source
@@ -34,8 +35,7 @@ def load(
         limit: the first examples of each split only.
     """
     length = padded_length(max_length)
-    if not 0 <= held_out < 1:
-        raise ValueError(f"held_out={held_out}: give a share of the train reviews, below 1")
+    share("held_out", held_out)
     data = reviews(data_dir, cache_dir)
 
     def whole(half: str, most: int | None) -> Split:
@@ -59,9 +59,9 @@ def load(
     )
 
 
-def _divide(split: Split, share: float, seed: int) -> tuple[Split, Split]:
+def _divide(split: Split, held_out: float, seed: int) -> tuple[Split, Split]:
     """Train and val, each in the original order."""
     n = len(split)
     order = np.random.default_rng([seed, n]).permutation(n)
-    val = max(1, round(share * n))
+    val = max(1, round(held_out * n))
     return split.take(np.sort(order[val:])), split.take(np.sort(order[:val]))

@@ -92,6 +92,11 @@ def start_from(
     if (causal := there.get("causal", False)) != here["causal"]:
         raise ValueError(f"init_from={folder}: give model.causal={str(causal).lower()}, as there")
     buffers = {name for name, _ in model.named_buffers()}
+    if more := [x for x in weights if x not in model.state_dict() and not x.startswith(HEADS)]:
+        raise ValueError(
+            f"init_from={folder}: {more[0]} is missing here; "
+            "the model and the attention must be those of that run"
+        )
     fresh = []
     for name, parameter in model.state_dict(keep_vars=True).items():
         found = weights.get(name)

@@ -59,7 +59,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
+        result = json.loads(path.read_text())
+        if not isinstance(result, dict) or "complete" not in result:
+            raise ValueError("it is not the result of a run")
+        return result
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): delete it to recreate it") from error
 
@@ -71,9 +74,10 @@ def refuse_other_settings(settings: Settings) -> None:
         return
     try:
         old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    except (OSError, ValueError) as error:
+        if not isinstance(old, dict):
+            raise ValueError("it is not a table of settings")
+    except Exception as error:  # whatever YAML finds in the bytes
         raise ValueError(f"{folder / CONFIG} cannot be read ({error}): move {folder}") from error
-    assert isinstance(old, dict)
     differences = [
         f"{name} {old.get(name)} -> {value}"
         for name, value in settings.identity().items()

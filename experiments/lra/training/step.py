@@ -92,17 +92,19 @@ class Trainer:
             batch = self.split.batch(part)
             with autocast(self.device, self.dtype):
                 found = self.objective(self.forward, batch, None)
-            share = found[0] / (found[2].clamp(min=1) * self.parts)
-            self.flat.gradients(share, add=number > 0)
-            loss = loss + share.detach()
+            self.flat.gradients(found[0], add=number > 0)
+            loss = loss + found[0].detach()
             right, count = right + found[1], count + found[2]
+        # of sums, because the parts of a batch may predict different numbers of tokens
+        scale = self.group.world / self.group.sum(count).clamp(min=1)
         self.group.mean_(self.flat.grad)
+        self.flat.grad.mul_(scale)
         norm = self.flat.clip(self.clip)
         self.rate.copy_(self.rates.index_select(0, self._steps)[0])
         self.optimizer.step()
         self._steps.add_(1)
         self._row.add_(1)
-        self.sums.add_(torch.stack([loss, right, count, norm.detach()]))
+        self.sums.add_(torch.stack([loss * scale, right, count, norm.detach()]))
         torch.maximum(self.steepest, norm.detach(), out=self.steepest)
 
     # ---- before the first step

@@ -43,6 +43,21 @@ def test_each_set_of_documents_has_a_table_by_length(found):
     assert lines(sets["Text (official)"])[1][-1] == "–"  # one length has no gain
 
 
+def test_reviews_of_another_validation_split_are_a_set_of_their_own(tmp_path):
+    held_out = {"settings": {"task": {"held_out": 0.1}}}
+    for attention, lengths in (("flash", (1024, 4096, 16384)), ("standard", (1024, 4096))):
+        for length in lengths:
+            about = {"length": length, "accuracy": 0.6 + length / 1e5, "source": "official"}
+            write_run(tmp_path / str(length), "text", attention, **about, **held_out)
+    write_run(tmp_path / "other", "text", "flash", source="official", length=1024, accuracy=0.9)
+    sets = documents(read_runs(str(tmp_path)))
+    assert sorted(sets) == ["Text (official)", "Text (official, 10 % held out)"]
+    head, *rows = lines(sets["Text (official, 10 % held out)"])
+    gains = {row[0]: row[-1] for row in rows if "accuracy" in row[0]}
+    assert head == ["", "1k", "4k", "16k", "gain"]
+    assert gains == {"FlashAttention, accuracy (%)": "+15.4", "Transformer, accuracy (%)": "–"}
+
+
 def test_the_table_of_the_paper():
     assert paper_lines()[1][1:] == ["52.8", "50.7", "51.7", "54.6", "56.4", "57.1", "+4.3"]
     assert paper_lines()[2][-1] == "+7.0"

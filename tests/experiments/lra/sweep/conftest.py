@@ -22,8 +22,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for name, entry in entries.items()
         }
         found = sweep_runs({"common": lines, "runs": runs})
-        folders = {run.name: str(run.settings.folder) for run in found}
-        (tmp_path / "folders").write_text(json.dumps(folders))
+        told = {run.name: (str(run.settings.folder), run.settings.values()) for run in found}
+        (tmp_path / "runs.json").write_text(json.dumps(told))
         return found
 
     return made

@@ -30,8 +30,10 @@ time.sleep(float(given.get("eps", 0)))
 note("end")
 if name + data * " data" in os.environ.get("BROKEN", "").split(","): sys.exit(1)
 if not data:
-    folder = Path(json.loads((place / "folders").read_text())[name])
+    folder, settings = json.loads((place / "runs.json").read_text())[name]
+    folder = Path(folder)
     folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps(settings))
     about = dict(accuracy=0.5, pretrain=None, baselines={}, steps=1, planned_steps=1, seconds=1)
     about |= dict(ms_per_step=1, scale="small", complete=True)
     (folder / "part").write_text(json.dumps(about))

@@ -40,6 +40,11 @@ def put(run: SweepRun, complete: bool | None = None, journal: str = "", **files:
         (folder / "result.json").write_text(json.dumps({"complete": complete}))
 
 
+def steps(*numbers: int) -> str:
+    """A journal with a line for each of these steps."""
+    return "".join(f'{{"step": {number}}}\n' for number in numbers)
+
+
 def files(run: SweepRun) -> dict[str, str]:
     folder = run.settings.folder
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}
@@ -48,7 +53,7 @@ def files(run: SweepRun) -> dict[str, str]:
 def test_what_travels(machine, tmp_path):
     here, there = machine("here"), machine("there")
     put(here["a"], True, "long", weights="A", checkpoint="old")
-    put(here["b"], None, "steps", weights="not yet", checkpoint="B")
+    put(here["b"], None, steps(1), weights="not yet", checkpoint="B")
     put(here["c"], True, "long", weights="C")
     put(here["d"], True, "long")
     runs, back = list(here.values()), list(there.values())
@@ -59,7 +64,7 @@ def test_what_travels(machine, tmp_path):
     assert set(files(there["a"])) == {"config.yaml", "journal.jsonl", "weights.pt", "result.json"}
     assert files(there["b"]) == {
         "config.yaml": "batch: 4",
-        "journal.jsonl": "steps",
+        "journal.jsonl": steps(1),
         "checkpoint.pt": "B",
     }
     assert files(there["c"])["weights.pt"] == "C" and there["d"].complete
@@ -80,21 +85,24 @@ def test_nothing_travels_of_a_run_without_a_checkpoint(machine, tmp_path):
 def test_what_got_further_stays(machine, tmp_path):
     here, there = machine("here"), machine("there")
     for name, complete in zip("abcd", (None, None, True, None), strict=True):
-        put(here[name], complete, "12345", checkpoint="here", weights="here")
-    put(there["a"], None, "123456", checkpoint="there")
-    put(there["b"], None, "1234", checkpoint="there")
-    put(there["c"], False, "1234567", checkpoint="there")
+        put(here[name], complete, steps(0, 5), checkpoint="here", weights="here")
+    put(there["a"], None, steps(6), checkpoint="there")
+    put(there["b"], False, steps(0, 1, 1, 3) + '{"step": 9', checkpoint="there", weights="there")
+    put(there["c"], False, steps(7), checkpoint="there", weights="there")
     runs = list(there.values())
     write_export(tmp_path / "x", list(here.values()), None, weights=False)
     with there["d"].claim():
         assert read_export(tmp_path / "x", runs, None).endswith("2 of its 4 runs")
     found = [files(there[name]).get("checkpoint.pt") for name in "abcd"]
-    assert found == ["there", "here", None, None]  # an old one would stand for the weights of c
-    assert files(there["b"])["journal.jsonl"] == "12345" and there["c"].complete
-    put(here["c"], True, "another run, and longer")
+    assert found == ["there", "here", None, None]
+    # old weights would stand for those of b and c
+    assert set(files(there["b"])) == {"config.yaml", "journal.jsonl", "checkpoint.pt"}
+    assert files(there["c"])["weights.pt"] == "here"
+    assert files(there["b"])["journal.jsonl"] == steps(0, 5) and there["c"].complete
+    put(here["c"], True, steps(8))
     write_export(tmp_path / "x", list(here.values()), None)
     read_export(tmp_path / "x", runs, None)
-    assert files(there["c"])["journal.jsonl"] == "12345"
+    assert files(there["c"])["journal.jsonl"] == steps(0, 5)
 
 
 def test_parts_and_compiled_code(machine, tmp_path):
@@ -117,7 +125,12 @@ def test_parts_and_compiled_code(machine, tmp_path):
     assert there["a"].complete
     assert (tmp_path / "other/inductor/ab/x.so").read_bytes() == code
     assert (tmp_path / "other/inductor/ab/y.so").read_bytes() == b"in use"
-    parts[2].unlink()
+    write_export(archive, runs, tmp_path / "code", part_mib=300 / 2**20)
+    assert (tmp_path / "x.xz.100").exists()
+    more = machine("more")
+    read_export(archive, list(more.values()), None)
+    assert more["a"].complete
+    max(tmp_path.glob("x.xz.*"), key=lambda part: int(part.suffix[1:])).unlink()
     with pytest.raises(ValueError, match=r"import=.*x\.xz cannot be read: Compressed file ended"):
         read_export(archive, list(there.values()), None)
     write_export(archive, runs, None)

@@ -67,6 +67,18 @@ def test_what_fails_stops_those_after_it_alone(make, tmp_path, monkeypatch):
     assert queue.report().splitlines()[-1] == f"1 of 6 runs complete, 3 failed; {left}"
 
 
+def test_a_complete_run_with_other_settings_is_not_the_one_asked_for(make, tmp_path):
+    Queue(make({"a": {}, "b": {}}), [None]).run()
+    told = events(tmp_path)
+    runs = make({"a": {"with": ["lr=0.5"]}, "next": {"after": "a"}, "b": {}})
+    queue = Queue(runs, [None])
+    queue.run()
+    a, next_, b = map(queue.state, runs)
+    assert a.startswith(f"failed: {runs[0].settings.folder} holds a run with other settings (lr ")
+    assert next_ == "waits for a" and b.startswith("test accuracy")
+    assert queue.progress() == "1 of 3 runs complete, 1 failed" and events(tmp_path) == told
+
+
 def test_a_killed_process_is_named_and_its_run_goes_on_later(make, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("KILLED", "a")
     runs = make({"a": {}, "b": {}})

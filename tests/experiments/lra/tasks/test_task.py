@@ -76,6 +76,8 @@ def test_pathfinder_is_dispatched_with_its_size(monkeypatch, tmp_path):
         ("text", {"limit": "5"}, "limit='5': give a number"),
         ("text", {"max_length": 0}, "max_length=0"),
         ("text", {"held_out": 1.0}, r"held_out=1.0"),
+        ("text", {"held_out": "10%"}, "held_out='10%': give a number from 0 to below 1"),
+        ("image", {"order": 8}, "order=8: choose from row"),
         ("image", {"order": "spiral"}, "order='spiral': choose from row"),
         ("image", {"order": "tiles:x"}, "order='tiles:x'"),
         ("image", {"order": "tiles:2x2x2"}, "order='tiles:2x2x2'"),

@@ -228,12 +228,22 @@ def test_refusals(place):
     refuse(place, "heads", model__heads=0, name="new")
 
 
+def test_weights_of_a_larger_model(place, ran):
+    folder = ran(name="deep", model__layers=2).folder
+    words = rf"init_from={folder}: blocks\.1\..* is missing here; the model .* must be those"
+    refuse(place, words, init_from=folder, name="new")
+
+
 def test_other_settings_in_the_same_folder(place, ran):
     folder = ran(name="taken").folder
     refuse(place, "holds a run with other settings .*steps 4 -> 6.*name=", name="taken", steps=6)
-    (folder / "result.json").write_text("{")
-    refuse(place, "result.json cannot be read", name="taken")
+    for text in ("{", "[]", "{}"):
+        (folder / "result.json").write_text(text)
+        refuse(place, "result.json cannot be read .*delete it to recreate it", name="taken")
     (folder / "result.json").unlink()
+    for text in ("lr: [1, 2\nx: }", "- lr"):
+        (folder / "config.yaml").write_text(text)
+        refuse(place, r"(?s)config.yaml cannot be read .*: move ", name="taken")
     (folder / "config.yaml").unlink()
     refuse(place, "config.yaml cannot be read", name="taken")
 

@@ -81,13 +81,17 @@ def test_flat_adamw_is_adamw_with_clipping():
         assert ours.untyped_storage().data_ptr() == flat.values.untyped_storage().data_ptr()
 
 
+def simple_settings(batch: int, steps: int, micro_batch: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        clip=None, seed=0, precision="fp32", batch=batch, micro_batch=micro_batch, eps=1e-8,
+        betas=(0.9, 0.99), weight_decay=0.0, schedule="cosine", lr=0.1, warmup=4, steps=steps,
+    )  # fmt: skip
+
+
 def test_every_step_has_its_own_rate_and_examples():
     """Beyond the examples that are copied to the device at a time, too."""
     steps, n = AHEAD + 3, 5
-    settings = SimpleNamespace(
-        clip=None, seed=0, precision="fp32", batch=2, micro_batch=None, betas=(0.9, 0.99),
-        eps=1e-8, weight_decay=0.0, schedule="cosine", lr=0.1, warmup=4, steps=steps,
-    )  # fmt: skip
+    settings = simple_settings(batch=2, steps=steps)
     labels = np.arange(n)
     data = DeviceSplit(Split(np.zeros((n, 3), np.uint8), labels, None), CPU)
     seen = []
@@ -279,6 +283,26 @@ def test_self_pretraining_scores_what_it_predicts_and_no_padding(pretrain, pair,
     assert model.lm_head.weight.grad.any()
     changed = torch.where(torch.arange(12) < size[:, None], tokens, 0)
     torch.testing.assert_close(loss_of(changed), (loss, right, count))
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1, 2])
+def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
+    """Whatever the micro-batch that its sequence is in."""
+    model = predictor(causal=True, pair=False, calls=[])
+    tokens = np.random.default_rng(0).integers(1, 9, (4, 12), np.uint8)
+    lengths = np.array([12, 3, 7, 1], np.int32)
+    data = DeviceSplit(Split(tokens, np.zeros(4, np.int64), lengths), CPU)
+    settings = simple_settings(batch=4, micro_batch=micro_batch, steps=1)
+    loss, _, count = Predict(None)(model, data.batch(torch.arange(4)), None)
+    mean = loss / count
+    expected = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
+    group = Group(0, 1, CPU)
+    trainer = Trainer(model, data, Predict(None), settings, group)  # pyright: ignore
+    trainer.advance()
+    norm = torch.stack([grad.norm() for grad in expected if grad is not None]).norm()
+    found = trainer.read_sums(1)
+    assert found["loss"] == pytest.approx(mean.item(), rel=1e-6)
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
 
 
 def test_fingerprint_sees_labels_and_tokens():
