@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from experiments.common.records import Row, TimedRow
+from experiments.common.records import PeerRow, Row, TimedRow
 
 OWN = ("reference", "cpu", "triton", "hopper", "hopper_deterministic")  # our own providers
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedRow(TimedRow):
+class SpeedRow(PeerRow):
     """A provider at one case and direction: experiments.speed."""
 
     provider: str
@@ -46,11 +46,6 @@ class SpeedRow(TimedRow):
         return self.provider in OWN
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What was measured; peers do not change with our source."""
-        return super().key if self.own else super().key[:-1]
-
-    @property
     def random(self) -> bool:
         """Whether the mask is one of random blocks, equally many in every row."""
         return self.mask.startswith("random_blocks")
@@ -62,7 +57,7 @@ class SpeedRow(TimedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRow(TimedRow):
+class BuildRow(PeerRow):
     """A builder of a block mask, in a process of its own: experiments.mask_build."""
 
     builder: str
@@ -80,9 +75,9 @@ class BuildRow(TimedRow):
     COMMAND = "python -m experiments.mask_build"
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What was measured; FlexAttention's builders do not change with our source."""
-        return super().key[:-1] if self.builder.startswith("flex") else super().key
+    def own(self) -> bool:
+        """Whether the builder is not one of FlexAttention's."""
+        return not self.builder.startswith("flex")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,8 +110,13 @@ def _check_value(text: str, key: str) -> None:
     try:
         OverridesParser.create().parse_override(text)
     except HydraException:
-        quoted = f"""'{key}"{text.removeprefix(key)}"'"""
-        raise ValueError(f"{text}: quote the value inside the shell's quotes, {quoted}") from None
+        value = text.removeprefix(key)
+        what, quoted = "the value", f'"{value}"'
+        if value.startswith("[") and value.endswith("]"):  # in quotes it would be one text
+            what, quoted = "each text of the list", '["...","..."]'
+        raise ValueError(
+            f"{text}: quote {what} inside the shell's quotes, '{key}{quoted}'"
+        ) from None
 
 
 def _check_flags(name: str, options: dict[str, Any]) -> None:

@@ -66,10 +66,15 @@ class Row:
         return provenance.origin(device, command, cls.SOURCES)
 
     @property
+    def versions(self) -> tuple[str, ...]:
+        """What ran: torch, triton and our source."""
+        return self.torch, self.triton, self.source
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What was measured, on what: rows with equal keys measure the same thing."""
-        names = (*self.WHAT, "mask", "device", "torch", "triton", "source")
-        return tuple(getattr(self, name) for name in names)
+        names = (*self.WHAT, "mask", "device")
+        return (*(getattr(self, name) for name in names), *self.versions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,22 @@ class TimedRow(Row):
         """The median of a row that has one."""
         assert self.ms_median is not None, self
         return self.ms_median
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRow(TimedRow):
+    """A time of ours or of a peer, which does not change with our source but with its `version`."""
+
+    @property
+    def own(self) -> bool:
+        """Whether the provider is one of ours."""
+        raise NotImplementedError
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """What ran: torch, triton and our source, or the peer's version."""
+        code = self.source if self.own else getattr(self, "version", "")
+        return self.torch, self.triton, code
 
 
 R = TypeVar("R", bound=Row)
@@ -167,6 +188,18 @@ def read(path: str | Path, kind: type[T]) -> list[T]:
         place = f"{path}, line {reader.line_num}"
         raise ValueError(f"{place}: {error}; correct or delete that line") from None
     return found
+
+
+def last_versions(rows: Iterable[R]) -> list[R]:
+    """The rows of the last versions of what they measure, all its rounds; earlier ones go."""
+
+    def what(row: R) -> tuple[object, ...]:
+        names = (*row.WHAT, "mask", "device")
+        return tuple(getattr(row, name) for name in names if name != "round")
+
+    rows = list(rows)
+    last = {what(row): row.versions for row in rows}
+    return [row for row in rows if row.versions == last[what(row)]]
 
 
 def columns(kind: type) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
              for p in sorted((root / half / kind).glob("*.txt"))]
             for half in ("train", "test")
         )  # fmt: skip
-        return _reviews(root.name, train, test, most)
+        return _reviews(path.name, train, test, most)
     return _folder(path, pattern, most)
 
 
@@ -171,7 +171,7 @@ def _reviews(
         raise ValueError(f"{name}: no reviews in train/ or test/ (pos/*.txt, neg/*.txt); {REMEDY}")
     about = {"name": "aclImdb"}
     manifest = _texts("aclImdb", halves[0] + halves[1], about).manifest
-    return Texts("aclImdb", halves[0], halves[1], manifest)
+    return Texts(name, halves[0], halves[1], manifest)
 
 
 # ---- parts

@@ -49,11 +49,13 @@ def _same(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _contexts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     tokens, longest = options["context"] * options["batch"], options["context"]
-    contexts = [longest // 16, longest // 8, longest // 4, longest]
-    if longest <= 1024:
-        contexts = [longest // 8, longest // 4, longest // 2, longest]
-    if contexts[0] < 2:
-        raise ValueError(f"context={longest} is the longest of plan=contexts: give 16 or more")
+    parts = (8, 4, 2, 1) if longest <= 1024 else (16, 8, 4, 1)
+    if longest < 16 or longest % parts[0]:
+        raise ValueError(
+            f"context={longest} is the longest of plan=contexts: "
+            f"give a multiple of {parts[0]}, 16 or more"
+        )
+    contexts = [longest // part for part in parts]
     return {str(n): {"context": n, "batch": tokens // n} for n in contexts}
 
 
@@ -148,7 +150,8 @@ def _of_equal_steps(case: str, settings: Settings, folder: Path) -> ModelRow | N
 def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tuple[object, ...]:
     name = run.case if isinstance(run, ModelRow) else case
     shared = run.model, run.context, run.batch, Path(run.data).name, run.tokenizer, run.positions
-    return name == case, *shared, steps or run.steps, run.seed, run.precision, run.provider
+    own = steps or run.steps, run.seed, run.precision, run.provider, run.recipe
+    return name == case, *shared, *own
 
 
 def old_rows(folder: Path) -> list[ModelRow]:
@@ -230,7 +233,7 @@ def make_row(plan: str, case: str, settings: Settings, result: Mapping[str, Any]
     mode = compiled + ["graph"] * result["captured"]
     taken = "params data data_digest tokenizer train_tokens val_tokens bytes_per_token pairs"
     taken += " train_loss val_loss saved_mib peak_mib mask density device date command"
-    chosen = "model provider objective packed positions context batch steps seed precision"
+    chosen = "model provider objective packed positions context batch steps seed precision recipe"
     return ModelRow(
         plan=plan,
         case=case,

@@ -71,10 +71,10 @@ def report(
 
 
 def grouped(rows: Sequence[ModelRow]) -> list[list[Case]]:
-    """The cases of each table: what has one model, data, tokens a step, steps and device."""
+    """The cases of each table, of one model, data, recipe, tokens a step, steps and device."""
     tables: dict[tuple[object, ...], dict[str, list[ModelRow]]] = {}
     for row in rows:
-        shared = row.model, row.data_digest, row.tokenizer, row.tokens, row.device
+        shared = row.model, row.data_digest, row.tokenizer, row.recipe, row.tokens, row.device
         context = 0 if row.plan == "contexts" else row.context
         steps = 0 if row.plan == "equal_time" else row.steps
         mode = row.mode if row.plan in CURVES else ""  # MoBA is never compiled
@@ -96,7 +96,7 @@ def about(cases: Sequence[Case]) -> str:
         f"{row.model} ({row.params / 1e6:.3g} M parameters), {row.data} ({row.tokenizer}), "
         f"{row.tokens} tokens a step, {steps}, "
         f"{'a single run each' if seeds == 1 else f'{seeds} seeds'}; {row.device}, "
-        f"{row.precision}, {modes}, {row.date[:10]}"
+        f"{row.precision}, {modes}, {row.date[:10]}" + f"; {row.recipe}" * bool(row.recipe)
     )
 
 

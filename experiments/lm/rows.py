@@ -31,6 +31,7 @@ class ModelRow(Row):
     steps: int
     seed: int
     precision: str
+    recipe: str  # the settings that no other column has, as options
     mode: str  # eager, compile, compile by layers, graph, or both: compile+graph
     pairs: float | None  # allowed pairs / those of the dense mask
     train_loss: float  # mean of the last 100 steps
@@ -51,7 +52,7 @@ class ModelRow(Row):
             "data_digest",
             "tokenizer",
         ),
-        *("context", "batch", "steps", "seed", "precision", "mode"),
+        *("context", "batch", "steps", "seed", "precision", "recipe", "mode"),
     )
     SOURCES = SOURCES
     COMMAND = COMMAND

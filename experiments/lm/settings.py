@@ -28,6 +28,8 @@ OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes"
 # What may change between sessions of a run, and does not change its result but by rounding.
 FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
 FREE += ["keep"]
+# What two runs of a table may differ in beside the columns of their rows.
+RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
 LAYERS = "layers"  # of compile: every block by itself
 
 
@@ -96,6 +98,11 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The settings that the result depends on, as plain values."""
         return {name: value for name, value in self.values().items() if name not in FREE}
+
+    @property
+    def recipe(self) -> str:
+        """The settings that no other column of a row has, as options."""
+        return " ".join(f"{name}={self.values()[name]}" for name in RECIPE.split())
 
 
 FIELDS = [field.name for field in dataclasses.fields(Settings)]

@@ -170,15 +170,19 @@ def measured(row: AccuracyRow, device: torch.device) -> AccuracyRow:
 
 
 def tables(rows: Sequence[AccuracyRow]) -> dict[str, Callable[[], str]]:
-    """The tables that a page may hold: rmse_d64 and rmse_d128, or of other head dims."""
-    here = [row for row in rows if row.device == rows[-1].device]
+    """The tables that a page may hold: rmse_d64 and rmse_d128, or of other head dims.
+
+    They have the rows with the device, the sizes and the outliers of the last one.
+    """
+    shared = lambda r: (r.device, r.batch, r.heads, r.outliers)  # noqa: E731
+    here = [row for row in rows if shared(row) == shared(rows[-1])]
     dims = dict.fromkeys([64, 128, *(row.head_dim for row in here)])
     return {f"rmse_d{d}": partial(table, [r for r in here if r.head_dim == d]) for d in dims}
 
 
 def table(rows: Sequence[AccuracyRow]) -> str:
     """RMSE by length: methods and dtypes down, what is published, and standard's over each."""
-    rows = list({(r.method, r.dtype, r.n): r for r in rows if r.outliers}.values())
+    rows = list({(r.method, r.dtype, r.n): r for r in rows}.values())
     if not rows:
         return NOT_YET
     lengths = sorted({row.n for row in rows})

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from experiments.common.records import TimedRow
+from experiments.common.records import PeerRow, TimedRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeRow(TimedRow):
+class DecodeRow(PeerRow):
     """One decoding step of a provider: experiments.papers.decode."""
 
     provider: str
@@ -35,11 +35,6 @@ class DecodeRow(TimedRow):
     def own(self) -> bool:
         """Whether the provider is one of ours."""
         return self.provider in ("triton", "cpu")
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What was measured; peers do not change with our source."""
-        return super().key if self.own else super().key[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +83,7 @@ class TermRow(TimedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PickRow(TimedRow):
+class PickRow(PeerRow):
     """Attention to key blocks that each query picked: experiments.papers.picks."""
 
     provider: str
@@ -112,8 +107,3 @@ class PickRow(TimedRow):
     def own(self) -> bool:
         """Whether the provider is one of ours."""
         return not self.provider.startswith(("fla", "cudnn"))
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What was measured; peers do not change with our source."""
-        return super().key if self.own else (*super().key[:-1], self.version)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.bench.cases import LAYOUTS
 from experiments.bench.providers import find
-from experiments.bench.reports.table import newest
+from experiments.bench.reports.table import SHAPE, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.records import OK
 
@@ -25,6 +25,7 @@ COLUMNS = {
     "flex_autotuned": "autotuned",
     "flex_flash": "on FlashAttention-4",
 }
+BLOCK = ("block_q", "block_k")
 RATES = "TFLOP/s of the computed blocks, forward / backward."
 
 
@@ -63,6 +64,22 @@ def _range(row: SpeedRow) -> float:
     if row.round == 1 or row.ms_p20 is None or row.ms_p80 is None:
         return 0.0
     return 100 * (row.ms_p80 - row.ms_p20) / row.ms
+
+
+def by_direction(rows: Sequence[SpeedRow]) -> dict[str, SpeedRow]:
+    """The rows of a provider in one line of a table. Raises ValueError for two of a direction, with
+    what they differ in.
+    """
+    found: dict[str, SpeedRow] = {}
+    for row in rows:
+        other = found.setdefault(row.direction, row)
+        pairs = {n: (getattr(other, n), getattr(row, n)) for n in (*SHAPE, "mask", *BLOCK)}
+        if differ := [f"{n} ({a}, {b})" for n, (a, b) in pairs.items() if a != b]:
+            raise ValueError(
+                f"rows of {row.provider}, {row.mask}, {row.direction}, differ in "
+                f"{', '.join(differ)} and would share a cell: keep those of one in the file"
+            )
+    return found
 
 
 def both(by_direction: Mapping[str, str]) -> str:

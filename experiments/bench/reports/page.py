@@ -5,7 +5,15 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.columns import COLUMNS, about, both, layout_text, measured, rate
+from experiments.bench.reports.columns import (
+    COLUMNS,
+    about,
+    both,
+    by_direction,
+    layout_text,
+    measured,
+    rate,
+)
 from experiments.bench.reports.peers import against_peers, peer_counts, rates, ratios
 from experiments.bench.reports.table import grouped
 from experiments.bench.rows import SpeedRow
@@ -123,4 +131,4 @@ def _title(head_dim: int, provider: str) -> str:
 
 
 def _rates(rows: Sequence[SpeedRow]) -> str:
-    return both({row.direction: rate(row.tflops) for row in rows if row.tflops})
+    return both({d: rate(row.tflops) for d, row in by_direction(rows).items() if row.tflops})

@@ -7,7 +7,15 @@ from textwrap import shorten
 import numpy as np
 
 from experiments.bench.cases import CAUSAL, DENSE
-from experiments.bench.reports.columns import COLUMNS, about, both, layout_text, measured, rate
+from experiments.bench.reports.columns import (
+    COLUMNS,
+    about,
+    both,
+    by_direction,
+    layout_text,
+    measured,
+    rate,
+)
 from experiments.bench.reports.table import SHAPE, grouped, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
@@ -69,8 +77,7 @@ def rates(rows: Sequence[SpeedRow]) -> str:
     lines = [[*varied, *head]]
     for same in grouped(timed, lambda r: tuple(describe(r) for describe in CASE.values())):
         speeds = [
-            both({r.direction: rate(r.tflops) for r in same if r.provider == p and r.tflops})
-            for p in names
+            both({d: rate(r.tflops) for d, r in _of(p, same).items() if r.tflops}) for p in names
         ]
         lines.append([*(CASE[name](same[0]) for name in varied), *speeds, *_ratios(same, peers)])
     return f"{about(timed)}\n\n{text_table.markdown(lines, left=range(len(varied)))}"
@@ -96,9 +103,15 @@ def ratios(rows: Sequence[SpeedRow], peers: Sequence[str] = RATIOS) -> str:
 
 def _ratios(same: Sequence[SpeedRow], peers: Sequence[str]) -> list[str]:
     """Of every peer the time over ours at one case, forward / backward."""
-    ours = {r.direction: r.ms for r in _ours(same)}
-    times = [{r.direction: r.ms for r in same if r.provider == p} for p in peers]
-    return [both({d: f"{ms / ours[d]:.2f}" for d, ms in by.items() if d in ours}) for by in times]
+    ours = by_direction(_ours(same))
+    return [
+        both({d: f"{r.ms / ours[d].ms:.2f}" for d, r in _of(peer, same).items() if d in ours})
+        for peer in peers
+    ]
+
+
+def _of(provider: str, same: Sequence[SpeedRow]) -> dict[str, SpeedRow]:
+    return by_direction([row for row in same if row.provider == provider])
 
 
 def _ours(same: Sequence[SpeedRow]) -> list[SpeedRow]:

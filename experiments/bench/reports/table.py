@@ -52,10 +52,7 @@ def _together(rows: Sequence[SpeedRow]) -> SpeedRow:
     range in place of the percentiles.
     """
     last = rows[-1]
-    same = [
-        r for r in rows if (r.torch, r.triton, r.source) == (last.torch, last.triton, last.source)
-    ]
-    by_round = {row.round: row for row in same}
+    by_round = {row.round: row for row in rows if row.versions == last.versions}
     times = [row.ms for row in by_round.values() if row.status == OK]
     if len(by_round) == 1 or not times:
         return last

@@ -28,8 +28,9 @@ TILES = (64, 128, 256, 512)  # keys of a tile in the paper's figure
 
 
 def newest(rows: Sequence[IoRow]) -> list[IoRow]:
-    """One row for each measurement: the last, on the device of the last row."""
-    here = [row for row in rows if row.device == rows[-1].device]
+    """One row for each measurement: the last, with the device and the dtype of the last row."""
+    last = rows[-1]
+    here = [row for row in rows if (row.device, row.dtype) == (last.device, last.dtype)]
     what = lambda r: (r.part, r.method, r.batch, r.heads, r.n, r.head_dim, r.block, r.mask)  # noqa: E731
     return list({what(row): row for row in here}.values())
 

@@ -35,8 +35,11 @@ NOT_YET = "Not measured yet."
 
 
 def newest(rows: Sequence[LengthRow]) -> list[LengthRow]:
-    """One row a cell of the tables: the last that was measured, on the device of the last row."""
-    here = [row for row in rows if row.device == rows[-1].device]
+    """One row a cell of the tables: the last that was measured, with the device, the heads and the
+    dtype of the last row.
+    """
+    shared = lambda r: (r.device, r.heads, r.dtype)  # noqa: E731
+    here = [row for row in rows if shared(row) == shared(rows[-1])]
     cell = lambda r: (r.method, r.direction, r.dropout, r.padding, r.n, *_kind(r))  # noqa: E731
     return list({cell(row): row for row in here}.values())
 

@@ -21,10 +21,9 @@ from experiments.papers.attention.measure import (
     why,
 )
 from experiments.papers.attention.methods import CAUSAL, PUBLISHED, Setting, compiled
-from experiments.papers.attention.resume import resumed
+from experiments.papers.attention.resume import LEFT_OUT, resumed
 from experiments.papers.attention.rows import LengthRow
 
-LEFT_OUT = "left out"
 Rows = dict[str, LengthRow]  # by direction
 
 
@@ -73,8 +72,8 @@ class Run:
         """The rows with times, or with the status that says why there are none."""
         reason = setting.unsupported(self.device)
         left = {d: reason or self.too_slow(setting, row) for d, row in rows.items()}
-        if all(left.values()):
-            return {d: replace(row, status=left[d]) for d, row in rows.items()}
+        if all(left[d] or row.status == OK for d, row in rows.items()):  # none to be measured
+            return {d: r if r.status == OK else replace(r, status=left[d]) for d, r in rows.items()}
         try:
             return self._measured(setting, rows, left)
         except Exception as error:

@@ -13,6 +13,7 @@ from experiments.common.text_table import fill
 
 R = TypeVar("R", bound=TimedRow)
 Group = tuple[Sequence[R], Callable[[list[R]], Iterable[R]]]
+LEFT_OUT = "left out"  # the status of a call that would take too long
 Tables = Mapping[str, Callable[[], str]]
 
 
@@ -20,12 +21,13 @@ def resumed(groups: Iterable[Group[R]], records: Records[R], minutes: float | No
     """Every row, measured or known; ends early after `minutes`, or when the GPU is lost.
 
     groups: rows before they are measured, which are measured together, and what measures them.
-    Rows with a time or a reason are not measured again; those that failed are.
+    Rows with a time or a reason are not measured again; those that failed are, and those left out,
+    because the limit of time may be another.
     """
     end = time.monotonic() + 60 * minutes if minutes else None
     for rows, measure in groups:
         found = [records.find(row) or row for row in rows]
-        if any(not row.status or row.status.startswith("failed") for row in found):
+        if any(not row.status or row.status.startswith(("failed", LEFT_OUT)) for row in found):
             if end and time.monotonic() > end:
                 return
             found = list(measure(found))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import median
 
-from experiments.common.records import OK
+from experiments.common.records import OK, last_versions
 from experiments.common.text_table import MISSING, aligned
 from experiments.papers.costs.calls import NONE
 from experiments.papers.rows import TermRow
@@ -30,15 +30,22 @@ def describe(row: TermRow) -> str:
 
 
 def table(rows: Iterable[TermRow]) -> str:
-    """Calls down, terms across: the median cost of the rounds in percent, ! above its bar.
+    """For each shape: calls down, terms across: the median cost of the rounds in percent, ! above
+    its bar.
 
     The first number is the time without terms, in milliseconds.
     """
-    found: dict[tuple[str, ...], dict[str, list[TermRow]]] = {}
-    for row in rows:
+    found: dict[str, dict[tuple[str, ...], dict[str, list[TermRow]]]] = {}
+    for row in last_versions(rows):
         if row.status == OK and row.ms_median is not None:
             what = row.provider, row.mask, str(row.n), str(row.head_dim), row.direction
-            found.setdefault(what, {}).setdefault(row.term, []).append(row)
+            shape = f"batch {row.batch}, {row.heads}/{row.kv_heads} heads, radius {row.radius}"
+            calls = found.setdefault(f"{shape}, {row.dtype}, {row.device}", {})
+            calls.setdefault(what, {}).setdefault(row.term, []).append(row)
+    return "\n\n".join(f"{shape}\n{_table(calls)}" for shape, calls in found.items())
+
+
+def _table(found: dict[tuple[str, ...], dict[str, list[TermRow]]]) -> str:
     terms = list(dict.fromkeys(term for cells in found.values() for term in cells if term != NONE))
     lines = [["backend", "mask", "N", "D", "direction", "ms", *terms]]
     for what, cells in found.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from experiments.common.records import OK
+from experiments.common.records import OK, last_versions
 from experiments.common.text_table import MISSING, aligned
 from experiments.papers.decoding.cases import SELECTED
 from experiments.papers.rows import DecodeRow
@@ -24,25 +24,28 @@ def describe(row: DecodeRow) -> str:
 
 
 def tables(rows: Iterable[DecodeRow]) -> str:
-    """For each mask, cache and number of queries: keys down, providers across; and the bar.
+    """For each mask, cache, number of queries and shape: keys down, providers across; and the bar.
 
     A cell is the median time of the rounds in microseconds, and the share of a copy's bandwidth.
     """
-    found: dict[tuple[str, int, int], dict[int, dict[str, list[DecodeRow]]]] = {}
-    for row in rows:
+    found: dict[tuple[str, int, int, str], dict[int, dict[str, list[DecodeRow]]]] = {}
+    for row in last_versions(rows):
         if row.status == OK:
             mask = SELECTED if row.mask.startswith(SELECTED) else row.mask
             name = row.provider + ("" if row.step == "decode" else ", choosing")
-            line = found.setdefault((mask, row.page, row.n_q), {}).setdefault(row.n, {})
-            line.setdefault(name, []).append(row)
+            shape = f"batch {row.batch}, {row.heads}/{row.kv_heads} heads of {row.head_dim}"
+            what = mask, row.page, row.n_q, f"{shape}, {row.dtype}, {row.device}"
+            line = found.setdefault(what, {}).setdefault(row.n, {})
+            same = [r for r in line.get(name, []) if r.mask == row.mask]  # as many chosen blocks
+            line[name] = [*same, row]
     text = []
-    for (mask, page, n_q), table in found.items():
+    for (mask, page, n_q, shape), table in found.items():
         names = list(dict.fromkeys(name for line in table.values() for name in line))
         lines = [["keys", *names]]
         for n, line in sorted(table.items()):
             lines.append([str(n), *(_cell(line.get(name)) for name in names)])
         cache = f"pages of {page} tokens" if page else "a contiguous cache"
-        text.append(f"{mask}, {n_q} queries, {cache}\n{aligned(lines)}\n")
+        text.append(f"{mask}, {n_q} queries, {cache}; {shape}\n{aligned(lines)}\n")
         if BAR_KEYS in table:
             text += [_bar(name, some) for name, some in table[BAR_KEYS].items()]
     return "\n".join(text)

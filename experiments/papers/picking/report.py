@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import median
 
-from experiments.common.records import OK
+from experiments.common.records import OK, last_versions
 from experiments.common.text_table import MISSING, aligned
 from experiments.papers.rows import PickRow
 
@@ -21,16 +21,23 @@ def describe(row: PickRow) -> str:
 
 
 def tables(rows: Iterable[PickRow]) -> str:
-    """Shapes down, providers across: the median time of the rounds in ms, and TFLOP/s.
+    """For each device, dtype and batch: shapes down, providers across.
+
+    A cell is the median time of the rounds in ms, and TFLOP/s.
 
     TFLOP/s are of the pairs that are allowed, so that of two providers the faster one has more.
     """
-    found: dict[tuple[str, ...], dict[str, list[PickRow]]] = {}
-    for row in rows:
+    found: dict[str, dict[tuple[str, ...], dict[str, list[PickRow]]]] = {}
+    for row in last_versions(rows):
         if row.status == OK:
             heads = f"{row.heads}/{row.kv_heads}"
             what = row.mask, heads, str(row.n), str(row.head_dim), row.direction
-            found.setdefault(what, {}).setdefault(row.provider, []).append(row)
+            table = found.setdefault(f"{row.device}, {row.dtype}, batch {row.batch}", {})
+            table.setdefault(what, {}).setdefault(row.provider, []).append(row)
+    return "\n\n".join(f"{title}\n{_table(table)}" for title, table in found.items())
+
+
+def _table(found: dict[tuple[str, ...], dict[str, list[PickRow]]]) -> str:
     names = list(dict.fromkeys(name for cells in found.values() for name in cells))
     lines = [["selector", "heads", "N", "D", "direction", *names]]
     for what, cells in found.items():

@@ -9,6 +9,7 @@ from experiments.bench.cases import CAUSAL
 from experiments.bench.measure import Bench
 from experiments.bench.peers import fa4
 from experiments.bench.providers import DIRECTIONS
+from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import (
     chosen,
@@ -98,6 +99,15 @@ def test_the_same_refusal_is_written_once(tmp_path):
     for _ in range(2):
         run(tasks, Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), "")
     assert [row.status[:11] for row in read(tmp_path / "s.csv", SpeedRow)] == ["unsupported"]
+
+
+def test_a_new_version_of_a_peer_is_measured_again_and_its_rounds_stay_together():
+    old = replace(ROW, provider="fa4", version="4.0", ms_median=9.0)
+    rows = [replace(old, version="4.1", round=i + 1, ms_median=ms) for i, ms in enumerate((1, 3))]
+    rows[1] = replace(rows[1], source="changed")
+    assert old.key != rows[0].key == replace(rows[0], source="changed").key
+    (found,) = newest([old, *rows])
+    assert (found.ms_median, found.round, found.version) == (2.0, 2, "4.1")
 
 
 def test_a_row_in_a_line_warns():

@@ -108,6 +108,13 @@ def test_a_value_that_hydra_cannot_read_is_one_line(value, monkeypatch, capsys):
     assert run(monkeypatch, lambda *_: None, f'csv="{value}"') == 0
 
 
+def test_each_text_of_a_list_is_quoted(monkeypatch, capsys):
+    assert run(monkeypatch, lambda *_: None, "pages=[a,local(8)]", name="plot") == 2
+    hint = """quote each text of the list inside the shell's quotes, 'pages=["...","..."]'"""
+    assert capsys.readouterr().err == f"error: pages=[a,local(8)]: {hint}\n"
+    assert run(monkeypatch, lambda *_: None, 'pages=["a","local(8)"]', name="plot") == 0
+
+
 def test_a_file_where_a_folder_is_expected_is_one_line(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").write_text("")
 

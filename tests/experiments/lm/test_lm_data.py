@@ -81,6 +81,7 @@ def test_reviews_keep_their_halves(tmp_path, packed):
         with tarfile.open(data, "w:gz") as archive:
             archive.add(root, "aclImdb")
     corpus = load(data, tmp_path)
+    assert corpus.name == data.name  # by which a plan finds the rows of another
     for ids, half in ((corpus.train, "train"), (corpus.val, "test")):
         wanted = sorted(text for name, text in files.items() if name.startswith(half))
         assert sorted(d.decode() for d in documents(ids)) == wanted

@@ -204,6 +204,28 @@ def test_tables_have_percent_and_perplexity(options, one_thread):
 def test_contexts_have_equal_tokens_a_step(options):
     found = planned("contexts", options(context=64, batch=4))
     assert {s.context * s.batch for _, s in found} == {256} and len(found) == 4
+    for context, least in ((100, 8), (8, 8), (2056, 16)):
+        with pytest.raises(ValueError, match=f"context={context} .* multiple of {least}, 16 or mo"):
+            planned("contexts", options(context=context))
+
+
+def test_another_rate_has_rows_and_a_table_of_its_own(options, capsys, one_thread):
+    for lr in (1e-3, 1e-1):
+        rows = run_plan("same", options(steps=2, cases=["SDPA", "ours"], lr=lr), "")
+    assert len(rows) == 4 and len({row.val_loss for row in rows[1:3]}) == 2
+    tables = capsys.readouterr().out.split("M parameters")[2:]  # of the second call
+    for table, row in zip(tables, rows[::2], strict=True):
+        assert f"{row.val_loss:.4f}" in table and row.recipe in table
+    assert "lr=0.1 warmup=20 schedule=cosine betas=[0.9, 0.95]" in rows[2].recipe
+
+
+def test_equal_time_needs_the_dense_run_of_its_recipe(options, monkeypatch, one_thread):
+    trained = []
+    run_plan("masks", options(steps=2, cases=["dense"]), "")
+    monkeypatch.setattr(plans_module, "train", lambda run, *_: trained.append(run.lr) or LEFT)
+    run_plan("equal_time", options(steps=2, cases=["dense"]), "")
+    run_plan("equal_time", options(steps=2, cases=["dense"], lr=0.5), "")
+    assert trained == [0.5]
 
 
 def test_a_plan_evaluates_and_saves_at_the_end_only(options, monkeypatch, one_thread):

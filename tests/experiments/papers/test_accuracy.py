@@ -68,6 +68,15 @@ def test_what_fails_is_a_row_with_the_reason():
     assert tables([good])["rmse_d128"]() == "Not measured yet."
 
 
+def test_a_table_has_the_outliers_of_the_last_row():
+    some, none = (replace(row(), status=OK, rmse=x, outliers=x) for x in (1e-3, 0.0))
+    few = replace(none, rmse=2e-5)
+    assert "2.0e-05" in tables([some, few])["rmse_d64"]()
+    assert "1.0e-03" in tables([few, some])["rmse_d64"]()
+    wide = replace(some, n=2 * some.n, heads=some.heads + 1)
+    assert f"{wide.n} tokens" not in tables([wide, some])["rmse_d64"]()
+
+
 def test_program(tmp_path, run_program):
     csv, page = tmp_path / "a.csv", tmp_path / "page.md"
     page.write_text(f"<!-- rows: rmse_d16 {tmp_path.name}/a.csv -->\nold\n<!-- end -->\n")

@@ -163,6 +163,25 @@ def test_slow_calls_are_predicted(tmp_path):
     assert run.too_slow(linear, row("linear", 4096)) is None
 
 
+def test_a_higher_limit_measures_what_was_left_out(tmp_path):
+    records = Records(tmp_path / "rows.csv", LengthRow)
+    settings = [Setting("flash", 1, 1, n, 16, "float32") for n in (32, 64)]
+    low = list(Run(CPU, 1e-4, 1e-9, records, "").go(settings, None))
+    assert [r.status == OK for r in low] == [True] * 3 + [False] * 3
+    assert all("limit_s=1e-09" in r.status for r in low[3:])
+    assert list(Run(CPU, 1e-4, 1e-9, records, "").go(settings, None)) == low
+    assert len(records.rows) == 6
+    high = list(Run(CPU, 1e-4, 10.0, records, "").go(settings, None))
+    assert all(r.status == OK for r in high) and high[:3] == low[:3]
+    assert high == list(Run(CPU, 1e-4, 10.0, records, "").go(settings, None))
+
+
+def test_tables_have_the_dtype_and_heads_of_the_last_row():
+    other = replace(row("standard", 256, 9.0), dtype="bfloat16", heads=5)
+    assert "**9**" not in tables([other, row("standard", 128, 2.0)])
+    assert "bfloat16" in tables([row("standard", 128, 2.0), other])
+
+
 def test_a_failure_is_a_row_and_is_tried_again(tmp_path, monkeypatch):
     run = Run(CPU, 1e-3, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
     setting = Setting("local", 1, 1, 64, 16, "float32")

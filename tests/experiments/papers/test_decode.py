@@ -41,6 +41,24 @@ def test_program_and_resuming(tmp_path, run_program):
     assert status == 0 and printed.strip() == tables(rows).strip()
 
 
+def test_a_table_mixes_no_shapes_versions_or_chosen_blocks():
+    row = base_row(STEP, "cpu", "decode", 1, CPU, "")
+    row = replace(row, status=OK, share=0.5, ms_median=1.0)
+    half = replace(row, dtype="float16", ms_median=9.0)
+    text = tables([row, half])
+    assert "1000.0 us" in text and "9000.0 us" in text and "float16" in text
+    assert "2000.0 us" in tables([replace(row, source="older"), replace(row, ms_median=2.0)])
+    rounds = [replace(row, round=i + 1, ms_median=ms) for i, ms in enumerate((1.0, 2.0, 9.0))]
+    assert "2000.0 us" in tables(rounds)
+    few, many = (replace(row, mask=f"{SELECTED}({n})", ms_median=n) for n in (1, 3))
+    assert "3000.0 us" in tables([few, many])
+
+
+def test_a_new_version_of_a_peer_is_measured_again():
+    row = base_row(STEP, "flashinfer", "decode", 1, CPU, "")
+    assert row.key == replace(row, source="other").key != replace(row, version="9").key
+
+
 @pytest.mark.parametrize(
     "mask, keys", [(DENSE, 192), ("sliding(20)", 22), (SELECTED, 64), ("global_tokens(8)", 8)]
 )

@@ -14,6 +14,7 @@ from experiments.papers.picking import measure, providers
 from experiments.papers.picking.cases import Inputs, Shape
 from experiments.papers.picking.measure import Group, measured
 from experiments.papers.picking.providers import PROVIDERS, Cudnn, Fla, SparseFlash
+from experiments.papers.picking.report import tables
 from experiments.papers.rows import PickRow
 from sparseflash.testing import oracle
 
@@ -55,6 +56,12 @@ def test_program_and_resuming(tmp_path, run_program):
     assert read(csv, PickRow) == rows
     status, printed, _ = run_program("papers.picks", "measure=false", f"csv={csv}")
     assert status == 0 and printed.count("backward") == 1
+
+
+def test_a_table_mixes_no_dtypes():
+    row = replace(Group(NSA, ("picks",), 1).rows(CPU, "")[0], status=OK)
+    rows = [replace(row, dtype=d, ms_median=ms) for d, ms in (("float16", 1.0), ("float32", 3.0))]
+    assert "1.000 / 0" in tables(rows) and "3.000 / 0" in tables(rows)
 
 
 def test_a_wrong_result_has_no_time(monkeypatch):

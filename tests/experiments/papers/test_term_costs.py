@@ -97,6 +97,12 @@ def test_turns_and_costs(monkeypatch):
     assert "+85.7 !" in table(found)  # the median of 3 / 1 and 5 / 7
 
 
+def test_a_table_mixes_no_shapes():
+    row = replace(Group(CASE, "cpu", ("sink",), 7, rounds=1).rows(CPU, "")[0], status=OK)
+    rows = [replace(row, heads=h, ms_median=1.0, cost=cost) for h, cost in ((2, 0.1), (4, 0.5))]
+    assert "+10.0 !" in table(rows) and "+50.0 !" in table(rows)
+
+
 def test_a_backend_that_refuses_is_a_row():
     group = Group(CASE, "triton", (NONE, "sink"), 7, rounds=1)
     found = measured(group, CPU, 1e-3, group.rows(CPU, ""))

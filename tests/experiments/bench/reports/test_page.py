@@ -68,6 +68,16 @@ def test_rates_and_ratios_stand_side_by_side_with_what_cases_differ_in():
     assert TABLES["rates"](BESIDE[2:4]) == ""
 
 
+def test_rows_that_would_share_a_cell_are_refused():
+    half = replace(ROWS[0], dtype="float16")
+    differ = r"rows of hopper, dense, forward, differ in dtype \(float32, float16\) and would share"
+    for name in ("density", "rates", "ratios", "versions"):
+        with pytest.raises(ValueError, match=differ):
+            TABLES[name]([ROWS[0], ROWS[2], half])
+    with pytest.raises(ValueError, match=r"differ in block_k \(32, 64\)"):
+        by_mask([ROWS[0], ROWS[6], replace(ROWS[6], block_k=64)])
+
+
 def test_ratios_are_those_of_one_length():
     assert TABLES["ratios"](BESIDE).splitlines() == [
         "| head dim | mask | FlashAttention-4 | cuDNN, dense |",
