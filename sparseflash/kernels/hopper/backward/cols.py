@@ -262,7 +262,7 @@ def backward_cols(
 ):  # fmt: skip
     """dk (B, H_kv, N_k, D), dv (B, H_kv, N_k, D_v) and, WITH_DQ, what is added to dq. Tiles are
     BLOCK_M queries x 64 * CONSUMERS keys; lse_log2 and neg_delta (B, H_q, n_pad) come from
-    `backward_prepare`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
+    `backward_start`. The parts of a split tile go to parts (B * H_kv, n_parts, 64 * CONSUMERS,
     BLOCK_D + BLOCK_DV) in float32, for `backward_merge`.
 
     BLOCK_D, BLOCK_DV: the padded head dims; COLUMNS, COLUMNS_V: what is multiplied of them. Where

@@ -309,7 +309,7 @@ def backward_rows(
     SPLIT: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq (B, H_q, N_q, D). Tiles are 64 * CONSUMERS queries x BLOCK_N keys; lse_log2 and
-    neg_delta (B, H_q, n_pad) come from `backward_prepare`. The parts of a split tile go to parts
+    neg_delta (B, H_q, n_pad) come from `backward_start`. The parts of a split tile go to parts
     (B * H_q, n_parts, 64 * CONSUMERS, BLOCK_D) in float32, for `backward_merge`.
 
     COLUMNS, COLUMNS_V: what is multiplied of the padded head dims.

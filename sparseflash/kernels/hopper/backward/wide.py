@@ -106,8 +106,8 @@ def _take(place, LAYOUT: gl.constexpr):
 # ------------------------------------------------------------------ consumers
 @gluon.jit
 def _value_block(w, dv, tile, g, entry, words, masked, FIRST: gl.constexpr):
-    """P^T of a block, for the other consumer too, and dV; dQ of the block before, unless this is
-    the first. dV is in flight between blocks.
+    """P^T of a block, for the other consumer too, and dV; the last columns of dQ of the block
+    before, unless this is the first. No product is in flight when it returns.
     """
     f = w.cols
     bufs, bars = f.bufs, f.bars
@@ -193,7 +193,7 @@ def values(w):
 
 @gluon.jit
 def _key_block(w, dk, tile, g, entry):
-    """dS^T and dK of a block, and its dQ. Both products are in flight between blocks."""
+    """dS^T, dK and the first columns of dQ of a block. No product is in flight when it returns."""
     f = w.cols
     bufs, bars = f.bufs, f.bars
     DTYPE: gl.constexpr = bufs.q.dtype
