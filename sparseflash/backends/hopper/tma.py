@@ -73,8 +73,5 @@ def fits_tma(t: Tensor) -> bool:
 
 def empty_like(t: Tensor) -> Tensor:
     """An uninitialised tensor like t, with strides for TMA."""
-    like = torch.empty_like(t)
-    if fits_tma(like):
-        return like
-    *extents, head_dim = t.shape
-    return t.new_empty(*extents, -(-head_dim // 8) * 8)[..., :head_dim]
+    like = torch.empty_like(t)  # in the memory order of t
+    return like if fits_tma(like) else t.new_empty(t.shape)

@@ -383,3 +383,12 @@ def test_is_first_and_the_others_follow():
     explained = explain(*make_qkv(1, 1, 16, 16, 16)).splitlines()
     assert [line.split(":")[0].strip() for line in explained[1:5]] == list(NAMES)
     assert explained[1].startswith("  hopper: its kernels run on CUDA tensors")
+
+
+def test_what_is_allocated_fits_tma_whatever_the_strides():
+    t = torch.empty(2, 3, 40, 64, dtype=torch.bfloat16)
+    columns = torch.empty(2, 3, 64, 40, dtype=torch.bfloat16).transpose(2, 3)
+    for like in (t, t.transpose(1, 2), columns, t[:1, :1, :1].expand(t.shape), t[:, :, ::2]):
+        found = tma.empty_like(like)
+        assert found.shape == like.shape and tma.fits_tma(found)
+    assert tma.empty_like(t.transpose(1, 2)).stride() == t.transpose(1, 2).stride()
