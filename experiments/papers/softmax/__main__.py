@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.common.checks import as_list, check_options, choose, positive_number
-from experiments.common.devices import find_device, free_memory
+from experiments.common.devices import free_memory, set_defaults
 from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
 from experiments.common.progress import progress
@@ -28,7 +28,10 @@ from experiments.papers.softmax.report import draw, larger_k_table, table, table
 from experiments.papers.softmax.rows import SoftmaxRow
 
 CPU_GIB = 0.4  # larger shapes take a CPU minutes
-SECONDS = {"cuda": 0.1, "cpu": 0.2}
+DEFAULTS = {
+    "cuda": {"implementation": "triton", "seconds": 0.1},
+    "cpu": {"implementation": "blocks", "seconds": 0.2},
+}
 
 
 @program("softmax", "experiments.papers.softmax")
@@ -55,20 +58,19 @@ def main(options: dict[str, Any], command: str) -> None:
 
 def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
     """The rows of what the options ask for, those in the CSV as they are."""
-    device = find_device(options["device"])
-    implementation = options["implementation"] or ("triton" if device.type == "cuda" else "blocks")
+    device = set_defaults(options, DEFAULTS)
+    implementation = options["implementation"]
     choose("implementation", implementation, IMPLEMENTATIONS)
     check_implementation(implementation, device)
     algorithms = as_list(options["algorithms"]) or list(ALGORITHMS)
     for name in algorithms:
         choose("algorithms", name, ALGORITHMS)
-    seconds = options["seconds"] or SECONDS[device.type]
-    positive_number("seconds", seconds)
+    positive_number("seconds", options["seconds"])
     cases = _cases(options, device)
     records = Records(options["csv"], SoftmaxRow, allow_changes=options["allow_changes"])
     rows = []
     for case in progress(cases, len(cases), "shapes"):
-        rows += run(case, algorithms, implementation, device, seconds, records, command)
+        rows += run(case, algorithms, implementation, device, options["seconds"], records, command)
     return rows
 
 
