@@ -24,7 +24,7 @@ from experiments.common.text_table import aligned
 from experiments.papers.attention.resume import Pages
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
-from experiments.papers.softmax.report import draw, larger_k_table, table, tables
+from experiments.papers.softmax.report import by_device, draw, larger_k_table, table, tables
 from experiments.papers.softmax.rows import SoftmaxRow
 
 CPU_GIB = 0.4  # larger shapes take a CPU minutes
@@ -41,17 +41,18 @@ def main(options: dict[str, Any], command: str) -> None:
     rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
     if not rows:
         raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
-    for topk in (False, True):
-        print(aligned(table(rows, topk=topk), left=()) + "\n")
-    if len(larger := larger_k_table(rows)) > 1:
-        print(aligned(larger, left=()) + "\n")
+    out = Path(options["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    for device, some in by_device(rows).items():
+        print(device)
+        for topk in (False, True):
+            print(aligned(table(some, topk=topk), left=()) + "\n")
+        if len(larger := larger_k_table(some)) > 1:
+            print(aligned(larger, left=()) + "\n")
+        with style():
+            for path in save(draw(some), out / file_name("softmax", device), ["png"]):
+                print(f"plot: {path}")
     print(f"rows: {options['csv']}")
-    with style():
-        stem = file_name("softmax", rows[0].device)
-        out = Path(options["out"])
-        out.mkdir(parents=True, exist_ok=True)
-        for path in save(draw(rows), out / stem, ["png"]):
-            print(f"plot: {path}")
     for path in pages.fill(tables(rows)):
         print(f"page: {path}")
 
