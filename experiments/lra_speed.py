@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.warm import breaks_context
-from experiments.common.checks import choose, whole_number
-from experiments.common.devices import find_device
+from experiments.common.checks import check_options, choose, whole_number
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records, read
 from experiments.lra import published as lra
@@ -45,7 +45,8 @@ def plan(options: dict[str, Any], device: str) -> list[StepCase]:
     kind = device.partition(":")[0]
     lengths, tokens = LENGTHS[kind]
     lengths = lengths if options["lengths"] is None else sorted(options["lengths"])
-    tokens = options["tokens"] or tokens
+    tokens = tokens if options["tokens"] is None else options["tokens"]
+    whole_number("tokens", tokens)
     tasks = [*lra.AVERAGED, *(lra.PATH if kind == "cuda" else ())]
     tasks = tasks if options["tasks"] is None else options["tasks"]
     attentions = options["attentions"]
@@ -128,11 +129,12 @@ def main(options: dict[str, Any], command: str) -> None:
     path = Path(options["csv"])
     whole_number("workers", options["workers"], 0)
     if options["measure"]:
-        device = find_device(options["device"])
+        device = set_defaults(options, {"cuda": {"seconds": 0.3}, "cpu": {"seconds": 1.0}})
+        check_options(options, positive="seconds limit_s")
         cases = plan(options, str(device))
-        seconds = options["seconds"] or (0.3 if device.type != "cpu" else 1.0)
         records = Records(path, StepRow, allow_changes=options["allow_changes"])
-        run_cases(cases, records, seconds, command, options["workers"], options["limit_s"])
+        together = options["workers"], options["limit_s"]
+        run_cases(cases, records, options["seconds"], command, *together)
     found = read(path, StepRow)
     table = path.with_suffix(".md")
     table.write_text(as_markdown(found), encoding="utf-8")

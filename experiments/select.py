@@ -14,8 +14,8 @@ from typing import Any
 from experiments.bench.cases import DTYPES
 from experiments.bench.rows import SelectRow
 from experiments.bench.selectors import default_selectors, describe, parse, run
-from experiments.common.checks import as_list, choose, positive_number, whole_number
-from experiments.common.devices import find_device
+from experiments.common.checks import as_list, check_options, choose, whole_number
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
 from sparseflash.testing import make_qkv
@@ -29,17 +29,16 @@ DEFAULTS = {
 @program("select")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
-    device = find_device(options["device"])
+    device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.5}})
     shape: dict[str, Any] = dict(DEFAULTS[device.type])
     shape |= {name: options[name] for name in shape if options[name] is not None}
-    shape["kv_heads"] = options["kv_heads"] or shape["heads"]
+    kv_heads = options["kv_heads"]
+    shape["kv_heads"] = shape["heads"] if kv_heads is None else kv_heads
     dtype = shape.pop("dtype")
     choose("dtype", dtype, DTYPES)
     for name, value in shape.items():
         whole_number(name, value)
-    positive_number("density", options["density"])
-    seconds = options["seconds"] or (0.15 if device.type == "cuda" else 0.5)
-    positive_number("seconds", seconds)
+    check_options(options, positive="density seconds")
     batch, heads, seq_len, head_dim, kv_heads = shape.values()
     selectors = [parse(text) for text in as_list(options["selectors"])]
     qkv = make_qkv(
@@ -51,7 +50,7 @@ def main(options: dict[str, Any], command: str) -> None:
     for selector in selectors or default_selectors(*sizes):
         if (module := getattr(selector, "module", None)) is not None:
             module.to(device)
-        rows = run(selector, qkv, dtype, seconds, command)
+        rows = run(selector, qkv, dtype, options["seconds"], command)
         for row in rows:
             records.append(row)
         print(describe(rows), flush=True)

@@ -14,8 +14,8 @@ from experiments.bench.reports.table import tables
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
 from experiments.bench.warm import warm
-from experiments.common.checks import check_options, positive_number
-from experiments.common.devices import find_device
+from experiments.common.checks import check_options
+from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records
 
@@ -23,10 +23,8 @@ from experiments.common.records import Records
 @program("speed")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for and prints it as tables."""
-    device = find_device(options["device"])
-    seconds = options["seconds"] or (0.15 if device.type == "cuda" else 0.5)
-    positive_number("seconds", seconds)
-    check_options(options, positive="warm_s", whole="rounds", least={"workers": 0})
+    device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.5}})
+    check_options(options, positive="seconds warm_s", whole="rounds", least={"workers": 0})
     wanted = in_rounds(chosen(options, device), options["rounds"])
     allowed = {name: options[name] for name in ("fresh", "allow_changes")}
     records = Records(options["csv"], SpeedRow, **allowed)
@@ -34,7 +32,7 @@ def main(options: dict[str, Any], command: str) -> None:
         missing = unmeasured(wanted, device, records)
         left_out = set(missing) - set(warm(missing, device, options["workers"], options["warm_s"]))
         wanted = [what for what in wanted if what not in left_out]
-    rows = run(wanted, Bench(device, seconds), records, command)
+    rows = run(wanted, Bench(device, options["seconds"]), records, command)
     print("\n" + tables(rows, records.rows))
     table = records.path.with_suffix(".txt")
     table.write_text(tables(records.rows) + "\n")

@@ -12,6 +12,8 @@ See docs/guide/lra.md.
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,15 @@ def read(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in sweep.items()}
 
 
+@contextmanager
+def optional(option: str) -> Iterator[None]:
+    """Adds to a ValueError that the sweep also runs without what the option names."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}, or give {option}=null") from None
+
+
 def run(options: dict[str, Any]) -> bool:
     """Runs a sweep with the options of conf/sweep.yaml; returns whether nothing failed.
 
@@ -55,10 +66,12 @@ def run(options: dict[str, Any]) -> bool:
     sweep = options["sweep"] if options["file"] is None else read(Path(options["file"]))
     compiled = None if options["compiled"] is None else Path(options["compiled"])
     runs = sweep_runs(sweep, options["with"])
-    steps = [] if options["speed"] is None else read_rows(options["speed"], StepRow)
+    with optional("speed"):
+        steps = [] if options["speed"] is None else read_rows(options["speed"], StepRow)
     costs = run_minutes(runs, steps)
     if known := sweep.get("known"):
-        runs = in_order(runs, read_runs(known), costs)
+        with optional("sweep.known"):
+            runs = in_order(runs, read_runs(known), costs)
     for path in as_list(options["import"]):
         print(read_export(Path(path), runs, compiled), flush=True)
     queue = Queue(runs, places, options["minutes"], options["processes"], costs, begun=begun)

@@ -24,6 +24,9 @@ def chosen(options: dict[str, Any], device: torch.device) -> list[Measurement]:
 
     Raises ValueError for a provider, direction, grid, mask or shape that does not exist.
     """
+    for name in ("directions", "mask", "seq_len"):
+        if options[name] == [] or (name, options[name]) == ("directions", None):
+            raise ValueError(f"{name}={options[name]}: give at least one, or leave it out")
     directions = as_list(options["directions"])
     providers = as_list(options["providers"])
     given = {name: options[name] for name in SHAPE}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -65,8 +66,11 @@ def report(
         _fill(Path(page), plan, rows)
     groups = grouped(rows)
     texts = [f"{about(some)}\n{aligned(TABLES[plan](some))}" for some in groups]
-    for some in sorted(groups, key=lambda some: some[0].first.steps):  # the longest is drawn last
-        texts += [str(path) for path in _draw(plan, some, points, figures)]
+    drawn: Counter[Path] = Counter()
+    lengths = [(some[0].first.steps, i) for i, some in enumerate(groups)]
+    for _, i in sorted(lengths, reverse=True):
+        paths = _draw(plan, groups[i], points, figures, drawn)
+        texts[i] += "".join(f"\n{path}" for path in paths)
     return "\n\n".join(texts)
 
 
@@ -214,8 +218,17 @@ def filled_page(text: str, plan: str, rows: Sequence[ModelRow]) -> str:
 # ---- figures
 
 
-def _draw(plan: str, cases: Sequence[Case], points: Sequence[PointRow], folder: Path) -> list[Path]:
-    """The figure of a table: curves of training, loss against position, loss against density."""
+def _draw(
+    plan: str,
+    cases: Sequence[Case],
+    points: Sequence[PointRow],
+    folder: Path,
+    drawn: Counter[Path],
+) -> list[Path]:
+    """The figure of a table: curves of training, loss against position, loss against density.
+
+    drawn: how many tables had the same name before. The first has it alone, the others a number.
+    """
     from matplotlib import pyplot as plt
 
     from experiments.common import figures as f
@@ -224,6 +237,9 @@ def _draw(plan: str, cases: Sequence[Case], points: Sequence[PointRow], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     context = "" if plan == "contexts" else row.context
     stem = folder / f.file_name("lm", plan, row.model, context, row.device)
+    drawn[stem] += 1
+    if drawn[stem] > 1:
+        stem = stem.with_name(f"{stem.name}-{drawn[stem]}")
     if plan not in CURVES:  # one look for a mask in all figures
         cases = sorted(cases, key=lambda case: case.first.case)
     with f.style():

@@ -23,13 +23,12 @@ class Average(NamedTuple):
 def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
     """Returns the mean accuracy over those of the five tasks that the row has, None without any.
 
-    If a task has data of several sources, the official one counts, and for Text the official rule,
-    which chooses the checkpoint on the test split.
+    Of several columns of a task, the first one counts that the row has: see `preferred`.
     """
     chosen: dict[str, Cell] = {}
-    for column in sorted(columns, key=lambda c: (c.held_out, c.source != "official")):
+    for column in preferred(columns):
         cell = cells.get((row, column))
-        if column.task in lra.AVERAGED and cell is not None and cell.accuracy is not None:
+        if cell is not None and cell.accuracy is not None:
             chosen.setdefault(column.task, cell)
     if not chosen:
         return None
@@ -43,6 +42,27 @@ def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | N
         statistics.fmean((lra.CHANCE | found).values()),
         _paper(row, lra.AVERAGED),
     )
+
+
+def preferred(columns: Sequence[Column]) -> list[Column]:
+    """The columns of the five tasks, those that count first.
+
+    For Text these are of the official rule, which chooses the checkpoint on the test split. Then
+    come official data, and then the shortest sequences.
+    """
+    found = [column for column in columns if column.task in lra.AVERAGED]
+    return sorted(found, key=lambda c: (c.held_out, c.source != "official", c.length))
+
+
+def choices(columns: Sequence[Column]) -> list[str]:
+    """Notes on tasks of several lengths: which one counts."""
+    found = []
+    for task in lra.AVERAGED:
+        first, *others = [c for c in preferred(columns) if c.task == task] or [Column(task, "")]
+        if any(other.length != first.length for other in others):
+            then = ", then ".join(column.text for column in others)
+            found.append(f"average: of {first.text}, where a row has it, else of {then}")
+    return found
 
 
 def _paper(row: RowKey, tasks: Sequence[str] | dict[str, Cell]) -> float | None:

@@ -95,9 +95,12 @@ def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
 
 
 def write_archive(runs: Sequence[Run], path: Path) -> None:
-    """Writes an archive of the runs, one line each; the same runs give the same bytes."""
+    """Writes an archive of the runs, one line each; the same runs give the same bytes.
+
+    A run that was read both from its folder and from an archive is written once.
+    """
     lines = (json.dumps(_packed(run), separators=(",", ":")) + "\n" for run in runs)
-    data = "".join(lines).encode()
+    data = "".join(dict.fromkeys(lines)).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     write_whole(path, lambda file: file.write(data), "archive")

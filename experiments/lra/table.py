@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.common import records
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lra import published as lra
-from experiments.lra.averages import Average, average
+from experiments.lra.averages import Average, average, choices
 from experiments.lra.cell_rows import CellRow, cell_row, paper_value
 from experiments.lra.cells import (
     Cell,
@@ -166,6 +166,7 @@ class Table:
     def footnotes(self) -> list[str]:
         """The marks, the data in full, masks by name, cut runs, and what was left out."""
         found = [f"{mark} {meaning}" for mark, meaning in LEGEND.items()]
+        found += choices(self.columns)
         found += [f"{c.text}: {c.source}" for c in (*self.columns, *self.paths) if "," in c.source]
         for (row, column), cell in self.cells.items():
             if cell.reconstructed:

@@ -74,8 +74,10 @@ def planned(options: dict[str, Any], device: str) -> list[Group]:
     for n in sorted(options["lengths"]):
         for selector in options["selectors"]:
             usual = HEADS[device][str(selector).startswith("nsa")]
-            heads = options["heads"] or usual[0]
-            kv_heads = options["kv_heads"] or (usual[1] if not options["heads"] else heads)
+            heads, kv_heads = options["heads"], options["kv_heads"]
+            if kv_heads is None:
+                kv_heads = usual[1] if heads is None else heads
+            heads = usual[0] if heads is None else heads
             sizes = options["batch"], heads, kv_heads, n, options["head_dim"], options["dtype"]
             shape = Shape(str(selector), *sizes)
             shape.check()

@@ -66,15 +66,16 @@ def main(options: dict[str, Any], command: str) -> None:
 
 def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
     """The groups of the options; ValueError for options out of range."""
+    if options["kv_heads"] is None:
+        options["kv_heads"] = options["heads"]
     check_options(
         options,
         lists="head_dims densities terms backends",
-        whole="batch heads seq_len block radius rounds",
+        whole="batch heads kv_heads seq_len block radius rounds",
         least={"workers": 0},
         positive="seconds minutes densities",
         choices={"terms": (*TERMS, ALL, MAX), "dtype": DTYPES, "backends": BACKENDS},
     )
-    kv_heads = options["kv_heads"] or options["heads"]
     backends = options["backends"] or default_backends(device)
     found = []
     for head_dim in options["head_dims"]:
@@ -83,7 +84,7 @@ def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
             if density < 1:
                 mask = f"random_blocks({density}, block={options['block']})"
             block, n = options["block"] if density < 1 else 0, options["seq_len"]
-            sizes = options["batch"], options["heads"], kv_heads, n, n, head_dim
+            sizes = options["batch"], options["heads"], options["kv_heads"], n, n, head_dim
             case = Case(mask, *sizes, options["dtype"], block, block)
             if block:
                 case.check()

@@ -10,6 +10,12 @@ BAD = {
     "speed csv=0": "csv=0: give a path, and write csv=./0 for that name",
     "speed seconds=abc": "seconds='abc': give a number above 0",
     "speed seconds=-1": "seconds=-1: give a number above 0",
+    "speed seconds=0": "seconds=0: give a number above 0",
+    "speed kv_heads=0": "kv_heads=0: give a whole number",
+    "speed directions=[]": "directions=[]: give at least one",
+    "speed directions=null": "directions=None: give at least one",
+    "speed mask=[]": "mask=[]: give at least one",
+    "speed seq_len=[]": "seq_len=[]: give at least one",
     "speed seq_len=abc": "seq_len='abc': give a whole number",
     "speed heads=1.5": "heads=1.5: give a whole number",
     "speed block_size=abc": "block_size='abc': give a whole number",
@@ -33,12 +39,16 @@ BAD = {
     "compare csv=none.csv": "cannot read none.csv",
     "select density=abc": "density='abc': give a number above 0",
     "select heads=two": "heads='two': give a whole number",
+    "select kv_heads=0": "kv_heads=0: give a whole number",
+    "select seconds=0": "seconds=0: give a number above 0",
     "select dtype=float8": "dtype='float8': choose from float32",
     "select 'selectors=[\"causal()\"]'": "'causal()' is no selector",
     "mask_build seq_len=x": "seq_len='x': give a whole number",
     "mask_build limit_gib=x": "limit_gib='x': give a number above 0",
     "mask_build builders=fast": "builders='fast': choose from masks",
     "mask_build device=cuda:3": "device='cuda:3': torch finds",
+    "lra_speed seconds=0": "seconds=0: give a number above 0",
+    "lra_speed tokens=0": "tokens=0: give a whole number",
     "tune workers=2": "needs a GPU",
     "pathfinder.__main__ size=33 statistics=true": "Pathfinder of size 33: choose from 32, 64",
     "pathfinder.__main__ examples=0 statistics=true": "examples=0: give a whole number",
@@ -64,6 +74,8 @@ BAD = {
     "papers.term_costs terms=[softcup]": "did you mean softcap",
     "papers.term_costs backends=[reference]": "backends='reference': choose from hopper",
     "papers.term_costs densities=[0]": "densities=0: give a number above 0",
+    "papers.term_costs kv_heads=0": "kv_heads=0: give a whole number",
+    "papers.term_costs seconds=0": "seconds=0: give a number above 0",
     "papers.term_costs radius=x": "radius='x': give a whole number",
     "papers.accuracy outliers=2": "outliers=2: give a share between 0 and 1",
     "papers.accuracy dtypes=[float8]": "dtypes='float8': choose from",
@@ -72,10 +84,14 @@ BAD = {
     "papers.picks 'selectors=[\"top_k(2)\"]'": "top_k(2) has no picks; give moba or nsa",
     "papers.picks 'selectors=[\"nsa(2, 32, union=True)\"]'": "has no picks; give moba or nsa",
     "papers.picks heads=3 kv_heads=2": "heads=3 is not a multiple of kv_heads=2",
+    "papers.picks heads=0": "heads=0: give a whole number",
+    "papers.picks kv_heads=0": "kv_heads=0: give a whole number",
+    "papers.picks seconds=0": "seconds=0: give a number above 0",
     "papers.picks providers=[flex]": "providers",
     "papers.picks lengths=[0]": "lengths",
     "papers.picks lengths=[64,x]": "lengths",
     "papers.softmax.__main__ k=[301] vocabularies=[10,300]": "k=301: at most the largest of vocab",
+    "papers.softmax.__main__ seconds=0": "seconds=0: give a number above 0",
     "papers.softmax.__main__ batches=[x]": "batches='x': give a whole number",
     "papers.softmax.__main__ algorithms=[onlin]": "did you mean online",
     "papers.softmax.__main__ implementation=cuda": "'cuda': choose from triton, blocks",
@@ -96,7 +112,7 @@ BAD = {
 def test_a_bad_option_is_one_line(command, run_program, tmp_path):
     module, *words = shlex.split(command)
     csv = tmp_path / "rows.csv"
-    measures = module.startswith(("speed", "select", "mask_build", "tune", "papers."))
+    measures = module.startswith(("speed", "select", "lra_speed", "mask_build", "tune", "papers."))
     if measures and "csv=" not in command:
         words.append(f"csv={csv}")
     status, _, error = run_program(module, *words)

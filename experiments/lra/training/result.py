@@ -81,13 +81,19 @@ def refuse_other_settings(settings: Settings) -> None:
     differences = [
         f"{name} {old.get(name)} -> {value}"
         for name, value in settings.identity().items()
-        if old.get(name) != value
+        if _place(name, old.get(name), old.get("runs")) != _place(name, value, settings.runs)
     ]
     if differences:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(differences)}): "
             "give this one a folder of its own with name=, or delete that one"
         )
+
+
+def _place(name: str, value: Any, runs: Any) -> Any:
+    """A setting; of init_from below the folder of all runs its place there, for both may move."""
+    below = name == "init_from" and value and Path(value).is_relative_to(str(runs))
+    return Path(value).relative_to(runs) if below else value
 
 
 def summary(result: dict[str, Any]) -> str:

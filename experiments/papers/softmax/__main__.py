@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.common.checks import as_list, check_options, choose, positive_number
-from experiments.common.devices import find_device, free_memory
+from experiments.common.devices import free_memory, set_defaults
 from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
 from experiments.common.progress import progress
@@ -24,11 +24,14 @@ from experiments.common.text_table import aligned
 from experiments.papers.attention.resume import Pages
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import IMPLEMENTATIONS, Case, check_implementation, run
-from experiments.papers.softmax.report import draw, larger_k_table, table, tables
+from experiments.papers.softmax.report import by_device, draw, larger_k_table, table, tables
 from experiments.papers.softmax.rows import SoftmaxRow
 
 CPU_GIB = 0.4  # larger shapes take a CPU minutes
-SECONDS = {"cuda": 0.1, "cpu": 0.2}
+DEFAULTS = {
+    "cuda": {"implementation": "triton", "seconds": 0.1},
+    "cpu": {"implementation": "blocks", "seconds": 0.2},
+}
 
 
 @program("softmax", "experiments.papers.softmax")
@@ -38,37 +41,37 @@ def main(options: dict[str, Any], command: str) -> None:
     rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
     if not rows:
         raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
-    for topk in (False, True):
-        print(aligned(table(rows, topk=topk), left=()) + "\n")
-    if len(larger := larger_k_table(rows)) > 1:
-        print(aligned(larger, left=()) + "\n")
+    out = Path(options["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    for device, some in by_device(rows).items():
+        print(device)
+        for topk in (False, True):
+            print(aligned(table(some, topk=topk), left=()) + "\n")
+        if len(larger := larger_k_table(some)) > 1:
+            print(aligned(larger, left=()) + "\n")
+        with style():
+            for path in save(draw(some), out / file_name("softmax", device), ["png"]):
+                print(f"plot: {path}")
     print(f"rows: {options['csv']}")
-    with style():
-        stem = file_name("softmax", rows[0].device)
-        out = Path(options["out"])
-        out.mkdir(parents=True, exist_ok=True)
-        for path in save(draw(rows), out / stem, ["png"]):
-            print(f"plot: {path}")
     for path in pages.fill(tables(rows)):
         print(f"page: {path}")
 
 
 def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
     """The rows of what the options ask for, those in the CSV as they are."""
-    device = find_device(options["device"])
-    implementation = options["implementation"] or ("triton" if device.type == "cuda" else "blocks")
+    device = set_defaults(options, DEFAULTS)
+    implementation = options["implementation"]
     choose("implementation", implementation, IMPLEMENTATIONS)
     check_implementation(implementation, device)
     algorithms = as_list(options["algorithms"]) or list(ALGORITHMS)
     for name in algorithms:
         choose("algorithms", name, ALGORITHMS)
-    seconds = options["seconds"] or SECONDS[device.type]
-    positive_number("seconds", seconds)
+    positive_number("seconds", options["seconds"])
     cases = _cases(options, device)
     records = Records(options["csv"], SoftmaxRow, allow_changes=options["allow_changes"])
     rows = []
     for case in progress(cases, len(cases), "shapes"):
-        rows += run(case, algorithms, implementation, device, seconds, records, command)
+        rows += run(case, algorithms, implementation, device, options["seconds"], records, command)
     return rows
 
 

@@ -1,6 +1,7 @@
 """The tables and the figure of experiments.papers.softmax, from its rows alone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -27,6 +28,14 @@ LOOKS = {
 }
 
 Shape = tuple[int, int]  # batch, vocabulary
+
+
+def by_device(rows: Sequence[SoftmaxRow]) -> dict[str, list[SoftmaxRow]]:
+    """The rows of each device, which tables and figures do not mix."""
+    found: dict[str, list[SoftmaxRow]] = {}
+    for row in rows:
+        found.setdefault(row.device, []).append(row)
+    return found
 
 
 def measured(
@@ -87,13 +96,23 @@ def larger_k_table(rows: Sequence[SoftmaxRow]) -> list[list[str]]:
 
 
 def tables(rows: Sequence[SoftmaxRow]) -> Mapping[str, Callable[[], str]]:
-    """The tables in Markdown, by the name that a page gives them."""
-    larger = larger_k_table(rows)
-    return {
-        "softmax": lambda: markdown(table(rows, topk=False), left=()),
-        "topk": lambda: markdown(table(rows, topk=True), left=()),
-        "larger_k": lambda: markdown(larger, left=()) if len(larger) > 1 else "Not measured yet.",
+    """The tables in Markdown, by the name that a page gives them: one a device, below its name
+    where there are several.
+    """
+    makers = {
+        "softmax": partial(table, topk=False),
+        "topk": partial(table, topk=True),
+        "larger_k": larger_k_table,
     }
+
+    def text(make: Callable[[Sequence[SoftmaxRow]], list[list[str]]]) -> str:
+        found = {device: make(some) for device, some in by_device(rows).items()}
+        texts = {d: markdown(lines, left=()) for d, lines in found.items() if len(lines) > 1}
+        if len(found) > 1:
+            texts = {device: f"{device}:\n\n{table}" for device, table in texts.items()}
+        return "\n\n".join(texts.values()) or "Not measured yet."
+
+    return {name: partial(text, make) for name, make in makers.items()}
 
 
 def draw(rows: Sequence[SoftmaxRow]) -> Figure:

@@ -214,8 +214,10 @@ def test_another_rate_has_rows_and_a_table_of_its_own(options, capsys, one_threa
         rows = run_plan("same", options(steps=2, cases=["SDPA", "ours"], lr=lr), "")
     assert len(rows) == 4 and len({row.val_loss for row in rows[1:3]}) == 2
     tables = capsys.readouterr().out.split("M parameters")[2:]  # of the second call
-    for table, row in zip(tables, rows[::2], strict=True):
-        assert f"{row.val_loss:.4f}" in table and row.recipe in table
+    for table, row, end in zip(tables, rows[::2], ("-2.png", ".png"), strict=True):
+        assert f"{row.val_loss:.4f}" in table and row.recipe in table and end in table
+    figures = {path for table in tables for path in table.split() if path.endswith(".png")}
+    assert len(figures) == 2 and all(Path(path).stat().st_size for path in figures)
     assert "lr=0.1 warmup=20 schedule=cosine betas=[0.9, 0.95]" in rows[2].recipe
 
 

@@ -92,6 +92,17 @@ def test_an_archive_grows_by_the_runs_of_another(tmp_path):
     assert (tmp_path / "both.jsonl.gz").read_bytes() == (tmp_path / "1.jsonl.gz").read_bytes()
 
 
+def test_an_archive_among_its_own_sources_has_each_run_once(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path, "listops", "sparse", seed, more={"density": 0.5})
+    write_run(tmp_path, "text", "flash", steps=330, result=False)
+    path, found = tmp_path / "all.jsonl.gz", []
+    for _ in range(3):
+        write_archive(read_runs(str(tmp_path)), path)
+        found.append(path.read_bytes())
+    assert len(read_runs(str(path))) == 3 and len(set(found)) == 1
+
+
 def test_training_curves_are_averaged_in_archives(tmp_path):
     path = write_run(tmp_path, "listops", "standard")
     lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]

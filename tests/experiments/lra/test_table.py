@@ -221,6 +221,14 @@ def test_an_average_compares_with_the_paper_over_the_same_tasks(table):
     assert found.paper == pytest.approx((36.0 + 63.6) / 2)
 
 
+def test_the_table_says_which_length_its_average_takes(table):
+    long = run(task="text", accuracy=0.66, length=4096, source="official")
+    found = table(long, run(task="text", accuracy=0.64, length=1024, source="official"))
+    note = "average: of Text (official, 1k), where a row has it, else of Text (official, 4k)"
+    assert note in found.footnotes()
+    assert line(found, "Transformer")[-4] == "64.0 (1 of 5) [63.6]"
+
+
 def test_missing_tasks_count_as_chance_in_the_second_mean(table):
     tasks = {"listops": 0.37, "text": 0.65, "image": 0.42}
     made = table(*(run(task=task, accuracy=accuracy) for task, accuracy in tasks.items()))

@@ -1,9 +1,11 @@
 """Safe, online and fused softmax against float64, their accesses, and the program."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from experiments.common.records import OK, read
+from experiments.common.records import OK, as_csv, read
 from experiments.papers.softmax import blocks, kernels
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.measure import error, make_call
@@ -113,6 +115,22 @@ def test_several_k(run_program, one_thread, tmp_path):
     five = [row for row in rows if row.k in (0, 5)]
     assert tables(five)["topk"]() == tables(rows)["topk"]()  # the other table is of the first
     assert tables(five)["larger_k"]() == "Not measured yet."
+
+
+def test_each_device_has_its_tables_and_its_figure(run_program, one_thread, tmp_path):
+    page, csv = tmp_path / "page.md", tmp_path / "s.csv"
+    page.write_text(f"<!-- rows: softmax {tmp_path.name}/s.csv -->\n<!-- end -->\n")
+    words = [f"csv={csv}", f"out={tmp_path}", f"pages=[{page}]"]
+    assert run_program("papers.softmax.__main__", *words, *SMALL.split())[0] == 0
+    rows, alone = read(csv, SoftmaxRow), page.read_text()
+    faster = [replace(row, device="GPU B", ms_median=row.ms_median / 2) for row in rows]
+    csv.write_text(as_csv([*rows, *faster], SoftmaxRow))
+    status, printed, _ = run_program("papers.softmax.__main__", "measure=false", *words)
+    assert status == 0 and printed.count("speed-up of online") == 4
+    assert len(list(tmp_path.glob("*.png"))) == 2 and f"{rows[0].device}\n" in printed
+    first, second = page.read_text().split("GPU B:\n\n")
+    assert first.replace(f"{rows[0].device}:\n\n", "").split() == alone.split()[:-3]
+    assert second.count("| 3 |") == 2
 
 
 def test_the_kernels_need_a_gpu_or_the_interpreter(run_program, tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[4]
         ({"file": "nowhere.yaml"}, r"file=nowhere\.yaml cannot be read: .*No such file"),
         ({"file": "LICENSE"}, r"file=LICENSE is not a sweep: a sweep has common|cannot be read"),
         ({"sweep": {"runs": None}}, "but this one has no runs"),
+        ({"speed": "none.csv"}, r"cannot read none\.csv .*, or give speed=null"),
+        ({"sweep": {"runs": {"a": None}, "known": "none"}}, r"none; .*, or give sweep\.known=null"),
         ({"part_mib": 0}, "part_mib=0: give a number above 0"),
         ({"import": "x.xz"}, "import=x.xz: no such file"),
         ({"minutes": "long"}, "minutes='long': give a number above 0"),

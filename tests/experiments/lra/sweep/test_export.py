@@ -6,13 +6,16 @@ import os
 import random
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.lra.sweep.export import read_export, write_export
 from experiments.lra.sweep.queue import Queue
 from experiments.lra.sweep.runs import SweepRun, sweep_runs
+from experiments.lra.training.result import refuse_other_settings
 from tests.experiments.lra.sweep.stand_in import limit
 from tests.experiments.lra.training.cases import Trained, assert_same, overrides
 
@@ -73,6 +76,19 @@ def test_what_travels(machine, tmp_path):
     read_export(archive, list(few.values()), None)
     assert files(few["a"])["weights.pt"] == "A"  # b starts from it
     assert "weights.pt" not in files(few["c"]) and files(few["b"]) == files(there["b"])
+
+
+def test_a_run_that_starts_from_another_goes_on_elsewhere(machine, tmp_path):
+    here, there = machine("here"), machine("there")
+    put(here["b"], None, steps(1), checkpoint="B")
+    OmegaConf.save(here["b"].settings.values(), here["b"].settings.folder / "config.yaml")
+    write_export(tmp_path / "x", list(here.values()), None)
+    read_export(tmp_path / "x", list(there.values()), None)
+    moved = there["b"].settings
+    refuse_other_settings(moved)
+    other = replace(moved, init_from=there["d"].settings.init_from)
+    with pytest.raises(ValueError, match=r"other settings \(init_from .*-a/seed0 -> .*-c/seed0\)"):
+        refuse_other_settings(other)
 
 
 def test_nothing_travels_of_a_run_without_a_checkpoint(machine, tmp_path):
