@@ -130,6 +130,16 @@ def check_transforms(*tensors: Tensor) -> None:
         )
 
 
+def readable(given: Tensor) -> bool:
+    """Whether values can be checked without waiting for a device, or stopping a compiler or
+    torch.vmap."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    on_host = type(given) is Tensor and given.device.type == "cpu"
+    return on_host and not (
+        torch.compiler.is_compiling() or functorch.is_functorch_wrapped_tensor(given)
+    )
+
+
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """The seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is None."""
     if seed is None:

@@ -136,10 +136,14 @@ class BlockSparseAttention(nn.Module):
                 f"context has shape {tuple(context.shape)}; it must be ({len(x)}, N, {self.dim})"
             )
         own, other = self.widths[0], sum(self.widths[1:])
-        weights = self.qkv.weight.split([own, other])
-        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split([own, other])
-        q = nn.functional.linear(x, weights[0], biases[0])
-        kv = nn.functional.linear(context, weights[1], biases[1])
+        qkv = self.qkv
+        if type(qkv) is nn.Linear and not (qkv._forward_pre_hooks or qkv._forward_hooks):
+            weights = qkv.weight.split([own, other])
+            biases = (None, None) if qkv.bias is None else qkv.bias.split([own, other])
+            q = nn.functional.linear(x, weights[0], biases[0])
+            kv = nn.functional.linear(context, weights[1], biases[1])
+        else:  # an adapter in its place, or a hook that makes its weights
+            q, kv = qkv(x)[..., :own], qkv(context)[..., own:]
         return tuple(
             t.unflatten(2, (-1, self.head_dim)) for t in (q, *kv.split(self.widths[1:], dim=2))
         )

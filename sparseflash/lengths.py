@@ -17,7 +17,7 @@ from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.backends.protocol import Results
 from sparseflash.cache import cached
-from sparseflash.checks import check_tensors
+from sparseflash.checks import check_tensors, readable
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
@@ -124,8 +124,7 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
             f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
             f" shape ({batch},), one for each sequence of the batch"
         )
-    readable = type(lengths) is Tensor and lengths.device.type == "cpu"
-    if readable and not torch.compiler.is_compiling():
+    if readable(lengths):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > n:
             raise ValueError(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from masks.checks import integer
+from sparseflash.checks import readable
 
 
 def pad(offsets: Tensor, length: int) -> Tensor:
@@ -39,13 +40,6 @@ def check_integers(name: str, given: Tensor, least: int = 1) -> Tensor:
             " every batch entry"
         )
     return given if given.ndim == 2 else given[None]
-
-
-def readable(given: Tensor) -> bool:
-    """Whether values can be checked without waiting for a device or stopping a compiler."""
-    return (
-        type(given) is Tensor and given.device.type == "cpu" and not torch.compiler.is_compiling()
-    )
 
 
 def check_offsets(name: str, given: Tensor, n: int) -> Tensor:

@@ -5,7 +5,8 @@ from torch import Tensor
 
 import masks
 from masks.checks import block_sizes, integer
-from sparseflash.packed.offsets import check_integers, readable
+from sparseflash.checks import readable
+from sparseflash.packed.offsets import check_integers
 from sparseflash.packed.steps import from_spans, touching, tree_spans
 from sparseflash.select.selection import Selection
 

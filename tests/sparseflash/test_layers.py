@@ -79,6 +79,39 @@ def test_cross_attention(bias):
     torch.testing.assert_close(masked(x, context=context), wanted)
 
 
+class Adapter(torch.nn.Module):
+    """A low-rank change of a linear layer, which shows the weight of that layer as its own."""
+
+    def __init__(self, base: torch.nn.Linear):
+        super().__init__()
+        self.base, self.weight, self.bias = base, base.weight, base.bias
+        self.down = torch.nn.Linear(base.in_features, 2, bias=False, dtype=torch.float64)
+        self.up = torch.nn.Linear(2, base.out_features, bias=False, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def double(module, inputs, output):
+    return 2 * output
+
+
+@pytest.mark.parametrize("change", ["adapter", "hook"])
+def test_cross_attention_goes_through_what_is_in_the_place_of_the_projection(change):
+    layer = make(kv_heads=2)
+    if change == "adapter":
+        layer.qkv = Adapter(layer.qkv)
+    else:
+        layer.qkv.register_forward_hook(double)
+    x = tokens()
+    found, wanted = layer(x, context=x), layer(x)
+    torch.testing.assert_close(found, wanted)
+    gradients = (
+        torch.autograd.grad(t.square().sum(), [*layer.parameters()]) for t in (found, wanted)
+    )
+    torch.testing.assert_close(*gradients)
+
+
 def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> torch.Tensor:
     """The definition: a pair of features is a complex number, multiplied by exp(i angle)."""
     turned = round(fraction * x.shape[-1])

@@ -232,6 +232,17 @@ def test_it_compiles_into_one_graph(n, fresh_dynamo):
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("n", [96, 1024])  # padding is hidden, and skipped
+def test_vmap_takes_the_lengths_of_each_entry(n):
+    q, k, v = make_qkv(1, H, n, n, 16, dtype=torch.float64)
+    ends = torch.tensor([[n], [0], [70]])
+
+    def call(lengths):
+        return sparseflash.attention(q, k, v, MASKS["causal"], lengths=lengths, backend="cpu")
+
+    torch.testing.assert_close(torch.vmap(call)(ends), torch.stack([call(end) for end in ends]))
+
+
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [

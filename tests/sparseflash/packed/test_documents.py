@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import masks
-from sparseflash import packed
+from sparseflash import attention, packed
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
 
@@ -82,6 +82,16 @@ def test_a_packing_for_every_batch_entry():
     )
     for entry, row in zip(found.to_block_mask().to_dense()[:, 0], offsets.tolist(), strict=True):
         assert np.array_equal(entry, dense_of(row, 80, causal=True, prefix=[3, 2, 1]))
+
+
+def test_vmap_takes_the_documents_of_each_entry():
+    q = torch.randn(1, 2, 33, 8)
+    offsets = torch.tensor([[0, 10, 33], [0, 0, 30]])
+
+    def call(given):
+        return attention(q, q, q, packed.documents(given, 33, causal=True), backend="cpu")
+
+    torch.testing.assert_close(torch.vmap(call)(offsets), torch.stack([*map(call, offsets)]))
 
 
 @pytest.mark.parametrize("causal", [False, True])
