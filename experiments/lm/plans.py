@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.common.checks import as_list, whole_number
 from experiments.common.devices import device_name, find_device
@@ -25,6 +25,7 @@ from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
 from experiments.lm.settings import LAYERS, Settings, make_settings
 
+T = TypeVar("T", ModelRow, PointRow)
 RESULTS, POINTS = "results.csv", "points.csv"
 CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against position
 
@@ -131,8 +132,8 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
 
 def add(folder: Path, row: ModelRow, found: Sequence[PointRow], allow: bool) -> None:
     """Adds a row and its points, unless the folder has it. Several processes may do so at once."""
-    rows = Records(folder / RESULTS, ModelRow, allow_changes=allow)
-    if rows.find(row) is None:
+    if row.key not in {old.key for old in old_rows(folder)}:
+        rows = Records(folder / RESULTS, ModelRow, allow_changes=allow)
         points = Records(folder / POINTS, PointRow, allow_changes=allow)
         for point in found:
             points.append(point)
@@ -155,14 +156,18 @@ def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tu
 
 
 def old_rows(folder: Path) -> list[ModelRow]:
-    """The rows that a folder holds already."""
-    return read(folder / RESULTS, ModelRow) if (folder / RESULTS).exists() else []
+    """The rows that a folder holds already, those of finished measurements compressed."""
+    return _read_all(folder / RESULTS, ModelRow)
 
 
 def old_points(folder: Path) -> list[PointRow]:
-    """The points that a folder holds already, those of finished measurements compressed."""
-    paths = [folder / f"{POINTS}.gz", folder / POINTS]
-    return [point for path in paths if path.exists() for point in read(path, PointRow)]
+    """The points that a folder holds already, likewise."""
+    return _read_all(folder / POINTS, PointRow)
+
+
+def _read_all(path: Path, kind: type[T]) -> list[T]:
+    paths = [path.with_name(f"{path.name}.gz"), path]
+    return [row for path in paths if path.exists() for row in read(path, kind)]
 
 
 def planned(name: str, options: Mapping[str, Any]) -> list[tuple[str, Settings]]:

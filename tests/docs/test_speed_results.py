@@ -18,7 +18,7 @@ RESULTS = ROOT / "docs" / "results"
 @pytest.mark.parametrize("plan", ["same", "contexts", "masks", "equal_time"])
 def test_tables_of_language_models_follow_from_the_rows(plan):
     page = (RESULTS / "language_models.md").read_text()
-    rows = read(RESULTS / "language_models" / "results.csv", ModelRow)
+    rows = read(RESULTS / "language_models" / "results.csv.gz", ModelRow)
     assert filled_page(page, plan, [row for row in rows if row.plan == plan]) == page
 
 

@@ -165,12 +165,16 @@ def test_a_plan_is_rows_a_table_and_a_figure(plan, options, tmp_path, capsys, on
     text = capsys.readouterr().out
     assert "a single run each" in text and next((tmp_path / "rows").glob("lm-*.png"))
     assert rows[0].case in page.read_text() and "old" not in page.read_text()
-    before = (tmp_path / "rows" / "results.csv").read_text()
+    path = tmp_path / "rows" / "results.csv"
+    before = path.read_bytes()
     run_plan(plan, given, "command")
-    assert (tmp_path / "rows" / "results.csv").read_text() == before
+    assert path.read_bytes() == before
+    path.unlink()
+    path.with_name("results.csv.gz").write_bytes(gzip.compress(before))
+    assert run_plan(plan, given, "command") == rows and not path.exists()
     points = old_points(tmp_path / "rows")
     assert {p.curve for p in points} == ({"step", "position"} if plan in CURVES else set())
-    again = read(tmp_path / "rows" / "results.csv", ModelRow)
+    again = read(path.with_name("results.csv.gz"), ModelRow)
     assert [row.key for row in again if row.plan == plan] == [row.key for row in rows]
     assert not list((tmp_path / "runs").rglob("checkpoint.pt"))
 
