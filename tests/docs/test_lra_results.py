@@ -47,13 +47,19 @@ def test_the_table_of_shortcuts_follows_from_the_rows():
 def test_the_table_of_cuts_follows_from_the_rows():
     rows = read(RESULTS / "path_x" / "cuts.csv.gz", CutRow)
     text = (RESULTS.parent / "path_x.md").read_text()
-    runs = list(dict.fromkeys(row.run for row in rows))
-    assert len(runs) == 3
-    for run in runs:
-        seed = run[-1] if run.startswith("runs") else 0
-        made = cuts.table([row for row in rows if row.run == run]).strip().splitlines()[2:]
+    kinds = list(dict.fromkeys((row.run, row.paddles) for row in rows))
+    assert len(kinds) == 4
+    for kind in kinds:
+        run, paddles = kind
+        name = "pretrained" if "rotary" in run else f"seed {run[-1]}"
+        chosen = [row for row in rows if (row.run, row.paddles) == kind]
+        made = cuts.table(chosen).strip().splitlines()[2:]
         assert len(made) == 3
-        assert "\n".join(f"| seed {seed} {line}" for line in made) in text
+        assert "\n".join(f"| {name} | {paddles} {line}" for line in made) in text
+        whole = [row for row in chosen if row.left_out == 0]
+        right = sum(row.curve_probe + row.other - row.other_probe for row in whole)
+        count = {1: "one paddle", 3: "three paddles"}[paddles]
+        assert f"| shortcut: {count} at each mark | {right / 100:.1f} ± " in text
 
 
 def test_the_table_of_cuts_of_a_pretrained_model_follows_from_the_rows():
@@ -220,9 +226,13 @@ def interval(ours, other):
 
 
 def test_the_table_of_masks_follows_from_the_rows():
-    found = masks_study.points(read_runs(str(RESULTS / "path_masks.jsonl.gz")))
-    text = (RESULTS.parent / "pathfinder.md").read_text()
-    assert len(found) == 25 and masks_study.table(found).strip() in text
+    for page, name, label, cells in (
+        ("pathfinder", "path_masks", "masks", 25),
+        ("path_x", "path_x_masks", "path_x_masks", 13),
+    ):
+        found = masks_study.points(read_runs(str(RESULTS / f"{name}.jsonl.gz")), label)
+        text = (RESULTS.parent / f"{page}.md").read_text()
+        assert len(found) == cells and masks_study.table(found).strip() in text
 
 
 @pytest.mark.parametrize("name", ["path_x", "path_256"])
@@ -235,7 +245,9 @@ def test_stages_of_the_curricula_are_those_of_the_runs(name):
         assert re.search(rf"\| {run.steps:,}†? \| [\d.]+ \| (\*\*)?{accuracy}\b", page), run.place
     for run in runs if name == "path_x" else ():
         if run.task == "pathfinder128" and run.config["task"]["difficulty"] == 14:
-            assert f"| block-sparse, seed {run.seed} | {run.accuracy:.1f} ± " in page
+            kind = "pretrained" if run.config["recipe"] == "rotary" else f"seed {run.seed}"
+            shown = f"| block-sparse, {kind} | {run.accuracy:.1f} ± "
+            assert run.pretraining or shown in page
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.relative_to(RESULTS).as_posix())
@@ -264,7 +276,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 108 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 120 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token

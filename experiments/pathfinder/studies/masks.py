@@ -145,7 +145,7 @@ def table(found: Sequence[Point]) -> str:
                 "never" if math.isinf(point.depth) else f"{point.depth:.0f}",
                 f"{100 * point.seen:.1f}",
                 value + ("" if spread is None else f" ± {spread:.1f}"),
-                MISSING if gain is None else f"{gain:+.1f}",
+                MISSING if gain is None else f"{round(gain, 1) + 0:+.1f}",  # never -0.0
                 str(len(point.cell.runs)),
             ]
         )
@@ -211,8 +211,14 @@ def draw(found: Sequence[Point]) -> Figure:
     layers = found[0].layers
     right.axvline(layers + 0.5, color="0.45", lw=1, ls=":", label=f"the model's {layers} layers")
     right.set_xscale("log", base=2)
-    texts = ["never" if math.isinf(depth) else f"{depth:g}" for depth in depths]
-    right.set_xticks([min(depth, never) for depth in depths], texts)
+    ticks: list[list[float]] = []
+    for depth in depths:  # those close to each other share a tick
+        if ticks and depth < 1.15 * ticks[-1][-1]:
+            ticks[-1].append(depth)
+        else:
+            ticks.append([depth])
+    texts = [", ".join("never" if math.isinf(x) else f"{x:g}" for x in tick) for tick in ticks]
+    right.set_xticks([min(tick[0], never) for tick in ticks], texts)
     right.minorticks_off()
     right.set_xlabel("layers until every token has seen all others")
     legend(figure, [left, right], title="open: with global tokens")
