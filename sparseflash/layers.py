@@ -97,8 +97,6 @@ class BlockSparseAttention(nn.Module):
         self.keep_max_scores = keep_max_scores
         self.max_scores: Tensor | None = None
         self.rotary = rotary
-        # q, k and v go on as one tensor, where neither `rotary` nor a subclass takes them
-        self._whole = rotary is None and type(self).attend is BlockSparseAttention.attend
         self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
         self.qkv = nn.Linear(dim, sum(self.widths), bias)
         self.out = nn.Linear(self.widths[0], dim, bias)
@@ -167,6 +165,12 @@ class BlockSparseAttention(nn.Module):
         out, max_scores = found
         self.max_scores = max_scores.amax((0, 2))
         return out
+
+    @property
+    def _whole(self) -> bool:
+        """Whether q, k and v go on as one tensor: no `rotary` and no other `attend` takes them."""
+        own = BlockSparseAttention.attend
+        return self.rotary is None and getattr(self.attend, "__func__", None) is own
 
     @property
     def _options(self) -> dict[str, Any]:
