@@ -13,6 +13,8 @@ import masks
 from masks import BlockMask, Mask
 from masks.checks import integer
 from sparseflash.attention import attention, attention_of_qkv, plan
+from sparseflash.backends.registry import NAMES
+from sparseflash.checks import check_options
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -87,8 +89,8 @@ class BlockSparseAttention(nn.Module):
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")
         if not isinstance(rotary, nn.Module | None):
             raise ValueError(f"rotary is {rotary!r}; pass a module such as Rotary(), or None")
-        if type(keep_max_scores) is not bool:
-            raise ValueError(f"keep_max_scores is {keep_max_scores!r}; pass True or False")
+        flags = {"bias": bias, "keep_max_scores": keep_max_scores, "deterministic": deterministic}
+        check_options(None, 0.0, backend, NAMES, **flags)
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads or heads
         self.head_dim = head_dim or dim // heads
         self.mask = _mask(mask, layer)

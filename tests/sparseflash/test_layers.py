@@ -338,14 +338,15 @@ REFUSED = [
     ({"mask": "local(3)", "layer": -1}, "layer is -1: give an integer >= 0"),
     ({"mask": "locale:3"}, "locale"),
     ({"backend": "gpu"}, "backend is 'gpu'"),
+    ({"deterministic": "no"}, "deterministic is 'no'; pass True or False"),
+    ({"bias": None}, "bias is None; pass True or False"),
 ]
 
 
 @pytest.mark.parametrize("options, message", REFUSED)
 def test_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        layer = BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
-        layer(tokens(dtype=torch.float32))
+        BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
 
 
 LAYER, X = make(), tokens()
