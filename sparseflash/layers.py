@@ -13,6 +13,8 @@ import masks
 from masks import BlockMask, Mask
 from masks.checks import integer
 from sparseflash.attention import attention, attention_of_qkv, plan
+from sparseflash.backends.registry import NAMES
+from sparseflash.checks import check_options
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -87,8 +89,8 @@ class BlockSparseAttention(nn.Module):
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")
         if not isinstance(rotary, nn.Module | None):
             raise ValueError(f"rotary is {rotary!r}; pass a module such as Rotary(), or None")
-        if type(keep_max_scores) is not bool:
-            raise ValueError(f"keep_max_scores is {keep_max_scores!r}; pass True or False")
+        flags = {"bias": bias, "keep_max_scores": keep_max_scores, "deterministic": deterministic}
+        check_options(None, 0.0, backend, NAMES, **flags)
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads or heads
         self.head_dim = head_dim or dim // heads
         self.mask = _mask(mask, layer)
@@ -97,8 +99,6 @@ class BlockSparseAttention(nn.Module):
         self.keep_max_scores = keep_max_scores
         self.max_scores: Tensor | None = None
         self.rotary = rotary
-        # q, k and v go on as one tensor, where neither `rotary` nor a subclass takes them
-        self._whole = rotary is None and type(self).attend is BlockSparseAttention.attend
         self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
         self.qkv = nn.Linear(dim, sum(self.widths), bias)
         self.out = nn.Linear(self.widths[0], dim, bias)
@@ -167,6 +167,12 @@ class BlockSparseAttention(nn.Module):
         out, max_scores = found
         self.max_scores = max_scores.amax((0, 2))
         return out
+
+    @property
+    def _whole(self) -> bool:
+        """Whether q, k and v go on as one tensor: no `rotary` and no other `attend` takes them."""
+        own = BlockSparseAttention.attend
+        return self.rotary is None and getattr(self.attend, "__func__", None) is own
 
     @property
     def _options(self) -> dict[str, Any]:

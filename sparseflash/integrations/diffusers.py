@@ -141,7 +141,9 @@ def _processor(layer: torch.nn.Module) -> Any:
 
 def _backend(attend: Attend) -> AttentionBackendName:
     """A name that diffusers finds `attend` by. Its names are an enumeration, which this extends."""
-    name = str.__new__(AttentionBackendName, attend.key)
+    name: Any = str.__new__(AttentionBackendName, attend.key)
     name._name_ = name._value_ = attend.key
+    # unpickled by its value, it would be no name that the enumeration was defined with
+    name.__reduce_ex__ = lambda protocol: (_backend, (attend,))
     _AttentionBackendRegistry.register(name)(attend)
     return name

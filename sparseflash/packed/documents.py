@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from masks.checks import block_sizes, flag, integer
+from sparseflash.checks import readable
 from sparseflash.packed.offsets import check_integers, check_offsets
 from sparseflash.packed.steps import document_spans, from_spans, touching
 from sparseflash.select.selection import Selection
@@ -42,8 +43,9 @@ def documents(
         block_size: tokens, one size or (block_q, block_k).
 
     Raises:
-        ValueError: arguments of a wrong type, shape or range, and values of `cu_seqlens` on a CPU
-            that do not ascend from 0 to at most n. Those on a GPU are not read.
+        ValueError: arguments of a wrong type, shape or range, and on a CPU values of `cu_seqlens`
+            that do not ascend from 0 to at most n, or of `prefix` below 0. Those on a GPU are not
+            read.
     """
     block_size = block_sizes(block_size)
     n, causal, shared = integer("n", n, min=1), flag("causal", causal), flag("shared", shared)
@@ -93,6 +95,8 @@ def _prefix(prefix: int | Tensor, offsets: Tensor) -> int | Tensor:
             f"prefix has shape {tuple(prefix.shape)}, and cu_seqlens {count} documents in"
             f" {len(offsets)} rows: give one number for each"
         )
+    if readable(rows) and rows.min() < 0:
+        raise ValueError(f"prefix holds {int(rows.min())}: give integers >= 0")
     return rows
 
 

@@ -149,8 +149,8 @@ def nsa(
     """The selection branch of native sparse attention: k key blocks for every query and KV head.
 
     A block is compressed to its mean key. The importance of a block is its probability, a softmax
-    over the compressed blocks that lie wholly before the query, summed over the query heads that
-    share the KV head. The query's own block is always taken, and counts among the k. NSA,
+    over the compressed blocks that end before the query or with it, summed over the query heads
+    that share the KV head. The query's own block is always taken, and counts among the k. NSA,
     arXiv:2502.11089, whose learned compression is the mean here. Needs as many queries as keys.
 
     Args:
@@ -192,7 +192,7 @@ def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Te
 
 
 def importance(q: Tensor, k_mean: Tensor, token: Tensor, chunk: int) -> Tensor:
-    """(B, H_kv, n, chunks): the probabilities of the chunks before each token, summed by group.
+    """(B, H_kv, n, chunks): the probabilities of the chunks up to each token, summed by group.
 
     q: (B, H, n, D); k_mean: (B, H_kv, chunks, D); token: (n, 1), the places of the queries.
     """

@@ -166,6 +166,20 @@ def test_rotary_in_a_layer():
     assert set(layer.state_dict()) == set(make(head_dim=8).state_dict())
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rotary_and_attend_may_be_replaced_after_the_layer_is_made(compiled):
+    layer, plain, rotary = make(), make(), Rotary(1000.0)
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
+    torch.testing.assert_close(call(tokens()), plain(tokens()))
+    layer.rotary = rotary
+    torch.testing.assert_close(call(tokens()), make(rotary=rotary)(tokens()))
+    layer.rotary = None
+    layer.attend = lambda q, k, v, lengths: plain.attend(q, k, 2 * v, lengths)
+    wanted = 2 * plain(tokens()) - plain.out.bias
+    torch.testing.assert_close(call(tokens()), wanted)
+
+
 def test_masks_in_all_forms():
     mask = masks.local(7) | masks.global_tokens(2)
     x, wanted = tokens(), make(mask=mask)(tokens())
@@ -324,14 +338,15 @@ REFUSED = [
     ({"mask": "local(3)", "layer": -1}, "layer is -1: give an integer >= 0"),
     ({"mask": "locale:3"}, "locale"),
     ({"backend": "gpu"}, "backend is 'gpu'"),
+    ({"deterministic": "no"}, "deterministic is 'no'; pass True or False"),
+    ({"bias": None}, "bias is None; pass True or False"),
 ]
 
 
 @pytest.mark.parametrize("options, message", REFUSED)
 def test_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        layer = BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
-        layer(tokens(dtype=torch.float32))
+        BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
 
 
 LAYER, X = make(), tokens()

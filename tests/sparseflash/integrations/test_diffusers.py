@@ -1,6 +1,7 @@
 """Small transformers of diffusers with random weights; its own dense backend is the reference."""
 
 import os
+import pickle
 from importlib import import_module
 
 import pytest
@@ -198,6 +199,17 @@ def test_models_keep_masks_of_their_own_apart():
     gates = [select.gate(select.Gate(2, 24, 16), 2) for _ in range(2)]  # with the same text
     backends = [use(first, x).blocks[0].attn1.processor._attention_backend for x in gates]
     assert backends[0] != backends[1]
+
+
+def test_a_pickled_model_keeps_its_mask(monkeypatch):
+    model, call = made(flux)
+    expected = results(use(model, NEAR, order=TILED, **MODELS[flux]), call)[0]
+    packed = pickle.dumps(model)
+    backends = dispatch._AttentionBackendRegistry._backends
+    own = {name: backends[name] for name in dispatch.AttentionBackendName if name in backends}
+    monkeypatch.setattr(dispatch._AttentionBackendRegistry, "_backends", own)  # another process
+    vars(model).update(vars(pickle.loads(packed)))
+    torch.testing.assert_close(results(model, call)[0], expected)
 
 
 def test_causality_padding_and_dropout_of_a_call():

@@ -115,6 +115,7 @@ REFUSED = {
     "window": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3): give one number, or"),
     "left": ((OFFSETS, 64), {"window": (-1, 2)}, "window is -1: give an integer >= 0"),
     "prefix": ((OFFSETS, 64), {"prefix": -1}, "prefix is -1: give an integer >= 0"),
+    "below 0": ((OFFSETS, 64), {"prefix": torch.tensor([3, -1])}, "prefix holds -1: give integers"),
     "prefixes": ((OFFSETS, 64), {"prefix": OFFSETS}, "prefix has shape (3,), and cu_seqlens 2"),
     "devices": ((OFFSETS, 64), {"prefix": OFFSETS[1:].to("meta")}, "prefix is on meta, cu_seqle"),
     "block size": ((OFFSETS, 64), {"block_size": 24}, "block_size is 24: give multiples of 16"),
