@@ -22,9 +22,14 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        reason = error
+        while not isinstance(reason, OSError):  # torch.save raises a RuntimeError after it
+            if reason.__context__ is None:
+                raise
+            reason = reason.__context__
         raise ValueError(
-            f"cannot write {path} ({error}): free some space, or name another place with {option}="
+            f"cannot write {path} ({reason}): free some space, or name another place with {option}="
         ) from error
     finally:
         new.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from experiments.common.files import write_whole
 from experiments.common.text_table import MISSING, aligned, markdown
+from experiments.lm.model import LEARNED, ROTARY
 from experiments.lm.rows import ModelRow, PointRow
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
@@ -79,11 +80,20 @@ def grouped(rows: Sequence[ModelRow]) -> list[list[Case]]:
     tables: dict[tuple[object, ...], dict[str, list[ModelRow]]] = {}
     for row in rows:
         shared = row.model, row.data_digest, row.tokenizer, row.recipe, row.tokens, row.device
+        shared += row.precision, row.objective, *_unusual(row)
         context = 0 if row.plan == "contexts" else row.context
         steps = 0 if row.plan == "equal_time" else row.steps
         mode = row.mode if row.plan in CURVES else ""  # MoBA is never compiled
         tables.setdefault((*shared, context, steps, mode), {}).setdefault(row.case, []).append(row)
     return [[Case(some) for some in cases.values()] for cases in tables.values()]
+
+
+def _unusual(row: ModelRow) -> list[str]:
+    """Options that differ from those of the plan, and that no case of it changes."""
+    given = {"positions": row.positions, "packed": row.packed, "provider": row.provider}
+    usual = {"positions": ROTARY if row.plan == "contexts" else LEARNED, "packed": False}
+    usual["provider"] = row.provider if row.plan == "same" else "sparse"
+    return [f"{name}={value}" for name, value in given.items() if value != usual[name]]
 
 
 def about(cases: Sequence[Case]) -> str:
@@ -100,7 +110,8 @@ def about(cases: Sequence[Case]) -> str:
         f"{row.model} ({row.params / 1e6:.3g} M parameters), {row.data} ({row.tokenizer}), "
         f"{row.tokens} tokens a step, {steps}, "
         f"{'a single run each' if seeds == 1 else f'{seeds} seeds'}; {row.device}, "
-        f"{row.precision}, {modes}, {row.date[:10]}" + f"; {row.recipe}" * bool(row.recipe)
+        f"{row.precision}, {modes}, {row.date[:10]}"
+        + "".join(f"; {words}" for words in (row.recipe, *_unusual(row)) if words)
     )
 
 

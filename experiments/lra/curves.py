@@ -46,10 +46,14 @@ def draw_all(
     with style():
         for pretraining in (False, True):
             cells = _cells(runs, steps, pretraining)
-            for column in sorted_columns(c for _, c in cells):
+            columns = sorted_columns(c for _, c in cells)
+            texts = [column.text for column in columns]
+            for column in columns:
                 chosen = {row: cells[row, column] for row in _rows(cells, [column])}
                 if any(_measured(run) for cell in chosen.values() for run in cell.runs):
-                    more = "pretraining" if pretraining else ""
+                    # the numbers of examples, where the columns differ in nothing else
+                    more = [column.source.partition(", ")[2]] * (texts.count(column.text) > 1)
+                    more += ["pretraining"] * pretraining
                     figures |= _curves(chosen, column, more, smooth)
         cells = _cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
@@ -79,16 +83,17 @@ def _measured(run: Run) -> bool:
 
 
 def _curves(
-    cells: dict[RowKey, Cell], column: Column, more: str, smooth: float
+    cells: dict[RowKey, Cell], column: Column, more: Sequence[str], smooth: float
 ) -> dict[str, Figure]:
     """The figures of a column by file name. Many rows take several figures."""
     figures = {}
     others = len(_baselines(cells.values()))
     for contour, rows in by_contour(list(cells), other_entries=others).items():
-        title = ", ".join(filter(None, (column.text, contour, more)))
+        title = ", ".join(filter(None, (column.text, contour, *more)))
         styles, labels = row_styles(rows), row_labels(rows)
         for number, part in enumerate(groups(rows, other_entries=others), 1):
-            name = file_name("curves", column.text, contour, more, number if number > 1 else "")
+            place = number if number > 1 else ""
+            name = file_name("curves", column.text, contour, *more, place)
             looks = {labels[row]: (cells[row], styles[row]) for row in part}
             figures[name] = draw_curves(title, looks, smooth)
     return figures

@@ -144,4 +144,6 @@ def _unpacked(path: Path, packed: dict[str, Any]) -> Run:
         names = packed[kind].keys()
         rows = zip(*packed[kind].values(), strict=True)
         lines += [{"kind": kind} | dict(zip(names, row, strict=True)) for row in rows]
-    return Run(f"{path}: {packed['run']}", lines, packed["result"])
+    run = Run(f"{path}: {packed['run']}", lines, packed["result"])
+    run.traced = not packed["untraced"]  # of all sessions, of which the archive has the newest
+    return run

@@ -79,9 +79,10 @@ class Run:
         self.device: str = told("device")
         self.date: str = told("date")
         self.versions: dict[str, str] = told("versions", {})
-        commit = self.versions.get("commit", "")
-        # whether a commit holds the code of the run
-        self.traced = bool(commit) and not commit.endswith("+changes")
+        sessions = [x["versions"] for x in lines if x["kind"] in STARTS and "versions" in x]
+        commits = [versions.get("commit", "") for versions in (*sessions, self.versions)]
+        # whether a commit holds the code of each session of the run
+        self.traced = all(commit and not commit.endswith("+changes") for commit in commits)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The lines of a kind (train, val, test) by step, each step once.

@@ -102,7 +102,7 @@ def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Sweep
         own = _overrides(f"{name}, with", entry.get("with"))
         try:
             variants = list(_variants([*common, *own, *last]))
-            before = _before(entry.get("after"), found, len(variants))
+            before = _before(entry.get("after"), found, [overrides for _, overrides in variants])
             found[name] = [
                 _run("/".join([name, *values]), overrides, after, known)
                 for (values, overrides), after in zip(variants, before, strict=True)
@@ -150,16 +150,32 @@ def _run(
 
 
 def _before(
-    after: str | None, found: Mapping[str, list[SweepRun]], count: int
+    after: str | None, found: Mapping[str, list[SweepRun]], variants: Sequence[tuple[str, ...]]
 ) -> Sequence[SweepRun | None]:
-    """The run that each of `count` runs starts from."""
+    """The run that each run starts from, by the overrides of these."""
+    count = len(variants)
     if after is None:
         return [None] * count
     if after not in found:
         raise ValueError(f"after: {after} is not an entry above it; choose from {', '.join(found)}")
     if len(found[after]) not in (1, count):
         raise ValueError(f"{count} runs cannot start from the {len(found[after])} of {after}")
-    return found[after] * (count // len(found[after]))
+    before = found[after] * (count // len(found[after]))
+    here, there = _by_key(variants), _by_key([run.overrides for run in before])
+    for key in here.keys() & there.keys():
+        pairs = zip(here[key], there[key], strict=True)
+        crossed = [f"{one} would start from {other}" for one, other in pairs if one != other]
+        if crossed and set(here[key]) == set(there[key]):
+            raise ValueError(f"{crossed[0]} of {after}: give the lists in the order of {after}")
+    return before
+
+
+def _by_key(variants: Sequence[tuple[str, ...]]) -> dict[str, list[str]]:
+    """The overrides of every run, by their keys."""
+    found: dict[str, list[str]] = {}
+    for text in (text for overrides in variants for text in overrides):
+        found.setdefault(text.partition("=")[0], []).append(text)
+    return found
 
 
 def _variants(overrides: Sequence[str]) -> Iterator[tuple[list[str], tuple[str, ...]]]:

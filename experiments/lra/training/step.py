@@ -166,7 +166,8 @@ class Trainer:
             "step": self.step,
             "model": self.weights(),
             "optimizer": {name: _copy(t) for name, t in self._moments().items()},
-            "sums": _copy(self.sums),
+            # the mean of all processes: one of them writes it, and each of them reads it
+            "sums": _copy(self.group.sum(self.sums) / self.group.world),
             "steepest": _copy(self.steepest),
             "random": random_state(self.device),
         }

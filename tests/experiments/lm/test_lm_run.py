@@ -17,7 +17,7 @@ from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
 from experiments.lm.plans import PLANS, bucketed, make_row, old_points, planned, run_plan, thinned
 from experiments.lm.prepare import make_model
-from experiments.lm.report import CURVES, Case, difference, filled_page
+from experiments.lm.report import CURVES, Case, about, difference, filled_page, grouped
 from experiments.lm.result import tail
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
@@ -223,6 +223,16 @@ def test_another_rate_has_rows_and_a_table_of_its_own(options, capsys, one_threa
     figures = {path for table in tables for path in table.split() if path.endswith(".png")}
     assert len(figures) == 2 and all(Path(path).stat().st_size for path in figures)
     assert "lr=0.1 warmup=20 schedule=cosine betas=[0.9, 0.95]" in rows[2].recipe
+
+
+def test_tables_mix_no_positions_or_precisions(options, one_thread):
+    rows = run_plan("masks", options(steps=2, cases=["dense", "sliding"]), "")
+    others = {"positions": "rotary", "precision": "bf16", "packed": True, "provider": "sdpa"}
+    for name, value in others.items():
+        there = replace(rows[0], **{name: value})
+        first, second = grouped([*rows, there])
+        assert [case.first for case in first] == rows and [c.first for c in second] == [there]
+        assert about(first) != about(second)
 
 
 def test_equal_time_needs_the_dense_run_of_its_recipe(options, monkeypatch, one_thread):

@@ -80,6 +80,15 @@ def test_file_names_do_not_depend_on_the_number_of_examples(tmp_path):
     assert set(drawn(tmp_path, tmp_path / "plots")) == {"curves-image-cifar-10-gray-2k"}
 
 
+def test_data_of_two_sizes_have_a_figure_each(tmp_path):
+    for number in (100, 200):
+        source = f"generated, {number} + 50 + 50 examples"
+        write_run(tmp_path / str(number), "listops", "standard", source=source)
+    found = drawn(tmp_path, tmp_path / "plots")
+    names = {f"curves-listops-generated-2k-{n}-50-50-examples" for n in (100, 200)}
+    assert names < set(found)
+
+
 def test_many_attentions_take_several_figures_with_the_transformer_in_each(tmp_path):
     for name in STYLES:
         write_run(tmp_path, "listops", name)

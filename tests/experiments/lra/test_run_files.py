@@ -126,6 +126,19 @@ def test_an_archive_says_which_runs_are_untraced(tmp_path):
     assert [line["untraced"] for line in packed] == [True, False]
 
 
+def test_a_run_is_traced_if_all_its_sessions_are(tmp_path):
+    path = write_run(tmp_path / "runs", "listops", "standard", commit="0123456789ab+changes")
+    journal, result = path / "journal.jsonl", path / "result.json"
+    versions = {"commit": "0123456789ab"}
+    last = {"kind": "resume", "step": 1000, "seconds": 1.0, "config": {}, "versions": versions}
+    journal.write_text(journal.read_text() + json.dumps(last) + "\n")
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"versions": versions}))
+    runs = read_runs(str(tmp_path / "runs"))
+    write_archive(runs, tmp_path / "new.jsonl")
+    for (run,) in (runs, read_runs(str(tmp_path / "new.jsonl"))):
+        assert not run.traced
+
+
 @pytest.mark.parametrize("text", ['{"run": "a"}\n', "[1]\n", '{"run": "a", "start": \n'])
 def test_a_damaged_archive_names_its_file(tmp_path, text):
     (tmp_path / "some.jsonl").write_text(text)

@@ -113,6 +113,14 @@ def test_a_setting_that_came_later_is_as_before_while_it_is_null(table, causal):
     assert ("(2)" in line(found, "FlashAttention")[1]) == (causal is None)
 
 
+def test_a_value_of_a_smaller_scale_may_also_be_given(table):
+    """`scaled` says which values scale=small changed; the settings are the same."""
+    same = {"scale": "small", "lr": 1e-3}
+    old, new = (same | {"scaled": scaled} for scaled in ({}, {"lr": [1e-4, 1e-3]}))
+    found = table(run("flash", settings=old), run("flash", seed=1, settings=new))
+    assert "(2)" in line(found, "FlashAttention, small")[1]
+
+
 def test_accuracies_are_marked_and_what_is_left_out_is_named(table):
     found = table(*ACCURACIES)
     assert {name: line(found, name)[1] for name in CELLS} == CELLS

@@ -70,6 +70,13 @@ def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
         ({"a": {"with": ["batch=[3"]}}, "sweep, a: "),
         ({"a": {}, "b": {}}, "a and b would share the folder .*name="),
         (
+            {
+                "a": {"with": ["seed=1,2", "batch=4,8"]},
+                "b": {"with": ["batch=4,8", "seed=1,2", "name=b"], "after": "a"},
+            },
+            "b: .* would start from .* of a: give the lists in the order of a",
+        ),
+        (
             {"a": {"with": ["seed=1,2"]}, "b": {"with": ["seed=3,4,5"], "after": "a"}},
             "sweep, b: 3 runs cannot start from the 2 of a",
         ),

@@ -1,0 +1,22 @@
+"""Files that are there whole or not at all."""
+
+import resource
+
+import pytest
+import torch
+
+from experiments.common.files import write_whole
+
+
+def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path):
+    """torch.save hides what the system says behind an error of its own."""
+    path, tensor = tmp_path / "some.pt", torch.zeros(2**16)
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        with pytest.raises(ValueError, match=r"cannot write .*File too large.*with runs="):
+            write_whole(path, lambda file: torch.save(tensor, file), "runs")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
