@@ -209,7 +209,7 @@ def _timed(
     Raises ValueError if there is no such row of a case, or of "dense".
     """
     settings = runs[0][1]
-    names = "model context batch steps".split()
+    names = "model context batch steps precision tokenizer positions provider packed".split()
     wanted = [Path(settings.data).name, *(getattr(settings, name) for name in names)]
     device = device_name(settings.device)
     found: dict[str, list[ModelRow]] = {}

@@ -166,8 +166,7 @@ class Trainer:
             "step": self.step,
             "model": self.weights(),
             "optimizer": {name: _copy(t) for name, t in self._moments().items()},
-            # the mean of all processes: one of them writes it, and each of them reads it
-            "sums": _copy(self.group.sum(self.sums) / self.group.world),
+            "sums": _copy(self.group.sum(self.sums)),  # of all processes, of which one writes them
             "steepest": _copy(self.steepest),
             "random": random_state(self.device),
         }
@@ -180,7 +179,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for name, tensor in self._moments().items():
             tensor.copy_(state["optimizer"][name])
-        self.sums.copy_(state["sums"])
+        self.sums.copy_(state["sums"] / self.group.world)
         self.steepest.copy_(state["steepest"])
         self.step = state["step"]
         self._steps.fill_(self.step)

@@ -244,6 +244,17 @@ def test_equal_time_needs_the_dense_run_of_its_recipe(options, monkeypatch, one_
     assert trained == [0.5]
 
 
+def test_equal_time_takes_times_of_steps_like_its_own(options, one_thread):
+    given = options(steps=4, cases=["dense", "sliding"])
+    rows = run_plan("masks", given, "")
+    rows = [replace(row, ms_step={"dense": 2.0}.get(row.case, 1.0)) for row in rows]
+    own = [run for _, run in planned("masks", given)]
+    runs = list(zip(("dense", "sliding"), own, strict=True))
+    others = {"precision": "bf16", "positions": "rotary", "provider": "sdpa", "packed": True}
+    slow = [replace(rows[1], ms_step=9.0, **{name: value}) for name, value in others.items()]
+    assert [run.steps for _, run in plans_module._timed(runs, [*rows, *slow])] == [4, 8]
+
+
 def test_a_plan_evaluates_and_saves_at_the_end_only(options, monkeypatch, one_thread):
     """Evaluations and checkpoints took as long as the steps of a short run on a GPU."""
     evaluated, saved = [], []

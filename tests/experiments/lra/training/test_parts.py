@@ -306,7 +306,7 @@ def test_every_predicted_token_of_a_batch_counts_as_much(micro_batch):
 
 
 def test_a_checkpoint_has_the_sums_of_all_processes():
-    """One process writes it, and all of them go on from it."""
+    """One process writes it, and any number of them go on from it."""
 
     class Two(Group):
         def sum(self, tensor):  # the other process has three times as much
@@ -319,7 +319,9 @@ def test_a_checkpoint_has_the_sums_of_all_processes():
     trainer.sums.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]))
     state = trainer.state()
     assert trainer.sums.tolist() == [1, 2, 4, 8]
-    assert (2 * state["sums"]).tolist() == [4, 8, 16, 32]  # two processes read it
+    assert state["sums"].tolist() == [4, 8, 16, 32]
+    trainer.load(state)
+    assert trainer.sums.tolist() == [2, 4, 8, 16]  # the other process has as much
 
 
 def test_fingerprint_sees_labels_and_tokens():
