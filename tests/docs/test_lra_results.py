@@ -47,6 +47,9 @@ def test_the_table_of_shortcuts_follows_from_the_rows():
 def test_the_table_of_cuts_follows_from_the_rows():
     rows = read(RESULTS / "path_x" / "cuts.csv.gz", CutRow)
     text = (RESULTS.parent / "path_x.md").read_text()
+    longer = [row for row in rows if "EPYC" in row.device]
+    assert cuts.table(longer).strip() in text and len(longer) == 18
+    rows = [row for row in rows if row not in longer]
     kinds = list(dict.fromkeys((row.run, row.paddles) for row in rows))
     assert len(kinds) == 4
     for kind in kinds:
