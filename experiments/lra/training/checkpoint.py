@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Creates a folder and locks it for this process; removes it if it stays empty.
 
-    The lock ends with the process, even if it is killed.
+    The lock ends with the process, even if it is killed. What a killed one had half written goes.
 
     Raises:
         ValueError: another process holds the lock.
@@ -101,6 +101,9 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(
                 f"another process trains in {folder}: wait for it, or give another name="
             ) from None
+        for name in (CHECKPOINT, WEIGHTS):
+            for half in folder.glob(f".{name}.*"):
+                half.unlink()
         try:
             yield
         finally:
