@@ -171,8 +171,8 @@ class BlockSparseAttention(nn.Module):
     @property
     def _whole(self) -> bool:
         """Whether q, k and v go on as one tensor: no `rotary` and no other `attend` takes them."""
-        own = BlockSparseAttention.attend
-        return self.rotary is None and getattr(self.attend, "__func__", None) is own
+        own = "attend" not in self.__dict__ and type(self).attend is BlockSparseAttention.attend
+        return self.rotary is None and own
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def _machine() -> Iterator[str]:
 
 
 def _version(package: str) -> str:
+    if package == "torch":
+        return torch.__version__  # with its build, which the metadata of some wheels lack
     try:
         return version(package)
     except PackageNotFoundError:

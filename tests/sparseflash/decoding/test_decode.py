@@ -1,5 +1,6 @@
 """Decoding steps on a CPU, the Triton kernels in the interpreter, against float64."""
 
+import inspect
 import math
 import re
 from dataclasses import replace
@@ -263,8 +264,8 @@ def test_the_kernels_say_why_not():
 
 
 def test_every_parameter_is_documented():
-    text = sparseflash.decode.__doc__ or ""
-    names = re.findall(r"^        (\w+):", text, re.MULTILINE)
+    text = inspect.getdoc(sparseflash.decode) or ""
+    names = re.findall(r"^    (\w+):", text, re.MULTILINE)
     assert names == [*list(sparseflash.decode.__annotations__)[:-1], "ValueError"]
 
 

@@ -13,6 +13,7 @@ from sparseflash.kernels.softmax import (
     rescale_factor,
     running_max,
 )
+from sparseflash.kernels.versions import release
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tests/gpu runs the kernels that use it"
@@ -88,6 +89,8 @@ def test_rising_maxima():
 @pytest.mark.parametrize("lazy", [True, False])
 def test_what_is_not_finite(lazy):
     """A NaN stays out of the maxima; -inf gives way to any score."""
+    if not lazy and release(triton.__version__) < (3, 8):
+        pytest.skip("the maximum of an interpreter before Triton 3.8 takes a NaN, unlike a GPU's")
     step = LAZY_STEP.value
     m = torch.tensor([-INF, -INF, -INF, 0.0, 0.0, 0.0, INF, 0.0])
     top = torch.tensor([-INF, -1e30, NAN, NAN, -INF, INF, 0.0, step])
