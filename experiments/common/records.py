@@ -203,6 +203,11 @@ def last_versions(rows: Iterable[R]) -> list[R]:
     return [row for row in rows if row.versions == last[what(row)]]
 
 
+def torches(rows: Iterable[Row]) -> str:
+    """Every version of torch that the rows were measured with."""
+    return ", ".join(sorted({row.torch for row in rows}))
+
+
 def columns(kind: type) -> tuple[str, ...]:
     """The columns of a kind of row: its own fields, then those of its bases, `Row`'s last."""
     names = {field.name for field in dataclasses.fields(kind)}
