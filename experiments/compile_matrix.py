@@ -19,6 +19,7 @@ from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
 from experiments.bench.compile_matrix.table import page_tables, tables
 from experiments.common.checks import as_list, choose
+from experiments.common.files import beside
 from experiments.common.program import program
 from experiments.common.records import Records, read
 from experiments.common.text_table import fill
@@ -40,7 +41,7 @@ def main(options: dict[str, Any], command: str) -> None:
         table = Path(options["page"])
         table.write_text(fill(table.read_text(), page_tables(rows)))
     else:
-        table = path.with_name(f"{path.name.partition('.')[0]}.md")
+        table = beside(path, ".md")
         table.write_text(tables(rows))
     print(f"rows: {path}\ntables: {table}")
     faults = [(row, fault) for row in rows for fault in row.faults()]

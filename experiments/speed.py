@@ -16,6 +16,7 @@ from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
 from experiments.bench.warm import warm
 from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
+from experiments.common.files import beside
 from experiments.common.program import program
 from experiments.common.records import Records
 
@@ -28,15 +29,16 @@ def main(options: dict[str, Any], command: str) -> None:
     wanted = in_rounds(chosen(options, device), options["rounds"])
     allowed = {name: options[name] for name in ("fresh", "allow_changes")}
     records = Records(options["csv"], SpeedRow, **allowed)
+    table = beside(records.path, ".txt")
     if options["workers"]:
         missing = unmeasured(wanted, device, records)
         left_out = set(missing) - set(warm(missing, device, options["workers"], options["warm_s"]))
         wanted = [what for what in wanted if what not in left_out]
     rows = run(wanted, Bench(device, options["seconds"]), records, command)
     print("\n" + tables(rows, records.rows))
-    table = records.path.with_suffix(".txt")
     table.write_text(tables(records.rows) + "\n")
-    print(f"\nrows:  {records.path}\ntable: {table}\nplots: python -m experiments.plot")
+    print(f"\nrows:  {records.path}\ntable: {table}")
+    print(f"plots: python -m experiments.plot csv={records.path}")
 
 
 if __name__ == "__main__":

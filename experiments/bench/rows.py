@@ -1,5 +1,6 @@
 """The kinds of rows that measurements of speed write."""
 
+import re
 from dataclasses import dataclass
 
 from experiments.common.records import PeerRow, Row, TimedRow
@@ -48,7 +49,7 @@ class SpeedRow(PeerRow):
     @property
     def random(self) -> bool:
         """Whether the mask is one of random blocks, equally many in every row."""
-        return self.mask.startswith("random_blocks")
+        return bool(re.fullmatch(r"random_blocks\([^()]*\)", self.mask))
 
     @property
     def fraction(self) -> float | None:

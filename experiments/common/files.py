@@ -35,6 +35,17 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
         new.unlink(missing_ok=True)
 
 
+def beside(csv: Path, kind: str) -> Path:
+    """The place of the tables of a CSV file: rows.md for rows.csv and for rows.csv.gz.
+
+    Raises ValueError where that is the file itself.
+    """
+    path = csv.with_name(csv.name.removesuffix(".gz")).with_suffix(kind)
+    if path == csv:
+        raise ValueError(f"csv={csv}: {kind} is for its tables; give a path that ends in .csv")
+    return path
+
+
 def digest(values: Mapping[str, Any]) -> str:
     """Twelve hex digits of the values (JSON-able), in whatever order they come."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))

@@ -8,7 +8,7 @@
 
 `command` is the command line, for records. An unknown option, another value where the file has true
 or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
-status 2. With `-m`, the remaining jobs still run.
+status 2; so does every OSError with the name of a file. With `-m`, the remaining jobs still run.
 """
 
 import re
@@ -57,9 +57,11 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 _check_flags(name, options)
                 _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
-            except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
+            except (ValueError, OSError) as error:
                 text = error
                 if isinstance(error, OSError):
+                    if error.filename is None:  # of no place that an option names
+                        raise
                     text = f"cannot use {error.filename} ({error.strerror}): name another place"
                 print(f"error: {text}", file=sys.stderr, flush=True)
                 if HydraConfig.get().mode != RunMode.MULTIRUN:

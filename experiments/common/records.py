@@ -31,6 +31,7 @@ import io
 import os
 import types
 import typing
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def read(path: str | Path, kind: type[T]) -> list[T]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         remedy = f"; measure first: {kind.COMMAND}" if issubclass(kind, Row) else ""
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot read {path} ({reason}){remedy}") from None
@@ -200,6 +201,11 @@ def last_versions(rows: Iterable[R]) -> list[R]:
     rows = list(rows)
     last = {what(row): row.versions for row in rows}
     return [row for row in rows if row.versions == last[what(row)]]
+
+
+def torches(rows: Iterable[Row]) -> str:
+    """Every version of torch that the rows were measured with."""
+    return ", ".join(sorted({row.torch for row in rows}))
 
 
 def columns(kind: type) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from experiments.bench.rows import SpeedRow
+from experiments.common.files import beside
 from experiments.common.records import OK, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,17 @@ def test_programs_from_end_to_end(tmp_path, run_program):
     assert "random_blocks(0.25" in table and "sdpa" in table
     status, printed, _ = run_program("speed", csv, *SPEED)
     assert status == 0 and printed.count("(measured ") == 10
+    assert printed.endswith(f"plots: python -m experiments.plot {csv}\n")
     assert run_program("compare", csv, "own=cpu")[0] == 0
     assert "summary" in (tmp_path / "s-compared.txt").read_text()
     assert run_program("plot", csv, f"out={tmp_path}/plots")[0] == 0
     names = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert [name.split("-")[0] for name in names] == ["masks.png", "masks.svg"] + ["speedup"] * 2
+
+
+def test_a_table_never_takes_the_place_of_its_rows(tmp_path, run_program):
+    rows = tmp_path / "s.txt"
+    status, _, error = run_program("speed", f"csv={rows}", *SPEED)
+    assert status == 2 and "s.txt: .txt is for its tables; give a path that ends in .csv" in error
+    assert read(rows, SpeedRow) == []
+    assert beside(tmp_path / "s-0.5.csv.gz", ".md") == tmp_path / "s-0.5.md"

@@ -39,13 +39,14 @@ def layout_text(row: SpeedRow) -> str:
 
 def about(rows: Sequence[SpeedRow], cells: str = RATES) -> str:
     """What the rows share: device, shape, versions, dates, rounds; and what the cells hold."""
-    first, tokens = rows[0], sorted({r.n_q for r in rows})
+    tokens = sorted({r.n_q for r in rows})
     dates, rounds = sorted({r.date[:10] for r in rows}), sorted({r.round for r in rows})
     versions = {(find(r.provider), r.version) for r in rows if r.version}
     peers = sorted({f", {getattr(peer, 'package', '')} {version}" for peer, version in versions})
     spread = max(map(_range, rows))
-    torches, tritons = (
-        ", ".join(sorted({getattr(r, name) for r in rows})) for name in ("torch", "triton")
+    devices, dtypes, torches, tritons = (
+        ", ".join(sorted({getattr(r, name) for r in rows}))
+        for name in ("device", "dtype", "torch", "triton")
     )
     length = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -54,7 +55,7 @@ def about(rows: Sequence[SpeedRow], cells: str = RATES) -> str:
     if rounds == [1]:
         times = "one round"
     return (
-        f"One {first.device}, {first.dtype}, {length} tokens. {cells}\n"
+        f"One {devices}, {dtypes}, {length} tokens. {cells}\n"
         f"torch {torches}, Triton {tritons}{''.join(peers)}, {date}, {times}."
     )
 

@@ -70,7 +70,7 @@ def scores(rows: Sequence[SpeedRow], own: str) -> list[Score]:
         if row.fraction:
             add(IDEAL, row, row.fraction)
         dense = next((r for r in same_shape if r.mask == DENSE), None)
-        if dense and row.mask != DENSE:
+        if dense and row.mask != DENSE and row.density:
             add(OWN_DENSE, row, dense.ms / row.ms * row.density)
         if even := _alike(row, same_shape):
             add(UNEVEN, row, (even.ms / even.density) / (row.ms / row.density))
@@ -99,7 +99,7 @@ def _place(row: SpeedRow) -> tuple[object, ...]:
 
 def _alike(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
     """The random mask nearest in density to a structured one."""
-    if row.random or row.mask == DENSE:
+    if row.random or row.mask == DENSE or not row.density:
         return None
     near = [r for r in rows if r.random and (r.block_q, r.block_k) == (row.block_q, row.block_k)]
     near = [r for r in near if abs(r.density / row.density - 1) <= ALIKE]

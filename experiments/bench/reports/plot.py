@@ -65,7 +65,11 @@ def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
 
 
 def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
-    """Speed-up over the fastest dense attention against sparsity, a panel for each direction."""
+    """Speed-up over the fastest dense attention against sparsity, a panel for each direction.
+
+    Masks without a block are left out: half the density is a step to the right, and 0 is no place.
+    """
+    rows = [row for row in rows if row.density]
     figure, panels = _panels(rows)
     best, ours = best_dense(rows), best_dense(rows, own=True)
     deepest = max(np.log2(1 / row.density) for row in rows)

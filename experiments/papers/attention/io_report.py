@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from experiments.common.figures import (
     PAGE,
@@ -16,7 +17,7 @@ from experiments.common.figures import (
     save,
     style,
 )
-from experiments.common.records import OK
+from experiments.common.records import OK, torches
 from experiments.common.text_table import MISSING, markdown, short
 from experiments.papers.attention.methods import METHODS
 from experiments.papers.attention.published import FIGURE_2, FIGURE_2_DEVICE, FIGURE_2_SHAPE
@@ -38,7 +39,7 @@ def newest(rows: Sequence[IoRow]) -> list[IoRow]:
 def tables(rows: Sequence[IoRow]) -> str:
     """The three tables as Markdown, with what is published."""
     rows = newest(rows)
-    parts = [f"{rows[-1].device}, {rows[-1].dtype}, torch {rows[-1].torch}."]
+    parts = [f"{rows[-1].device}, {rows[-1].dtype}, torch {torches(rows)}."]
     for part, make in (("shape", shape_table), ("block", block_table), ("sparsity", sparse_table)):
         if found := [row for row in rows if row.part == part]:
             parts += [shape_words(found[0]), make(found)]
@@ -134,7 +135,8 @@ def draw(rows: Sequence[IoRow], out: Path) -> list[Path]:
         counted = all(row.counted_gb for row in blocks) and blocks
         second = left.twinx()
         curve(second, sizes, moved, BYTES, "HBM GB, counted" if counted else "HBM GB, model")
-        left.set(xscale="log", xlabel="block of the mask (tokens)", ylabel="ms", ylim=(0, None))
+        left.set(xscale="log", xlabel="block of the mask (tokens)", ylabel="ms")
+        _from_zero(left, blocks)
         left.set_xticks(sizes, [str(size) for size in sizes])
         left.minorticks_off()
         second.set(ylabel="GB", ylim=(0, 1.2 * max(moved, default=1)))
@@ -144,9 +146,15 @@ def draw(rows: Sequence[IoRow], out: Path) -> list[Path]:
         dense = next((r for r in found if r.part == "sparsity" and not r.block), None)
         if dense:
             reference(right, [0, 100], [dense.ms, 0], "no mask x density")
-        right.set(xlabel="sparsity of the blocks, %", ylabel="ms", ylim=(0, None))
+        right.set(xlabel="sparsity of the blocks, %", ylabel="ms")
+        _from_zero(right, [*sparse, *([dense] if dense else [])])
         legend(figure, [left, second, right])
         return save(figure, out / file_name("io", found[0].device))
+
+
+def _from_zero(axes: Axes, rows: Sequence[IoRow]) -> None:
+    """A time axis from 0 to above the markers, however near to each other the times are."""
+    axes.set_ylim(0, 1.1 * max((row.ms for row in rows), default=1))
 
 
 def describe(row: IoRow) -> str:

@@ -18,7 +18,7 @@ from experiments.common.figures import (
     style,
     token_text,
 )
-from experiments.common.records import OK
+from experiments.common.records import OK, torches
 from experiments.common.text_table import MISSING, markdown
 from experiments.papers.attention.methods import METHODS
 from experiments.papers.attention.rows import LengthRow
@@ -71,7 +71,7 @@ def _parts(rows: Sequence[LengthRow]) -> list[str]:
     """The tables of one head dim, causal or not."""
     first = rows[-1]
     shape = f"Batch {max(r.batch for r in rows)}, {first.heads} heads of {first.head_dim}"
-    parts = [f"{shape}, {first.dtype}, {first.device}, torch {first.torch}."]
+    parts = [f"{shape}, {first.dtype}, {first.device}, torch {torches(rows)}."]
     for variant in dict.fromkeys(map(variant_name, rows)):
         own = [row for row in rows if variant_name(row) == variant]
         for direction in dict.fromkeys(row.direction for row in own):

@@ -18,7 +18,7 @@ from experiments.common.figures import (
     save,
     style,
 )
-from experiments.common.records import OK
+from experiments.common.records import OK, torches
 from experiments.common.text_table import markdown, short
 from experiments.papers.attention.published import (
     LAYERS,
@@ -53,7 +53,7 @@ def tables(rows: Sequence[MemoryRow]) -> str:
     last = rows[-1]
     head = (
         f"Layers of dim {last.dim}, SwiGLU {last.hidden}, {last.heads} heads, {last.dtype}, "
-        f"batch {last.batch}; {last.device}, torch {last.torch}."
+        f"batch {last.batch}; {last.device}, torch {torches(rows)}."
     )
     parts = [head, measured_table(rows), "\n".join(f"- {text}" for text in growth(rows))]
     parts += [published_table(), gpu_formula_table(), selective_table()]

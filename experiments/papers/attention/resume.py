@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from experiments.bench.warm import breaks_context
 from experiments.common.checks import as_list
+from experiments.common.files import beside
 from experiments.common.provenance import ROOT
 from experiments.common.records import Records, TimedRow, read
 from experiments.common.text_table import fill
@@ -71,7 +72,7 @@ def publish(
     text, written = tables(rows), [path, *draw(rows, Path(options["plots"]))]
     print("\n" + text)
     if ROOT / "docs" not in path.resolve().parents:  # there pages hold the tables
-        table = path.with_name(f"{path.name.partition('.')[0]}.md")
+        table = beside(path, ".md")
         table.write_text(text, encoding="utf-8")
         written.append(table)
     written += pages.fill(named(rows))

@@ -1,5 +1,6 @@
 """The entry of programs: unknown options, bad values and sweeps end in a line, not a trace."""
 
+import errno
 import sys
 
 import pytest
@@ -125,3 +126,12 @@ def test_a_file_where_a_folder_is_expected_is_one_line(monkeypatch, capsys, tmp_
     error = capsys.readouterr().err
     assert error.startswith(f"error: cannot use {tmp_path}/file")
     assert error.endswith(": name another place\n")
+
+
+def test_a_file_system_that_is_read_only_is_one_line(monkeypatch, capsys):
+    def main(options, command):
+        raise OSError(errno.EROFS, "Read-only file system", "plots/masks.png")
+
+    assert run(monkeypatch, main) == 2
+    text = "error: cannot use plots/masks.png (Read-only file system): name another place\n"
+    assert capsys.readouterr().err == text

@@ -131,7 +131,11 @@ def test_a_compressed_file_is_read_and_not_added_to(tmp_path):
     assert read(packed, SpeedRow) == [ROW]
     with pytest.raises(ValueError, match=r"rows.csv.gz is compressed.*gunzip it first"):
         Records(packed, SpeedRow)
-    packed.write_bytes(packed.read_bytes()[:20])
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:20] + b"x" * 20 + whole[40:])
+    with pytest.raises(ValueError, match=r"cannot read .*rows.csv.gz \(Error -3 while decompr"):
+        read(packed, SpeedRow)
+    packed.write_bytes(whole[:20])
     with pytest.raises(ValueError, match=r"cannot read .*rows.csv.gz \(Compressed file ended"):
         read(packed, SpeedRow)
 

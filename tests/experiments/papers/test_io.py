@@ -8,7 +8,7 @@ import torch
 from experiments.bench.cases import DENSE, Case
 from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
-from experiments.papers.attention import io_run
+from experiments.papers.attention import io_report, io_run
 from experiments.papers.attention.io_report import named, tables
 from experiments.papers.attention.io_run import Counts, Measured, measured, traffic, work
 from experiments.papers.attention.published import FIGURE_2, FIGURE_2_SHAPE
@@ -78,6 +78,23 @@ def test_sparsity_is_not_filled_with_another_table():
     assert text.splitlines()[0].count("|") == text.splitlines()[2].count("|")
     assert "faster than dense | ideal" in text and "| no mask |" in text
     assert text != found["block"]()
+
+
+def test_points_of_nearly_one_time_lie_inside_the_axes(monkeypatch, tmp_path):
+    rows = read(ROOT / "docs/results/cpu/io.csv", IoRow)
+    rows = [replace(row, ms_median=2 + row.block / 1e6) for row in rows if row.block]
+    figures = []
+    monkeypatch.setattr(io_report, "save", lambda figure, stem: figures.append(figure) or [])
+    io_report.draw(rows, tmp_path)
+    left, right, _ = figures[0].axes
+    for axes in (left, right):
+        assert axes.get_ylim() == pytest.approx((0, 2.2), abs=1e-3)
+
+
+def test_the_table_names_every_version_of_torch():
+    rows = read(ROOT / "docs/results/cpu/io.csv", IoRow)
+    rows = [replace(row, torch=f"2.{10 + i % 2}") for i, row in enumerate(rows)]
+    assert ", torch 2.10, 2.11.\n" in tables(rows)
 
 
 def test_one_process_counts_all(monkeypatch):

@@ -100,6 +100,11 @@ def test_the_table_by_density_has_a_line_a_density_and_the_providers_of_each_hea
     ]
 
 
+def test_the_line_above_a_table_names_every_device_and_dtype():
+    other = row("cpu", "forward", 7, head_dim=64, device="a CPU", dtype="float16")
+    assert by_density([ROWS[0], other]).startswith("One a CPU, a GPU, float16, float32, 512 tokens")
+
+
 def test_versions_of_peers_have_the_name_of_their_package():
     peers = [
         row(f"cudnn_{form}", "forward", 600, **RANDOM, version="1.3") for form in ("blocks", "flex")

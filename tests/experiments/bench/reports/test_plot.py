@@ -68,6 +68,18 @@ def test_a_legend_is_short_and_names_what_a_reader_knows():
             plt.close(figure)
 
 
+def test_a_mask_without_a_block_has_no_place_on_the_axis_of_sparsity(tmp_path):
+    csv = written(tmp_path / "s.csv", mask=[*MASKS, "local:32&~local:32"], seq_len=128)
+    assert kinds(draw_all(measured(csv), tmp_path)) == {"speedup", "masks"}
+
+
+def test_a_mask_that_begins_with_random_blocks_is_structured():
+    drawn = replace(ROW, mask="random_blocks(0.5, block=32, per_head=True)")
+    assert drawn.random
+    assert not replace(drawn, mask="random_blocks(0.5) & causal()").random
+    assert not replace(drawn, mask="random_blocks(0.5) | global_tokens(16)").random
+
+
 def test_random_blocks_are_shown_once():
     rows = list(made_up(mask=[*MASKS, "causal"], seq_len=[128, 256]))
     found = patterns(rows)
