@@ -59,6 +59,15 @@ def test_a_mask_that_never_reaches_all_pairs_has_its_place(tmp_path):
     assert [t.get_text() for t in figure.axes[1].get_xticklabels()] == ["never"]
 
 
+def test_depths_close_to_each_other_share_a_tick(tmp_path):
+    texts = ("local:66", "local:71", "local:137")
+    found = points(runs_of(tmp_path, *[("row", text, 0.6) for text in texts]))
+    assert sorted(p.depth for p in found) == [8, 15, 16]
+    with style():
+        figure = draw(found)
+    assert [t.get_text() for t in figure.axes[1].get_xticklabels()] == ["8", "15, 16"]
+
+
 def test_ranks_of_equal_values_are_shared(tmp_path):
     found = points(
         runs_of(
