@@ -51,10 +51,11 @@ def test_the_table_of_cuts_follows_from_the_rows():
     assert cuts.table(longer).strip() in text and len(longer) == 18
     rows = [row for row in rows if row not in longer]
     kinds = list(dict.fromkeys((row.run, row.paddles) for row in rows))
-    assert len(kinds) == 4
+    assert len(kinds) == 6
     for kind in kinds:
         run, paddles = kind
-        name = "pretrained" if "rotary" in run else f"seed {run[-1]}"
+        attention = "dense" if "flash" in run else "block-sparse"
+        name = "pretrained" if "rotary" in run else f"{attention}, seed {run[-1]}"
         chosen = [row for row in rows if (row.run, row.paddles) == kind]
         made = cuts.table(chosen).strip().splitlines()[2:]
         assert len(made) == 3
@@ -248,8 +249,10 @@ def test_stages_of_the_curricula_are_those_of_the_runs(name):
         assert re.search(rf"\| {run.steps:,}†? \| [\d.]+ \| (\*\*)?{accuracy}\b", page), run.place
     for run in runs if name == "path_x" else ():
         if run.task == "pathfinder128" and run.config["task"]["difficulty"] == 14:
-            kind = "pretrained" if run.config["recipe"] == "rotary" else f"seed {run.seed}"
-            shown = f"| block-sparse, {kind} | {run.accuracy:.1f} ± "
+            attention = "dense" if run.attention == "flash" else "block-sparse"
+            scratch = f"from scratch, seed {run.seed}"
+            kind = "pretrained" if run.config["recipe"] == "rotary" else scratch
+            shown = f"| {attention}, {kind} | {run.accuracy:.1f} ± "
             assert run.pretraining or shown in page
 
 
