@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.bench.reports.compare import report
 from experiments.bench.rows import SpeedRow
+from experiments.common.files import beside
 from experiments.common.program import program
 from experiments.common.records import read
 
@@ -22,7 +23,7 @@ def main(options: dict[str, Any], command: str) -> None:
     """Prints the comparisons and writes them beside the CSV."""
     path = Path(options["csv"])
     text = report(read(path, SpeedRow), options["own"])
-    out = path.with_name(f"{path.stem}-compared.txt")
+    out = path.with_name(f"{beside(path, '.txt').stem}-compared.txt")
     out.write_text(text + "\n")
     print(f"{text}\n\nwritten: {out}")
 

@@ -120,8 +120,8 @@ class Records(Generic[R]):
     fresh: write to the next free name (speed-2.csv) instead of adding to an existing file.
     allow_changes: publish rows although files have changed since the last commit.
 
-    Raises ValueError if the file has other columns or a damaged row, or if it lies under docs and
-    its rows would not come from a commit.
+    Raises ValueError if the file has another name than .csv, other columns or a damaged row, or
+    if it lies under docs and its rows would not come from a commit.
     """
 
     def __init__(
@@ -130,6 +130,8 @@ class Records(Generic[R]):
         self.path = _free_name(Path(path)) if fresh else Path(path)
         if self.path.suffix == ".gz":
             raise ValueError(f"{path} is compressed, rows cannot be added: gunzip it first")
+        if self.path.suffix != ".csv":
+            raise ValueError(f"csv={path}: give a path that ends in .csv")
         if not allow_changes:
             provenance.check_published(self.path)
         try:

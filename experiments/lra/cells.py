@@ -55,6 +55,20 @@ class Column(NamedTuple):
         words += [token_text(self.length)] if self.length else []
         return f"{label} ({', '.join(filter(None, words))})" if any(words) else label
 
+    @property
+    def counts(self) -> str:
+        """The numbers of examples, where the source has them."""
+        return self.source.partition(", ")[2]
+
+
+def heads(columns: Sequence[Column]) -> list[str]:
+    """The text of each column, with its counts where columns differ in nothing else."""
+    texts = [column.text for column in columns]
+    return [
+        f"{text}, {column.counts}" if column.counts and texts.count(text) > 1 else text
+        for text, column in zip(texts, columns, strict=True)
+    ]
+
 
 class Cell:
     """Runs that differ in their seed only, and their means.

@@ -52,7 +52,7 @@ def draw_all(
                 chosen = {row: cells[row, column] for row in _rows(cells, [column])}
                 if any(_measured(run) for cell in chosen.values() for run in cell.runs):
                     # the numbers of examples, where the columns differ in nothing else
-                    more = [column.source.partition(", ")[2]] * (texts.count(column.text) > 1)
+                    more = [column.counts] * (texts.count(column.text) > 1)
                     more += ["pretraining"] * pretraining
                     figures |= _curves(chosen, column, more, smooth)
         cells = _cells(runs, steps)

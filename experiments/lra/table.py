@@ -19,6 +19,7 @@ from experiments.lra.cells import (
     Cells,
     Column,
     RowKey,
+    heads,
     make_cells,
     mean_speedup,
     sorted_columns,
@@ -100,7 +101,7 @@ class Table:
         return [*found, Section("Runs", self._runs(), (0, 1, 2, 10, 11))]
 
     def _accuracy(self) -> Lines:
-        head = [c.text for c in self.columns]
+        head = heads(self.columns)
         lines = [["", *head, "average", ALL_FIVE, "speed-up", "peak MiB"]]
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.columns]
@@ -122,7 +123,7 @@ class Table:
         return ours if paper is None or row.label else f"{ours} [{paper:.1f}x]"
 
     def _paths(self) -> Lines:
-        lines = [["", *[c.text for c in self.paths]]]
+        lines = [["", *heads(self.paths)]]
         for row in self.rows:
             cells = [self.cells.get((row, c)) for c in self.paths]
             paper = [paper_value(row, c) for c in self.paths]
@@ -133,7 +134,7 @@ class Table:
 
     def _speed(self) -> Lines:
         columns = [*self.columns, *self.paths]
-        lines = [["", *[c.text for c in columns]]]
+        lines = [["", *heads(columns)]]
         for row in self.rows:
             lines.append([row.text, *[self._speed_text(row, c) for c in columns]])
         return lines
@@ -149,10 +150,11 @@ class Table:
 
     def _runs(self) -> Lines:
         lines: Lines = [list(RUN_COLUMNS)]
-        for column in (*self.columns, *self.paths):
+        columns = [*self.columns, *self.paths]
+        for column, head in zip(columns, heads(columns), strict=True):
             for row in self.rows:
                 cell = self.cells.get((row, column), Cell())
-                lines += [_run_line(run, row, column) for run in cell.runs]
+                lines += [_run_line(run, head, row) for run in cell.runs]
         return lines
 
     def cell_rows(self) -> list[CellRow]:
@@ -232,12 +234,12 @@ def baseline_lines(cells: Cells, columns: Sequence[Column], width: int = 0) -> L
     return lines
 
 
-def _run_line(run: Run, row: RowKey, column: Column) -> list[str]:
+def _run_line(run: Run, head: str, row: RowKey) -> list[str]:
     def text(value: float | None, form: str = ".1f") -> str:
         return MISSING if value is None else format(value, form)
 
     return [
-        column.text,
+        head,
         row.text,
         str(run.seed),
         str(run.steps) + ("" if run.complete else CUT),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from experiments.common.text_table import MISSING
 from experiments.lra import published as lra
-from experiments.lra.cells import Cell, Cells, Column, RowKey
+from experiments.lra.cells import Cell, Cells, Column, RowKey, heads
 from experiments.lra.statistics import EXAMPLES, SEEDS, Difference, difference
 
 Lines = list[list[str]]
@@ -31,7 +31,7 @@ def difference_lines(
             own = [cells.get((row, column), Cell()) for column in columns]
             texts = [_text(value, cell) for value, cell in zip(values, own, strict=True)]
             found.append([row.text, *texts])
-    return [["", *[c.text for c in columns]], *found] if found else []
+    return [["", *heads(columns)], *found] if found else []
 
 
 def _text(value: Difference | None, cell: Cell) -> str:
@@ -45,7 +45,7 @@ def _text(value: Difference | None, cell: Cell) -> str:
 def training_lines(cells: Cells, rows: Sequence[RowKey], columns: Sequence[Column]) -> Lines:
     """The numbers of examples of each task, then steps x batch and epochs of each cell."""
     sizes = [_joined(_examples(cells, column)) for column in columns]
-    lines = [["", *[c.text for c in columns]], ["examples: train / val / test", *sizes]]
+    lines = [["", *heads(columns)], ["examples: train / val / test", *sizes]]
     for row in rows:
         texts = [_steps(cells.get((row, column))) for column in columns]
         lines += [[row.text, *texts]] if any(text != MISSING for text in texts) else []

@@ -1,8 +1,11 @@
 """The programs speed, plot and compare from end to end."""
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from experiments.bench.rows import SpeedRow
 from experiments.common.files import beside
@@ -12,6 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEED = """
     seq_len=128 heads=1 head_dim=16 block_size=32 device=cpu providers=[cpu,sdpa] seconds=0.01
     mask=[dense,"random:0.5:block=32","random:0.25:block=32",local:32]
+""".split()
+PROGRAMS = """
+    speed select mask_build lra_speed papers.io papers.accuracy papers.decode papers.memory
+    papers.picks papers.packed_masks papers.attention_table papers.term_costs
 """.split()
 
 
@@ -36,9 +43,19 @@ def test_programs_from_end_to_end(tmp_path, run_program):
     assert [name.split("-")[0] for name in names] == ["masks.png", "masks.svg"] + ["speedup"] * 2
 
 
-def test_a_table_never_takes_the_place_of_its_rows(tmp_path, run_program):
-    rows = tmp_path / "s.txt"
-    status, _, error = run_program("speed", f"csv={rows}", *SPEED)
-    assert status == 2 and "s.txt: .txt is for its tables; give a path that ends in .csv" in error
-    assert read(rows, SpeedRow) == []
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_table_never_takes_the_place_of_its_rows(tmp_path, run_program, program):
+    rows = tmp_path / ("s.txt" if program == "speed" else "s.md")
+    status, _, error = run_program(program, f"csv={rows}")
+    assert status == 2 and f"csv={rows}: give a path that ends in .csv" in error
+    assert not rows.exists()
+
+
+def test_compressed_rows_have_their_tables_beside_them(tmp_path, run_program):
+    rows = tmp_path / "s.csv"
+    assert run_program("speed", f"csv={rows}", *SPEED)[0] == 0
+    packed = tmp_path / "packed.csv.gz"
+    packed.write_bytes(gzip.compress(rows.read_bytes()))
+    assert run_program("compare", f"csv={packed}", "own=cpu")[0] == 0
+    assert "summary" in (tmp_path / "packed-compared.txt").read_text()
     assert beside(tmp_path / "s-0.5.csv.gz", ".md") == tmp_path / "s-0.5.md"

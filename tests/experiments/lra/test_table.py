@@ -311,6 +311,16 @@ def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
     assert f"Image (CIFAR-10 gray, 2k): {CIFAR}" in found.footnotes()
 
 
+def test_columns_that_differ_in_their_counts_alone_say_them(table):
+    found = table(run(source="generated"), *(run(source=f"generated, {n}") for n in ("9", "8")))
+    texts = ["ListOps (generated, 2k)", *(f"ListOps (generated, 2k), {n}" for n in ("9", "8"))]
+    for section in found.sections():
+        if section.title != "Runs":
+            assert set(texts) < set(section.lines[0])
+        else:
+            assert {line[0] for line in section.lines[1:]} == set(texts)
+
+
 def test_missing_cells_are_shown_and_have_empty_cells_in_the_csv(table):
     found = table(run())
     assert [cells[0] for cells in found.sections()[0].lines[1:10]] == list(lra.ATTENTIONS.values())
