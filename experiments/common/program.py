@@ -92,20 +92,50 @@ def _fail(text: str) -> int:
 
 
 def _check_keys(name: str, arguments: list[str]) -> None:
-    """Raises ValueError for an option that conf/`name`.yaml does not have, with those it has, and
-    for a value that Hydra cannot read.
+    """Raises ValueError for an option that conf/`name`.yaml and the files that it names do not
+    have, with those they have, and for a value that Hydra cannot read.
     """
-    given = []
+    given, below, files = [], [], []
     for text in arguments:
-        if found := re.match(r"[+~]{0,2}(\w+)[^=\s]*=", text):
-            given.append(found[1])
+        if found := re.match(r"([+~]{0,2})((\w+)[^=\s]*)=", text):
+            given.append(found[3])
             _check_value(text, found[0])
+            if not found[1] and found[3] != "hydra":
+                below += [found[2]] if "." in found[2] else []
+                files += _named_file(name, found[2], text.removeprefix(found[0]))
     if not set(given) - {"hydra"}:
         return
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         known = [str(key) for key in hydra.compose(name)]
-    for key in given:
-        choose("option", key, [*known, "hydra"])
+        for key in given:
+            choose("option", key, [*known, "hydra"])
+        swept = {file.partition("=")[0] for file in files if "," in file}
+        below = [path for path in below if path.split(".")[0] not in swept]
+        config = hydra.compose(name, [f for f in files if "," not in f]) if below else None
+    for path in below:
+        _check_below(config, path)
+
+
+def _named_file(name: str, key: str, value: str) -> list[str]:
+    """The override, if the option names files of a folder of conf, such as task=listops. Raises
+    ValueError for a file that is not there.
+    """
+    folders = [entry for entry in _defaults(name).get("defaults", []) if isinstance(entry, dict)]
+    if not any(key in entry for entry in folders) or not re.fullmatch(r"[\w,]+", value):
+        return []
+    for each in value.split(","):
+        choose(key, each, sorted(path.stem for path in (CONF / key).glob("*.yaml")))
+    return [f"{key}={value}"]
+
+
+def _check_below(config: Any, path: str) -> None:
+    """Raises ValueError for an option such as model.dim that its part of the file does not have."""
+    *parts, last = path.split(".")
+    for part in parts:
+        config = config.get(part) if isinstance(config, DictConfig) else None
+    if isinstance(config, DictConfig) and last not in config:
+        place = ".".join(parts)
+        choose("option", path, [f"{place}.{key}" for key in config])
 
 
 def _check_value(text: str, key: str) -> None:

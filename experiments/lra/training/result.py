@@ -79,15 +79,24 @@ def refuse_other_settings(settings: Settings) -> None:
     except Exception as error:  # whatever YAML finds in the bytes
         raise ValueError(f"{folder / CONFIG} cannot be read ({error}): move {folder}") from error
     differences = [
-        f"{name} {old.get(name)} -> {value}"
+        text
         for name, value in settings.identity().items()
         if _place(name, old.get(name), old.get("runs")) != _place(name, value, settings.runs)
+        for text in _differences(name, old.get(name), value)
     ]
     if differences:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(differences)}): "
             "give this one a folder of its own with name=, or delete that one"
         )
+
+
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    """What differs, such as "model.dim 64 -> 32": of a table only the settings that do."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [] if old == new else [f"{name} {old} -> {new}"]
+    pairs = {key: (old.get(key, "missing"), new.get(key, "missing")) for key in {**old, **new}}
+    return [text for key, pair in pairs.items() for text in _differences(f"{name}.{key}", *pair)]
 
 
 def _place(name: str, value: Any, runs: Any) -> Any:

@@ -40,6 +40,42 @@ def test_an_unknown_option_is_refused_with_the_choices(monkeypatch, capsys, word
     assert error.endswith("(did you mean csv?)\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong", "right"),
+    [
+        (["model.dims=8"], "model.dims", "model.dim"),
+        (["attention=linformer", "attention.ranks=8"], "attention.ranks", "attention.rank"),
+        (["attention=flash,linear", "task.limits=8", "-m"], "task.limits", "task.limit"),
+    ],
+)
+def test_an_unknown_option_below_another_is_refused_with_the_choices(
+    monkeypatch, capsys, words, wrong, right
+):
+    assert run(monkeypatch, lambda *_: None, *words, name="train") == 2
+    error = capsys.readouterr().err
+    part = wrong.split(".")[0]
+    assert error.startswith(f"error: option='{wrong}': choose from {part}.")
+    assert error.endswith(f"(did you mean {right}?)\n")
+
+
+@pytest.mark.parametrize("value", ["flahs", "flahs,linear"])
+def test_an_unknown_file_is_refused_with_the_choices(monkeypatch, capsys, value):
+    assert run(monkeypatch, lambda *_: None, f"attention={value}", "-m", name="train") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: attention='flahs': choose from flash, linear, linformer")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["attention=linformer", "attention.rank=8", "model.dim=8"],
+        ["task=image", "task.order=hilbert", "+task.workers=2", "hydra.verbose=false"],
+    ],
+)
+def test_known_options_below_others_pass(monkeypatch, words):
+    assert run(monkeypatch, lambda *_: None, *words, name="train") == 0
+
+
 def test_options_of_hydra_itself_pass(monkeypatch):
     assert run(monkeypatch, lambda *_: None, "hydra.verbose=false") == 0
 

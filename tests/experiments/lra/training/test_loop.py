@@ -237,6 +237,7 @@ def test_weights_of_a_larger_model(place, ran):
 def test_other_settings_in_the_same_folder(place, ran):
     folder = ran(name="taken").folder
     refuse(place, "holds a run with other settings .*steps 4 -> 6.*name=", name="taken", steps=6)
+    refuse(place, r"settings \(model\.layers 1 -> 3\): ", name="taken", model__layers=3)
     for text in ("{", "[]", "{}"):
         (folder / "result.json").write_text(text)
         refuse(place, "result.json cannot be read .*delete it to recreate it", name="taken")
