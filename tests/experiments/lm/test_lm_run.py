@@ -251,6 +251,7 @@ def test_equal_time_takes_times_of_steps_like_its_own(options, one_thread):
     own = [run for _, run in planned("masks", given)]
     runs = list(zip(("dense", "sliding"), own, strict=True))
     others = {"precision": "bf16", "positions": "rotary", "provider": "sdpa", "packed": True}
+    others["objective"] = "masked"
     slow = [replace(rows[1], ms_step=9.0, **{name: value}) for name, value in others.items()]
     assert [run.steps for _, run in plans_module._timed(runs, [*rows, *slow])] == [4, 8]
 
@@ -299,6 +300,16 @@ def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one
     for _ in range(2):
         assert run_plan("equal_time", given, "") == [replace(dense, plan="equal_time")]
     assert {run.steps for run in trained} == {8}
+
+
+@pytest.mark.parametrize("other", [{"packed": True}, {"objective": "masked"}])
+def test_equal_time_takes_no_run_of_another_kind(other, options, one_thread):
+    given = options(steps=2, cases=["dense"])
+    (own,) = run_plan("masks", given, "")
+    rows = [own, replace(own, **other)]
+    (Path(given["csv"]) / "results.csv").write_text(as_csv(rows, ModelRow))
+    (found,) = run_plan("equal_time", given, "")
+    assert (found.packed, found.objective) == (False, "next")
 
 
 def test_points_of_finished_measurements_are_compressed(options, one_thread):
