@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from experiments.lra.training import loop
+from experiments.lra.training import checkpoint, loop
 from experiments.lra.training.evaluate import Evaluator
 from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import train
@@ -18,6 +18,8 @@ def test_of_equal_validations_the_first_is_the_best(ran):
     run = ran(name="still", lr=1e-12, checkpoint_every=None)
     assert len(set(validations(run, "accuracy").values())) == 1
     assert run.result["best_step"] == 2
+    _, step, _ = checkpoint.load_weights(run.folder / "checkpoint.pt", "")
+    assert step == 2  # another run starts from the best weights
     assert run.state["step"] == 4  # the last step has a checkpoint, however fast the run is
 
 
