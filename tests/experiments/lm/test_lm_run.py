@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from experiments.lm.tokens import load_corpus
 from experiments.lra.training.clock import Interrupted
 from experiments.lra.training.device import reset_memory
 from experiments.lra.training.evaluate import Evaluator
+from experiments.lra.training.step import Trainer
 
 LEFT = {"complete": False}
 
@@ -91,6 +93,24 @@ def test_a_signal_is_a_checkpoint_and_the_limit_of_time_too(settings, monkeypatc
     assert train(slow)["complete"]  # a complete run reads no data
 
 
+def test_times_and_rates_are_of_the_steps_alone(settings, monkeypatch):
+    """A step takes a second here, an evaluation a hundred, and all else no time."""
+    now = [0.0]
+
+    def slow(call, seconds):
+        return lambda self: now.__setitem__(0, now[0] + seconds) or call(self)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Trainer, "advance", slow(Trainer.advance, 1))
+    monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 100))
+    here = settings(steps=4, log_every=3, eval_every=2)
+    result = train(here)
+    lines = map(json.loads, (here.folder / "journal.jsonl").read_text().splitlines())
+    assert [x["tokens_per_s"] for x in lines if x["kind"] == "train"] == [64, 64]
+    assert (result["ms_per_step"], result["seconds"]) == (1000, 4 + 100)
+    assert result["val_tokens"] == 64
+
+
 def test_other_text_is_refused(settings, texts):
     first = settings(minutes=1e-9)
     train(first)
@@ -129,6 +149,8 @@ def test_bad_settings_are_one_line(settings):
             train(settings(**{changes: text[0]}))
     with pytest.raises(ValueError, match="needs provider=sparse"):
         settings(mask="moba(16, 2)", provider="standard")
+    with pytest.raises(ValueError, match="packed=true: documents are packed for objective=next"):
+        settings(model="bert-tiny", packed=True)
 
 
 def test_the_training_loss_is_that_of_the_last_hundred_steps():
