@@ -152,7 +152,7 @@ def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tu
     name = run.case if isinstance(run, ModelRow) else case
     shared = run.model, run.context, run.batch, Path(run.data).name, run.tokenizer, run.positions
     own = steps or run.steps, run.seed, run.precision, run.provider, run.recipe
-    return name == case, *shared, *own
+    return name == case, *shared, *own, run.objective, run.packed
 
 
 def old_rows(folder: Path) -> list[ModelRow]:
@@ -209,7 +209,8 @@ def _timed(
     Raises ValueError if there is no such row of a case, or of "dense".
     """
     settings = runs[0][1]
-    names = "model context batch steps precision tokenizer positions provider packed".split()
+    names = "model context batch steps precision tokenizer positions provider".split()
+    names += ["objective", "packed"]
     wanted = [Path(settings.data).name, *(getattr(settings, name) for name in names)]
     device = device_name(settings.device)
     found: dict[str, list[ModelRow]] = {}

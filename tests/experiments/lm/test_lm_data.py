@@ -165,6 +165,9 @@ def test_windows_follow_one_another():
     tokens, _, targets = windows.batch(torch.tensor([0, 3]))
     assert tokens.tolist() == [[*range(60_000, 60_005)], [*range(60_015, 60_020)]]
     assert (targets == tokens + 1).all()
+    for count, expected in ((3, 3), (9, 4)):  # no more than there are
+        ids = np.zeros(21, np.uint16)
+        assert len(Windows(ids, 5, torch.device("cpu"), count)) == expected
 
 
 def test_masked_tokens_hide_a_share():

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from experiments.lm.tokens import load_corpus
 from experiments.lra.training.clock import Interrupted
 from experiments.lra.training.device import reset_memory
 from experiments.lra.training.evaluate import Evaluator
+from experiments.lra.training.step import Trainer
 
 LEFT = {"complete": False}
 
@@ -91,6 +93,24 @@ def test_a_signal_is_a_checkpoint_and_the_limit_of_time_too(settings, monkeypatc
     assert train(slow)["complete"]  # a complete run reads no data
 
 
+def test_times_and_rates_are_of_the_steps_alone(settings, monkeypatch):
+    """A step takes a second here, an evaluation a hundred, and all else no time."""
+    now = [0.0]
+
+    def slow(call, seconds):
+        return lambda self: now.__setitem__(0, now[0] + seconds) or call(self)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Trainer, "advance", slow(Trainer.advance, 1))
+    monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 100))
+    here = settings(steps=4, log_every=3, eval_every=2)
+    result = train(here)
+    lines = map(json.loads, (here.folder / "journal.jsonl").read_text().splitlines())
+    assert [x["tokens_per_s"] for x in lines if x["kind"] == "train"] == [64, 64]
+    assert (result["ms_per_step"], result["seconds"]) == (1000, 4 + 100)
+    assert result["val_tokens"] == 64
+
+
 def test_other_text_is_refused(settings, texts):
     first = settings(minutes=1e-9)
     train(first)
@@ -129,6 +149,8 @@ def test_bad_settings_are_one_line(settings):
             train(settings(**{changes: text[0]}))
     with pytest.raises(ValueError, match="needs provider=sparse"):
         settings(mask="moba(16, 2)", provider="standard")
+    with pytest.raises(ValueError, match="packed=true: documents are packed for objective=next"):
+        settings(model="bert-tiny", packed=True)
 
 
 def test_the_training_loss_is_that_of_the_last_hundred_steps():
@@ -251,6 +273,7 @@ def test_equal_time_takes_times_of_steps_like_its_own(options, one_thread):
     own = [run for _, run in planned("masks", given)]
     runs = list(zip(("dense", "sliding"), own, strict=True))
     others = {"precision": "bf16", "positions": "rotary", "provider": "sdpa", "packed": True}
+    others["objective"] = "masked"
     slow = [replace(rows[1], ms_step=9.0, **{name: value}) for name, value in others.items()]
     assert [run.steps for _, run in plans_module._timed(runs, [*rows, *slow])] == [4, 8]
 
@@ -299,6 +322,16 @@ def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one
     for _ in range(2):
         assert run_plan("equal_time", given, "") == [replace(dense, plan="equal_time")]
     assert {run.steps for run in trained} == {8}
+
+
+@pytest.mark.parametrize("other", [{"packed": True}, {"objective": "masked"}])
+def test_equal_time_takes_no_run_of_another_kind(other, options, one_thread):
+    given = options(steps=2, cases=["dense"])
+    (own,) = run_plan("masks", given, "")
+    rows = [own, replace(own, **other)]
+    (Path(given["csv"]) / "results.csv").write_text(as_csv(rows, ModelRow))
+    (found,) = run_plan("equal_time", given, "")
+    assert (found.packed, found.objective) == (False, "next")
 
 
 def test_points_of_finished_measurements_are_compressed(options, one_thread):

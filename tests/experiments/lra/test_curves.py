@@ -67,6 +67,28 @@ def test_measured_steps_replace_the_times_of_runs_that_shared_a_gpu(tmp_path):
     assert "steps alone" in plots[1].with_suffix(".svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("ms", "end", "unit"), [(100.0, 100, "s"), (600.0, 10, "min"), (9e3, 2.5, "h")]
+)
+def test_axes_have_percent_and_the_unit_of_a_time_as_long(tmp_path, ms, end, unit):
+    write_run(tmp_path, "listops", "standard", ms=ms)
+    ((_, cell),) = make_cells(read_runs(str(tmp_path)))[0].items()
+    with style():
+        figure = draw_curves("", {"one": (cell, STYLES["flash"])})
+    found = [axes.lines[1].get_xydata()[-1] for axes in figure.axes]  # of the validation
+    share = 0.4 * (1 - np.exp(-4))
+    y = 100 * share, 2.3 * (1 - share)
+    assert np.concatenate(found) == pytest.approx([1000, y[0], end, y[0], 1000, y[1], end, y[1]])
+    assert figure.axes[3].get_xlabel() == f"wall time ({unit})"
+    plt.close(figure)
+
+
+def test_validation_accuracies_are_not_drawn_against_speed(tmp_path):
+    for name in ("standard", "flash"):
+        write_run(tmp_path, "listops", name, accuracy=None)
+    assert set(drawn(tmp_path, tmp_path / "plots")) == {"curves-listops-generated-2k"}
+
+
 def test_single_runs_are_called_so_and_have_no_bars(tmp_path):
     write_run(tmp_path, "listops", "standard")
     write_run(tmp_path, "listops", "flash", steps=900)

@@ -1,6 +1,7 @@
 """Runs read from folders and archives."""
 
 import json
+from itertools import count
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_a_resumed_journal_counts_each_step_once(tmp_path):
 def test_globs_and_several_folders_find_each_run_once(tmp_path):
     write_run(tmp_path / "one", "listops", "standard")
     write_run(tmp_path / "two", "text", "standard")
+    (tmp_path / "link").symlink_to(tmp_path / "two")
     places = [str(tmp_path / "*"), str(tmp_path / "one" / "listops")]
     assert sorted(run.task for run in read_runs(places)) == ["listops", "text"]
 
@@ -83,7 +85,10 @@ def test_an_archive_keeps_the_mask_of_a_run_that_was_killed(tmp_path):
     assert (run.mask, run.resolved_mask, run.density) == ("", "local(64)", 25)
 
 
-def test_an_archive_grows_by_the_runs_of_another(tmp_path):
+def test_an_archive_grows_by_the_runs_of_another(tmp_path, monkeypatch):
+    """Its bytes are those of its runs, whenever it is written."""
+    seconds = count(1_700_000_000, 10)
+    monkeypatch.setattr("time.time", lambda: float(next(seconds)))
     for seed in (0, 1):
         write_run(tmp_path / "runs", "listops", "sparse", seed)
         write_archive(read_runs(str(tmp_path / "runs")), tmp_path / f"{seed}.jsonl.gz")

@@ -52,6 +52,9 @@ def test_a_single_seed_is_paired_by_its_examples():
     assert found.value == pytest.approx(10.0)
     spread = 100 * (0.1 * 0.9 * 100 / 99) ** 0.5  # a tenth of the examples differs, by 100 points
     assert found.half == pytest.approx(stats.t.ppf(0.975, 99) * spread / 10, rel=1e-3)
+    # a second seed with the same answers: the examples are no more than before
+    more = difference([ours, run(1, right=right < 6)], [other, run(1, right=right < 5)])
+    assert more is not None and (more.half, more.covers) == (pytest.approx(found.half), "se")
 
 
 def test_what_cannot_be_paired():
@@ -62,6 +65,11 @@ def test_what_cannot_be_paired():
     assert difference([run(0)], [run(0, 0.4)]) is None
     other_data = difference([run(0, right=right)], [run(0, right=right, data="b")])
     assert other_data is not None and other_data.covers == ""
+    # examples count only where all seeds have them, of the same data
+    for second in (run(1, 0.5), run(1, right=right, data="b")):
+        pair = run(0, right=right), second
+        part = difference(pair, pair)
+        assert part is not None and part.covers == "s"
     same = difference([run(s, right=right) for s in (0, 1)], [run(s, right=right) for s in (0, 1)])
     assert same == (0.0, 0.0, 2, "se")
 

@@ -124,7 +124,7 @@ def test_a_value_of_a_smaller_scale_may_also_be_given(table):
 def test_accuracies_are_marked_and_what_is_left_out_is_named(table):
     found = table(*ACCURACIES)
     assert {name: line(found, name)[1] for name in CELLS} == CELLS
-    assert line(found, "Linformer")[6] == "25.0† (1 of 5) [35.6]"
+    assert line(found, "Linformer")[6:8] == ["25.0† (1 of 5) [35.6]", "–"]
     ends = ("seed1, cut short", "seed2, other settings", "seed0, seed 0 again")
     assert all(note.endswith(end) for note, end in zip(found.notes, ends, strict=True))
     notes = "\n".join(found.footnotes())
@@ -175,6 +175,11 @@ GOOGLE = {"recipe": "google"}
             [run(ms=4.0), run(ms=9.0, settings=GOOGLE),
              run("performer", ms=3.0, settings=GOOGLE, name="relu")],
             RowKey("performer", "", "google, relu"),
+            3.0,
+        ),
+        (  # of two of the same size, that of the same name
+            [run(ms=4.0), run(ms=9.0, name="own"), run("flash", ms=3.0, name="own")],
+            RowKey("flash", "", "own"),
             3.0,
         ),
         (  # a run from before an option existed
@@ -267,10 +272,14 @@ def test_differences_are_paired_by_seed_in_the_same_recipe(table):
         *(run(seed=seed, accuracy=one) for seed, one, _ in pairs),
         *(run("sparse", seed=seed, accuracy=two) for seed, _, two in pairs),
         run("flash", accuracy=0.40, settings={"recipe": "google"}),
+        run("linear", accuracy=0.34, steps=400),
     )
     titles = [section.title for section in found.sections()]
     assert titles[1].startswith("Difference from the Transformer") and "From" not in titles[2]
-    assert found.sections()[1].lines[1:] == [["block-sparse", "+2.0 ± 2.5 (3, s)", *["–"] * 4]]
+    assert found.sections()[1].lines[1:] == [
+        ["block-sparse", "+2.0 ± 2.5 (3, s)", *["–"] * 4],
+        ["linear attention", "-2.0 (1)†", *["–"] * 4],  # cut short
+    ]
     row = csv_rows(found)["sparse", "listops"]
     assert row["from_standard"] == "2" and float(row["from_standard_half"]) == pytest.approx(
         4.303 / 3**0.5, rel=1e-3
@@ -291,6 +300,7 @@ def test_steps_and_data_of_each_cell(table):
     assert lines[3][:2] == ["linear attention", "400 x 32 (0.133)†"]
     row = csv_rows(found)["standard", "listops"]
     assert (row["batch"], row["train_examples"], row["test_examples"]) == ("32", "96000", "2000")
+    assert (row["steps"], row["seconds"]) == ("4000", "50")  # the fewest, the longest
 
 
 def test_sources_and_lengths_of_data_have_columns_of_their_own(table):

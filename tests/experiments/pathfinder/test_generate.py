@@ -9,11 +9,12 @@ from PIL import Image
 from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
-from experiments.pathfinder.generate import VERSION, ends, make
+from experiments.pathfinder.generate import VERSION, ends, make, on_disk
 from experiments.pathfinder.grow import _moved
 from experiments.pathfinder.parameters import SIZES, spec
 from experiments.pathfinder.render import LABEL, MARGIN, MARKERS, ORIGIN
 from experiments.pathfinder.statistics import OFFICIAL, measure, table
+from experiments.pathfinder.store import RUN
 from experiments.pathfinder.tables import _patches, tables
 
 FEW = {32: 40, 64: 6, 128: 12, 256: 12}  # images that the slower checks look at
@@ -290,6 +291,8 @@ def test_strokes_between_two_sizes():
         own, low, high = (getattr(each, name) for each in (half, fine, coarse))
         assert own == pytest.approx((low + high) / 2)
     assert replace(half, **{name: getattr(fine, name) for name in names}) == fine
+    quarter = spec(128, strokes=160)
+    assert (quarter.thickness, quarter.marker_radius) == (1.625, 3.5)  # of 1.5 and 2, 3 and 5
     assert spec(256, strokes=256) == coarse and spec(32, strokes=32) == spec(32)
     with pytest.raises(ValueError, match="strokes=128: images of size 32 can have those of 32"):
         spec(32, strokes=128)
@@ -326,3 +329,11 @@ def test_crowded_images_end():
     """Distractors far beyond what has room: those without are left out."""
     images = make(replace(spec(32), distractors=60), 0, 0, 4)
     assert (measure(images).distractors or 0) < 30
+
+
+def test_images_take_several_strokes_in_turn_beyond_those_of_a_thread(tmp_path):
+    specs = [spec(64, 6, strokes=strokes) for strokes in (64, 128, 256)]
+    pixels, labels = on_disk(specs, 0, 0, RUN + 3, tmp_path)
+    for number in (0, 1, 2, RUN, RUN + 1, RUN + 2):
+        own = make(specs[number % 3], 0, number, 1)
+        assert (pixels[number] == own.pixels[0]).all() and labels[number] == own.labels[0]

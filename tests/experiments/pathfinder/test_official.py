@@ -1,9 +1,13 @@
-"""The writer of folders in the format of the release, and the program."""
+"""The writer of folders in the format of the release, statistics, and the program."""
 
+import numpy as np
 import pytest
 
+from experiments.pathfinder.generate import Images
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
+from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, RESTARTS
+from experiments.pathfinder.statistics import measure
 
 
 def test_writing_continues_and_never_mixes(tmp_path):
@@ -14,11 +18,27 @@ def test_writing_continues_and_never_mixes(tmp_path):
     (level / "metadata" / "1.npy").unlink()
     write(tmp_path, spec(32), 0, 1030)
     assert first.stat().st_mtime_ns == times and (level / "metadata" / "1.npy").exists()
+    write(tmp_path, spec(32), 0, 1033)  # more than before
+    assert len(list((level / "imgs" / "1").iterdir())) == 33
+    assert len((level / "metadata" / "1.npy").read_text().splitlines()) == 33
     with pytest.raises(ValueError, match="other settings"):
         write(tmp_path, spec(32), 1, 1030)
     (level / "generated.json").unlink()
     with pytest.raises(ValueError, match="other files"):
         write(tmp_path, spec(32), 0, 1030)
+
+
+def test_statistics_have_means_shares_and_standard_errors():
+    pixels = np.zeros((4, 2, 2), np.uint8)
+    pixels[0], pixels[1, 0] = 8, 4  # means of 8, 2, 0 and 0
+    info = np.zeros((4, INFO), np.int64)
+    info[:, LABEL], info[:, DISTRACTORS], info[:, RESTARTS] = (1, 0, 0, 0), (1, 2, 3, 4), 7
+    found = measure(Images(pixels, info, np.zeros((4, 1, 4), np.int64), np.zeros(4, np.int64)))
+    assert (found.images, found.mean, found.non_zero) == (4, 2.5, 1.5)
+    assert (found.positive, found.distractors, found.restarts) == (0.25, 2.5, 7)
+    assert found.std == pytest.approx(((4 * 64 + 2 * 16) / 16 - 2.5**2) ** 0.5)
+    assert found.mean_error == pytest.approx((68 / 4 - 2.5**2) ** 0.5 / 2)
+    assert found.non_zero_error == pytest.approx((20 / 4 - 1.5**2) ** 0.5 / 2)
 
 
 def test_command(tmp_path, run_program):

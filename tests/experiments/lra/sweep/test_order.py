@@ -50,11 +50,17 @@ def test_minutes_follow_from_the_measured_step(overrides, task, attention):
 
 @pytest.mark.parametrize(
     "change",
-    ["batch=16", "mask=local:128", "model.layers=4", "model.dim=32", "task=text4k", "task=files"],
-)
+    ["batch=16", "mask=local:128", "model.layers=4", "model.dim=32", "model.heads=1",
+     "task=text4k", "task=files"],
+)  # fmt: skip
 def test_another_step_says_nothing(change):
     assert run_minutes(runs_of("task=text"), STEPS)
     assert run_minutes(runs_of("task=text", change), STEPS) == {}
+
+
+def test_runs_that_hold_out_a_validation_split_are_cells_of_their_own():
+    runs = runs_of("task=text,text_held_out", "seed=0,1")
+    assert [run.settings.seed for run in in_order(runs, [], {})] == [0, 0, 1, 1]
 
 
 def test_missing_cells_first_then_short_runs_and_seeds_by_turns():

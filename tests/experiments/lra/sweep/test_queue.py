@@ -6,11 +6,13 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.lra.sweep import queue as queue_module
-from experiments.lra.sweep.queue import Queue
+from experiments.lra.sweep.queue import Queue, Worker
 from experiments.lra.training.clock import Interrupted
 from tests.experiments.lra.sweep.stand_in import events, limit, notes, wait
 
@@ -178,3 +180,34 @@ def test_a_signal_ends_the_processes(make, tmp_path):
     kill.wait()
     assert stop.value.code == 128 + signal.SIGTERM and time.monotonic() - begin < 30
     assert not queue.workers and not queue.failed and events(tmp_path) == ["a begin"]
+
+
+@pytest.mark.parametrize(("minutes", "late_after"), [(10, 9), (1, 0.5), (None, None)])
+def test_runs_start_while_there_is_a_minute_or_half_of_a_short_limit(make, minutes, late_after):
+    queue = Queue(make({"a": {}}), [None], minutes=minutes)
+    for passed in (0, 0.4, 0.6, 8.9, 9.1):
+        queue.begun = time.monotonic() - 60 * passed
+        assert queue._late() == (late_after is not None and passed > late_after)
+
+
+def test_data_are_of_the_scale_of_the_run(make, monkeypatch):
+    """They are made on the CPU, where the scale would be small."""
+    commands = []
+
+    def started(command, **options):
+        commands.append(command)
+        return SimpleNamespace(stdout=())
+
+    monkeypatch.setattr(queue_module.subprocess, "Popen", started)
+    (run,) = make({"a": {"with": ["scale=auto"]}})
+    full = replace(run, settings=replace(run.settings, scale="full"))
+    Queue([full], [None])._open(full)
+    assert commands[0][-3:] == ["data_only=true", "device=cpu", "scale=full"]
+
+
+@pytest.mark.parametrize("code", [130, 143, -signal.SIGTERM, 1, -signal.SIGKILL])
+def test_a_run_that_a_signal_stopped_has_not_failed(make, code):
+    runs = make({"a": {}})
+    queue, process = Queue(runs, [None]), SimpleNamespace(returncode=code, stdout=())
+    queue._note(Worker(runs[0], 0, process))  # pyright: ignore
+    assert bool(queue.failed) == (code in (1, -signal.SIGKILL))

@@ -49,10 +49,13 @@ def test_the_accuracy_of_a_run_is_that_of_its_result(trained, capsys, tmp_path):
     assert row.mask == result["mask"] and row.density == pytest.approx(result["density"], rel=1e-5)
 
 
-def test_other_splits_and_fewer_examples(trained, capsys):
+def test_other_splits_and_fewer_examples(trained, capsys, tmp_path):
     folder = str(trained.folder)
     assert "val accuracy" in run(capsys, run=folder, split="val", batch=3)
-    assert "(7 examples)" in run(capsys, run=folder, examples=7)
+    assert "(7 examples)" in run(capsys, run=folder, examples=7, csv=str(tmp_path / "few.csv"))
+    (row,) = read(tmp_path / "few.csv", AccuracyRow)
+    error = (row.accuracy * (1 - row.accuracy) / 7) ** 0.5
+    assert row.standard_error == pytest.approx(error, rel=1e-4)
 
 
 def test_the_committed_weights_of_path_x(capsys, tmp_path):

@@ -1,0 +1,174 @@
+"""Which runs count in a cell of the table, which cells in its averages, and what is compared."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.lra.averages import average, preferred
+from experiments.lra.cell_rows import paper_value
+from experiments.lra.cells import Column, RowKey, make_cells, mean_speedup, with_times
+from experiments.lra.run_files import read_runs
+from experiments.lra.runs import PRETRAINED, Run
+from experiments.lra.table import Table
+from tests.experiments.lra.made_runs import write_run
+from tests.experiments.lra.speed.made_rows import ROW
+
+
+@pytest.fixture
+def cell(tmp_path):
+    """The only cell of made-up runs of ListOps."""
+
+    def made(*runs):
+        for number, options in enumerate(runs):
+            write_run(tmp_path / f"{number:02}", "listops", "standard", **options)
+        cells, _ = make_cells(read_runs(str(tmp_path)))
+        (found,) = cells.values()
+        return found
+
+    return made
+
+
+OLD, NEW = "2026-01-01", "2026-02-01"
+SLOW, FAST = {"lr": 1e-4}, {"lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("runs", "accuracy"),
+    [
+        (  # the settings with more seeds, though others are newer
+            [*({"seed": s, "date": OLD, "settings": SLOW, "accuracy": 0.3} for s in (0, 1)),
+             {"date": NEW, "settings": FAST, "accuracy": 0.4}],
+            30,
+        ),
+        (  # of as many seeds the newer
+            [{"date": OLD, "settings": SLOW, "accuracy": 0.3},
+             {"date": NEW, "settings": FAST, "accuracy": 0.4}],
+            40,
+        ),
+        (  # of a seed the complete run, though another is newer
+            [{"date": OLD, "accuracy": 0.3}, {"date": NEW, "accuracy": 0.4, "steps": 400}],
+            30,
+        ),
+    ],
+)  # fmt: skip
+def test_the_runs_that_count(cell, runs, accuracy):
+    assert cell(*runs).accuracy == pytest.approx(accuracy)
+
+
+def test_accuracies_are_all_of_the_test_or_all_of_the_validation_split(cell):
+    cut = {"steps": 500, "accuracy": 0.4}
+    found = cell({**cut, "accuracy": 0.3}, {**cut, "seed": 1, "result": False})
+    assert not found.tested
+    assert found.accuracies == pytest.approx([30, 34.6], abs=0.1)  # the second as in its journal
+
+
+def test_the_time_of_a_step_is_the_median_of_the_runs(cell):
+    found = cell(*({"seed": seed, "ms": ms} for seed, ms in enumerate((12.0, 10.0, 30.0))))
+    assert list(found.ms_by_place.values()) == [12]
+
+
+def test_an_average_is_marked_where_one_of_its_cells_is(tmp_path):
+    write_run(tmp_path, "listops", "standard", accuracy=0.4)
+    write_run(tmp_path, "text", "standard", accuracy=0.6, steps=500, result=False)
+    found = Table(read_runs(str(tmp_path)))
+    (line,) = [cells for cells in found.sections()[0].lines if cells[0] == "Transformer"]
+    assert line[6].split()[0] == "45.9†‡"  # of 40 and 60 (1 - exp(-2))
+
+
+def test_averages_of_another_recipe_are_not_those_of_the_paper(tmp_path):
+    write_run(tmp_path, "listops", "standard", settings={"recipe": "google"})
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    ((row, column),) = cells
+    found = average(cells, row, [column])
+    assert row.label == "google" and found is not None
+    assert (found.paper, found.paper_of_all) == (None, None)
+
+
+def test_averages_prefer_the_official_rule_then_official_data_then_short_sequences():
+    wanted = [
+        Column("text", "official", 1024),
+        Column("text", "official", 4096),
+        Column("text", "other", 1024),
+        Column("text", "official", 1024, 0.1),
+    ]
+    assert preferred([*wanted[::-1], Column("files", "")]) == wanted
+
+
+# ---- what is compared
+
+
+def started(processes=1, device="GPU A", **config):
+    """A run with this line at its start."""
+    task = {"name": "text", "source": "official"}
+    about = {"processes": processes, "device": device, "config": config, "task": task}
+    return Run("", [{"kind": "start", "step": 0} | about], {})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 16},
+        {"precision": "fp32"},
+        {"processes": 2},
+        {"recipe": "google"},
+        {"scale": "small"},
+        {"model": {"dim": 8}},
+    ],
+)
+def test_work_that_differs_is_not_compared(other):
+    usual = {"batch": 32, "precision": "bf16", "recipe": "nystrom", "scale": "full"}
+    assert started(**usual, seed=0).workload == started(**usual, seed=1, lr=1.0).workload
+    assert started(**usual).workload != started(**usual | other).workload
+
+
+def test_a_run_is_told_by_its_last_session_and_its_best_validation():
+    vals = [
+        {"kind": "val", "step": n, "accuracy": x, "memory_mib": mib}
+        for n, x, mib in ((1, 0.3, 5.0), (2, 0.2, 4.0))
+    ]
+    lines = [*started().lines, *vals, *started(device="GPU B").lines]
+    found = Run("", lines, {})
+    assert found.device == "GPU B" and found.val_accuracy == pytest.approx(30)
+    assert found.memory_mib == 5
+
+
+def test_every_run_has_a_line_with_its_minutes_and_steps(tmp_path):
+    more = {"val_accuracy": 0.45, "seconds": 90.0}
+    write_run(tmp_path, "listops", "standard", steps=400, date=NEW, more=more)
+    (lines,) = [s.lines for s in Table(read_runs(str(tmp_path))).sections() if s.title == "Runs"]
+    assert lines[1:] == [
+        ["ListOps (generated, 2k)", "Transformer", "0", "400†", "1000", "1.5", "10.00", "40.0",
+         "45.0", "", "GPU A", NEW],
+    ]  # fmt: skip
+
+
+def test_the_papers_values_are_of_its_recipe():
+    """On Path-X it starts from the weights of Pathfinder-64."""
+    tasks = ("pathfinder128", 61.4), ("listops", None)
+    for task, expected in tasks:
+        assert paper_value(RowKey("flash", "", PRETRAINED), Column(task, "")) == expected
+        assert paper_value(RowKey("flash", "", "google"), Column(task, "")) is None
+
+
+def test_measured_steps_are_of_the_same_mask_and_of_the_usual_recipe(tmp_path):
+    for mask in ("", "butterfly"):
+        write_run(tmp_path, "listops", "sparse", mask=mask)
+    write_run(tmp_path, "listops", "sparse", settings={"recipe": "google"}, folder="google")
+    steps = [
+        replace(ROW, attention="sparse", option=option, ms_median=ms)
+        for option, ms in (("", 3.0), ("butterfly", 2.0))
+    ]
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    timed = with_times(cells, steps)
+    found = {row[1:]: list(cell.ms_by_place.values()) for (row, _), cell in timed.items()}
+    assert found == {("", ""): [3], ("butterfly", ""): [2], ("", "google"): []}
+
+
+def test_the_mean_speed_up_is_of_the_tasks_that_the_paper_times(tmp_path):
+    for task, ms in (("listops", 2.0), ("files", 1.0)):
+        write_run(tmp_path, task, "standard", ms=8.0)
+        write_run(tmp_path, task, "flash", ms=ms)
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    columns = [column for _, column in cells]
+    flash = RowKey("flash", "", "")
+    assert mean_speedup(cells, flash, dict.fromkeys(columns)) == (pytest.approx(4), 1)
