@@ -8,7 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 import sparseflash
 from sparseflash import select
+from sparseflash.cache import cache
 from sparseflash.lengths import BLOCK, attend_within, blocks_of, cut_torch, skip_padding
+from sparseflash.problem import Problem
 from sparseflash.testing import make_qkv
 
 H, N = 3, 512
@@ -140,11 +142,15 @@ def test_attention_and_gradients(mask, how):
 
 
 def test_the_public_call_takes_either_way():
+    options = {"backend": "cpu", "dropout_p": 0.3, "seed": 5, "deterministic": True}
     for n, how in ((1024, "skip"), (1000, "hide")):
         q, k, v = (t.detach() for t in leaves(n, n, 1, 1, torch.float32))
         given = (q, k, v, masks.local(50))
-        out = sparseflash.attention(*given, lengths=FEW, backend="cpu")
-        assert torch.equal(out, within(how, *given, backend="cpu"))
+        out = sparseflash.attention(*given, lengths=FEW, **options)
+        assert torch.equal(out, within(how, *given, **options))
+        assert not torch.equal(out, within(how, *given, **options | {"dropout_p": 0.0}))
+    problems = [key for key in cache._entries if isinstance(key, Problem)]
+    assert sum(problem.options.deterministic for problem in problems) == len(problems) > 0
 
 
 def test_with_other_extents_they_count_keys():
