@@ -123,9 +123,12 @@ def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> t
     return torch.cat([pairs.real, pairs.imag, x[..., turned:]], -1)
 
 
-@pytest.mark.parametrize("base, fraction", [(10_000.0, 1.0), (500.0, 0.5), (10.0, 0.25)])
-def test_rotary_is_its_definition(base, fraction):
-    x = torch.randn(2, 30, 3, 16, dtype=torch.float64)
+@pytest.mark.parametrize(
+    "base, fraction, head_dim",  # 0.58 * 100 is a little less than 58
+    [(10_000.0, 1.0, 16), (500.0, 0.5, 16), (10.0, 0.25, 16), (10.0, 0.58, 100)],
+)
+def test_rotary_is_its_definition(base, fraction, head_dim):
+    x = torch.randn(2, 30, 3, head_dim, dtype=torch.float64)
     found = Rotary(base, fraction)(x)
     torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
     assert torch.equal(found[:, 0], x[:, 0])

@@ -221,6 +221,14 @@ def test_no_value_is_read_from_a_device(how):
         within(how, *fakes, None, ends).sum().backward()
 
 
+def test_fake_tensors_are_not_kept():
+    qkv = [t.detach() for t in leaves()]
+    with FakeTensorMode() as mode:
+        *fakes, ends = (mode.from_tensor(t) for t in (*qkv, torch.tensor(FEW)))
+        within("skip", *fakes, None, ends)
+    torch.testing.assert_close(within("skip", *qkv, None), within("hide", *qkv, None))
+
+
 @pytest.mark.parametrize("n", [96, 1024])
 def test_it_compiles_into_one_graph(n, fresh_dynamo):
     q, k, v = leaves(n, n, 2, 1, torch.float32)
@@ -254,6 +262,7 @@ def test_vmap_takes_the_lengths_of_each_entry(n):
     [
         ([1, 2], r"int64 of shape \(2,\); pass int32 or int64 of shape \(5,\)"),
         (torch.ones(5), "float32 of shape"),
+        (torch.ones(5).bool(), "bool of shape"),
         (torch.ones(5, 1).int(), r"of shape \(5, 1\)"),
         (3, r"shape \(1,\)"),
         ([1, 2, 3, 4, 97], "lengths holds 97; they must lie in 0..96, the keys"),
