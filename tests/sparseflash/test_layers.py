@@ -363,6 +363,7 @@ OF_BLOCKS = make(mask=masks.local(3).build(128))
         (lambda: LAYER(X[:, :, :8]), "x has shape"),
         (lambda: LAYER(X, context=X[:1]), r"context has shape .* must be \(2, N, 24\)"),
         (lambda: LAYER(X, lengths=[1]), "one for each sequence"),
+        (lambda: make(padding="skip")(X, lengths=[1, 2]), "padding is skip.* the length 40"),
         (lambda: LAYER.plan([3, 4], 100), "n is 100"),
         (lambda: LAYER.plan([3, 4], -128), "n is -128"),
         (lambda: LAYER.plan([3, 4], 128.0), "n is 128.0"),
