@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import masks
-from sparseflash import BlockSparseAttention, Rotary, select
+from sparseflash import BlockSparseAttention, Rotary, plan, select
 from sparseflash.testing import oracle
 
 DIM, HEADS, N = 24, 4, 40
@@ -303,6 +303,18 @@ def test_a_plan_is_for_the_dtype_of_autocast(dtype, monkeypatch):
         layer.plan([128], 128)
         layer.plan([128], 128, torch.float64)
     assert asked == [dtype or torch.float32, torch.float64]
+
+
+def test_a_plan_is_for_the_heads_of_the_layer(monkeypatch):
+    asked = []
+
+    def noted(mask, *qkv, **options):
+        asked.extend(t.shape[1] for t in qkv)
+        return plan(mask, *qkv, **options)
+
+    monkeypatch.setattr("sparseflash.layers.plan", noted)
+    make(kv_heads=2).plan([100], 128)
+    assert asked == [HEADS, 2, 2]
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([N, 17])])
