@@ -255,6 +255,7 @@ def test_a_named_backend_is_not_replaced_in_the_backward(monkeypatch):
             patch.setattr(cpu, "_forward", None)  # nothing may run
             with pytest.raises(ValueError, match=r"'cpu' cannot run the backward of this call: no"):
                 sparseflash.attention(*qkv, MASK, backend="cpu")
+        assert sparseflash.plan(MASK, *qkv, backend="cpu") is MASK  # for calls without gradients
         with torch.no_grad():
             sparseflash.attention(*qkv, MASK, backend="cpu")
         monkeypatch.setattr(triton, "unsupported", lambda *_: "x")
