@@ -109,7 +109,7 @@ def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
 
 
 def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Tensor:
-    """int32 (batch,) on the device, of sequences with room for n keys.
+    """int32 (batch,) on the device, side by side, of sequences with room for n keys.
 
     Raises ValueError for lengths of another shape or type, and for values outside [0, n] where they
     are on the host. Values on a GPU are not read.
@@ -130,7 +130,7 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
             raise ValueError(
                 f"lengths holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
             )
-    return lengths.to(device, torch.int32, non_blocking=True)
+    return lengths.to(device, torch.int32, non_blocking=True).contiguous()
 
 
 def real_tokens(lengths: Tensor, n: int) -> Tensor:

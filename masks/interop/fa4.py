@@ -110,7 +110,7 @@ def from_fa4(
     if forward.block_size is None:
         raise ValueError("block_size is None: give forward._replace(block_size=(queries, keys))")
     n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
-    extents = forward.mask_block_cnt.shape[:2]
+    extents = tuple(forward.mask_block_cnt.shape[:2])
     grid = Grid(n_q, n_k, *block_sizes(forward.block_size), *extents)
 
     def codes_of(tiles: Tiles, x: Ints) -> NDArray[np.int32]:
@@ -118,6 +118,12 @@ def from_fa4(
             return np.zeros(0, np.int32)
         if aux_tensors is not None:
             tile, bits = (to_numpy(tensor) for tensor in aux_tensors)
+            shapes = (*extents, grid.rows, grid.cols), tiles.exists.shape[1:]
+            if (tile.shape, bits.shape[1:]) != shapes or tile.max() >= len(bits):
+                raise ValueError(
+                    f"aux_tensors have shapes {tile.shape} and {bits.shape}: give those of these "
+                    f"lists, {shapes[0]} and (tiles, *{shapes[1]})"
+                )
             tile = tile.reshape(-1)[x]
             if (tile < 0).any():
                 raise ValueError("a partial block has no tile: give the aux_tensors of these lists")

@@ -110,6 +110,8 @@ def from_bsr(
             f"indptr has shape {indptr.shape} and ends with {indptr[-1]}: give {grid.rows + 1} "
             f"numbers that end with {len(indices)}, as many as there are indices"
         )
+    if indptr[0] or (np.diff(indptr) < 0).any():
+        raise ValueError("indptr does not ascend from 0: give cumulative sums")
     line = np.repeat(np.arange(grid.rows), np.diff(indptr))
     x, tiles = positions(grid, line, indices), Tiles(grid)
     if mask is None:

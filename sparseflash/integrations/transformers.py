@@ -13,6 +13,7 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 import masks
 from masks import Mask
+from masks.registry import by_text
 from sparseflash.attention import attention
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.integrations.transformers_masks import make_mask
@@ -83,6 +84,7 @@ def mask_of(config: Any) -> Mask | None:
 
 
 _MASKS: dict[str, Mask] = {}
+by_text(_MASKS.clear)
 
 
 def attend(

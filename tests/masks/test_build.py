@@ -8,6 +8,7 @@ import pytest
 
 import masks
 from masks import runs as rl
+from masks.build import Cache
 from masks.leaves.leaf import Leaf
 from masks.leaves.token_blocks import TokenBlocks
 from tests.masks.brute import any_grid, brute_dense, check, check_window
@@ -99,6 +100,17 @@ def test_heads_and_lengths_are_kept_apart():
     assert mask.build(300, heads=HEADS).heads == HEADS
     assert mask.build(300).heads == mask.build(200).heads == 2
     assert mask.build(300, 200, 64).n_k == 200 and mask.build(300) is mask.build(300)
+
+
+def test_the_cache_is_bounded_and_drops_the_least_recently_used():
+    a, b, c = (masks.local(width).build(64) for width in (1, 2, 3))
+    for bounds in ((2, 1 << 20), (9, a.nbytes + b.nbytes + c.nbytes - 1)):
+        cache = Cache(*bounds)
+        cache.put("a", a)
+        cache.put("b", b)
+        assert cache.get("a") is a
+        cache.put("c", c)
+        assert [cache.get(key) for key in "abc"] == [a, None, c]
 
 
 def test_a_leaf_without_a_registered_function_has_no_key():

@@ -223,8 +223,11 @@ layers(local(5), dense()).build(64)  =>  build mask.layer\(i\) instead
 layers(local(5)).layer(-1)  =>  index is -1
 local(5).layer(-1)  =>  index is -1
 heads(local(5), causal(), dense()).build(50, heads=4)  =>  heads is 4, but .* repeats after 3
+(heads(local(5), causal()) & mask_from(np.ones((3, 50, 50), bool))).build(50)
+    =>  is made for heads=3, but repeats after 2
 heads(local(5), random_blocks(count=1, per_head=True)).build(64)  =>  give heads=
 longnet(32, 4, per_head=True).build(100, heads=6)  =>  repeats after 4
+heads(local(5), longnet(32, 4, per_head=True)).build(100, heads=6)  =>  repeats after 4
 documents([[3], [3]]) | documents([[1], [2], [3]])  =>  batch extents 2 and 3 do not combine
 causal().build(100, 90, 32).crop(101, 90)  =>  n_q is 101: give an integer <= 100
 causal().build(100, 90, 32).crop(100)  =>  n_k is 100: give an integer <= 90

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import masks
-from sparseflash import BlockSparseAttention, Rotary, select
+from sparseflash import BlockSparseAttention, Rotary, plan, select
 from sparseflash.testing import oracle
 
 DIM, HEADS, N = 24, 4, 40
@@ -123,9 +123,12 @@ def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> t
     return torch.cat([pairs.real, pairs.imag, x[..., turned:]], -1)
 
 
-@pytest.mark.parametrize("base, fraction", [(10_000.0, 1.0), (500.0, 0.5), (10.0, 0.25)])
-def test_rotary_is_its_definition(base, fraction):
-    x = torch.randn(2, 30, 3, 16, dtype=torch.float64)
+@pytest.mark.parametrize(
+    "base, fraction, head_dim",  # 0.58 * 100 is a little less than 58
+    [(10_000.0, 1.0, 16), (500.0, 0.5, 16), (10.0, 0.25, 16), (10.0, 0.58, 100)],
+)
+def test_rotary_is_its_definition(base, fraction, head_dim):
+    x = torch.randn(2, 30, 3, head_dim, dtype=torch.float64)
     found = Rotary(base, fraction)(x)
     torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
     assert torch.equal(found[:, 0], x[:, 0])
@@ -302,6 +305,18 @@ def test_a_plan_is_for_the_dtype_of_autocast(dtype, monkeypatch):
     assert asked == [dtype or torch.float32, torch.float64]
 
 
+def test_a_plan_is_for_the_heads_of_the_layer(monkeypatch):
+    asked = []
+
+    def noted(mask, *qkv, **options):
+        asked.extend(t.shape[1] for t in qkv)
+        return plan(mask, *qkv, **options)
+
+    monkeypatch.setattr("sparseflash.layers.plan", noted)
+    make(kv_heads=2).plan([100], 128)
+    assert asked == [HEADS, 2, 2]
+
+
 @pytest.mark.parametrize("lengths", [None, torch.tensor([N, 17])])
 def test_it_compiles_into_one_graph(lengths, fresh_dynamo):
     layer = make(torch.float32, mask=masks.local(9), rotary=Rotary(), kv_heads=2)
@@ -360,6 +375,7 @@ OF_BLOCKS = make(mask=masks.local(3).build(128))
         (lambda: LAYER(X[:, :, :8]), "x has shape"),
         (lambda: LAYER(X, context=X[:1]), r"context has shape .* must be \(2, N, 24\)"),
         (lambda: LAYER(X, lengths=[1]), "one for each sequence"),
+        (lambda: make(padding="skip")(X, lengths=[1, 2]), "padding is skip.* the length 40"),
         (lambda: LAYER.plan([3, 4], 100), "n is 100"),
         (lambda: LAYER.plan([3, 4], -128), "n is -128"),
         (lambda: LAYER.plan([3, 4], 128.0), "n is 128.0"),

@@ -8,7 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 import sparseflash
 from sparseflash import select
+from sparseflash.cache import cache
 from sparseflash.lengths import BLOCK, attend_within, blocks_of, cut_torch, skip_padding
+from sparseflash.problem import Problem
 from sparseflash.testing import make_qkv
 
 H, N = 3, 512
@@ -140,11 +142,15 @@ def test_attention_and_gradients(mask, how):
 
 
 def test_the_public_call_takes_either_way():
+    options = {"backend": "cpu", "dropout_p": 0.3, "seed": 5, "deterministic": True}
     for n, how in ((1024, "skip"), (1000, "hide")):
         q, k, v = (t.detach() for t in leaves(n, n, 1, 1, torch.float32))
         given = (q, k, v, masks.local(50))
-        out = sparseflash.attention(*given, lengths=FEW, backend="cpu")
-        assert torch.equal(out, within(how, *given, backend="cpu"))
+        out = sparseflash.attention(*given, lengths=FEW, **options)
+        assert torch.equal(out, within(how, *given, **options))
+        assert not torch.equal(out, within(how, *given, **options | {"dropout_p": 0.0}))
+    problems = [key for key in cache._entries if isinstance(key, Problem)]
+    assert sum(problem.options.deterministic for problem in problems) == len(problems) > 0
 
 
 def test_with_other_extents_they_count_keys():
@@ -215,6 +221,14 @@ def test_no_value_is_read_from_a_device(how):
         within(how, *fakes, None, ends).sum().backward()
 
 
+def test_fake_tensors_are_not_kept():
+    qkv = [t.detach() for t in leaves()]
+    with FakeTensorMode() as mode:
+        *fakes, ends = (mode.from_tensor(t) for t in (*qkv, torch.tensor(FEW)))
+        within("skip", *fakes, None, ends)
+    torch.testing.assert_close(within("skip", *qkv, None), within("hide", *qkv, None))
+
+
 @pytest.mark.parametrize("n", [96, 1024])
 def test_it_compiles_into_one_graph(n, fresh_dynamo):
     q, k, v = leaves(n, n, 2, 1, torch.float32)
@@ -248,6 +262,7 @@ def test_vmap_takes_the_lengths_of_each_entry(n):
     [
         ([1, 2], r"int64 of shape \(2,\); pass int32 or int64 of shape \(5,\)"),
         (torch.ones(5), "float32 of shape"),
+        (torch.ones(5).bool(), "bool of shape"),
         (torch.ones(5, 1).int(), r"of shape \(5, 1\)"),
         (3, r"shape \(1,\)"),
         ([1, 2, 3, 4, 97], "lengths holds 97; they must lie in 0..96, the keys"),

@@ -88,6 +88,16 @@ def test_misaligned_inputs_have_plans_of_their_own():
         assert plans()[-1].problem.misaligned == name
 
 
+def test_inputs_of_other_strides_have_plans_of_their_own():
+    both = inputs(kv_heads=2)
+    for number, name in enumerate(("", *"qkv")):
+        qkv = [token_major(t) if n == name else t for n, t in zip("qkv", both, strict=True)]
+        assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
+        assert len(plans()) == number + 1
+        strides = [strides for _, strides in plans()[-1].problem.layouts.values()]
+        assert strides == [t.stride() for t in qkv]
+
+
 def test_scale_that_is_a_tensor_is_read_every_time():
     scale = torch.tensor(0.5)
     for value in (0.5, 0.25):
@@ -245,6 +255,7 @@ def test_a_named_backend_is_not_replaced_in_the_backward(monkeypatch):
             patch.setattr(cpu, "_forward", None)  # nothing may run
             with pytest.raises(ValueError, match=r"'cpu' cannot run the backward of this call: no"):
                 sparseflash.attention(*qkv, MASK, backend="cpu")
+        assert sparseflash.plan(MASK, *qkv, backend="cpu") is MASK  # for calls without gradients
         with torch.no_grad():
             sparseflash.attention(*qkv, MASK, backend="cpu")
         monkeypatch.setattr(triton, "unsupported", lambda *_: "x")

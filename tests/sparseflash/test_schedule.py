@@ -94,6 +94,7 @@ def test_cache_knows_masks_by_content_and_is_bounded(cache):
     assert schedule_of(mask, 64, 64, 5, 7, torch.device("cpu"), **fine) is first
     assert schedule_of(mask, block_size=32) is not first
     assert schedule_of(mask, 80, **fine) is not first
+    assert schedule_of(mask, 64, 80, **fine).n_k == 80
     built = mask.build(64, 64, 16)
     copy = masks.BlockMask.from_dense(built.to_dense(), 16)
     assert schedule_of(built) is schedule_of(copy)

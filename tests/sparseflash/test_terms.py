@@ -71,6 +71,17 @@ def test_a_query_with_nothing_but_a_sink(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_terms_may_have_strides(backend):
+    table = torch.linspace(-1, 1, 14).view(2, 7)
+    terms = Terms(table[:, 0], None, table[:, 6], table[:, 1:6])
+    together = Terms(*(t if t is None else t.contiguous() for t in terms))
+    found, expected = (
+        sparseflash.attention(*small(), terms=given, backend=backend) for given in (terms, together)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_sink_of_minus_infinity_is_none(backend):
     q, k, v = (t.requires_grad_() for t in make_qkv(1, 2, 20, 20, 8))
     sink = torch.full((2,), -torch.inf, requires_grad=True)

@@ -70,6 +70,8 @@ causal()  =>  512, causal=False  =>  ! can see only 50\.1 % of the keys, at any 
 butterfly(64, levels=0)  =>  1024, 4  =>  ! 16 groups
 layers(dense(), causal() - local(0))  =>  64, 4, False, block_size=16
     =>  ! Layer 1: 1 query sees nothing \(0\)
+layers(dense(), dense(), causal() - local(0))  =>  64, 6, False, block_size=16
+    =>  ! Layer 2: 1 query sees nothing \(0\)
 local(16)  =>  2048, 64
     =>  - only [\d.]+ % are allowed \(waste 1[12][\d.]*, blocks of 128 x 128\)
     =>  - Blocks of 32 x 32 would waste 2\.89

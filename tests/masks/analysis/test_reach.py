@@ -97,6 +97,8 @@ def test_diagonal_blocks_count_from_their_layer_on():
         masks.layers(masks.block_diagonal(16) & far, near), 64, 2, causal=True, block_size=16
     )
     assert found.lower == (0.4, 0.4)  # they stay seen
+    found = reach_of(far - near, 64, 1, causal=True, block_size=16)
+    assert found.lower == (0.6,)  # no query sees itself, so no block on the diagonal is all seen
 
 
 LOCAL = masks.local(BLOCK) | masks.butterfly(BLOCK)
@@ -139,8 +141,9 @@ def test_layers_in_turn():
     near, far = masks.local(0), masks.dense()
     found = reach_of(masks.layers(near, near, far), 64, 3, exact=True, block_size=16)
     assert [round(share, 3) for share in found.upper] == [0.016, 0.016, 1]
-    with pytest.raises(ValueError, match="do not stack"):
-        reach([masks.local(3).build(64), masks.local(3).build(128)])
+    for other in (masks.local(3).build(128), masks.local(3).build(64, block_size=32)):
+        with pytest.raises(ValueError, match="do not stack"):
+            reach([masks.local(3).build(64), other])
     with pytest.raises(ValueError, match="blocks is empty"):
         reach([])
 

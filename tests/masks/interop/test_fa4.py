@@ -71,6 +71,11 @@ def test_fa4_fields_and_errors():
     with pytest.raises(ValueError, match="no tile"):
         none = torch.full_like(mask.aux_tensors[0], -2)
         interop.from_fa4(mask.forward, 100, 100, aux_tensors=[none, mask.aux_tensors[1]])
+    larger = interop.to_fa4(masks.local(9).build(200, block_size=32)).aux_tensors
+    code, bits = mask.aux_tensors
+    for aux in (larger, [code, bits[:, :16]], [code, bits[:1]]):  # they would be taken for others
+        with pytest.raises(ValueError, match=r"give those of these lists, \(1, 1, 4, 4\)"):
+            interop.from_fa4(mask.forward, 100, 100, aux_tensors=aux)
     with pytest.raises(ValueError, match="the lists would take"):
         interop.to_fa4(masks.causal().build(100, block_size=32), limit_gib=0)
     assert interop.to_fa4(masks.dense().build(100, block_size=32)).aux_tensors is None

@@ -62,6 +62,9 @@ def test_bsr_without_a_mask_and_errors():
     assert again == blocks
     with pytest.raises(ValueError, match="give 6 numbers that end with"):
         interop.from_bsr(bsr.indptr, bsr.indices, 160, 128, 32)
+    for bad in ([1, 2], [0, 2, 1, 3]):
+        with pytest.raises(ValueError, match="indptr does not ascend from 0"):
+            interop.from_bsr(np.array(bad), np.arange(bad[-1]), 32 * (len(bad) - 1), 128, 32)
     with pytest.raises(ValueError, match=r"mask has shape \(1, 32, 32\): give"):
         interop.from_bsr(bsr.indptr, bsr.indices, 90, 128, 32, np.ones((1, 32, 32), bool))
     with pytest.raises(ValueError, match="listed twice"):

@@ -130,9 +130,15 @@ def module_level(q, k):
     return q % 5 == k % 5
 
 
+def by_entry_and_head(b, h, q, k):
+    return q - k < 9 * b + h
+
+
 @pytest.mark.usefixtures("own_patterns")
 def test_pickle():
     assert pickle.loads(pickle.dumps(where(module_level))) == where(module_level)
+    own = where(by_entry_and_head, per_head=True, batch=2)
+    assert pickle.loads(pickle.dumps(own)) == own
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         pickle.dumps(where(lambda q, k: q > k))
 

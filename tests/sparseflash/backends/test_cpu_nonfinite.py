@@ -18,18 +18,20 @@ OTHERS = torch.arange(N) != TOKEN
 BLIND, UNSEEN = torch.from_numpy(~DENSE[:, TOKEN]), torch.from_numpy(~DENSE[TOKEN])
 
 
-def run(q, k, v, dout, **options):
+def run(q, k, v, dout, dlse, **options):
     """out, lse, dq, dk, dv."""
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     mask = masks.mask_from(DENSE).build(N, N, 16)
     out, lse = sparseflash.attention(*inputs, mask, backend="cpu", return_lse=True, **options)
-    return out, lse, *torch.autograd.grad((out * dout).sum(), inputs)
+    loss = (out * dout).sum() + (lse * dlse.sum(-1)).sum()
+    return out, lse, *torch.autograd.grad(loss, inputs)
 
 
 def results(name: str, value: float, kv_heads=1, **options):
     """With a bad number in an input or its cotangent, and without."""
     clean = dict(zip("qkv", make_qkv(2, 2, N, N, 16, kv_heads=kv_heads), strict=True))
-    clean["dout"] = torch.randn(2, 2, N, 16, generator=torch.Generator().manual_seed(1))
+    for seed, cotangent in enumerate(("dout", "dlse"), 1):
+        clean[cotangent] = torch.randn(2, 2, N, 16, generator=torch.Generator().manual_seed(seed))
     bad = {key: t.clone() for key, t in clean.items()}
     bad[name][1, 0, TOKEN, 3] = value
     return run(**bad, **options), run(**clean, **options)
@@ -48,7 +50,9 @@ def agree(found, expected, tokens):
 def test_a_bad_key_does_not_reach_the_rows_that_do_not_see_it(name, value, kv_heads, options):
     found, expected = results(name, value, kv_heads, **options)
     agree(found[:3], expected[:3], BLIND)
+    agree(found[3:], expected[3:], slice(40, N))  # keys that no row with the bad one sees
     assert name == "k" or not found[0][1, 0, ~BLIND].isfinite().all(-1).any()
+    assert name == "v" or value == value or found[1][1, 0, ~BLIND].isnan().all()
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -58,13 +62,14 @@ def test_a_bad_query_does_not_reach_the_keys_that_it_does_not_see(value):
     agree(found[3:], expected[3:], UNSEEN)
 
 
-def test_a_cotangent_that_is_not_finite_stays_in_its_row():
-    found, expected = results("dout", float("nan"))
+@pytest.mark.parametrize("name", ["dout", "dlse"])
+def test_a_cotangent_that_is_not_finite_stays_in_its_row(name):
+    found, expected = results(name, float("nan"))
     agree(found[2:3], expected[2:3], OTHERS)
     agree(found[3:], expected[3:], UNSEEN)
 
 
 def test_results_that_overflow_are_left_alone():
     q, k, v = (1e30 * t for t in make_qkv(1, 1, N, N, 16))
-    out, *_ = run(q, k, v, torch.ones(1, 1, N, 16))
+    out, *_ = run(q, k, v, *torch.ones(2, 1, 1, N, 16))
     assert out.shape == q.shape

@@ -89,6 +89,7 @@ def test_tiles_fit_the_fast_memory_they_were_made_for():
     # 192 KB of an A100's multiprocessor in 2-byte elements
     assert paper_tiles(96 * 1024, 64) == (64, 384)
     assert paper_tiles(96 * 1024, 128) == (128, 192)
+    assert paper_tiles(1000, 128) == (2, 2)  # rounded up
     assert tile_bytes(128, 128, 128) == 3 * 128 * 128 * 2 + 4 * 128 * (128 + 128 + 2)
     assert tile_bytes(128, 64, 64, itemsize=4) == 4 * (256 * 64 + 128 * (64 + 64 + 2))
 

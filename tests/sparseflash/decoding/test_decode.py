@@ -19,6 +19,7 @@ from tests.decode_cases import Step, random_step
 BACKENDS = ("cpu", "triton")
 both = pytest.mark.parametrize("backend", BACKENDS)
 LISTED = masks.local(50) & masks.causal() | masks.global_tokens(3)
+TWICE = torch.tensor([37], dtype=torch.int32).expand(2)
 
 
 def agree(step: Step, backend: str) -> None:
@@ -86,6 +87,16 @@ def test_lengths_grow_under_one_plan(backend):
         expected = Step(1, 200, 32, (end,), LISTED)
         allowed = expected.allowed()
         assert_close(out, oracle(q, k, v, allowed)[0], name=f"out at {end}")
+
+
+@both
+@pytest.mark.parametrize("lengths", [torch.tensor([150, 1, 37, 2]).int()[::2], TWICE], ids=str)
+def test_lengths_with_strides(lengths, backend):
+    """The kernels read them one after the other."""
+    q, k, v = Step(1, 150, 32, (150, 150)).tensors()
+    found = sparseflash.decode(q, k, v, lengths=lengths, backend=backend)
+    expected = sparseflash.decode(q, k, v, lengths=lengths.tolist(), backend=backend)
+    assert torch.equal(found, expected)
 
 
 @both

@@ -107,7 +107,7 @@ REFUSED = {
     "dtype": ((OFFSETS.float(), 64), {}, "cu_seqlens is torch.float32: give int32 or int64"),
     "no document": ((OFFSETS[:1], 64), {}, "cu_seqlens has shape (1,): give at least 2 numbers"),
     "shape": ((OFFSETS[None, None], 64), {}, "cu_seqlens has shape (1, 1, 3)"),
-    "beyond": ((OFFSETS, 60), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
+    "beyond": ((OFFSETS, 63), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
     "lengths": ((OFFSETS.diff(), 64), {}, "cu_seqlens is 30, 34: it must ascend from 0"),
     "descends": ((OFFSETS.flip(0), 64), {}, "cu_seqlens is 64, 30, 0: it must ascend"),
     "n": ((OFFSETS, 0), {}, "n is 0: give an integer >= 1"),

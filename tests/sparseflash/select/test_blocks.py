@@ -125,6 +125,12 @@ def test_attention_map(causal):
         assert torch.allclose(target[:, :, i], best / best.sum(-1, keepdim=True), atol=1e-12)
 
 
+def test_attention_map_takes_a_scale():
+    q, k = (torch.randn(1, 2, 64, 8, dtype=torch.float64) for _ in range(2))
+    found = select.attention_map(q, k, 16, scale=2.0)
+    torch.testing.assert_close(found, select.attention_map(q * 2.0 * 8**0.5, k, 16))
+
+
 def test_gate_learns_the_attention_map():
     """A gate that is trained finds more of the attention than one that is not."""
     torch.manual_seed(0)
