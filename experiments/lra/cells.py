@@ -141,7 +141,7 @@ def sorted_columns(columns: Iterable[Column]) -> list[Column]:
 def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
     """Returns the cells with the times of measured steps.
 
-    A cell of another recipe, or without a measurement, has no times.
+    A cell of another recipe, batch, size or precision, or without a measurement, has no times.
     """
     times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
     for step in newest(measured(steps)):
@@ -150,9 +150,18 @@ def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
     found = {}
     for (row, column), cell in cells.items():
         name = column.task, row.attention, row.mask, column.length
-        own = times.get(name, {}) if not row.label else {}
-        found[row, column] = Cell(cell.runs, list(own.values()))
+        own = times.get(name, {}).values() if not row.label else ()
+        own = [step for step in own if all(_same_work(run, step) for run in cell.runs)]
+        found[row, column] = Cell(cell.runs, own)
     return found
+
+
+def _same_work(run: Run, step: StepRow) -> bool:
+    """Whether the step is of the batch, model and precision of the run, as far as it says them."""
+    model = run.config.get("model") or {}
+    said = {name: model.get(name) for name in ("layers", "dim", "heads")}
+    said |= {name: run.config.get(name) for name in ("batch", "precision")}
+    return all(value in (None, getattr(step, name)) for name, value in said.items())
 
 
 def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:

@@ -164,6 +164,20 @@ def test_measured_steps_are_of_the_same_mask_and_of_the_usual_recipe(tmp_path):
     assert found == {("", ""): [3], ("butterfly", ""): [2], ("", "google"): []}
 
 
+@pytest.mark.parametrize(
+    "settings", [{"batch": 64}, {"model": {"layers": 4}}, {"model": {"dim": 128}},
+                 {"model": {"heads": 4}}, {"precision": "fp32"}], ids=str
+)  # fmt: skip
+def test_measured_steps_are_of_the_same_work(tmp_path, settings):
+    write_run(tmp_path, "listops", "standard", settings=settings)
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    (other,) = with_times(cells, [ROW]).values()
+    work = {**settings, **settings.get("model", {})}
+    work.pop("model", None)
+    (same,) = with_times(cells, [replace(ROW, **work)]).values()
+    assert not other.ms_by_place and same.ms_by_place
+
+
 def test_the_mean_speed_up_is_of_the_tasks_that_the_paper_times(tmp_path):
     for task, ms in (("listops", 2.0), ("files", 1.0)):
         write_run(tmp_path, task, "standard", ms=8.0)
