@@ -60,6 +60,19 @@ def test_functional_gradients_of_the_lse_and_through_a_selection():
         torch.testing.assert_close(torch.func.grad(of)(q, picked), expected, **close)
 
 
+@pytest.mark.parametrize("dims", [(1, 2, 3), (4, 0, None)], ids=str)
+def test_vmap_takes_any_dimension(dims):
+    qkv = [
+        x if dim is None else torch.stack([x * scale for scale in (0.5, 1, 2)], dim)
+        for x, dim in zip(inputs(), dims, strict=True)
+    ]
+    found = torch.vmap(torch.func.grad(loss, (0, 1, 2)), dims)(*qkv)
+    for i in range(3):
+        one = [x if d is None else x.select(d, i) for x, d in zip(qkv, dims, strict=True)]
+        for got, wanted in zip(found, torch.func.grad(loss, (0, 1, 2))(*one), strict=True):
+            assert torch.equal(got[i], wanted)
+
+
 def test_second_functional_derivative_is_refused():
     q, k, v = inputs()
 
