@@ -25,7 +25,7 @@ SETTINGS = "generated.json"  # the release has no such file
 def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None = None) -> Path:
     """Writes images 0 .. examples - 1 of a seed below `out`, and keeps complete folders.
 
-    Returns the folder of the level. Raises ValueError if it holds other images.
+    Returns the folder of the level. Raises ValueError if it holds other images, or more of them.
     """
     level = out / f"pathfinder{spec.size}" / spec.level
     settings = {"version": VERSION, "seed": seed, **asdict(spec), "margins": list(spec.margins)}
@@ -34,6 +34,13 @@ def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None =
         if json.loads(known.read_text()) != settings:
             raise ValueError(
                 f"{level} holds images of other settings (see {known}): give another out="
+            )
+        held = max(
+            (int(x.stem) * FOLDER + _lines(x) for x in level.glob("metadata/*.npy")), default=0
+        )
+        if held > examples:
+            raise ValueError(
+                f"{level} holds {held} images, more than examples={examples}: give another out="
             )
     elif level.exists() and any(level.iterdir()):
         raise ValueError(f"{level} holds other files: give another out=")
@@ -51,7 +58,7 @@ def _write_folder(
 ) -> None:
     k = first // FOLDER
     metadata, folder = level / "metadata" / f"{k}.npy", level / "imgs" / str(k)
-    if metadata.exists() and len(metadata.read_text().splitlines()) == n:
+    if metadata.exists() and _lines(metadata) == n:
         return
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -69,3 +76,7 @@ def _write_folder(
     runs = pool.map(run, range(0, n, 50))
     text = "".join(line for lines in runs for line in lines)
     write_whole(metadata, lambda file: file.write(text.encode()), "out")
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())

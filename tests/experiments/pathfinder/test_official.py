@@ -21,6 +21,8 @@ def test_writing_continues_and_never_mixes(tmp_path):
     write(tmp_path, spec(32), 0, 1033)  # more than before
     assert len(list((level / "imgs" / "1").iterdir())) == 33
     assert len((level / "metadata" / "1.npy").read_text().splitlines()) == 33
+    with pytest.raises(ValueError, match="holds 1033 images, more than examples=1030: give anot"):
+        write(tmp_path, spec(32), 0, 1030)
     with pytest.raises(ValueError, match="other settings"):
         write(tmp_path, spec(32), 1, 1030)
     (level / "generated.json").unlink()
