@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.lm.corpus import read_texts
+from experiments.lm.corpus import Texts, read_texts
 from experiments.lm.run import train
-from experiments.lm.tokens import BYTE_END, load_corpus
+from experiments.lm.tokens import BYTE_END, load_corpus, split
 from experiments.lm.windows import MaskedTokens, Windows
 
 
@@ -42,6 +42,14 @@ def test_one_document_gives_its_end_for_validation(tmp_path):
     (folder / "a.txt").write_text("abcdefghij" * 20)
     corpus = load(folder, tmp_path)
     assert (len(corpus.train), len(corpus.val)) == (191, 11)
+
+
+@pytest.mark.parametrize("letters", [0, 1, 2, 3])
+def test_one_document_is_cut_between_two_characters(tmp_path, letters):
+    text = "漢字" * 100 + "a" * letters
+    train, val = split(Texts("one", [text.encode()]))
+    assert train[0].decode() + val[0].decode() == text
+    assert 30 <= len(val[0]) <= 33
 
 
 def test_the_standard_library_is_at_hand_and_the_same_each_time():
