@@ -12,7 +12,7 @@ import pytest
 from experiments.bench.rows import SpeedRow
 from experiments.common import records as records_module
 from experiments.common.provenance import ROOT
-from experiments.common.records import Records, Row, as_csv, columns, read
+from experiments.common.records import Records, Row, as_csv, columns, last_versions, read
 from tests.experiments.bench.bench_cases import ORIGIN, ROW
 
 
@@ -173,6 +173,12 @@ def test_the_newest_row_of_the_same_measurement_is_found(tmp_path):
     other = {"device": "another", "torch": "3.0", "source": "def", "n_k": 512, "block_q": 64}
     for name, value in (other | {"v_dim": 8, "mask": "causal()"}).items():
         assert records.find(replace(ROW, **{name: value})) is None, name
+
+
+def test_all_rounds_of_the_last_versions_stay_and_none_of_earlier_ones():
+    old = [replace(ROW, round=n, source="old") for n in (1, 2, 3)]
+    new, other = [replace(ROW, round=n) for n in (1, 2)], replace(ROW, n_k=512, source="old")
+    assert last_versions([*old, other, *new]) == [other, *new]
 
 
 WRITER = """
