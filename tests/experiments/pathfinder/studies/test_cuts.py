@@ -101,8 +101,15 @@ def use(monkeypatch, model):
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: model)
 
 
-def test_a_run_is_asked(run, answers, tmp_path):
-    rows = answers(run[0], erased=[0, 4])
+def test_a_run_is_asked(run, monkeypatch, answers, tmp_path):
+    seeds, seen = [], cuts.seen_on_disk
+    monkeypatch.setattr(
+        cuts,
+        "seen_on_disk",
+        lambda each, seed, *rest: seeds.append(seed) or seen(each, seed, *rest),
+    )
+    rows = answers(run[0], erased=[0, 4], seed=1000)
+    assert seeds == [1001]  # the probe is not trained on the images that it is asked about
     assert [row.left_out for row in rows] == [0, 4, 4]
     assert [row.place for row in rows] == ["the middle", "the middle", "the marks"]
     assert all(row.curve + row.other == row.images == 12 for row in rows)

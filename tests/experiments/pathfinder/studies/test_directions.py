@@ -35,6 +35,25 @@ def test_it_learns():
     loss, own, other = directions.learn(small)
     assert loss < first and 0 <= other <= 1 and 0.125 < own <= 1
     assert directions.learn(small) == (loss, own, other)
+    assert directions.learn(small | {"warmup": 1})[0] != loss
+
+
+def test_it_is_tested_on_other_images_of_both_sizes(monkeypatch):
+    made, crops = [], directions.crops
+
+    def recorded(each, seed, n, side, shift):
+        found = crops(each, seed, 10, side, shift)
+        made.append((found[0], each.size, seed))
+        return found
+
+    def size_of(model, x, y):
+        return next(size for other, size, _ in made if other is x)
+
+    monkeypatch.setattr(directions, "crops", recorded)
+    monkeypatch.setattr(directions, "accuracy", size_of)
+    given = options("directions", size=64, other=128, seed=7, steps=1)
+    assert directions.learn(given)[1:] == (64, 128)
+    assert [each[1:] for each in made] == [(64, 7), (64, 8), (128, 8)]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from experiments.common.records import read
+from experiments.common.text_table import MISSING
 from experiments.pathfinder.generate import make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import probe
-from experiments.pathfinder.studies.rows import ShortcutRow
+from experiments.pathfinder.studies.rows import ShortcutRow, interval
 
 
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (128, 14)])
@@ -87,3 +88,11 @@ def test_the_program_measures_what_is_missing(run_program, tmp_path, size, conto
     assert [row.paddles for row in rows] == [0, 2]
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 2 paddles at each |" in out and out.count(" ± ") == 2
+    assert all(interval(row.right, 100) in out for row in rows)
+
+
+def test_the_interval_is_wilsons():
+    """Its half width is that of the 95 % interval around its own middle."""
+    assert interval(50, 100) == "50.0 ± 9.6" and interval(0, 100) == "0.0 ± 1.8"
+    assert interval(100, 100) == "100.0 ± 1.8" and interval(900, 1000) == "90.0 ± 1.9"
+    assert interval(0, 0) == MISSING
