@@ -86,6 +86,8 @@ def split(texts: Texts) -> tuple[list[bytes], list[bytes]]:
     order = sorted(texts.train, key=lambda text: hashlib.sha256(text).digest())
     if len(order) == 1:
         cut = len(order[0]) - max(1, int(VAL_SHARE * len(order[0])))
+        while order[0][cut] & 0xC0 == 0x80:  # the middle of a character in UTF-8
+            cut -= 1
         return [order[0][:cut]], [order[0][cut:]]
     wanted, size, count = VAL_SHARE * sum(map(len, order)), 0, 0
     while size < wanted and count < len(order) - 1:

@@ -8,10 +8,12 @@ from experiments.bench.reports.table import SHAPE, newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.records import OK
 
-COLUMNS = {
+COLUMNS = {  # every provider, ours first
     "hopper": "`hopper`",
     "cpu": "`cpu`",
     "hopper_deterministic": "deterministic",
+    "triton": "`triton`",
+    "reference": "`reference`",
     "fa4": "FlashAttention-4",
     "fa4_window": "its window",
     "fa4_varlen": "its varlen",
@@ -20,6 +22,7 @@ COLUMNS = {
     "flashinfer": "FlashInfer",
     "vsa": "FastVideo",
     "sdpa_cudnn": "cuDNN, dense",
+    "sdpa_flash": "FlashAttention-2, dense",
     "sdpa": "PyTorch, dense",
     "flex": "FlexAttention",
     "flex_autotuned": "autotuned",

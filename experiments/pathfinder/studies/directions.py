@@ -57,13 +57,13 @@ def learn(options: dict[str, Any]) -> tuple[float, float, float]:
     """
     seed, side, shift, steps = (options[name] for name in ("seed", "side", "shift", "steps"))
     check_seed(seed)
-    check_options(options, whole="examples side steps batch warmup")
-    if side > (most := min(options["size"], options["other"])):
+    check_options(options, whole="examples side steps batch warmup", positive="lr")
+    own = spec(options["size"], options["contour"], strokes=options["strokes"])
+    other = spec(options["other"], own.contour)
+    if side > (most := min(own.size, other.size)):
         raise ValueError(f"side={side}: give at most {most}, the side of the images")
     if shift not in range(side // 2 + 1):
         raise ValueError(f"shift={shift!r}: give 0 to {side // 2}, half of side")
-    own = spec(options["size"], options["contour"], strokes=options["strokes"])
-    other = spec(options["other"], own.contour)
     x, y = crops(own, seed, options["examples"], side, shift)
     # other images than those for training, at both sizes
     tests = [crops(each, seed + 1, TESTED, side, shift) for each in (own, other)]

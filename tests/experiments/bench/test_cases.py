@@ -1,11 +1,12 @@
 """Cases: what a mask allows, its density and its work."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.rows import SpeedRow
 
 CASE = Case(DENSE, 1, 2, 2, 100, 200, 16, "float32", 32, 16)
 MASKS = ["local:20+global:10", "random:0.3:seed=1", "causal", "butterfly:16"]
@@ -25,7 +26,21 @@ def test_dense_has_no_blocks_and_everything_allowed():
     assert CASE.allowed(0, 0, np.array([3, 5])).all()
 
 
+def test_peers_have_a_causal_kernel_for_squares_alone():
+    """They differ in where the diagonal of a rectangle ends."""
+    assert replace(CASE, mask="causal()", n_q=200).causal
+    assert not replace(CASE, mask="causal()").causal and not replace(CASE, n_q=200).causal
+
+
+def test_cases_that_differ_are_rows_of_their_own():
+    assert {field.name for field in fields(Case)} <= {"mask", *SpeedRow.WHAT}
+
+
 def test_only_computed_blocks_count_as_work():
     case = replace(CASE, mask="random:0.25", n_q=256, n_k=256)
     assert case.flops("forward") == 4 * 2 * 256 * 256 * 16 * case.density
     assert case.flops("backward") == 2.5 * case.flops("forward")
+    narrow = replace(case, v_dim=8)
+    pairs = 2 * 256 * 256 * case.density
+    assert narrow.flops("forward") == 2 * pairs * (16 + 8)
+    assert narrow.flops("backward") == 2 * pairs * (3 * 16 + 2 * 8)  # scores, dq, dk; dp, dv

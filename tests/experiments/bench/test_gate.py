@@ -17,6 +17,7 @@ def test_gate_samples_both_ends_and_refuses_twice_its_limit(dtype, limit):
     qkv = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=getattr(torch, dtype), device="cpu")
     gate = Gate(replace(CASE, dtype=dtype), *qkv)
     assert {0, 199} <= set(gate.rows.tolist())
+    assert len(gate.rows) >= 64 and gate.rows.diff().max() <= 7  # from all over
     assert [(batch, kv_head) for batch, _, kv_head in gate.samples] == [(0, 0), (1, 1)]
     assert gate.verdict(gate.forward_error(exact(CASE)(*qkv))) is None
     out = exact(CASE)(*(t.double() for t in qkv))
@@ -45,5 +46,8 @@ def test_the_gate_looks_at_every_gradient(wrong):
         zip(("dq", "dk", "dv"), torch.autograd.grad(out, qkv, gate.dout.double()), strict=True)
     )
     assert gate.verdict(gate.backward_error(**gradients)) is None
-    gradients[wrong] = gradients[wrong] * (1 + 2e-4)
-    assert "wrong result" in (gate.verdict(gate.backward_error(**gradients)) or "")
+    scaled = gradients | {wrong: gradients[wrong] * (1 + 2e-4)}
+    assert "wrong result" in (gate.verdict(gate.backward_error(**scaled)) or "")
+    dq = gradients["dq"]
+    other = gradients | {"dq": dq.masked_fill(dq == 0, 0.01)}  # queries outside the sample
+    assert "wrong result" in (gate.verdict(gate.backward_error(**other)) or "")

@@ -5,11 +5,14 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from experiments.bench import measure as bench_measure
 from experiments.bench import providers
 from experiments.bench.cases import DENSE
 from experiments.bench.measure import TOO_FAST, Bench
 from experiments.bench.providers import DIRECTIONS
+from experiments.bench.timing import expected_mib
 from experiments.common.records import OK
+from sparseflash.cost import Ceilings, cost, ideal
 from tests.experiments.bench.bench_cases import (
     CASE,
     CPU,
@@ -36,6 +39,7 @@ def test_a_right_provider_is_timed(measure, direction):
     assert row.status == OK and row.error < 1e-6
     assert 0 < row.ms_p20 <= row.ms_median <= row.ms_p80
     assert row.tflops == pytest.approx(CASE.flops(direction) / row.ms_median / 1e9)
+    assert row.extra_expected_mib == expected_mib(CASE, direction)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,7 @@ def test_a_provider_that_raises_gets_a_status_and_the_run_goes_on(measure, error
         ("cpu", {"mask": DENSE}),
         ("cpu", {}),
         ("cpu", {"mask": "random_blocks(0.3, block=32)"}),
+        ("cpu", {"mask": "random_blocks(0.3, block=32, per_head=True)"}),
         ("cpu", {"layout": "token_major"}),
         ("sdpa", {"mask": DENSE, "block_q": 0, "block_k": 0, "v_dim": 8}),
     ],
@@ -95,18 +100,22 @@ def test_what_is_timed_has_the_layout_and_the_values_of_the_row(
     measure, direction, layout, monkeypatch
 ):
     """The gate looks at one call; the timed ones must be like it."""
-    case, seen = replace(CASE, layout=layout), []
+    case, seen, gradients = replace(CASE, layout=layout), [], []
 
     def make(case):
         def run(q, k, v):
             seen.append((q.stride(), k.stride(), v.stride(), q.double().sum().item()))
-            return exact(case)(q, k, v)
+            out = exact(case)(q, k, v)
+            if direction == "backward":
+                out.register_hook(gradients.append)
+            return out
 
         return run
 
     measure(make, direction, case)
     q, k, v = Bench(CPU, 0.01).inputs(case)
-    assert len(seen) > 1
+    assert len(seen) > 1 and not torch.equal(k, v)
+    assert all(x.count_nonzero() == x.numel() for x in gradients[-1:])  # not of sampled rows alone
     assert set(seen) == {(q.stride(), k.stride(), v.stride(), q.double().sum().item())}
 
 
@@ -115,3 +124,22 @@ def test_a_time_below_the_ideal_is_flagged(measure, monkeypatch):
     monkeypatch.setattr(Bench, "_ideal_ms", lambda *_: 1e6)
     row = measure(exact, "forward")
     assert row.status == OK and row.fraction > 1 and row.warning == TOO_FAST
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("known", [("float32", "bfloat16"), ("bfloat16",), ()])
+def test_the_ideal_is_of_the_blocks_of_the_case_at_rates_of_its_dtype(
+    monkeypatch, known, direction
+):
+    """Rates that are not known are measured."""
+    fast, slow = (
+        Ceilings(dict.fromkeys(dtypes, speed), speed, speed, "")
+        for dtypes, speed in ((known, 1.0), (["float32"], 0.1))
+    )
+    monkeypatch.setattr(bench_measure, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(bench_measure, "CEILINGS", {"a GPU": fast} if known else {})
+    monkeypatch.setattr(bench_measure, "measure_ceilings", lambda device, dtypes: slow)
+    case = replace(CASE, mask="local(40)")
+    rates = fast if "float32" in known else slow
+    wanted = ideal(cost(case.shape, case.blocks, direction), rates, "float32").ms
+    assert Bench(CPU, 0.01).ideal_ms(case, direction) == wanted

@@ -1,11 +1,12 @@
 """Timing: what counts, and what does not."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
-from experiments.bench.timing import measure
-from tests.experiments.bench.bench_cases import CPU
+from experiments.bench.timing import MIB, expected_mib, measure
+from tests.experiments.bench.bench_cases import CASE, CPU
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.02])
@@ -19,3 +20,26 @@ def test_the_first_call_does_not_count(seconds):
 
     times = measure(call, CPU, seconds)
     assert len(calls) > 1 and 5 <= times.ms_p20 <= times.ms_median <= times.ms_p80 < 100
+
+
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.02, 3, 3), (0.001, 1, 1)])
+def test_slow_calls_are_repeated_three_times_unless_that_takes_too_long(seconds, least, most):
+    calls = []
+
+    def call():
+        calls.append(None)
+        time.sleep(0.015)
+
+    measure(call, CPU, seconds)
+    assert least <= len(calls) - 1 <= most
+
+
+def test_a_step_takes_its_results_at_least():
+    """out and a float32 a row, then dq, dk and dv, each with its own head dim."""
+    case = replace(CASE, batch=2, heads=4, kv_heads=2, n_q=10, n_k=20, head_dim=16, v_dim=8)
+    out = 2 * 4 * 10 * (8 * 4 + 4)
+    assert expected_mib(case, "forward") * MIB == out
+    gradients = (2 * 4 * 10 * 16 + 2 * 2 * 20 * 16 + 2 * 2 * 20 * 8) * 4
+    assert expected_mib(case, "backward") * MIB == out + gradients
+    half = replace(case, dtype="bfloat16")
+    assert expected_mib(half, "forward") * MIB == 2 * 4 * 10 * (8 * 2 + 4)

@@ -14,6 +14,7 @@ def repository(folder):
     """A small git repository as the project, with one commit."""
     (folder / "docs").mkdir()
     change(folder, "a = 1\n")
+    (folder / "masks" / "page.md").write_text("no code\n")
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *words], cwd=folder, check=True)
@@ -57,6 +58,13 @@ def test_a_changed_file_has_another_digest_and_no_commit(repository):
     assert now != before and provenance.trace(now, ("masks",)) is None
     assert provenance.commit().endswith("+changes")
     assert provenance.trace(before, ("masks",), "0123456") is not None  # unknown commits pass
+
+
+def test_a_file_of_another_name_is_another_source(repository):
+    before = provenance.source_digest("masks")
+    (repository / "masks" / "a.py").rename(repository / "masks" / "b.py")
+    clear()
+    assert provenance.source_digest("masks") != before
 
 
 def test_results_alone_do_not_make_the_code_changed(repository):

@@ -12,7 +12,7 @@ import pytest
 from experiments.bench.rows import SpeedRow
 from experiments.common import records as records_module
 from experiments.common.provenance import ROOT
-from experiments.common.records import Records, Row, as_csv, columns, read
+from experiments.common.records import Records, Row, as_csv, columns, last_versions, read
 from tests.experiments.bench.bench_cases import ORIGIN, ROW
 
 
@@ -45,7 +45,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     assert speed(records.path).rows == rows
 
 
-@pytest.mark.parametrize("row", [SMALL, replace(SMALL, share=0.5, done=True, late=False)])
+@pytest.mark.parametrize("row", [SMALL, replace(SMALL, share=0.123456, done=True, late=False)])
 def test_every_type_comes_back(tmp_path, row):
     Records(tmp_path / "small.csv", Small).append(row)
     assert read(tmp_path / "small.csv", Small) == [row]
@@ -140,6 +140,17 @@ def test_a_compressed_file_is_read_and_not_added_to(tmp_path):
         read(packed, SpeedRow)
 
 
+def test_only_what_a_commit_has_is_published(tmp_path, monkeypatch):
+    def refuse(path):
+        raise ValueError(f"{path}: commit first")
+
+    monkeypatch.setattr(records_module.provenance, "check_published", refuse)
+    with pytest.raises(ValueError, match=r"speed\.csv: commit first"):
+        speed(tmp_path / "speed.csv")
+    assert list(tmp_path.iterdir()) == []
+    speed(tmp_path / "speed.csv", allow_changes=True).append(ROW)
+
+
 def test_fresh_takes_the_next_free_name(tmp_path):
     speed(tmp_path / "speed.csv").append(ROW)
     names = [speed(tmp_path / "speed.csv", fresh=True).path.name for _ in range(2)]
@@ -156,9 +167,18 @@ def test_the_newest_row_of_the_same_measurement_is_found(tmp_path):
         records.append(row)
     assert records.find(replace(ROW, ms_median=None, commit="123")) == newer
     assert records.find(replace(peer, source="def")) == peer
+    small = Records(tmp_path / "small.csv", Small)
+    small.append(SMALL)
+    assert small.find(SMALL) == SMALL and small.find(replace(SMALL, source="def")) is None
     other = {"device": "another", "torch": "3.0", "source": "def", "n_k": 512, "block_q": 64}
     for name, value in (other | {"v_dim": 8, "mask": "causal()"}).items():
         assert records.find(replace(ROW, **{name: value})) is None, name
+
+
+def test_all_rounds_of_the_last_versions_stay_and_none_of_earlier_ones():
+    old = [replace(ROW, round=n, source="old") for n in (1, 2, 3)]
+    new, other = [replace(ROW, round=n) for n in (1, 2)], replace(ROW, n_k=512, source="old")
+    assert last_versions([*old, other, *new]) == [other, *new]
 
 
 WRITER = """

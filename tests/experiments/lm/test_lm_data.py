@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.lm.corpus import read_texts
+from experiments.lm.corpus import Texts, read_texts
 from experiments.lm.run import train
-from experiments.lm.tokens import BYTE_END, load_corpus
+from experiments.lm.tokens import BYTE_END, load_corpus, refuse_vocabulary, split
 from experiments.lm.windows import MaskedTokens, Windows
 
 
@@ -32,6 +32,8 @@ def test_bytes_of_a_folder_come_back(texts, tmp_path):
     assert sorted(found) == sorted(path.read_bytes() for path in texts.iterdir())
     assert len(documents(corpus.val)) == 2 and corpus.vocab == 257
     assert corpus.manifest[0]["files"] == 20
+    size = sum(map(len, documents(corpus.val)))
+    assert corpus.bytes_per_token == size / (size + 2)  # each document has an end
     (texts / "copy.txt").write_bytes((texts / "0.txt").read_bytes())
     assert load(texts, tmp_path).digest == corpus.digest  # each document once
 
@@ -42,6 +44,14 @@ def test_one_document_gives_its_end_for_validation(tmp_path):
     (folder / "a.txt").write_text("abcdefghij" * 20)
     corpus = load(folder, tmp_path)
     assert (len(corpus.train), len(corpus.val)) == (191, 11)
+
+
+@pytest.mark.parametrize("letters", [0, 1, 2, 3])
+def test_one_document_is_cut_between_two_characters(tmp_path, letters):
+    text = "漢字" * 100 + "a" * letters
+    train, val = split(Texts("one", [text.encode()]))
+    assert train[0].decode() + val[0].decode() == text
+    assert 30 <= len(val[0]) <= 33
 
 
 def test_the_standard_library_is_at_hand_and_the_same_each_time():
@@ -117,6 +127,9 @@ def bins(folder, ids):
 def test_nanogpt_files_are_read(tmp_path):
     corpus = load(bins(tmp_path / "bins", range(500)), tmp_path)
     assert corpus.train.tolist() == list(range(500)) and corpus.end == 50_256
+    refuse_vocabulary(corpus, 500, "")
+    with pytest.raises(ValueError, match="give vocab=500 or more"):
+        refuse_vocabulary(corpus, 499, "")
 
 
 BAD = {
@@ -168,6 +181,7 @@ def test_windows_follow_one_another():
     for count, expected in ((3, 3), (9, 4)):  # no more than there are
         ids = np.zeros(21, np.uint16)
         assert len(Windows(ids, 5, torch.device("cpu"), count)) == expected
+    assert len(Windows(ids[:20], 5, torch.device("cpu"))) == 3  # the last has no next token
 
 
 def test_masked_tokens_hide_a_share():

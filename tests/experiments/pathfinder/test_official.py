@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from experiments.pathfinder.generate import Images
+from experiments.pathfinder.generate import Images, make
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, RESTARTS
@@ -13,6 +14,11 @@ from experiments.pathfinder.statistics import measure
 def test_writing_continues_and_never_mixes(tmp_path):
     level = write(tmp_path, spec(32), 0, 1030)
     assert len(list((level / "imgs" / "1").iterdir())) == 30
+    images = make(spec(32), 0, 1000, 30)  # of the second folder
+    lines = [line.split() for line in (level / "metadata" / "1.npy").read_text().splitlines()]
+    assert [int(line[3]) for line in lines] == images.labels.tolist()
+    for line, pixels in zip(lines, images.pixels, strict=True):
+        assert (np.asarray(Image.open(level / line[0] / line[1])) == pixels).all()
     first = level / "metadata" / "0.npy"
     times = first.stat().st_mtime_ns
     (level / "metadata" / "1.npy").unlink()

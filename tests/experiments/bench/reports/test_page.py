@@ -145,6 +145,8 @@ def test_rounds_are_their_median_with_the_range():
     text = by_density(rounds)
     assert "| 400 (forward) |" in text and "medians of 3 rounds, range 80.0 % at most" in text
     assert "medians of 1 to 3 rounds, " in by_density([*rounds, row("fa4", "forward", 1)])
+    failed = replace(rounds[1], ms_median=None, tflops=None, status="failed: x")
+    assert "medians of 2 rounds, " in by_density([rounds[0], failed, rounds[2]])
 
 
 def test_a_page_is_filled_between_its_marks_and_nowhere_else():

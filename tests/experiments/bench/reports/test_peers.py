@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.peers import against_peers, peer_counts
+from experiments.bench.providers import PROVIDERS
+from experiments.bench.reports.columns import COLUMNS
+from experiments.bench.reports.peers import NAMES, against_peers, peer_counts
 from experiments.bench.rows import SpeedRow
 from tests.experiments.bench.bench_cases import ROW
 
@@ -53,6 +57,16 @@ def test_every_shape_has_a_table_of_times_and_ratios():
 def test_without_a_time_of_ours_there_is_nothing_to_compare_with():
     assert against_peers(ROWS[2:6]) == peer_counts(ROWS[2:6]) == peer_counts(ROWS[:2]) == ""
     assert "not measured" not in against_peers(ROWS[:2])
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_has_a_place(name):
+    text = COLUMNS[name]
+    timed, failed = row(name, "forward", 2.0), row(name, "backward", None)
+    first = [row("hopper", "forward", 1.0), row("cpu", "forward", 1.0)][name == "hopper"]
+    tables = against_peers([first, timed, failed])
+    assert f"| {text} |" in tables and f"| {NAMES[name]} | backward | 1 | failed: no |" in tables
+    assert peer_counts([first, timed]).count("\n") == (0 if timed.own else 2)
 
 
 def test_a_measurement_that_is_repeated_takes_the_place_of_the_first():

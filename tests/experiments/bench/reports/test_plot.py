@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
@@ -51,6 +52,30 @@ def test_every_figure_is_drawn(tmp_path):
     svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
     for text in ("ideal: 1 / density", "1x: PyTorch SDPA, dense", "FlexAttention", "device limit"):
         assert text in svg
+
+
+def test_points_are_at_their_sparsity_speed_and_time():
+    rows = list(made_up(["cpu"], mask=MASKS[:3], seq_len=256))
+    dense = next(row for row in rows if row.mask == "dense")  # twice the time of half the blocks
+    longer = [replace(row, n_q=512, ms_median=4 * row.ms) for row in rows]
+    with style():
+        figures = draw_speed([*rows, *longer])
+        speedup = next(f for name, f in figures.items() if "speedup" in name and "n256" in name)
+        length = next(f for name, f in figures.items() if "length" in name)
+    points = speedup.axes[0].containers[0]
+    sparse = sorted((row for row in rows if row.random), key=lambda row: row.density)
+    sparse = [row for row in sparse if row.direction == "forward"]
+    x, y = points.lines[0].get_data()
+    assert x == pytest.approx([np.log2(1 / row.density) for row in sparse])
+    assert y == pytest.approx([dense.ms / row.ms for row in sparse])
+    for (low, high), value in zip(points.lines[2][0].get_segments(), y, strict=True):
+        assert (low[1], high[1]) == pytest.approx((value / 1.1, value / 0.9))
+    limit = next(x for x in speedup.axes[0].get_lines() if x.get_label() == "device limit")
+    found = dict(zip(*(values.round(6) for values in limit.get_data()), strict=True))
+    assert found[0.0] == pytest.approx(10) and max(found.values()) == pytest.approx(10 * max(y))
+    x, y = length.axes[0].containers[0].lines[0].get_data()
+    assert (list(x), list(y)) == ([256, 512], [dense.ms, 4 * dense.ms])
+    plt.close("all")
 
 
 def test_a_legend_is_short_and_names_what_a_reader_knows():

@@ -31,3 +31,11 @@ def test_a_time_below_the_ideal_is_marked():
     text = tables([fast, replace(ROW, n_q=512)])
     assert "200%!" in text and text.endswith("! faster than the ideal")
     assert "!" not in tables([ROW])
+
+
+def test_speed_ups_are_over_our_own_dense_attention_of_any_file():
+    dense = replace(ROW, mask="dense", ms_median=8.0)
+    peer = replace(dense, provider="sdpa", ms_median=1.0)
+    assert "2.000  (4.00x)" in tables([ROW, dense, peer])
+    assert "2.000  (4.00x)" in tables([ROW, peer], known=[dense])
+    assert "x)" not in tables([ROW, peer])

@@ -12,6 +12,7 @@ from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import cuts
 from experiments.pathfinder.studies.probe import seen
+from experiments.pathfinder.studies.rows import CutRow
 from tests.experiments.pathfinder.studies.small_run import options, small_run
 
 PATH_256 = ROOT / "docs/results/lra/path_256"
@@ -101,8 +102,15 @@ def use(monkeypatch, model):
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: model)
 
 
-def test_a_run_is_asked(run, answers, tmp_path):
-    rows = answers(run[0], erased=[0, 4])
+def test_a_run_is_asked(run, monkeypatch, answers, tmp_path):
+    seeds, seen = [], cuts.seen_on_disk
+    monkeypatch.setattr(
+        cuts,
+        "seen_on_disk",
+        lambda each, seed, *rest: seeds.append(seed) or seen(each, seed, *rest),
+    )
+    rows = answers(run[0], erased=[0, 4], seed=1000)
+    assert seeds == [1001]  # the probe is not trained on the images that it is asked about
     assert [row.left_out for row in rows] == [0, 4, 4]
     assert [row.place for row in rows] == ["the middle", "the middle", "the marks"]
     assert all(row.curve + row.other == row.images == 12 for row in rows)
@@ -153,6 +161,39 @@ def test_answers_are_paired_with_those_of_the_probe(run, monkeypatch, answers, t
     missed, invented = (images.labels == 1) & ~probed, (images.labels == 0) & probed
     assert sum(row.curve_yes - row.curve_both for row in rows) == missed.sum() > 0
     assert sum(row.other_probe - row.other_both for row in rows) == 0 < invented.sum()
+
+
+def test_the_model_and_the_probe_get_what_a_row_says(run, monkeypatch, answers):
+    kept, redraw, fitted, fit = [], cuts.redraw, [], cuts.fit
+
+    def drawn(images, each, which):
+        kept.append(which)
+        return redraw(images, each, which)
+
+    def trained(each, paddles, *rest, **options):
+        fitted.append(paddles)
+        return fit(each, paddles, *rest, **options)
+
+    monkeypatch.setattr(cuts, "redraw", drawn)
+    monkeypatch.setattr(cuts, "fit", trained)
+    rows = answers(run[0], erased=[4], paddles=2)
+    assert fitted == [2] and len(rows) == len(kept) == 2
+    images = make(spec(32), rows[0].seed, 0, 12)
+    for row, found in zip(rows, kept, strict=True):
+        middle = row.place == "the middle"
+        assert (found == ~cuts.paddles_at(images, 14, 4, middle=middle)).all()
+
+
+def test_shares_of_a_table():
+    counts = {"curve": 100, "curve_yes": 80, "curve_probe": 60, "curve_both": 50}
+    counts |= {"other": 200, "other_yes": 20, "other_probe": 60, "other_both": 10}
+    what = {"images_version": 2, "run": "a", "left_out": 4, "place": "the marks", "seed": 0}
+    what |= {"first": 0, "images": 300, "paddles": 1, "probe_examples": 1, "probe_steps": 1}
+    row = CutRow(**what, **counts, mask="", density=None, **CutRow.origin("cpu", ""))
+    cells = [cell.split(" ± ")[0].strip() for cell in cuts.table([row]).splitlines()[2].split("|")]
+    # yes; as the probe: both or neither; right where the probe is wrong
+    assert cells[3:7] == ["100", "80.0", "60.0", "75.0"]
+    assert cells[7:11] == ["200", "10.0", "70.0", "83.3"]
 
 
 def test_an_interrupted_run_continues(run, monkeypatch, answers):

@@ -35,6 +35,25 @@ def test_it_learns():
     loss, own, other = directions.learn(small)
     assert loss < first and 0 <= other <= 1 and 0.125 < own <= 1
     assert directions.learn(small) == (loss, own, other)
+    assert directions.learn(small | {"warmup": 1})[0] != loss
+
+
+def test_it_is_tested_on_other_images_of_both_sizes(monkeypatch):
+    made, crops = [], directions.crops
+
+    def recorded(each, seed, n, side, shift):
+        found = crops(each, seed, 10, side, shift)
+        made.append((found[0], each.size, seed))
+        return found
+
+    def size_of(model, x, y):
+        return next(size for other, size, _ in made if other is x)
+
+    monkeypatch.setattr(directions, "crops", recorded)
+    monkeypatch.setattr(directions, "accuracy", size_of)
+    given = options("directions", size=64, other=128, seed=7, steps=1)
+    assert directions.learn(given)[1:] == (64, 128)
+    assert [each[1:] for each in made] == [(64, 7), (64, 8), (128, 8)]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +65,10 @@ def test_it_learns():
         ({"shift": 9}, "shift=9: give 0 to 6"),
         ({"side": 100}, "side=100: give at most 64"),
         ({"size": 50}, "Pathfinder of size 50"),
+        ({"size": "abc"}, "Pathfinder of size abc: choose from 32"),
+        ({"other": [32, 64]}, r"Pathfinder of size \[32, 64\]: choose from 32"),
+        ({"contour": [6]}, r"contour=\[6\]: choose from 6"),
+        ({"lr": "fast"}, "lr='fast': give a number above 0"),
         ({"size": 32, "strokes": 128}, "strokes=128: images of size 32 can have those of 32"),
         ({"model": {"rotary": "yes"}}, "rotary is 'yes'"),
     ],

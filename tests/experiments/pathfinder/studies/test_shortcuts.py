@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from experiments.common.records import read
+from experiments.common.text_table import MISSING
 from experiments.pathfinder.generate import make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
-from experiments.pathfinder.studies import probe
-from experiments.pathfinder.studies.rows import ShortcutRow
+from experiments.pathfinder.studies import probe, shortcuts
+from experiments.pathfinder.studies.rows import ShortcutRow, interval
 
 
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (128, 14)])
@@ -53,6 +54,8 @@ def test_images_are_made_once_and_in_parts(tmp_path, monkeypatch):
     x, labels = probe.seen_on_disk(each, 5, 3, 12, tmp_path)
     np.testing.assert_array_equal(x, probe.seen(images, each)[3:15])
     np.testing.assert_array_equal(labels, images.labels[3:15])
+    other, _ = probe.seen_on_disk(each, 6, 3, 12, tmp_path)
+    np.testing.assert_array_equal(other, probe.seen(make(each, 6, 3, 12), each))
     monkeypatch.setattr(probe, "make", lambda *_: pytest.fail("made again"))
     again, _ = probe.seen_on_disk(each, 5, 0, 16, tmp_path)
     assert torch.equal(again[3:15], x)
@@ -75,15 +78,31 @@ def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
-def test_the_program_measures_what_is_missing(run_program, tmp_path, size, contour):
+def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path, size, contour):
     words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
     words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}"]
-    for paddles in ("[0]", "[0,2]"):
+    fitted, fit = [], shortcuts.fit
+
+    def recorded(each, k, x, y, **options):
+        fitted.append((k, len(x)))
+        return fit(each, k, x, y, **options)
+
+    monkeypatch.setattr(shortcuts, "fit", recorded)
+    for paddles in ("[0]", "[0,1,2]"):
         status, out, error = run_program(
             "pathfinder.studies.shortcuts", *words, f"paddles={paddles}"
         )
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
-    assert [row.paddles for row in rows] == [0, 2]
+    assert fitted == [(0, 200), (1, 200), (2, 200)] and [row.paddles for row in rows] == [0, 1, 2]
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
-    assert "| the marks | and 2 paddles at each |" in out and out.count(" ± ") == 2
+    assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
+    assert out.count(" ± ") == 3
+    assert all(interval(row.right, 100) in out for row in rows)
+
+
+def test_the_interval_is_wilsons():
+    """Its half width is that of the 95 % interval around its own middle."""
+    assert interval(50, 100) == "50.0 ± 9.6" and interval(0, 100) == "0.0 ± 1.8"
+    assert interval(100, 100) == "100.0 ± 1.8" and interval(900, 1000) == "90.0 ± 1.9"
+    assert interval(0, 0) == MISSING
