@@ -88,9 +88,9 @@ def spec(
 
     Raises ValueError for another size or contour, and for a value out of range.
     """
-    if size not in _GEOMETRY:
+    if type(size) is not int or size not in _GEOMETRY:
         raise ValueError(f"Pathfinder of size {size}: choose from {', '.join(map(str, SIZES))}")
-    if contour not in LEVELS:
+    if type(contour) is not int or contour not in LEVELS:
         raise ValueError(
             f"contour={contour}: choose from {', '.join(map(str, LEVELS))} (easy to hard)"
         )
