@@ -40,6 +40,7 @@ PATHS = (
 LISTS = {"import", "pages", "runs"}  # those that take one path or a list
 OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path
 NO_PATHS = {("decode", "pages"), ("packed_masks", "compiled")}
+SWITCHES = {"", "-m", "--multirun", "--resolve"}  # no argument, or one of Hydra that takes no word
 Main = Callable[[dict[str, Any], str], object]
 
 
@@ -96,7 +97,11 @@ def _check_keys(name: str, arguments: list[str]) -> None:
     have, with those they have, and for a value that Hydra cannot read.
     """
     given, below, files = [], [], []
+    flag = ""  # the argument before: those of Hydra may take a word
     for text in arguments:
+        if not re.search("[=~]", text) and not text.startswith("-") and flag in SWITCHES:
+            raise ValueError(f"{text}: give options as NAME=VALUE, without spaces around =")
+        flag = text if text.startswith("-") else ""
         if found := re.match(r"([+~]{0,2})((\w+)[^=\s]*)=", text):
             given.append(found[3])
             _check_value(text, found[0])
