@@ -7,6 +7,7 @@ of 16. The counts are compared with the masks on the way. `figures/masks.png` sh
 length of a benchmark side by side.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,5 +121,9 @@ def save(codes: NDArray[np.uint8], path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(f"error: {sys.argv[1]}: there are no options; docs/ of this folder is written")
+    if not Path("docs").is_dir():
+        sys.exit("error: no folder docs here: go to the root of the repository")
     paths = write(Path("docs"))
     print(f"{len(paths)} files, {sum(path.stat().st_size for path in paths) / 1024:.0f} KiB")

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+import masks
 from experiments.bench.mask_build.child import BUILDERS
+from experiments.bench.mask_build.named_masks import make
 from experiments.bench.mask_build.run import run, table
 from experiments.bench.rows import BuildRow
 from experiments.common.checks import check_options
@@ -33,6 +35,14 @@ def main(options: dict[str, Any], command: str) -> None:
         positive="seconds limit_s limit_gib",
         choices={"builders": BUILDERS},
     )
+    for name in ("mask", "seq_len"):
+        if not options[name]:
+            raise ValueError(f"{name}={options[name]!r}: give at least one")
+    masks.causal().build(16, block_size=options["block_size"])
+    for mask in options["mask"]:
+        for n in options["seq_len"]:
+            make(str(mask), n)  # an error of the text or the length, before anything is measured
+    options["mask"] = [str(mask) for mask in options["mask"]]
     builders = options["builders"] or [
         name for name in BUILDERS if name != "schedule" or device.type == "cuda"
     ]

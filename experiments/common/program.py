@@ -15,12 +15,14 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 try:
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -40,6 +42,7 @@ PATHS = (
 LISTS = {"import", "pages", "runs"}  # those that take one path or a list
 OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path
 NO_PATHS = {("decode", "pages"), ("packed_masks", "compiled")}
+SWITCHES = {"", "-m", "--multirun", "--resolve"}  # no argument, or one of Hydra that takes no word
 Main = Callable[[dict[str, Any], str], object]
 
 
@@ -72,7 +75,7 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         def entry() -> None:
             failed.clear()
             try:
-                _check_keys(name, sys.argv[1:])
+                check_keys(name, sys.argv[1:])
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
             except ValueError as error:
                 sys.exit(_fail(f"error: {error}"))
@@ -91,12 +94,16 @@ def _fail(text: str) -> int:
     return 2
 
 
-def _check_keys(name: str, arguments: list[str]) -> None:
+def check_keys(name: str, arguments: list[str]) -> None:
     """Raises ValueError for an option that conf/`name`.yaml and the files that it names do not
     have, with those they have, and for a value that Hydra cannot read.
     """
     given, below, files = [], [], []
+    flag = ""  # the argument before: those of Hydra may take a word
     for text in arguments:
+        if not re.search("[=~]", text) and not text.startswith("-") and flag in SWITCHES:
+            raise ValueError(f"{text}: give options as NAME=VALUE, without spaces around =")
+        flag = text if text.startswith("-") else ""
         if found := re.match(r"([+~]{0,2})((\w+)[^=\s]*)=", text):
             given.append(found[3])
             _check_value(text, found[0])
@@ -105,7 +112,8 @@ def _check_keys(name: str, arguments: list[str]) -> None:
                 files += _named_file(name, found[2], text.removeprefix(found[0]))
     if not set(given) - {"hydra"}:
         return
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+    inside = GlobalHydra.instance().is_initialized()  # as in a sweep, which checks its runs
+    with nullcontext() if inside else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         known = [str(key) for key in hydra.compose(name)]
         for key in given:
             choose("option", key, [*known, "hydra"])

@@ -28,12 +28,22 @@ def main(options: dict[str, Any], command: str) -> None:
     """One run, or a plan."""
     try:
         if options["plan"] is None:
+            _refuse_options_of_plans(options)
             train(make_settings(options), command)
         else:
             choose("plan", options["plan"], PLANS)
             run_plan(options["plan"], options, command)
     except Interrupted as stop:
         sys.exit(stop.code)
+
+
+def _refuse_options_of_plans(options: dict[str, Any]) -> None:
+    for name in ("seeds", "cases", "report", "pages"):
+        if options[name]:
+            seed = ", or seed= of one run" if name == "seeds" else ""
+            raise ValueError(
+                f"{name}={options[name]!r} needs a plan: give plan={'|'.join(PLANS)}{seed}"
+            )
 
 
 if __name__ == "__main__":

@@ -54,6 +54,10 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
     Raises:
         ValueError: there is nothing to read, or files are not UTF-8; the error names them.
     """
+    if data in (STDLIB, PACKAGES) and pattern != "*":
+        raise ValueError(
+            f"pattern={pattern}: is for a folder of text; leave it out for data={data}"
+        )
     if data == STDLIB:
         return _stdlib(most)
     if data == PACKAGES:

@@ -1,6 +1,9 @@
 """The gallery shows what is registered, and its counts are those of the masks."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +40,14 @@ def test_a_wrong_count_is_noticed():
     example = Example("causal()", "", "N*(N - 1)/2")
     with pytest.raises(ValueError, match=r"causal\(\) allows 32896 pairs, and not"):
         gallery.verify(example, gallery.build(example))
+
+
+def test_options_and_other_folders_are_refused(tmp_path):
+    for words, where, error in (
+        (["out=x"], DOCS.parent, "error: out=x: there are no options"),
+        ([], tmp_path, "error: no folder docs here"),
+    ):
+        command = [sys.executable, "-m", "experiments.gallery", *words]
+        paths = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
+        done = subprocess.run(command, cwd=where, env=paths, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.startswith(error)

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from experiments.common.files import digest
+from experiments.common.program import check_keys
 from experiments.lra.training.config import Settings, compose_settings
 from experiments.lra.training.result import read_result
 
@@ -101,6 +102,7 @@ def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Sweep
             raise ValueError(f"sweep, {name}: {entry!r} is not {{with: [overrides], after: name}}")
         own = _overrides(f"{name}, with", entry.get("with"))
         try:
+            check_keys("train", [*common, *own, *last])
             variants = list(_variants([*common, *own, *last]))
             before = _before(entry.get("after"), found, [overrides for _, overrides in variants])
             found[name] = [

@@ -76,6 +76,17 @@ def test_known_options_below_others_pass(monkeypatch, words):
     assert run(monkeypatch, lambda *_: None, *words, name="train") == 0
 
 
+@pytest.mark.parametrize("words", [["a.csv"], ["csv=b", "a.csv"], ["-m", "a.csv", "csv=a,b"]])
+def test_a_word_without_a_value_is_one_line(words, monkeypatch, capsys):
+    assert run(monkeypatch, lambda *_: None, *words) == 2
+    expected = "error: a.csv: give options as NAME=VALUE, without spaces around =\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_word_of_a_flag_of_hydra_passes(monkeypatch):
+    assert run(monkeypatch, lambda *_: None, "--config-name", "plot") == 0
+
+
 def test_options_of_hydra_itself_pass(monkeypatch):
     assert run(monkeypatch, lambda *_: None, "hydra.verbose=false") == 0
 
