@@ -58,6 +58,9 @@ def compile_all(
 ) -> list[CompileRow]:
     """The rows that the configuration asks for; what `records` lacks is compiled."""
     targets = as_list(options["targets"])
+    for name in ("targets", "tritons"):
+        if not as_list(options[name]):
+            raise ValueError(f"{name}={options[name]!r}: give at least one")
     for target in targets:
         choose("targets", target, CHIPS)
     wanted = str(options["calls"] or "")

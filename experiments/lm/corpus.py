@@ -54,7 +54,10 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
     Raises:
         ValueError: there is nothing to read, or files are not UTF-8; the error names them.
     """
-    if data in (STDLIB, PACKAGES) and pattern != "*":
+    path = Path(data).expanduser()
+    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
+    reviews = all((root / "train" / kind).is_dir() for kind in REVIEWS)
+    if pattern != "*" and (data in (STDLIB, PACKAGES) or path.is_file() or reviews):
         raise ValueError(
             f"pattern={pattern}: is for a folder of text; leave it out for data={data}"
         )
@@ -62,13 +65,11 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
         return _stdlib(most)
     if data == PACKAGES:
         return _packages(most)
-    path = Path(data).expanduser()
     if path.is_file():
         return _archive(path, most)
     if not path.is_dir():
         raise ValueError(f"data={data}: no such folder; {REMEDY}")
-    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
-    if all((root / "train" / kind).is_dir() for kind in REVIEWS):
+    if reviews:
         train, test = (
             [(p.relative_to(root).as_posix(), p.read_bytes) for kind in REVIEWS
              for p in sorted((root / half / kind).glob("*.txt"))]

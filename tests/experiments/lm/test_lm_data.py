@@ -90,6 +90,8 @@ def test_reviews_keep_their_halves(tmp_path, packed):
         data = tmp_path / "aclImdb.tar.gz"
         with tarfile.open(data, "w:gz") as archive:
             archive.add(root, "aclImdb")
+    with pytest.raises(ValueError, match=r"pattern=\*.txt: is for a folder of text"):
+        read_texts(str(data), "*.txt", None)
     corpus = load(data, tmp_path)
     assert corpus.name == data.name  # by which a plan finds the rows of another
     for ids, half in ((corpus.train, "train"), (corpus.val, "test")):

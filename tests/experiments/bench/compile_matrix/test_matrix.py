@@ -181,3 +181,6 @@ def test_a_text_that_no_call_has_is_refused(compiled, capsys):
     assert compiled(found, False, "calls=bias")[0] == 0
     status, _ = compiled(found, False, "calls=[bias]")
     assert status == 2 and "calls is \"['bias']\", which no call has" in capsys.readouterr().err
+    for name in ("targets", "tritons"):
+        status, _ = compiled(found, False, f"{name}=[]")
+        assert status == 2 and f"{name}=[]: give at least one" in capsys.readouterr().err
