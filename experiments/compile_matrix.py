@@ -18,7 +18,7 @@ from experiments.bench.compile_matrix.chips import CHIPS, HOPPER
 from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
 from experiments.bench.compile_matrix.table import page_tables, tables
-from experiments.common.checks import as_list, choose
+from experiments.common.checks import as_list, at_least_one, choose
 from experiments.common.files import beside
 from experiments.common.program import program
 from experiments.common.records import Records, read
@@ -58,9 +58,7 @@ def compile_all(
 ) -> list[CompileRow]:
     """The rows that the configuration asks for; what `records` lacks is compiled."""
     targets = as_list(options["targets"])
-    for name in ("targets", "tritons"):
-        if not as_list(options[name]):
-            raise ValueError(f"{name}={options[name]!r}: give at least one")
+    at_least_one(options, "targets tritons")
     for target in targets:
         choose("targets", target, CHIPS)
     wanted = str(options["calls"] or "")

@@ -16,7 +16,7 @@ from experiments.bench.mask_build.child import BUILDERS
 from experiments.bench.mask_build.named_masks import make
 from experiments.bench.mask_build.run import run, table
 from experiments.bench.rows import BuildRow
-from experiments.common.checks import check_options
+from experiments.common.checks import at_least_one, check_options
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -35,9 +35,7 @@ def main(options: dict[str, Any], command: str) -> None:
         positive="seconds limit_s limit_gib",
         choices={"builders": BUILDERS},
     )
-    for name in ("mask", "seq_len"):
-        if not options[name]:
-            raise ValueError(f"{name}={options[name]!r}: give at least one")
+    at_least_one(options, "mask seq_len")
     masks.causal().build(16, block_size=options["block_size"])
     for mask in options["mask"]:
         for n in options["seq_len"]:

@@ -40,6 +40,13 @@ def flag_or_null(name: str, value: Any, *others: str) -> None:
         raise ValueError(f"{name}={value!r}: give {choices} or null")
 
 
+def at_least_one(options: dict[str, Any], names: str) -> None:
+    """Raises ValueError unless each of the options is a value or a list of some."""
+    for name in names.split():
+        if options[name] is None or options[name] == []:
+            raise ValueError(f"{name}={options[name]!r}: give at least one")
+
+
 def path_text(name: str, value: Any) -> None:
     """Raises ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
     if not isinstance(value, str) or not value:

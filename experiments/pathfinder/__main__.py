@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import as_list, check_options
+from experiments.common.checks import as_list, at_least_one, check_options
 from experiments.common.program import program
 from experiments.pathfinder.generate import check_seed, make
 from experiments.pathfinder.official import write
@@ -26,9 +26,7 @@ def main(options: dict[str, Any], command: str) -> None:
         raise ValueError("nothing to do: give out=FOLDER, statistics=true or pictures=FOLDER")
     sizes, contours = as_list(options["size"]), as_list(options["contour"])
     look = {name: options[name] for name in ("documented", "strokes", "margins", "distractors")}
-    for name, values in (("size", sizes), ("contour", contours)):
-        if not values:
-            raise ValueError(f"{name}={options[name]!r}: give a number, or a list of them")
+    at_least_one(options, "size contour")
     specs = [spec(size, contour, **look) for size in sizes for contour in contours]
     measured: dict[tuple[int, int], Statistics] = {}
     for each in specs:
