@@ -51,7 +51,7 @@ def test_the_table_of_cuts_follows_from_the_rows():
     assert cuts.table(longer).strip() in text and len(longer) == 18
     rows = [row for row in rows if row not in longer]
     kinds = list(dict.fromkeys((row.run, row.paddles) for row in rows))
-    assert len(kinds) == 6
+    assert len(kinds) == 8
     for kind in kinds:
         run, paddles = kind
         attention = "dense" if "flash" in run else "block-sparse"
