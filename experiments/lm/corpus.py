@@ -119,8 +119,8 @@ def _packages(most: int | None) -> Texts:
     texts, manifest, seen, left = [], [], set(), most
     for name in progress(sorted(found), len(found), "reading packages"):
         package = found[name]
-        paths = sorted(str(f.locate()) for f in package.files or () if f.suffix == ".py")
-        contents = (_read(Path(path)) for path in paths if not SKIPPED & set(path.split("/")[-3:]))
+        files = sorted(f for f in package.files or () if f.suffix == ".py")
+        contents = (_read(Path(str(f.locate()))) for f in files if not SKIPPED & set(f.parts))
         own = list(_unique(_kept((c for c in contents if c and _is_text(c)), left), seen))
         if own:
             size = sum(map(len, own))

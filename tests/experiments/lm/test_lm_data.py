@@ -3,7 +3,6 @@
 import io
 import sys
 import tarfile
-import types
 from importlib import metadata
 
 import numpy as np
@@ -61,15 +60,25 @@ def test_the_standard_library_is_at_hand_and_the_same_each_time():
 
 
 def test_packages_leave_a_manifest(monkeypatch, tmp_path):
-    def package(name, version, text):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        file = types.SimpleNamespace(suffix=".py", locate=lambda: path)
-        return types.SimpleNamespace(metadata={"Name": name}, version=version, files=[file])
-
-    found = [package("b", "2.0", "x = 2\n"), package("a", "1.0", "x = 1\n")]
+    site = tmp_path / "site-packages"
+    for name, version, files in (
+        ("b", "2.0", {"b/__init__.py": "x = 2\n", "b/tests/test_b.py": "x = 3\n"}),
+        ("a", "1.0", {"a.py": "x = 1\n", "a.txt": "no", "gone.py": None}),
+    ):
+        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        about = {
+            "METADATA": f"Name: {name}\nVersion: {version}\n",
+            "RECORD": ",,\n".join((*files, "")),
+        }
+        files = files | {f"{name}-{version}.dist-info/{file}": text for file, text in about.items()}
+        for file, text in files.items():
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                (site / file).write_text(text)
+    found = list(metadata.distributions(path=[str(site)]))
     monkeypatch.setattr(metadata, "distributions", lambda: found)
     texts = read_texts("packages", "*", None)
+    assert texts.train == [b"x = 1\n", b"x = 2\n"]
     assert [(m["name"], m["version"], m["bytes"]) for m in texts.manifest] == [
         ("a", "1.0", 6),
         ("b", "2.0", 6),
