@@ -24,6 +24,7 @@ from experiments.common.program import program
 from experiments.common.progress import progress
 from experiments.common.records import Records
 from experiments.common.text_table import MISSING, markdown
+from experiments.lra.training.result import read_result
 from experiments.pathfinder.generate import VERSION, Images, redraw
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import ORIGIN
@@ -39,7 +40,8 @@ def answers(options: dict[str, Any], command: str = "") -> list[CutRow]:
     """Returns rows of BLOCK images for each n of `erased` and each place: those of the CSV file,
     and those that it did not have, which it has then.
 
-    Raises ValueError for an option out of range, and a folder without a run on Pathfinder.
+    Raises ValueError for an option out of range, a folder without a run on Pathfinder, and rows of
+    the folder from before its run ended.
     """
     folder, erased = options["run"], options["erased"]
     check_options(options, whole="batch probe_examples probe_steps")
@@ -66,7 +68,14 @@ def answers(options: dict[str, Any], command: str = "") -> list[CutRow]:
         for n in erased for middle in PLACES if n or middle
         for first, part in _blocks(images)
     ]  # fmt: skip
-    missing = [row for row in rows if records.find(row) is None]
+    found = [records.find(row) for row in rows]
+    ended = (read_result(Path(folder)) or {}).get("date", "")
+    if old := [row.date for row in found if row is not None and row.date < ended]:
+        raise ValueError(
+            f"csv={options['csv']}: its rows of run={folder} are of {old[0]}, and the run ended "
+            f"later, {ended}: give another csv"
+        )
+    missing = [row for row, same in zip(rows, found, strict=True) if same is None]
     if missing:
         probed = _probe_answers(options, each, images, run)
         for row in progress(missing, len(missing), f"{BLOCK} images at a time"):

@@ -205,6 +205,15 @@ def test_an_interrupted_run_continues(run, monkeypatch, answers):
     assert all(row.curve_yes == row.curve for row in both[2:])
 
 
+def test_rows_of_a_run_that_went_on_are_refused(run, monkeypatch, answers):
+    rows = answers(run[0], erased=[0])
+    monkeypatch.setattr(cuts, "read_result", lambda _: {"date": rows[0].date})
+    assert answers(run[0], erased=[0]) == rows
+    monkeypatch.setattr(cuts, "read_result", lambda _: {"date": "2100-01-01T00:00:00+00:00"})
+    with pytest.raises(ValueError, match=r"rows of run=.*, and the run ended later, 2100"):
+        answers(run[0], erased=[0])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
