@@ -214,7 +214,14 @@ def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
 
 
 def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[float | None, int]:
-    """Returns the geometric mean of the speed-up over the tasks, and their number."""
-    found = [speedup(cells, row, column) for column in columns if column.task in lra.TIMED]
-    found = [value for value in found if value is not None]
-    return lra.geometric_mean(found), len(found)
+    """Returns the geometric mean of the speed-up over the tasks, and their number.
+
+    The columns of one task count together as one.
+    """
+    factors: dict[str, list[float]] = {}
+    for column in columns:
+        factor = speedup(cells, row, column) if column.task in lra.TIMED else None
+        if factor is not None:
+            factors.setdefault(column.task, []).append(factor)
+    means = [statistics.geometric_mean(each) for each in factors.values()]
+    return lra.geometric_mean(means), len(means)

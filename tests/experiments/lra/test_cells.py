@@ -186,3 +186,15 @@ def test_the_mean_speed_up_is_of_the_tasks_that_the_paper_times(tmp_path):
     columns = [column for _, column in cells]
     flash = RowKey("flash", "", "")
     assert mean_speedup(cells, flash, dict.fromkeys(columns)) == (pytest.approx(4), 1)
+
+
+def test_a_task_counts_once_in_the_mean_speed_up(tmp_path):
+    for task, held_out, ms in (("listops", 0.0, 4.0), ("text", 0.0, 1.0), ("text", 0.1, 1.0)):
+        for attention, time in (("standard", 4.0), ("flash", ms)):
+            settings = {"task": {"held_out": held_out}}
+            folder = f"{attention}-{held_out}"
+            write_run(tmp_path, task, attention, ms=time, settings=settings, folder=folder)
+    cells, _ = make_cells(read_runs(str(tmp_path)))
+    columns = dict.fromkeys(column for _, column in cells)
+    assert len(columns) == 3
+    assert mean_speedup(cells, RowKey("flash", "", ""), columns) == (pytest.approx(2), 2)
