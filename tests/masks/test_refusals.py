@@ -247,7 +247,7 @@ where(lambda q, k: q > k and k > 3)  =>  fails.*Write & \| ~
 where(lambda q, k: 0 <= q - k < 5)  =>  fails.*Write & \| ~
 where(lambda q, k: max(q, k) < 3)  =>  fails.*np\.maximum
 where(lambda q, k: (q - k).abs() < 3)  =>  abs\(d\) for d\.abs\(\), and masks\.table
-where(lambda q, k: q - k)  =>  gives int64: give booleans.* masks\.table\(ids\)\[q\] for a torch tensor
+where(lambda q, k: q - k)  =>  gives int64: give booleans.* for a torch tensor ids\[q\]
 where(lambda q, k: np.ones(7, bool))  =>  gives shape \(7,\)
 where(lambda q: q > 0)  =>  <lambda>\(q\) cannot be called as fn\(q, k\)
 where(lambda b, h, q, kv: q >= kv)  =>  \(b, h, q, kv\) cannot be .* mask_mod\(0, 0, q, k\)
@@ -257,7 +257,7 @@ where(3)  =>  where\(\) is given 3, no function
 where(lambda h, q, k: q > h, per_head=True).build(64)  =>  give heads=
 where(lambda h, q, k: abs(q - k) < table([3, 50])[h], per_head=True).build(64, heads=4)
     =>  entry [23] of a table of 2
-table(np.zeros((2, 2)))  =>  the table is float64 of shape \(2, 2\): give a 1-D array.* ids\[b \* n \+ q\]
+table(np.zeros((2, 2)))  =>  float64 of shape \(2, 2\): give a 1-D array.* ids\[b \* n \+ q\]
 table([])  =>  shape \(0,\): give a 1-D array
 table(['a'])  =>  the table is <U1
 table([0.0, np.nan])  =>  not finite: give finite numbers
