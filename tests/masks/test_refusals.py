@@ -200,6 +200,8 @@ snap(0)  =>  block is 0: give an integer >= 1
 snap((1, 2, 3))  =>  block is \(1, 2, 3\)
 snap(16, 'up')  =>  how is 'up': choose one of 'outward', 'inward'
 (causal() >> hilbert((8, 8))).build(63)  =>  reorders 64 tokens, not 63
+(causal() >> hilbert((8, 8))).build(65)  =>  write mask >> hilbert\(\(8, 8\)\) >> shift\(m\)
+neighborhood((8, 8), 3).build(65)  =>  tokens in front, such as a class token, .* >> shift\(m\)
 (causal() >> hilbert((8, 8))).build(64, 65)  =>  reorders 64 tokens, not 65
 hilbert((4, 4, 4))  =>  canvas is \(4, 4, 4\): give \(height, width\)
 tiled((8, 8), 0)  =>  tile is 0
