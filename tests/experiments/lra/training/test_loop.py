@@ -267,6 +267,24 @@ def test_other_data_in_the_same_folder(place, killed):
     refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
 
 
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_changed_in_the_same_folder(place, killed):
+    """The text of a mask of one's own stays, and means something else."""
+
+    def define(width: int):
+        @masks.pattern()
+        def own():
+            return masks.local(width)
+
+    define(3)
+    changes = {"attention": "sparse", "mask": "own", "name": "pattern"}
+    killed("listops", **changes)
+    define(4)
+    refuse(place, "was trained when own allowed other pairs: restore the pattern", **changes)
+    define(3)
+    assert train(place, **changes)["complete"]
+
+
 def test_images_of_another_version_in_the_same_folder(place, killed, monkeypatch):
     killed("pathfinder32", name="images")
     monkeypatch.setattr(pathfinder, "IMAGES", pathfinder.IMAGES + 1)
