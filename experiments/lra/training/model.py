@@ -71,15 +71,26 @@ def _blocks(model: Classifier) -> list[BlockMask]:
 # ---- weights of another run
 
 
-def origin(settings: Settings, task: Task) -> dict[str, Any]:
-    """What `start_from` has to know of the run that wrote a checkpoint."""
+def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
+    """What `start_from` and `refuse_other_pairs` have to know of the run of a checkpoint."""
     return {
         "task": task.name,
         "grid": None if task.grid is None else list(task.grid),
         "order": _order(settings),
         "pretrain": settings.pretrain,
         "causal": model_sizes(settings).causal,
+        "pairs": mask_digest(model),
     }
+
+
+def refuse_other_pairs(path: Path, about: dict[str, Any], model: Classifier) -> None:
+    """Raises ValueError if the masks of a model are not those that its weights learned."""
+    pairs = mask_digest(model)
+    if about.get("pairs", pairs) != pairs:  # committed weights lack it
+        raise ValueError(
+            f"{path} was trained when the mask of the same text allowed other pairs: restore its "
+            "pattern, or train anew with name="
+        )
 
 
 @torch.no_grad()
