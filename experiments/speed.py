@@ -38,7 +38,8 @@ def main(options: dict[str, Any], command: str) -> None:
     print("\n" + tables(rows, records.rows))
     table.write_text(tables(records.rows) + "\n")
     print(f"\nrows:  {records.path}\ntable: {table}")
-    print(f"plots: python -m experiments.plot csv={records.path}")
+    plots = records.path.parent / "plots"
+    print(f"plots: python -m experiments.plot csv={records.path} out={plots}")
 
 
 if __name__ == "__main__":

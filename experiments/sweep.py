@@ -32,6 +32,8 @@ from experiments.lra.sweep.queue import Queue
 from experiments.lra.sweep.runs import FORM, sweep_runs
 from experiments.lra.training.clock import Interrupted
 
+SPEED = Path("docs/results/lra/speed.csv")  # in a clone
+
 
 def read(path: Path) -> dict[str, Any]:
     """A sweep from a file. Raises ValueError if it cannot be read."""
@@ -66,8 +68,9 @@ def run(options: dict[str, Any]) -> bool:
     sweep = options["sweep"] if options["file"] is None else read(Path(options["file"]))
     compiled = None if options["compiled"] is None else Path(options["compiled"])
     runs = sweep_runs(sweep, options["with"])
+    speed = SPEED if options["speed"] is None and SPEED.exists() else options["speed"]
     with optional("speed"):
-        steps = [] if options["speed"] is None else read_rows(options["speed"], StepRow)
+        steps = [] if speed is None else read_rows(speed, StepRow)
     costs = run_minutes(runs, steps)
     if known := sweep.get("known"):
         with optional("sweep.known"):

@@ -164,6 +164,13 @@ class Mask(Keyed):
 
     __delattr__ = __setattr__
 
+    if not TYPE_CHECKING:  # type checkers name the missing attribute themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in {*vars(BlockMask), *BlockMask.__annotations__}:
+                raise AttributeError(f"a mask has no length, so no {name}: build(n).{name} has it")
+            raise AttributeError(f"a mask has no attribute {name!r}")
+
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
 

@@ -130,7 +130,10 @@ class _Parser:
             return f"{name!r} is a pattern: a transform belongs right of >>"
         close = difflib.get_close_matches(name, names, 3)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
-        return f"unknown {kind} {name!r}; {meant}Known {kind}s: {', '.join(sorted(names))}"
+        return (
+            f"unknown {kind} {name!r}; {meant}Known {kind}s: {', '.join(sorted(names))}. One of "
+            "your own is known where its module is imported; see docs/guide/custom_masks.md"
+        )
 
     def _argument(self, node: ast.AST) -> Any:
         """A constant, a tuple of constants, or a mask."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import masks.build
-from masks.registry import by_text
+from masks.registry import Keyed, by_text
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 2**30
@@ -134,15 +134,16 @@ def are_fake() -> bool:
 def cached(make: Make) -> Make:
     """`make`, whose results, with their tensors, are in the cache under its arguments.
 
-    These must be hashable, and positional. Under FakeTensorMode nothing is kept, nor found: real
-    and fake tensors do not mix.
+    These must be hashable, and positional. Masks count by their text, since torch.compile cannot
+    hash a block mask, and reads all keys of the cache. Under FakeTensorMode nothing is kept, nor
+    found: real and fake tensors do not mix.
     """
 
     @functools.wraps(make)
     def find(*args: Any) -> Any:
         if are_fake():
             return make(*args)
-        key = make, *args
+        key = make, *(x.key if isinstance(x, Keyed) else x for x in args)
         found = cache.get(key)
         if found is None:
             found = make(*args)

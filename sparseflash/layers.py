@@ -27,6 +27,7 @@ from sparseflash.lengths import (
 )
 from sparseflash.schedule import Schedule
 from sparseflash.select.base import Selector
+from sparseflash.select.selection import Selection
 
 
 class BlockSparseAttention(nn.Module):
@@ -104,18 +105,25 @@ class BlockSparseAttention(nn.Module):
         self.out = nn.Linear(self.widths[0], dim, bias)
 
     def forward(
-        self, x: Tensor, *, context: Tensor | None = None, lengths: Lengths | Schedule | None = None
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        lengths: Lengths | Selection | Schedule | None = None,
     ) -> Tensor:
         """(B, N, dim) from x (B, N, dim).
 
         Args:
             x: (B, N, dim).
             context: (B, N_k, dim), what keys and values are made of; x by default.
-            lengths: (B,) ints, how many keys of each sequence count, or what `plan` made of them.
-                Output beyond the length of a sequence means nothing.
+            lengths: (B,) ints, how many keys of each sequence count, a mask of
+                `sparseflash.packed`, or what `plan` made of either. Output beyond the length of a
+                sequence means nothing.
         """
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, N, {self.dim})")
+        if isinstance(lengths, Selection):
+            lengths = self.plan(lengths, x.shape[1])
         if context is None:
             qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
             mask = self.mask if lengths is None else lengths
@@ -185,13 +193,17 @@ class BlockSparseAttention(nn.Module):
     def _call(self) -> dict[str, Any]:
         return self._options | {"return_max_scores": self.keep_max_scores}
 
-    def plan(self, lengths: Lengths, n: int, dtype: torch.dtype | None = None) -> Schedule:
-        """The block lists of padded sequences of n tokens; `forward` takes them for the lengths.
+    def plan(
+        self, lengths: Lengths | Selection, n: int, dtype: torch.dtype | None = None
+    ) -> Schedule:
+        """The block lists of padded or packed sequences of n tokens; `forward` takes them.
 
         Layers of the same mask and sizes can share them. They are made on the device, outside of
         any graph of torch.compile, and are for calls in this dtype; by default that of the
-        weights, or of autocast. Raises ValueError where padding cannot be skipped: n must be a
-        multiple of 128, and the mask a `masks.Mask` or None.
+        weights, or of autocast. A mask of `sparseflash.packed` is joined to that of the layer.
+
+        Raises ValueError where padding cannot be skipped: n must be a multiple of 128, and the mask
+        a `masks.Mask` or None.
         """
         device = self.qkv.weight.device
         if dtype is None:
@@ -210,7 +222,7 @@ class BlockSparseAttention(nn.Module):
 
 def plan_lengths(
     mask: Any,
-    lengths: Lengths,
+    lengths: Lengths | Selection,
     n: int,
     heads: tuple[int, int],
     head_dim: int,
@@ -220,20 +232,26 @@ def plan_lengths(
 ) -> Schedule:
     """`BlockSparseAttention.plan`; heads: of queries, and of keys and values."""
     n = integer("n", n, min=1)
-    batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
-    if not batch:
-        raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
-    if not skippable(mask, n, n):
-        raise ValueError(
-            f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask or"
-            " None: pass the lengths themselves"
-        )
+    if isinstance(lengths, Selection):
+        if isinstance(mask, Selector):
+            raise ValueError(f"the mask is {mask!r}; with a packed mask pass a Mask or None")
+        blocks, batch = lengths if mask is None else lengths & mask, lengths.batch
+    else:
+        batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
+        if not batch:
+            raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
+        if not skippable(mask, n, n):
+            raise ValueError(
+                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask"
+                " or None: pass the lengths themselves"
+            )
+        lengths = check_lengths(lengths, batch, n, device)
+        blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)
     q, k, v = (
         torch.empty(batch, n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
         for h in (heads[0], heads[1], heads[1])
     )
-    lengths = check_lengths(lengths, batch, n, device)
-    made = plan(skip_padding(blocks_of(mask, n, heads[0], device), lengths), q, k, v, **options)
+    made = plan(blocks, q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
 

@@ -160,6 +160,8 @@ def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
 
 
 def _canvas(mask: Mask) -> tuple[int, ...]:
-    """The extents of the first pattern on an image or a video; () without one."""
+    """The extents of the first pattern on an image or a video, in its own order; () without one."""
+    if mask.kind in TRANSFORMS:  # reordered already, or not all of the tokens
+        return ()
     own = getattr(mask, "arguments", {}).get("canvas", ())
     return own if len(own) > 1 else next(filter(None, map(_canvas, mask.parts)), ())

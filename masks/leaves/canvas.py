@@ -73,7 +73,8 @@ class OnCanvas(Leaf):
         if (grid.n_q, grid.n_k) != (n, n):
             raise ValueError(
                 f"n_q is {grid.n_q} and n_k {grid.n_k}, but {self} has {n} tokens: "
-                f"build it for {n}, or give a canvas of another size"
+                f"build it for {n}, or give a canvas of another size; with m tokens in front, "
+                "such as a class token, write mask >> shift(m)"
             )
 
     @property

@@ -34,7 +34,8 @@ class Table:
         if kind is None or data.ndim != 1 or data.size == 0:
             raise ValueError(
                 f"the table is {data.dtype} of shape {data.shape}: give a 1-D array of integers, "
-                "booleans or floats with at least one entry"
+                "booleans or floats with at least one entry. Rows of n entries go one after "
+                "another: ids = masks.table(array.ravel()), then ids[b * n + q]"
             )
         if kind == INT and data.dtype == np.uint64 and data.max() >= 1 << 63:
             raise ValueError(f"the table has {data.max()}: give numbers below 2**63")

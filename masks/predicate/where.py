@@ -28,6 +28,7 @@ SECTION = "Composition"  # of the gallery
 
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
+_NO_TENSORS = "masks.table(ids)[q] for a torch tensor ids[q]"
 
 _words: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()  # the functions seen, by name#number
 _functions: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
@@ -122,11 +123,13 @@ def _call(fn: Callable[..., Any], name: str, arrays: tuple[Ints, ...]) -> Bools:
     except Exception as error:
         raise ValueError(
             f"{name} fails on integer arrays of shapes {[a.shape for a in arrays]}: {error}. "
-            "Write & | ~ for `and`, `or`, `not` and chained comparisons, and np.where, np.minimum, "
-            "np.maximum for if, min, max"
+            "Write & | ~ for `and`, `or`, `not` and chained comparisons, np.where, np.minimum, "
+            f"np.maximum for if, min, max, abs(d) for d.abs(), and {_NO_TENSORS}"
         ) from error
     if result.dtype != bool:
-        raise ValueError(f"{name} gives {result.dtype}: give booleans, True where allowed")
+        raise ValueError(
+            f"{name} gives {result.dtype}: give booleans, True where allowed, and {_NO_TENSORS}"
+        )
     try:
         return np.broadcast_to(result, shape)
     except ValueError:

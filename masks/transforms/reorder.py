@@ -123,7 +123,10 @@ class Reorder(Placing):
         """int64 (n,), read-only: the token of the old sequence at every place of the new one."""
         order = self.curve(*self.shape)
         if n != len(order):
-            raise ValueError(f"{self} reorders {len(order)} tokens, not {n}: build it for those")
+            raise ValueError(
+                f"{self} reorders {len(order)} tokens, not {n}: build it for those; with m tokens "
+                f"in front write mask >> {self} >> shift(m)"
+            )
         return order
 
     def inverse(self, n: int) -> Ints:

@@ -35,7 +35,7 @@ def test_programs_from_end_to_end(tmp_path, run_program):
     assert "random_blocks(0.25" in table and "sdpa" in table
     status, printed, _ = run_program("speed", csv, *SPEED)
     assert status == 0 and printed.count("(measured ") == 10
-    assert printed.endswith(f"plots: python -m experiments.plot {csv}\n")
+    assert printed.endswith(f"plots: python -m experiments.plot {csv} out={tmp_path}/plots\n")
     assert run_program("compare", csv, "own=cpu")[0] == 0
     assert "summary" in (tmp_path / "s-compared.txt").read_text()
     assert run_program("plot", csv, f"out={tmp_path}/plots")[0] == 0

@@ -80,6 +80,15 @@ def test_immutable():
             mask.key = "dense()"
 
 
+@pytest.mark.parametrize("name", ["density", "n_q", "save", "to_dense"])
+def test_what_needs_a_length_names_build(name: str):
+    mask = masks.causal() | masks.local(3)
+    with pytest.raises(AttributeError, match=rf"no length, so no {name}: build\(n\)\.{name}"):
+        getattr(mask, name)
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        getattr(mask, "missing")  # noqa: B009
+
+
 def test_extents():
     data = np.ones((2, 3, 5, 7), bool)
     mask = masks.mask_from(data)

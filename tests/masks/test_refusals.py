@@ -200,6 +200,8 @@ snap(0)  =>  block is 0: give an integer >= 1
 snap((1, 2, 3))  =>  block is \(1, 2, 3\)
 snap(16, 'up')  =>  how is 'up': choose one of 'outward', 'inward'
 (causal() >> hilbert((8, 8))).build(63)  =>  reorders 64 tokens, not 63
+(causal() >> hilbert((8, 8))).build(65)  =>  write mask >> hilbert\(\(8, 8\)\) >> shift\(m\)
+neighborhood((8, 8), 3).build(65)  =>  tokens in front, such as a class token, .* >> shift\(m\)
 (causal() >> hilbert((8, 8))).build(64, 65)  =>  reorders 64 tokens, not 65
 hilbert((4, 4, 4))  =>  canvas is \(4, 4, 4\): give \(height, width\)
 tiled((8, 8), 0)  =>  tile is 0
@@ -246,7 +248,8 @@ causal().build(64).load(0)  =>  path is 0: give the path of a file, such as 'mas
 where(lambda q, k: q > k and k > 3)  =>  fails.*Write & \| ~
 where(lambda q, k: 0 <= q - k < 5)  =>  fails.*Write & \| ~
 where(lambda q, k: max(q, k) < 3)  =>  fails.*np\.maximum
-where(lambda q, k: q - k)  =>  gives int64: give booleans
+where(lambda q, k: (q - k).abs() < 3)  =>  abs\(d\) for d\.abs\(\), and masks\.table
+where(lambda q, k: q - k)  =>  gives int64: give booleans.* for a torch tensor ids\[q\]
 where(lambda q, k: np.ones(7, bool))  =>  gives shape \(7,\)
 where(lambda q: q > 0)  =>  <lambda>\(q\) cannot be called as fn\(q, k\)
 where(lambda b, h, q, kv: q >= kv)  =>  \(b, h, q, kv\) cannot be .* mask_mod\(0, 0, q, k\)
@@ -256,7 +259,7 @@ where(3)  =>  where\(\) is given 3, no function
 where(lambda h, q, k: q > h, per_head=True).build(64)  =>  give heads=
 where(lambda h, q, k: abs(q - k) < table([3, 50])[h], per_head=True).build(64, heads=4)
     =>  entry [23] of a table of 2
-table(np.zeros((2, 2)))  =>  the table is float64 of shape \(2, 2\): give a 1-D array
+table(np.zeros((2, 2)))  =>  float64 of shape \(2, 2\): give a 1-D array.* ids\[b \* n \+ q\]
 table([])  =>  shape \(0,\): give a 1-D array
 table(['a'])  =>  the table is <U1
 table([0.0, np.nan])  =>  not finite: give finite numbers

@@ -53,7 +53,7 @@ def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
     """Every figure that the measured rows give, by file name."""
     figures: dict[str, Figure] = {}
     for group in grouped(rows, lambda r: tuple(x for x in shape_of(r) if x != r.direction)):
-        if len({r.density for r in group if r.random}) > 1:
+        if len({r.density for r in _compared(group)}) > 1:
             figures[_file("speedup", group[0])] = draw_speedup(group)
     for group in grouped(rows, lambda r: caption(r, length=False)):
         if any(len(line) > 1 for line in _by_length(group)):
@@ -114,7 +114,7 @@ def _device_limit(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None
     """What the rates of the device allow for random masks and dense."""
     ideal = {r.density: r.ideal_ms for r in rows if r.random or r.mask == DENSE}
     points = sorted((x, ms) for x, ms in ideal.items() if ms)
-    if points:
+    if len(points) > 1:
         x, ms = np.array(points).T
         axes.plot(np.log2(1 / x), dense.ms / ms, color=GREY, lw=1, ls="-.", label="device limit")
 
@@ -134,7 +134,8 @@ def _speedup_curves(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> No
             at = {"xytext": (6, -2), "textcoords": "offset points"}
             axes.annotate(str(group[0].block_q), first, **at, **look)
     if others := [r for r in masked if not r.random]:
-        _points(axes, others, dense, style, None, line=False, filled=False)
+        label = None if by_block else name
+        _points(axes, others, dense, style, label, line=False, filled=False)
 
 
 def _points(
@@ -165,8 +166,14 @@ def _keys(axes: Axes, rows: Sequence[SpeedRow]) -> None:
 
 def _masked_providers(rows: Sequence[SpeedRow]) -> list[str]:
     """Providers that have masked rows, ours first."""
-    names = dict.fromkeys(r.provider for r in rows if r.random)
+    names = dict.fromkeys(r.provider for r in _compared(rows))
     return sorted(names, key=lambda name: name not in OWN)
+
+
+def _compared(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
+    """The rows of random masks, or of all masks where no mask is random."""
+    masked = [r for r in rows if r.mask != DENSE and r.density]
+    return [r for r in masked if r.random] or masked
 
 
 # ---- time by length

@@ -82,18 +82,19 @@ class Queue:
     ready: set[str] = field(default_factory=set)  # digests of data that are made
     begun: float = field(default_factory=time.monotonic)
 
-    def run(self) -> None:
-        """Returns when nothing more can run or the time is over, and all processes have ended.
-
-        A folder that holds a run with other settings counts as failed, though it is complete.
-
-        Raises Interrupted if a signal came.
-        """
+    def __post_init__(self):
+        """A folder that holds a run with other settings counts as failed, though it is complete."""
         for run in self.runs:
             try:
                 refuse_other_settings(run.settings)
             except ValueError as error:
                 self.failed[run.name] = str(error)
+
+    def run(self) -> None:
+        """Returns when nothing more can run or the time is over, and all processes have ended.
+
+        Raises Interrupted if a signal came.
+        """
         left = [run for run in self.runs if not self._complete(run)]
         with Stop(None, self.begun) as stop:
             try:

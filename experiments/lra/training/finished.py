@@ -23,7 +23,7 @@ from experiments.lra.training.data import DeviceSplit
 from experiments.lra.training.device import lacks_memory
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import Evaluator, objective_of
-from experiments.lra.training.model import make_model, mask_of
+from experiments.lra.training.model import make_model, mask_of, refuse_other_pairs
 from experiments.lra.training.result import SOURCES
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
@@ -61,14 +61,16 @@ def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier
     """The model of a run with its best weights, on the CPU, and their step.
 
     Raises:
-        ValueError: there are no weights, the file is damaged, or its shapes do not fit the model.
+        ValueError: there are no weights, the file is damaged, its shapes do not fit the model, or
+            the mask allows other pairs now.
     """
     found = weights_file(folder)
     if found is None:
         raise ValueError(f"run={folder}: no {WEIGHTS} there; {REMEDY}")
-    weights, step, _ = load_weights(found, REMEDY)
+    weights, step, about = load_weights(found, REMEDY)
     model = make_model(settings, task)
     refuse_shapes(found, weights, model.state_dict(), f"{CONFIG} is of another model; {REMEDY}")
+    refuse_other_pairs(found, about, model)
     model.load_state_dict(weights)
     return model, step
 

@@ -22,7 +22,13 @@ from experiments.lra.training.device import MIB, peak_mib, reset_memory
 from experiments.lra.training.distributed import Group, join
 from experiments.lra.training.evaluate import Evaluator, Objective, Recorded, objective_of
 from experiments.lra.training.journal import Log, Progress, duration
-from experiments.lra.training.model import make_model, mask_of, origin, start_from
+from experiments.lra.training.model import (
+    make_model,
+    mask_of,
+    origin,
+    refuse_other_pairs,
+    start_from,
+)
 from experiments.lra.training.result import (
     make_result,
     read_result,
@@ -144,16 +150,17 @@ class Session:
         model = make_model(settings, self.task)
         started = "fresh weights"
         if old is None and settings.init_from:
-            about, fresh = origin(settings, self.task), settings.init_head == "fresh"
+            about, fresh = origin(settings, self.task, model), settings.init_head == "fresh"
             started = start_from(model, settings.init_from, about, fresh_head=fresh)
         if group.rank:
             seed_everything(settings.seed, group.rank)
         split = DeviceSplit(self.task.splits["train"], group.device)
-        self.mask = mask_of(model, settings)
+        self.mask, self.about = mask_of(model, settings), origin(settings, self.task, model)
         model = model.to(group.device).train()
         self.trainer = Trainer(model, split, objective_of(settings), settings, group)
         if old is None:
             return started
+        refuse_other_pairs(self.folder / checkpoint.CHECKPOINT, old["about"], model)
         self._resume(old)
         return f"step {self.trainer.step}, where it was"
 
@@ -314,7 +321,7 @@ class Session:
                 "seconds": self.clock.seconds,
                 "training": self.clock.training,
                 "data": self.data,
-                "about": origin(self.settings, self.task),
+                "about": self.about,
             }
             checkpoint.save(self.folder / checkpoint.CHECKPOINT, state)
         self.saved = self.clock.seconds
@@ -335,7 +342,7 @@ class Session:
             self.trainer.model.load_state_dict(self.best["model"])
         if self.group.leads:
             state = {"step": best["step"], "best": None, "model": self.trainer.weights()}
-            state["about"] = origin(settings, self.task)
+            state["about"] = self.about
             checkpoint.save(self.folder / checkpoint.WEIGHTS, state)
         recorded = None if settings.pretrain else Recorded()
         found = self._evaluator("test", objective=recorded)()

@@ -1,5 +1,6 @@
 """The model of a run: made, started from the weights of another run, described."""
 
+import hashlib
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.lra.training import checkpoint
 from experiments.lra.training.config import Settings
-from masks import Mask
+from masks import BlockMask, Mask
 from sparseflash import BlockSparseAttention
 
 POSITIONS = "positions"  # the name of the position table
@@ -42,28 +43,54 @@ def mask_of(model: Classifier, settings: Settings) -> tuple[str | None, float | 
     The text is that of mask=, or of the default. The density is the mean over the layers. Both are
     None for an attention without a mask.
     """
-    layers = [module for module in model.modules() if isinstance(module, BlockSparseAttention)]
-    used = [(layer.mask, layer.heads) for layer in layers if isinstance(layer.mask, Mask)]
-    if not used:
+    blocks = _blocks(model)
+    if not blocks:
         return None, None
-    density = fmean(mask.build(model.states, heads=heads).density for mask, heads in used)
+    density = fmean(mask.density for mask in blocks)
     if settings.mask is None:
-        return str(used[0][0]), density
+        return blocks[0].text, density
     return f"({settings.mask})&causal" if model.config.causal else settings.mask, density
+
+
+def mask_digest(model: Classifier) -> str | None:
+    """A digest of all pairs that the masks of a model allow, None for an attention without one."""
+    keys = [mask.key for mask in _blocks(model)]
+    return hashlib.sha256("".join(keys).encode()).hexdigest()[:12] if keys else None
+
+
+def _blocks(model: Classifier) -> list[BlockMask]:
+    """The masks of the layers at the model's length."""
+    layers = [module for module in model.modules() if isinstance(module, BlockSparseAttention)]
+    return [
+        layer.mask.build(model.states, heads=layer.heads)
+        for layer in layers
+        if isinstance(layer.mask, Mask)
+    ]
 
 
 # ---- weights of another run
 
 
-def origin(settings: Settings, task: Task) -> dict[str, Any]:
-    """What `start_from` has to know of the run that wrote a checkpoint."""
+def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
+    """What `start_from` and `refuse_other_pairs` have to know of the run of a checkpoint."""
     return {
         "task": task.name,
         "grid": None if task.grid is None else list(task.grid),
         "order": _order(settings),
         "pretrain": settings.pretrain,
         "causal": model_sizes(settings).causal,
+        "pairs": mask_digest(model),
     }
+
+
+def refuse_other_pairs(path: Path, about: dict[str, Any], model: Classifier) -> None:
+    """Raises ValueError if the masks of a model are not those that its weights learned."""
+    pairs = mask_digest(model)
+    if about.get("pairs", pairs) != pairs:  # committed weights lack it
+        raise ValueError(
+            f"{path} was trained when the mask of the same text allowed other pairs: restore its "
+            "pattern, or train anew with name="
+        )
 
 
 @torch.no_grad()

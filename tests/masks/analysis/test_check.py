@@ -211,3 +211,6 @@ def test_a_canvas_in_another_order():
     better = (image >> masks.hilbert((64, 64))).stats(4096, block_size=64)
     assert float(found[0][1]) == pytest.approx(better.waste, rel=0.01)
     assert "canvas" not in " ".join(check(image >> masks.hilbert((64, 64)), 4096).notes)
+    with_class_token = masks.neighborhood((30, 45), 7) >> masks.shift(1) | masks.global_tokens(1)
+    report = check(with_class_token, 30 * 45 + 1)  # the canvas is a part of the tokens
+    assert report.ok and "waste" in report.notes[0] and "reordered" not in report.notes[0]

@@ -134,6 +134,30 @@ def test_joins_masks_as_selections_do():
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mask", [None, masks.sliding(40), masks.sliding(40).build(N)], ids=str)
+def test_a_layer_takes_a_packed_mask(mask):
+    """Every document has the output that it has alone; compiled too, after any kind of mask."""
+    layer = sparseflash.BlockSparseAttention(32, 2, kv_heads=1, mask=mask).double()
+    alone = sparseflash.BlockSparseAttention(32, 2, kv_heads=1, mask="causal & local(39)").double()
+    alone.load_state_dict(layer.state_dict())
+    x = torch.randn(2, N, 32, dtype=torch.float64)
+    packing = packed.documents(torch.tensor([[0, 20, N], [0, 30, N]]), N, causal=True)
+    found = layer(x, lengths=packing)
+    assert torch.equal(layer(x, lengths=layer.plan(packing, N)), found)
+    if mask is not None:
+        assert_close(found[1, 30:], alone(x[1:, 30:])[0], name="out")
+    assert_close(found[0, :20], alone(x[:1, :20])[0], name="out")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x, lengths=packing), found, name="compiled")
+
+
+def test_a_layer_with_a_selector_refuses_a_packed_mask():
+    layer = sparseflash.BlockSparseAttention(32, 2, mask=sparseflash.select.top_k(1))
+    with pytest.raises(ValueError, match="with a packed mask pass a Mask or None"):
+        layer(torch.randn(1, N, 32), lengths=MASKS["plain"](offsets_of(0)))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_function_returns_a_plan():
     q, k, v = make_qkv(1, 2, 64, 64, 16)
 

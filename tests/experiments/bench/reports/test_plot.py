@@ -98,6 +98,16 @@ def test_a_mask_without_a_block_has_no_place_on_the_axis_of_sparsity(tmp_path):
     assert kinds(draw_all(measured(csv), tmp_path)) == {"speedup", "masks"}
 
 
+def test_structured_masks_alone_have_their_speed_up(tmp_path):
+    csv = written(tmp_path / "s.csv", mask=["dense", "local:32", "local:64"], seq_len=256)
+    paths = draw_all(measured(csv), tmp_path / "plots")
+    assert kinds(paths) == {"speedup", "masks"}
+    svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
+    assert "FlexAttention" in svg and "open: structured masks" in svg and "device limit" not in svg
+    one = written(tmp_path / "one.csv", mask=["dense", "local:32"], seq_len=256)
+    assert kinds(draw_all(measured(one), tmp_path / "one")) == {"masks"}
+
+
 def test_a_mask_that_begins_with_random_blocks_is_structured():
     drawn = replace(ROW, mask="random_blocks(0.5, block=32, per_head=True)")
     assert drawn.random

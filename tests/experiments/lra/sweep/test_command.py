@@ -40,6 +40,15 @@ def test_wrong_options(changes, message):
         sweep.run(options | changes)
 
 
+def test_a_sweep_runs_outside_of_a_clone(tmp_path, monkeypatch, capsys):
+    """Where GPU minutes are known from no file."""
+    options: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/conf/sweep.yaml"))
+    options |= {"sweep": {"runs": {"a": None}}, "with": ["scale=full"], "dry_run": True}
+    assert sweep.run(options) and "GPU minutes" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert sweep.run(options) and "GPU minutes" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_command_stops_and_goes_on_elsewhere(tmp_path, monkeypatch, run_program):
     """There with two processes for a run; what starts and stops is as with one."""

@@ -74,8 +74,10 @@ def test_a_complete_run_with_other_settings_is_not_the_one_asked_for(make, tmp_p
     told = events(tmp_path)
     runs = make({"a": {"with": ["lr=0.5"]}, "next": {"after": "a"}, "b": {}})
     queue = Queue(runs, [None])
+    before = list(map(queue.state, runs))  # which dry_run=true lists
     queue.run()
     a, next_, b = map(queue.state, runs)
+    assert before == [a, next_, b]
     assert a.startswith(f"failed: {runs[0].settings.folder} holds a run with other settings (lr ")
     assert next_ == "waits for a" and b.startswith("test accuracy")
     assert queue.progress() == "1 of 3 runs complete, 1 failed" and events(tmp_path) == told

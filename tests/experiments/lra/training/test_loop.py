@@ -17,6 +17,7 @@ from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.task import pixel_order
 from experiments.lra.training import checkpoint, data, loop
+from experiments.lra.training.finished import evaluate_run
 from experiments.lra.training.journal import rounded
 from experiments.lra.training.step import AHEAD, Trainer
 from tests.experiments.lra.training.cases import (
@@ -265,6 +266,30 @@ def test_other_data_in_the_same_folder(place, killed):
     refuse(place, r"\(exp_avg is \(7,\) there, .*delete it to start over", name="data")
     checkpoint.save(path, {"step": 1})
     refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
+
+
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_changed_in_the_same_folder(place, killed):
+    """The text of a mask of one's own stays, and means something else."""
+
+    def define(width: int):
+        @masks.pattern()
+        def own():
+            return masks.local(width)
+
+    define(3)
+    changes = {"attention": "sparse", "mask": "own", "name": "pattern"}
+    killed("listops", **changes)
+    define(4)
+    words = r"\.pt was trained when the mask .* allowed other pairs: restore its pattern"
+    refuse(place, words, **changes)
+    define(3)
+    assert train(place, **changes)["complete"]
+    run = settings(place, **changes)
+    evaluate_run(run.folder, run, torch.device("cpu"), "command")
+    define(4)
+    with pytest.raises(ValueError, match=words):
+        evaluate_run(run.folder, run, torch.device("cpu"), "command")
 
 
 def test_images_of_another_version_in_the_same_folder(place, killed, monkeypatch):
