@@ -15,5 +15,6 @@ def interrupted(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-if sys.argv[0] == "-m" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+PROGRAM = sys.argv[0] == "-m" or os.path.basename(sys.argv[0]).startswith("sparseflash-")
+if PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)

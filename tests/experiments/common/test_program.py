@@ -130,11 +130,17 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize("module", ["table", "papers.packed_masks"])
-def test_ctrl_c_in_the_middle_of_an_import_is_one_line(module, tmp_path):
+SCRIPT = "import sys; sys.argv[0] = 'bin/sparseflash-train'; import experiments.table"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "experiments.table"], ["-m", "experiments.papers.packed_masks"], ["-c", SCRIPT]],
+)
+def test_ctrl_c_in_the_middle_of_an_import_is_one_line(words, tmp_path):
     """Also where something swallows a KeyboardInterrupt, or prints it."""
     (tmp_path / "hydra.py").write_text(HYDRA)
-    given = [sys.executable, "-m", f"experiments.{module}"]
+    given = [sys.executable, *words]
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(given, env=environment, cwd=tmp_path, capture_output=True, text=True)
