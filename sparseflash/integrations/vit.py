@@ -26,8 +26,9 @@ def use(model: nn.Module, mask: Mask | Selector | str | None = None) -> nn.Modul
     `q_norm`, `k_norm`, `attn_drop`, `norm`, `gate` and `proj_drop`.
 
     Args:
-        mask: of all tokens, its text, or a selector. With a class token before the patches:
-            `masks.neighborhood((height, width), 7) >> masks.shift(1) | masks.global_tokens(1)`.
+        mask: of all tokens, its text, a bool array, or a selector. With a class token before the
+            patches: `masks.neighborhood((height, width), 7) >> masks.shift(1) |
+            masks.global_tokens(1)`.
 
     Raises:
         ValueError: a model without such modules, or with one that computes something else than

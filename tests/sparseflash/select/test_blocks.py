@@ -112,6 +112,16 @@ def test_gate(n_q, n_k, heads, kv_heads, block_size):
     agree(select.gate(gate, threshold=0.2, max_blocks=3, **seen)(q, k), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gate_in_low_precision(dtype):
+    q, k, _ = make_qkv(2, 4, 64, 64, 8, kv_heads=2)
+    torch.manual_seed(0)
+    gate = select.Gate(4, 8, 2, block_size=16).to(dtype)
+    found = select.gate(gate, mass=0.7)(q, k)
+    scores = gate(q, k).double().detach().numpy()
+    agree(found, block_selection(scores, 64, 64, (16, 16), None, None, "mass", 0.7))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_map(causal):
     q, k, _ = make_qkv(1, 4, 75, 75, 16, kv_heads=2, dtype=torch.float64)
