@@ -15,7 +15,7 @@ from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
 from masks.arrays import from_array
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
-from masks.checks import block_sizes
+from masks.checks import block_sizes, flag
 from masks.crop import coarsen, crop
 from masks.draw import draw
 from masks.registry import Keyed, remember
@@ -178,7 +178,9 @@ class BlockMask(Keyed):
             rows, cols: first and last query and key to show; token by token where few are.
             panels: a new figure with the loads and the reach beside the picture.
         """
-        if panels:
+        if flag("panels", panels):
+            if ax is not None:
+                raise ValueError("ax is given, and panels makes a figure: leave one of them out")
             return overview(self, path, batch=batch, head=head, rows=rows, cols=cols)
         return draw(self, path, ax, batch=batch, head=head, rows=rows, cols=cols)
 

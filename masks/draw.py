@@ -39,15 +39,17 @@ def draw(
     if path is not None:
         file_path(path, EXAMPLE, opened=True)
     try:
+        from matplotlib.axes import Axes
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
         remedy = "pip install matplotlib"
         raise ImportError(f"pictures of masks need matplotlib ({error}): {remedy}") from None
 
-    for name, index, extent in (("batch", batch, blocks.batch), ("head", head, blocks.heads)):
-        if not 0 <= index < extent:
-            raise ValueError(f"{name} is {index}: this mask has 0 to {extent - 1}")
+    if ax is not None and (not isinstance(ax, Axes) or ax.name != "rectilinear"):
+        raise ValueError(f"ax is {ax!r}: give plain axes, such as those of plt.subplots()")
+    batch = integer("batch", batch, min=0, max=blocks.batch - 1)
+    head = integer("head", head, min=0, max=blocks.heads - 1)
     q_first, q_last = _span("rows", rows, blocks.n_q)
     k_first, k_last = _span("cols", cols, blocks.n_k)
     height, width = q_last - q_first + 1, k_last - k_first + 1
@@ -91,7 +93,7 @@ def draw(
     patches = [Patch(facecolor=c, edgecolor="0.5", label=name) for name, c in tones]
     ax.legend(handles=patches[::-1], loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     if path is not None:
-        ax.figure.savefig(path)  # type: ignore[union-attr]
+        ax.figure.figure.savefig(path)  # type: ignore[union-attr]  # of a subfigure: the whole
     return ax
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masks import BlockMask, Mask, mask_from
+from masks import BlockMask, Mask, mask_from, parse
 from masks.algebra import Transform
-from sparseflash.checks import check_extents
+from sparseflash.checks import check_extents, is_wrapped
 from sparseflash.schedule import Schedule
 from sparseflash.select.base import Selector
 from sparseflash.select.picks import Picks
@@ -56,6 +56,11 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
+        if not torch.compiler.is_compiling() and is_wrapped(mask):
+            raise ValueError(
+                "mask is a tensor that torch.func or torch.vmap maps over, which has no values;"
+                " put the masks into the batch of one call, (B, 1, N_q, N_k)"
+            )
         mask = mask.detach().cpu().numpy()
     if isinstance(mask, np.ndarray):
         return mask_from(mask)
@@ -65,11 +70,25 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
         raise ValueError("picks have no plan: pass them to attention, or plan picks.selection(H)")
     raise ValueError(
         f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a bool array"
-        f" or None, or a selection of sparseflash.select{_remedy(mask)}"
+        f" or None, or a selection of sparseflash.select{remedy(mask)}"
     )
 
 
-def _remedy(mask: Any) -> str:
+def as_mask_or_selector(mask: Any) -> Mask | BlockMask | Selector | None:
+    """The mask of a module, which has it before q and k: `as_mask`, and of a text or a selector."""
+    if isinstance(mask, str):
+        return parse(mask)
+    if isinstance(mask, Selector | Mask | BlockMask | None):
+        return mask
+    if isinstance(mask, np.ndarray | Tensor):
+        return as_mask(mask)  # pyright: ignore[reportReturnType]
+    raise ValueError(
+        f"mask is a {type(mask).__name__}; pass a masks.Mask, its text, a masks.BlockMask, a bool"
+        f" array, a selector of sparseflash.select or None{remedy(mask)}"
+    )
+
+
+def remedy(mask: Any) -> str:
     """How to make a mask of what is none, as the end of an error."""
     if isinstance(mask, str):
         return " (masks.parse turns text into a Mask)"
@@ -79,10 +98,13 @@ def _remedy(mask: Any) -> str:
         return " (masks.interop.from_flex converts torch's BlockMask)"
     if isinstance(mask, Transform):
         return " (it makes one mask of another: mask >> transform)"
-    if inspect.isfunction(mask) and mask.__module__.startswith("masks."):  # a pattern
+    ours = ("masks.", "sparseflash.select.")
+    if inspect.isfunction(mask) and mask.__module__.startswith(ours):  # of a pattern, a selector
         return f" (call it: {mask.__name__}(...))"
     if callable(mask):
         return " (masks.where turns a function of q and k into a Mask)"
+    if isinstance(mask, list | tuple) and mask and all(isinstance(m, Mask) for m in mask):
+        return " (masks.heads makes one mask of those of the heads)"
     if isinstance(mask, list | tuple):
         return " (np.array makes an array of lists)"
     return ""

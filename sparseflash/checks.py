@@ -4,6 +4,7 @@ import math
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,16 +19,17 @@ def check_options(
     if type(backend) is not str or (backend != "auto" and backend not in backends):
         choices = ", ".join(("auto", *backends))
         raise ValueError(f"backend is {backend!r}; choose one of {choices}")
-    if not _is_number(dropout_p):
+    if not is_number(dropout_p):
         raise ValueError(f"dropout_p is {dropout_p!r}; pass a number in [0, 1)")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it must lie in [0, 1)")
-    if scale is not None:
-        _check_scale(scale)
+    check_scale(scale)
 
 
-def _check_scale(scale: Any) -> None:
-    """Raise ValueError for a scale that is no positive number."""
+def check_scale(scale: Any) -> None:
+    """Raise ValueError for a scale that is neither a positive number nor None."""
+    if scale is None:
+        return
     if isinstance(scale, Tensor):
         if scale.requires_grad:
             raise ValueError(
@@ -36,7 +38,7 @@ def _check_scale(scale: Any) -> None:
             )
         if scale.numel() != 1:
             raise ValueError(f"scale is a tensor of shape {tuple(scale.shape)}; pass one number")
-    elif not _is_number(scale):
+    elif not is_number(scale):
         raise ValueError(f"scale is {scale!r}; pass a positive number or None")
     if not 0 < scale < math.inf:
         raise ValueError(
@@ -45,7 +47,8 @@ def _check_scale(scale: Any) -> None:
         )
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
+    """Whether x is a number of Python or NumPy; a bool is none."""
     return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
 
 
@@ -133,11 +136,14 @@ def check_transforms(*tensors: Tensor) -> None:
 def readable(given: Tensor) -> bool:
     """Whether values can be checked without waiting for a device, or stopping a compiler or
     torch.vmap."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     on_host = type(given) is Tensor and given.device.type == "cpu"
-    return on_host and not (
-        torch.compiler.is_compiling() or functorch.is_functorch_wrapped_tensor(given)
-    )
+    return on_host and not (torch.compiler.is_compiling() or is_wrapped(given))
+
+
+def is_wrapped(given: Tensor) -> bool:
+    """Whether torch.vmap or torch.func hold the values of a tensor back."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.is_functorch_wrapped_tensor(given)
 
 
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
@@ -151,6 +157,6 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
                 f" pass one int64 element on {device}, or an int"
             )
         return seed.reshape(1)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed!r}; pass an int in [0, 2**63), an int64 tensor or None")
-    return torch.full((1,), seed, dtype=torch.int64, device=device)
+    return torch.full((1,), int(seed), dtype=torch.int64, device=device)

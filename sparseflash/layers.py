@@ -2,6 +2,7 @@
 position embeddings.
 """
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import masks
 from masks import BlockMask, Mask
 from masks.checks import integer
+from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options
@@ -38,8 +39,9 @@ class BlockSparseAttention(nn.Module):
         heads: query heads.
         kv_heads: key and value heads, a divisor of `heads`; equal to `heads` by default.
         head_dim: features of a head; dim / heads by default.
-        mask: a `masks.Mask`, its text, a `masks.BlockMask`, a selector of `sparseflash.select`, or
-            None for dense attention.
+        mask: a `masks.Mask`, its text, a `masks.BlockMask`, a bool array as in
+            `sparseflash.attention`, a selector of `sparseflash.select`, or None for dense
+            attention.
         layer: the number of this layer, from 0. A mask that differs from layer to layer needs it;
             other masks are the same with any number.
         bias: whether the projections have biases.
@@ -76,10 +78,11 @@ class BlockSparseAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        sizes = {"dim": dim, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        for name, value in sizes.items():
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
+        dim, heads = integer("dim", dim, min=1), integer("heads", heads, min=1)
+        if kv_heads is not None:
+            kv_heads = integer("kv_heads", kv_heads, min=1)
+        if head_dim is not None:
+            head_dim = integer("head_dim", head_dim, min=1)
         if head_dim is None and dim % heads:
             raise ValueError(f"dim is {dim}, no multiple of heads, {heads}; or give head_dim")
         if kv_heads is not None and heads % kv_heads:
@@ -120,8 +123,7 @@ class BlockSparseAttention(nn.Module):
                 `sparseflash.packed`, or what `plan` made of either. Output beyond the length of a
                 sequence means nothing.
         """
-        if x.ndim != 3 or x.shape[2] != self.dim:
-            raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, N, {self.dim})")
+        _check_tokens("x", x, self.dim)
         if isinstance(lengths, Selection):
             lengths = self.plan(lengths, x.shape[1])
         if context is None:
@@ -139,10 +141,7 @@ class BlockSparseAttention(nn.Module):
         return self.out(self.attend(q, k, v, lengths).transpose(1, 2).flatten(2))
 
     def _cross(self, x: Tensor, context: Tensor) -> tuple[Tensor, ...]:
-        if context.ndim != 3 or context.shape[0] != len(x) or context.shape[2] != self.dim:
-            raise ValueError(
-                f"context has shape {tuple(context.shape)}; it must be ({len(x)}, N, {self.dim})"
-            )
+        _check_tokens("context", context, self.dim, len(x))
         own, other = self.widths[0], sum(self.widths[1:])
         qkv = self.qkv
         if type(qkv) is nn.Linear and not (qkv._forward_pre_hooks or qkv._forward_hooks):
@@ -256,21 +255,24 @@ def plan_lengths(
     return made
 
 
+def _check_tokens(name: str, x: Any, dim: int, batch: int | None = None) -> None:
+    """Raise ValueError unless x is a tensor (batch, N, dim); None: of any batch."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; pass a torch tensor")
+    if x.ndim != 3 or x.shape[2] != dim or batch not in (None, len(x)):
+        wanted = "batch" if batch is None else batch
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted}, N, {dim})")
+
+
 def _mask(mask: Any, layer: int | None) -> Mask | BlockMask | Selector | None:
-    if isinstance(mask, str):
-        mask = masks.parse(mask)
+    mask = as_mask_or_selector(mask)
     if layer is not None:
         layer = integer("layer", layer, min=0)
     if isinstance(mask, Mask):
         if layer is None and mask.per_layer:
             raise ValueError(f"{mask} differs from layer to layer; pass layer=, the number of this")
         return mask if layer is None else mask.layer(layer)
-    if isinstance(mask, BlockMask | Selector | None):
-        return mask
-    raise ValueError(
-        f"mask is a {type(mask).__name__}; pass a masks.Mask, its text, a masks.BlockMask, a"
-        " selector of sparseflash.select or None"
-    )
+    return mask
 
 
 class Rotary(nn.Module):
@@ -283,16 +285,21 @@ class Rotary(nn.Module):
 
     def __init__(self, base: float = 10_000.0, fraction: float = 1.0):
         super().__init__()
-        if not isinstance(base, Real) or not base > 1:
-            raise ValueError(f"base is {base!r}; it must be a number above 1")
+        if not isinstance(base, Real) or not 1 < base < math.inf:
+            raise ValueError(f"base is {base!r}; it must be a finite number above 1")
         if not isinstance(fraction, Real) or not 0 < fraction <= 1:
             raise ValueError(f"fraction is {fraction!r}; it must be a number in (0, 1]")
         self.base, self.fraction = base, fraction
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, heads, head_dim), turned; the same shape and dtype."""
+        if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
+            what = type(x).__name__
+            if isinstance(x, Tensor):
+                what = f"{x.dtype} of shape {tuple(x.shape)}"
+            raise ValueError(f"x is {what}; pass floating-point (batch, N, heads, head_dim)")
         turned = round(self.fraction * x.shape[-1])
-        if turned % 2:
+        if turned % 2 or not turned:
             raise ValueError(
                 f"rotary turns {turned} of {x.shape[-1]} features; choose an even number of them"
             )

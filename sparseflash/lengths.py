@@ -118,7 +118,7 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
         values = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
         if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values):
             raise ValueError(f"lengths is {lengths!r}; pass a tensor or a list of integers")
-        lengths = torch.tensor(values, dtype=torch.int64)
+        lengths = torch.tensor(values, dtype=torch.int64, device="cpu")
     if lengths.shape != (batch,) or lengths.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"

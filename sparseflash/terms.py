@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import TermTensors
-from sparseflash.checks import check_tensors
+from sparseflash.checks import check_tensors, is_number
 
 
 class Terms(NamedTuple):
@@ -42,7 +42,7 @@ def term_options(terms: Any) -> tuple[float, bool]:
     if not isinstance(terms, Terms):
         raise ValueError(f"terms is a {type(terms).__name__}; pass sparseflash.Terms(...) or None")
     cap = terms.softcap
-    if cap is not None and (type(cap) not in (int, float) or not 0 < cap < math.inf):
+    if cap is not None and (not is_number(cap) or not 0 < cap < math.inf):
         raise ValueError(f"terms.softcap is {cap!r}; pass a positive finite number or None")
     return float(cap or 0.0), terms.slopes is not None or terms.bias is not None
 

@@ -1,8 +1,6 @@
 """Candidate tiles of the Triton kernels, compiled, checked and timed on this GPU."""
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -10,6 +8,7 @@ import torch
 import masks
 from experiments.bench import timing
 from experiments.bench.rows import TileRow
+from experiments.common.processes import processes
 from experiments.common.records import OK
 from sparseflash.backends import triton as backend
 from sparseflash.backends.protocol import Saved, Walk
@@ -137,7 +136,7 @@ def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
 def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | None]:
     """Compiles the candidates of (kernel, head dim) in several processes: why each cannot run."""
     jobs = [(*pair, tiles) for pair in pairs for tiles in candidates(*pair)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with processes(workers) as pool:
         return dict(zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True))
 
 

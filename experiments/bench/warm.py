@@ -1,8 +1,6 @@
 """Compile the kernels of a run in several processes at once, into the caches on disk."""
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from experiments.bench.measure import Bench, Measurement
+from experiments.common.processes import Context
 
 LOST = "device lost"  # what a worker answers once a kernel has broken its CUDA context
 _bench: Bench | None = None  # of a worker
@@ -30,7 +29,7 @@ def warm(
     for what in wanted:
         kinds.setdefault(kind(what), what)
     start, late, broken = time.monotonic(), set(kinds), set()
-    pool = multiprocessing.get_context("spawn").Pool(workers, _start, (str(device),))
+    pool = Context().Pool(workers, _start, (str(device),))
     try:
         calls = {name: pool.apply_async(_once, (bare(what),)) for name, what in kinds.items()}
         while late and time.monotonic() < start + limit_s:
@@ -75,7 +74,6 @@ def bare(what: Measurement) -> Measurement:
 
 def _start(device: str) -> None:
     global _bench
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, which ends this one
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
     _bench = Bench(torch.device(device), 0.0)
 

@@ -9,10 +9,12 @@
 `command` is the command line, for records. An unknown option, another value where the file has true
 or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
 status 2; so does every OSError with the name of a file. With `-m`, the remaining jobs still run.
+Ctrl-C ends in `interrupted` and exit status 130.
 """
 
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,6 +33,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
+from experiments import interrupted
 from experiments.common.checks import as_list, choose, path_text
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -54,6 +57,8 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         failed: list[str] = []  # jobs of a sweep
 
         def job(config: DictConfig) -> None:
+            if signal.getsignal(signal.SIGINT) is interrupted:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             overrides = list(HydraConfig.get().overrides.task)
             options: Any = OmegaConf.to_container(config, resolve=True)
             try:
@@ -80,6 +85,8 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             except ValueError as error:
                 sys.exit(_fail(f"error: {error}"))
             except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one does not wait
+                print("interrupted", file=sys.stderr, flush=True)
                 sys.exit(130)
             if failed:
                 sys.exit(_fail(f"failed: {'; '.join(failed)}"))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
+from sparseflash.arguments import remedy
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import empty_out
 from sparseflash.cache import cache
@@ -111,9 +112,10 @@ def decode(
         heads = k.shape[1] if mask.heads == k.shape[1] else q.shape[1]
         mask = schedule_from_selection(mask, q.shape[2], n, q.shape[0], heads, q.device)
     elif not isinstance(mask, Mask | BlockMask | Schedule | None):
+        how = remedy(mask) or " (BlockMask.from_dense takes a bool array)"
         raise ValueError(
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a selection of"
-            " sparseflash.select or None (BlockMask.from_dense takes a bool array)"
+            f" sparseflash.select or None{how}"
         )
     call = None if scale is None else float(scale), splits, backend
     if plain(q, k, v):

@@ -13,8 +13,9 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
 import masks
-from masks import Mask
+from masks import BlockMask, Mask
 from masks.transforms.reorder import Reorder
+from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention
 from sparseflash.cache import cached
 from sparseflash.integrations.tensors import join, mask_of_tensor
@@ -48,7 +49,9 @@ def use(
     Raises:
         ValueError: a model without attention that goes through diffusers' backends.
     """
-    mask = masks.parse(mask) if isinstance(mask, str) else mask
+    given = as_mask_or_selector(mask)
+    if isinstance(given, BlockMask):
+        raise ValueError("mask is a BlockMask; pass the Mask that it comes from, or its text")
     layers = [m for m in model.modules() if hasattr(_processor(m), "_attention_backend")]
     if not layers:
         raise ValueError(
@@ -58,8 +61,8 @@ def use(
     number = 0
     for layer in layers:
         chosen = None
-        if mask is not None and not getattr(layer, "is_cross_attention", False):
-            chosen = mask.layer(number) if isinstance(mask, Mask) else mask
+        if given is not None and not getattr(layer, "is_cross_attention", False):
+            chosen = given.layer(number) if isinstance(given, Mask) else given
             number += 1
         attend = Attend(chosen, order, latents, text_first)
         _processor(layer)._attention_backend = _backend(attend)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import masks
 from masks import Mask
+from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.select.base import Selector
@@ -25,14 +26,15 @@ def use(model: nn.Module, mask: Mask | Selector | str | None = None) -> nn.Modul
     `q_norm`, `k_norm`, `attn_drop`, `norm`, `gate` and `proj_drop`.
 
     Args:
-        mask: of all tokens, its text, or a selector. With a class token before the patches:
-            `masks.neighborhood((height, width), 7) >> masks.shift(1) | masks.global_tokens(1)`.
+        mask: of all tokens, its text, a bool array, or a selector. With a class token before the
+            patches: `masks.neighborhood((height, width), 7) >> masks.shift(1) |
+            masks.global_tokens(1)`.
 
     Raises:
         ValueError: a model without such modules, or with one that computes something else than
             softmax attention, because it adds a bias or turns positions, for instance.
     """
-    mask = masks.parse(mask) if isinstance(mask, str) else mask
+    given = as_mask_or_selector(mask)
     found = [m for m in model.modules() if all(hasattr(m, name) for name in NEEDED)]
     if not found:
         raise ValueError(
@@ -43,7 +45,7 @@ def use(model: nn.Module, mask: Mask | Selector | str | None = None) -> nn.Modul
         vars(layer).pop("forward", None)  # of an earlier call
         _check(layer)
     for number, layer in enumerate(found):
-        chosen = mask.layer(number) if isinstance(mask, Mask) else mask
+        chosen = given.layer(number) if isinstance(given, Mask) else given
         layer.forward = partial(_forward, layer, chosen)
     return model
 

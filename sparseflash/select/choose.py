@@ -20,6 +20,7 @@ def choose(
     probabilities: the scores are probabilities already, up to a factor. Otherwise a softmax over
         the candidates of a row makes them so.
     """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # float16 ends at 65504
     if on_nvidia(scores) and scores.shape[-1] <= MAX_COLS:
         return kernels_of("select").choose_blocks(scores, candidates, rule, probabilities)
     return choose_torch(scores, candidates, rule, probabilities)

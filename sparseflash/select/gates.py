@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes
-from sparseflash.checks import check_tensors
+from masks.checks import block_sizes, flag, integer
+from sparseflash.checks import check_scale, check_tensors
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.pool import KINDS, SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import adaptive, budget
@@ -44,11 +44,15 @@ class Gate(nn.Module):
     ):
         super().__init__()
         self.block_size = block_sizes(block_size)
+        heads, head_dim = integer("heads", heads, min=1), integer("head_dim", head_dim, min=1)
+        kv_heads = heads if kv_heads is None else integer("kv_heads", kv_heads, min=1)
+        gate_dim = head_dim if gate_dim is None else integer("gate_dim", gate_dim, min=1)
+        if heads % kv_heads:
+            raise ValueError(f"kv_heads is {kv_heads}; it must divide heads, {heads}")
         for name, kinds in (("q_pool", q_pool), ("k_pool", k_pool)):
             if not kinds or not set(kinds) <= set(KINDS):
                 raise ValueError(f"{name} is {kinds!r}: give some of {', '.join(KINDS)}")
         self.q_pool, self.k_pool = tuple(q_pool), tuple(k_pool)
-        kv_heads, gate_dim = kv_heads or heads, gate_dim or head_dim
         self.q_weight = nn.Parameter(torch.empty(heads, len(self.q_pool) * head_dim, gate_dim))
         self.k_weight = nn.Parameter(torch.empty(kv_heads, len(self.k_pool) * head_dim, gate_dim))
         for weight in (self.q_weight, self.k_weight):
@@ -56,6 +60,15 @@ class Gate(nn.Module):
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """(B, H, rows, cols), differentiable by the weights; softmax makes them probabilities."""
+        check_tensors(q, k)
+        for name, t, weight, kinds in (
+            ("q", q, self.q_weight, self.q_pool), ("k", k, self.k_weight, self.k_pool)
+        ):  # fmt: skip
+            if (made := (len(weight), weight.shape[1] // len(kinds))) != (t.shape[1], t.shape[3]):
+                raise ValueError(
+                    f"{name} has {t.shape[1]} heads and head dim {t.shape[3]}, the gate is for"
+                    f" {made[0]} and {made[1]}: make it with those of q and k"
+                )
         block_q, block_k = self.block_size
         q_pooled, k_pooled = pool((q, block_q, self.q_pool), (k, block_k, self.k_pool))
         q_gate, k_gate = (
@@ -103,6 +116,12 @@ def gate(
     """
     if sum(x is not None for x in (k, threshold, mass)) != 1:
         raise ValueError(f"k, threshold and mass are {k}, {threshold} and {mass}: give one of them")
+    if isinstance(module, type) or not (
+        hasattr(module, "block_size") and hasattr(module, "scores")
+    ):
+        raise ValueError(
+            f"module is {module!r}: give a Gate, or a module with block_size and scores"
+        )
     if threshold is not None:
         rule = adaptive("level", "threshold", threshold, min_blocks, max_blocks)
     elif mass is not None:
@@ -128,6 +147,8 @@ def attention_map(
     training; the scores are computed some block rows at a time.
     """
     check_tensors(q, k)
+    check_scale(scale)
+    flag("causal", causal)
     block_q, block_k = block_sizes(block_size)
     n_q, n_k = q.shape[2], k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -155,6 +176,11 @@ def distillation_loss(scores: Tensor, target: Tensor, candidates: Tensor | None 
         candidates: bool, broadcastable to scores: the blocks that are allowed, such as
             `masks.causal().build(n, n, 64).layout() > 0` as a tensor.
     """
+    if scores.shape != target.shape:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}, target {tuple(target.shape)}: make the map"
+            " with the block size of the gate"
+        )
     if candidates is not None:
         scores = scores.masked_fill(~candidates, torch.finfo(scores.dtype).min)
     log_p = scores.log_softmax(-1).flatten(0, -2)

@@ -106,6 +106,24 @@ def test_draws_into_given_axes():
     assert masks.causal().draw(1000, ax=left) is left
     assert masks.causal().build(1000, 300).draw(ax=right) is right
     assert right.get_xlim() == (0, 300)
+    file = io.BytesIO()  # of the whole figure
+    masks.causal().draw(1000, ax=Figure().subfigures(1, 2)[1].subplots(), path=file)
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda figure: figure,
+        lambda figure: figure.subplots(1, 2),
+        lambda figure: figure.add_subplot(projection="polar"),
+    ],
+)
+def test_refuses_what_are_no_plain_axes(make):
+    from matplotlib.figure import Figure
+
+    with pytest.raises(ValueError, match=r"ax is .*: give plain axes"):
+        masks.causal().draw(64, ax=make(Figure()))
 
 
 def test_slices():

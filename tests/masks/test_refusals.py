@@ -236,7 +236,12 @@ causal().build(100, 90, 32).crop(100)  =>  n_k is 100: give an integer <= 90
 causal().build(100, 90, 32).coarsen(48)
     =>  block_size is \(48, 48\): give multiples of \(32, 32\)
 causal().build(100, 90, 32).coarsen(512)  =>  16 and 256
-causal().draw(2048, head=2)  =>  head is 2: this mask has 0 to 0
+causal().draw(2048, head=2)  =>  head is 2: give an integer <= 0
+causal().draw(2048, head='0')  =>  head is '0': give an integer
+causal().draw(2048, batch=True)  =>  batch is True: give an integer
+causal().draw(2048, ax='left')  =>  ax is 'left': give plain axes
+causal().draw(2048, ax='left', panels=True)  =>  leave one of them out
+causal().draw(2048, panels='yes')  =>  panels is 'yes': give True or False
 causal().draw(2048, batch=-1)  =>  batch is -1
 causal().draw(2048, rows=(0, 2048))  =>  rows
 causal().draw(2048, rows=(5, 4))  =>  rows

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import masks
 import sparseflash
-from sparseflash import select
+from sparseflash import Terms, select
 from sparseflash.backends.registry import NAMES
 from sparseflash.testing import make_qkv
 from tests.op_cases import MASK, plans
@@ -151,6 +151,12 @@ CASES = {
         EXTENT_OF_MASK,
     ),
     "mask a string": ({"mask": MASK.key}, "mask is a str", "(masks.parse turns text"),
+    "mask a list of masks": ({"mask": [MASK] * 4}, "mask is a list", "(masks.heads makes one"),
+    "mask a selector's function": (
+        {"mask": select.top_k},
+        "mask is a function",
+        "(call it: top_k(...))",
+    ),
     "mask a list": ({"mask": [[True]]}, "mask is a list", "np.array makes an array of lists"),
     "mask True": ({"mask": True}, "mask is a bool", KINDS),
     "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
@@ -198,3 +204,13 @@ def test_unknown_option_is_refused():
     for function in (sparseflash.attention, sparseflash.explain):
         with pytest.raises(TypeError, match="casual"):
             function(Q, K, V, casual=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_of_numpy_pass(dtype):
+    options = [
+        {"scale": kind(0.5), "dropout_p": kind(0.25), "seed": seed, "terms": Terms(softcap=kind(2))}
+        for kind, seed in ((float, 3), (dtype, np.int64(3)))
+    ]
+    ours, theirs = (sparseflash.attention(**GOOD, **given) for given in options)
+    assert torch.equal(ours, theirs)

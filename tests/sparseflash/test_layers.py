@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,7 +187,7 @@ def test_rotary_and_attend_may_be_replaced_after_the_layer_is_made(compiled):
 def test_masks_in_all_forms():
     mask = masks.local(7) | masks.global_tokens(2)
     x, wanted = tokens(), make(mask=mask)(tokens())
-    for form in (str(mask), mask.build(N, block_size=16)):
+    for form in (str(mask), mask.build(N, block_size=16), dense(mask), dense(mask).numpy()):
         torch.testing.assert_close(make(mask=form)(x), wanted)
     layers = masks.layers(masks.dense(), mask)
     assert make(mask=layers, layer=1).mask == mask
@@ -267,7 +268,7 @@ def test_dropout_is_for_training():
 
 
 def test_its_state_is_that_of_two_linear_layers():
-    layer = make(kv_heads=2)
+    layer = make(kv_heads=np.int64(2))
     shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
     assert shapes == {
         "qkv.weight": (48, 24), "qkv.bias": (48,), "out.weight": (24, 24), "out.bias": (24,)
@@ -334,14 +335,12 @@ def test_it_shows_its_mask():
     assert str(masks.local(9) | masks.global_tokens(1)) in text
 
 
-LAYERS = masks.layers(masks.local(1), masks.local(2))
 REFUSED = [
-    ({"heads": 0}, "heads is 0; it must be a positive integer"),
+    ({"heads": 0}, "heads is 0: give an integer >= 1"),
     ({"dim": 2.5}, "dim is 2.5"),
     ({"heads": 5}, "dim is 24, no multiple of heads, 5; or give head_dim"),
     ({"kv_heads": 3}, "kv_heads is 3; it must divide heads, 4"),
     ({"head_dim": -1}, "head_dim is -1"),
-    ({"layer": -1, "mask": LAYERS}, "layer is -1"),
     ({"dropout": 1.0}, r"dropout is 1.0; it must be a number in \[0, 1\)"),
     ({"dropout": "0.1"}, r"dropout is '0.1'; it must be a number in \[0, 1\)"),
     ({"dropout": None}, "dropout is None"),
@@ -349,6 +348,8 @@ REFUSED = [
     ({"keep_max_scores": 1}, "keep_max_scores is 1; pass True or False"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
     ({"mask": 3}, "mask is a int; pass a masks.Mask"),
+    ({"mask": masks.causal}, r"mask is a function; .* \(call it: causal\(...\)\)"),
+    ({"mask": [masks.causal()] * 4}, r"mask is a list; .* \(masks.heads makes one mask"),
     ({"mask": "layers(local(3), dense())"}, r"differs from layer to layer; pass layer="),
     ({"mask": "local(3)", "layer": -1}, "layer is -1: give an integer >= 0"),
     ({"mask": "locale:3"}, "locale"),
@@ -364,8 +365,7 @@ def test_arguments_are_refused(options, message):
         BlockSparseAttention(**{"dim": DIM, "heads": HEADS} | options)
 
 
-LAYER, X = make(), tokens()
-OF_BLOCKS = make(mask=masks.local(3).build(128))
+LAYER, OF_BLOCKS, X = make(), make(mask=masks.local(3).build(128)), tokens()
 
 
 @pytest.mark.parametrize(
@@ -373,6 +373,8 @@ OF_BLOCKS = make(mask=masks.local(3).build(128))
     [
         (lambda: LAYER(X[0]), r"x has shape \(40, 24\); it must be \(batch, N, 24\)"),
         (lambda: LAYER(X[:, :, :8]), "x has shape"),
+        (lambda: LAYER(X.tolist()), "x is a list; pass a torch tensor"),
+        (lambda: LAYER(X, context=X.numpy()), "context is a ndarray; pass a torch tensor"),
         (lambda: LAYER(X, context=X[:1]), r"context has shape .* must be \(2, N, 24\)"),
         (lambda: LAYER(X, lengths=[1]), "one for each sequence"),
         (lambda: make(padding="skip")(X, lengths=[1, 2]), "padding is skip.* the length 40"),
@@ -383,10 +385,14 @@ OF_BLOCKS = make(mask=masks.local(3).build(128))
         (lambda: LAYER.plan([[3]], 128), r"lengths is \[\[3\]\]; pass a tensor or a list"),
         (lambda: OF_BLOCKS.plan([3], 128), "takes a multiple of 128, and a Mask or None"),
         (lambda: Rotary(base=1.0), "base is 1.0"),
-        (lambda: Rotary(base="1e4"), "base is '1e4'; it must be a number above 1"),
+        (lambda: Rotary(base=float("inf")), "base is inf; it must be a finite number above 1"),
+        (lambda: Rotary(base="1e4"), "base is '1e4'; it must be a finite number above 1"),
         (lambda: Rotary(fraction="half"), r"fraction is 'half'; it must be a number in \(0, 1\]"),
         (lambda: Rotary(fraction=1.5), "fraction is 1.5"),
         (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
+        (lambda: Rotary(fraction=0.01)(torch.ones(1, 2, 1, 6)), "turns 0 of 6 features"),
+        (lambda: Rotary()(torch.ones(4, 4, 6)), r"x is torch.float32 of shape \(4, 4, 6\); pass"),
+        (lambda: Rotary()(torch.ones(1, 4, 4, 6).long()), "x is torch.int64 of shape"),
     ],
 )
 def test_inputs_are_refused(call, message):

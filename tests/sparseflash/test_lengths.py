@@ -294,6 +294,15 @@ def test_skipping_says_what_it_takes():
         within("skip", q, k, v, None, [96, 1, 1, 1, 1])
 
 
+def test_a_list_is_checked_whatever_the_default_device():
+    q, k, v = make_qkv(2, 2, 40, 40, 8)
+    expected = sparseflash.attention(q, k, v, lengths=[40, 7])
+    with torch.device("meta"):
+        assert torch.equal(sparseflash.attention(q, k, v, lengths=[40, 7]), expected)
+        with pytest.raises(ValueError, match="lengths holds 41"):
+            sparseflash.attention(q, k, v, lengths=[40, 41])
+
+
 def test_explain_takes_lengths():
     q, k, v = leaves(96, 96)
     assert "cpu: chosen" in sparseflash.explain(q, k, v, masks.causal(), lengths=[9] * 5)

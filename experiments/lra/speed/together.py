@@ -4,13 +4,12 @@ Most of a measurement is compilation, which can use all cores. The GPU runs one 
 it is timed.
 """
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from experiments.common.processes import Context
 from experiments.lra.speed.case import StepCase
 from experiments.lra.speed.rows import StepRow
 
@@ -71,14 +70,10 @@ def _answer(pipe: Any, process: Any, seconds: float) -> Any:
 
 
 def _start(case: StepCase, measure: Measure) -> tuple[Any, Any]:
-    context = multiprocessing.get_context("spawn")
+    context = Context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(case, measure, theirs), daemon=True)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits that: Ctrl-C is for us
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    process.start()
     theirs.close()
     return ours, process
 

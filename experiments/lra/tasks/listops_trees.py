@@ -7,14 +7,13 @@ first their branches, then the operators and digits of those that are kept.
 """
 
 import hashlib
-import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 
+from experiments.common.processes import processes
 from experiments.common.progress import progress
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -38,8 +37,7 @@ def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.n
     workers = min(count // 4, workers or os.cpu_count() or 1)  # starting a process takes a second
     if workers <= 1:
         return _distinct(map(_chunk, [seed] * count, range(count)), n, seed)
-    context = multiprocessing.get_context("spawn")  # torch's threads may hang a forked child
-    with ProcessPoolExecutor(workers, context) as pool:
+    with processes(workers) as pool:
         return _distinct(pool.map(_chunk, [seed] * count, range(count)), n, seed)
 
 

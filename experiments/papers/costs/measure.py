@@ -1,8 +1,6 @@
 """Measuring calls with and without terms in turn, so that both meet the same clock."""
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +9,7 @@ import torch
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import LIMIT
 from experiments.bench.timing import measure
+from experiments.common.processes import processes
 from experiments.common.records import OK
 from experiments.papers.attention.measure import free, why
 from experiments.papers.costs.calls import ALL, MAX, NONE, TERMS, TermStep, gate_errors, step_of
@@ -110,8 +109,7 @@ def warm(groups: Sequence[Group], device: torch.device, workers: int) -> None:
     What fails there fails again where it is measured, and its row says why.
     """
     kinds = [(group, term) for group in groups for term in group.terms]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with processes(workers) as pool:
         for done in [pool.submit(partial(_once, device=device), *kind) for kind in kinds]:
             done.exception()
 

@@ -1,6 +1,5 @@
 """Warming up gives back what to measure."""
 
-import signal
 from dataclasses import replace
 
 from experiments.bench import warm
@@ -16,14 +15,6 @@ def test_warming_up_gives_back_the_tasks(capfd):
     assert warm.warm(tasks, CPU, 1, 60) == tasks
     assert "2 kinds of call" in capfd.readouterr().out
     assert warm.warm(tasks, CPU, 1, 0) == []
-
-
-def test_ctrl_c_is_for_the_program_alone(monkeypatch):
-    told = []
-    monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
-    monkeypatch.setattr(warm, "_bench", None)
-    warm._start("cpu")
-    assert told == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 def test_only_a_lost_device_stops_a_run():

@@ -1,18 +1,30 @@
 """The entry of programs: unknown options, bad values and sweeps end in a line, not a trace."""
 
 import errno
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from experiments.common.program import CONF, LISTS, NO_PATHS, PATHS, program
+from tests.processes import ROOT, in_a_new_process
 
 CONFS = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONF.glob("*.yaml")}
 PATH_OPTIONS = {
     name: [key for key in PATHS if key in conf and (name, key) not in NO_PATHS]
     for name, conf in CONFS.items()
 }
+
+HYDRA = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+"""
 
 
 def run(monkeypatch, main, *words, name="plot"):
@@ -106,6 +118,38 @@ def test_other_errors_are_faults_and_keep_their_trace(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(KeyError):
         run(monkeypatch, fails)
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def stopped(options, command):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    assert run(monkeypatch, stopped) == 130
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_DFL  # a second one ends it at once
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+SCRIPT = "import sys; sys.argv[0] = 'bin/sparseflash-train'; import experiments.table"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "experiments.table"], ["-m", "experiments.papers.packed_masks"], ["-c", SCRIPT]],
+)
+def test_ctrl_c_in_the_middle_of_an_import_is_one_line(words, tmp_path):
+    """Also where something swallows a KeyboardInterrupt, or prints it."""
+    (tmp_path / "hydra.py").write_text(HYDRA)
+    given = [sys.executable, *words]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(given, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_has_its_usual_effect_in_programs_that_import_ours():
+    in_a_new_process("-c", "import signal, experiments.table; "
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler")  # fmt: skip
 
 
 def test_the_remaining_jobs_of_a_sweep_still_run(monkeypatch, capsys, tmp_path):

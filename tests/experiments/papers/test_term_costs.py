@@ -114,7 +114,7 @@ def test_groups_reach_other_processes(monkeypatch):
     done = []
 
     class Pool:
-        def __init__(self, workers, mp_context):
+        def __init__(self, workers):
             pass
 
         def __enter__(self):
@@ -132,7 +132,7 @@ def test_groups_reach_other_processes(monkeypatch):
         def exception(self):
             return None
 
-    monkeypatch.setattr(measure, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(measure, "processes", Pool)
     group = Group(SPARSE, "cpu", (NONE, *TERMS), 7, rounds=1)
     group.rows(CPU, "")
     warm([group], CPU, 2)

@@ -196,7 +196,7 @@ def test_models_keep_masks_of_their_own_apart():
     expected = results(use(first, NEAR), call)[0]
     use(second, TILES)
     torch.testing.assert_close(results(first, call)[0], expected)
-    gates = [select.gate(select.Gate(2, 24, 16), 2) for _ in range(2)]  # with the same text
+    gates = [select.gate(select.Gate(2, 24), 2) for _ in range(2)]  # with the same text
     backends = [use(first, x).blocks[0].attn1.processor._attention_backend for x in gates]
     assert backends[0] != backends[1]
 
@@ -243,5 +243,7 @@ def test_what_does_not_fit_is_refused():
     model, call = made(wan)
     with pytest.raises(ValueError, match="latents is 100, and there are 96 tokens"):
         results(use(model, NEAR, latents=100), call)
+    with pytest.raises(ValueError, match="mask is a BlockMask; pass the Mask"):
+        use(made(wan)[0], masks.causal().build(96))
     with pytest.raises(ValueError, match="no layer that goes through"):
         use(torch.nn.Linear(3, 3), NEAR)

@@ -132,6 +132,8 @@ def test_modules_that_compute_something_else_are_refused():
     assert model.blocks[0].training and "forward" not in vars(model.blocks[0])
     with pytest.raises(ValueError, match="no attention with qkv, proj, num_heads"):
         use(nn.Linear(3, 3), MASK)
+    with pytest.raises(ValueError, match=r"mask is a function; .* \(call it: causal"):
+        use(Model(), masks.causal)
 
 
 def test_a_model_of_timm():

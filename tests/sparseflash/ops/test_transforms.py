@@ -88,6 +88,13 @@ def with_dual_numbers(q, k, v):
         return function(forward_ad.make_dual(q, q), k, v)
 
 
+def test_masks_are_not_mapped_over():
+    q, k, v = inputs()
+    several = torch.ones(3, q.shape[2], k.shape[2], dtype=torch.bool)
+    with pytest.raises(ValueError, match="put the masks into the batch of one call"):
+        torch.vmap(lambda mask: sparseflash.attention(q, k, v, mask))(several)
+
+
 FORWARD_MODE = {
     "jvp": lambda q, k, v: torch.func.jvp(function, (q, k, v), (q, k, v)),
     "jvp of v": lambda q, k, v: torch.func.jvp(lambda v: function(q, k, v), (v,), (v,)),

@@ -112,6 +112,16 @@ def test_gate(n_q, n_k, heads, kv_heads, block_size):
     agree(select.gate(gate, threshold=0.2, max_blocks=3, **seen)(q, k), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gate_in_low_precision(dtype):
+    q, k, _ = make_qkv(2, 4, 64, 64, 8, kv_heads=2)
+    torch.manual_seed(0)
+    gate = select.Gate(4, 8, 2, block_size=16).to(dtype)
+    found = select.gate(gate, mass=0.7)(q, k)
+    scores = gate(q, k).double().detach().numpy()
+    agree(found, block_selection(scores, 64, 64, (16, 16), None, None, "mass", 0.7))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_map(causal):
     q, k, _ = make_qkv(1, 4, 75, 75, 16, kv_heads=2, dtype=torch.float64)
@@ -194,6 +204,7 @@ def test_block_mask_as_within_and_array_per_batch():
 
 Q, K, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
 GATE = select.Gate(1, 8)
+NAN = float("nan")
 THREE_HEADS = masks.mask_from(np.ones((3, 64, 64), bool))
 
 
@@ -215,7 +226,24 @@ def top_1(within=None):
         (lambda: select.antidiagonal(12), "stride is 12"),
         (lambda: select.gate(GATE), "give one of them"),
         (lambda: select.gate(GATE, 1, mass=0.5), "give one of them"),
+        (lambda: select.gate(select.Gate, 1), "module is <class .*: give a Gate"),
+        (lambda: select.gate(torch.nn.Linear(2, 2), 1), r"module is Linear.*: give a Gate"),
         (lambda: select.Gate(1, 8, q_pool=("sum",)), "q_pool is"),
+        (lambda: select.Gate(4.0, 8), "heads is 4.0: give an integer"),
+        (lambda: select.Gate(4, 0), "head_dim is 0: give an integer >= 1"),
+        (lambda: select.Gate(4, 8, 3), "kv_heads is 3; it must divide heads, 4"),
+        (lambda: select.Gate(4, 8, 0), "kv_heads is 0: give an integer >= 1"),
+        (lambda: select.Gate(4, 8, gate_dim=0), "gate_dim is 0: give an integer >= 1"),
+        (lambda: GATE(Q[..., :8], K[..., :8]), "q has 4 heads and head dim 8, the gate is for 1"),
+        (lambda: select.Gate(4, 16)(Q, K), "k has 2 heads and head dim 16, the gate is for 4"),
+        (lambda: select.Gate(4, 8, 2)(Q, K), "q has 4 heads and head dim 16, .* for 4 and 8"),
+        (lambda: select.attention_map(Q, K, 16, causal="no"), "causal is 'no': give True or False"),
+        (lambda: select.attention_map(Q, K, 16, scale=NAN), "scale is nan; it must be positive"),
+        (lambda: select.attention_map(Q, K, 16, scale=0), "scale is 0.0; it must be positive"),
+        (
+            lambda: select.distillation_loss(torch.ones(1, 2, 3, 4), torch.ones(2, 1, 3, 4)),
+            r"scores have shape \(1, 2, 3, 4\), target \(2, 1, 3, 4\)",
+        ),
         (lambda: select.moba(100, 2), "chunk is 100"),
         (lambda: select.moba(128, 0), "k is 0"),
         (lambda: select.nsa(2, first=2), "first . own is 3"),
