@@ -141,6 +141,11 @@ def test_slopes_of_both_signs(slope):
     check(Case(150, 220, 16, terms=("slopes",), slope=slope, mask=RAGGED), "triton", "cpu")
 
 
+def test_slopes_beyond_the_last_query():
+    """Those of queries that only a tile has are beyond float32."""
+    check(Case(20, 24, 16, terms=("slopes",), slope=-50.0), "triton", "cpu")
+
+
 FAR = Case(150, 220, 16, heads=2, kv_heads=1, terms=("bias",))
 
 
