@@ -59,10 +59,9 @@ def test_memory_around_the_inputs_does_not_leak(mask):
     blocks = None if mask is None else mask.build(130, 150, (64, 64))
 
     def run(tensors):
-        *leaves, given = tensors
-        leaves = [t.detach().requires_grad_() for t in leaves]
-        out = sparseflash.attention(*leaves, blocks, backend="triton")
-        return out, *torch.autograd.grad(out, leaves, given)
+        q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
+        out = sparseflash.attention(q, k, v, blocks, backend="triton")
+        return out, *torch.autograd.grad(out, (q, k, v), tensors[3])
 
     middle = (slice(1, -1),) * 4
     inside = [F.pad(t, (1,) * 8, value=torch.nan)[middle] for t in (*qkv, dout)]
