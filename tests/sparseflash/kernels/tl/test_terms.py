@@ -184,6 +184,11 @@ def test_bias_where_the_near_tiles_are(name):
     check(bias_cases.case(name, heads=1), "triton", "cpu")
 
 
+def test_bias_at_the_end_of_a_long_list():
+    """Its near tiles come after the first entries that are looked at together."""
+    check(bias_cases.case("long lists", heads=1, n_q=16, n_k=1100, radius=20), "triton", "cpu")
+
+
 @pytest.mark.parametrize(("name", "batch"), [("near partial, far full", 2), ("many parts", 1)])
 def test_bias_with_all_other_options(name, batch):
     terms = ("sink", "softcap", "slopes", "bias")
