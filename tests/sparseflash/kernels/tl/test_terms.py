@@ -162,6 +162,7 @@ def test_bias_of_any_radius(radius, mask):
         {"n_q": 220, "n_k": 130, "batch": 2},
         {"dropout_p": 0.3},
         {"terms": ("sink", "bias")},
+        {"terms": ("slopes", "bias"), "dtype": HALF},
         {"terms": ("sink", "bias"), "dropout_p": 0.3, "mask": RAGGED, "block_size": (64, 32)},
         {"mask": masks.random_blocks(0.3, block=32, seed=1, per_head=True), "block_size": (32, 64)},
     ],
