@@ -9,6 +9,7 @@ from sparseflash.kernels.tl.lists import count_blocks, fill_lists, place_lists
 from sparseflash.schedule import BlockLists
 
 _BY_ROW, _BY_COL = (4, 256), (8, 128)  # lists, and entries at a time, of a program
+_LISTS = 4096  # placed at a time
 
 
 def block_lists(
@@ -33,7 +34,7 @@ def block_lists(
         )  # fmt: skip
         launch(
             place_lists, (2,),
-            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=4096,
+            total, partial, *places, n_rows, n_cols, PARTIALS=partials, SIZE=_LISTS,
             num_warps=8,
         )  # fmt: skip
         launch(fill_lists, grid, codes, *by_row, *by_col, rows, cols, n_tiles, row_programs, *sizes)

@@ -57,7 +57,7 @@ def test_more_queries_than_it_is_made_for(backend):
 def test_pages_change_no_bit(layout, mask, backend):
     step = Step(3, 384, 32, (250, 1), mask, heads=2, kv_heads=1, layout=layout, splits=2)
     contiguous = step.run(backend=backend)
-    for page in (16, 48, 128):
+    for page in (16, 48, 128, 192):
         for a, b in zip(replace(step, page=page).run(backend=backend), contiguous, strict=True):
             assert torch.equal(a, b), page
 
@@ -74,6 +74,13 @@ def test_queries_of_two_query_blocks(backend):
 @pytest.mark.parametrize("splits", [1, 2, 40])
 def test_parts_that_have_no_keys(splits, backend):
     agree(Step(1, 150, 32, (150, 0), None, heads=1, kv_heads=1, splits=splits), backend)
+
+
+@both
+def test_more_parts_than_are_merged_at_once(backend):
+    """16 of them where v has 256 columns; the largest score is in the last part."""
+    step = Step(1, 1100, 16, (1100,), None, 1, 1, v_head_dim=256, splits=40, scale=1.0, seed=26)
+    agree(step, backend)
 
 
 @both

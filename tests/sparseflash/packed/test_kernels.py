@@ -116,7 +116,7 @@ def test_another_length_on_the_other_side():
 
 @pytest.mark.parametrize("block_q, block_k", [(16, 64), (48, 80)])
 def test_blocks_below_one_another_share_tiles(block_q, block_k):
-    enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 60, 350, 235]]
+    enter, leave = [[0, 20, 100, 225]] * 2, [[350, 100, 225, 350], [320, 96, 350, 235]]
     made = spans.tree_spans(torch.tensor(enter), torch.tensor(leave), 350).to(DEVICE)
     given = 350, block_q, block_k, 200, True
     found, expected = kernels.span_blocks(made, *given), blocks.span_blocks(made, *given)

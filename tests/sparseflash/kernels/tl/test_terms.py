@@ -141,6 +141,11 @@ def test_slopes_of_both_signs(slope):
     check(Case(150, 220, 16, terms=("slopes",), slope=slope, mask=RAGGED), "triton", "cpu")
 
 
+def test_slopes_beyond_the_last_query():
+    """Those of queries that only a tile has are beyond float32."""
+    check(Case(20, 24, 16, terms=("slopes",), slope=-50.0), "triton", "cpu")
+
+
 FAR = Case(150, 220, 16, heads=2, kv_heads=1, terms=("bias",))
 
 
@@ -157,6 +162,7 @@ def test_bias_of_any_radius(radius, mask):
         {"n_q": 220, "n_k": 130, "batch": 2},
         {"dropout_p": 0.3},
         {"terms": ("sink", "bias")},
+        {"terms": ("slopes", "bias"), "dtype": HALF},
         {"terms": ("sink", "bias"), "dropout_p": 0.3, "mask": RAGGED, "block_size": (64, 32)},
         {"mask": masks.random_blocks(0.3, block=32, seed=1, per_head=True), "block_size": (32, 64)},
     ],
@@ -177,6 +183,11 @@ SLOW = {
 @pytest.mark.parametrize("name", sorted(bias_cases.CASES.keys() - SLOW))
 def test_bias_where_the_near_tiles_are(name):
     check(bias_cases.case(name, heads=1), "triton", "cpu")
+
+
+def test_bias_at_the_end_of_a_long_list():
+    """Its near tiles come after the first entries that are looked at together."""
+    check(bias_cases.case("long lists", heads=1, n_q=16, n_k=1100, radius=20), "triton", "cpu")
 
 
 @pytest.mark.parametrize(("name", "batch"), [("near partial, far full", 2), ("many parts", 1)])
