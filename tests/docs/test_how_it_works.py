@@ -1,5 +1,6 @@
 """The NumPy attentions of the guide against the float64 oracle, at shapes that divide nothing."""
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,12 @@ def test_the_figures_are_drawn(tmp_path):
     for path in paths:
         assert path.stat().st_size > 5000
         assert (PAGE.parents[1] / "figures" / "how_it_works" / path.name).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["how_it_works", __file__])
+    with pytest.raises(SystemExit, match=r"^error: cannot use .* \(File exists\): name another"):
+        runpy.run_path(how_it_works.__file__, run_name="__main__")
 
 
 def test_the_running_statistics_are_those_of_all_scores():

@@ -75,6 +75,11 @@ def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
     }
 
 
+def test_no_runs_are_refused(run_program):
+    status, _, error = run_program("papers.long_documents", "runs=[]")
+    assert status == 2 and error == "error: runs=[]: give at least one\n"
+
+
 def test_runs_of_other_tasks_are_refused(found):
     with pytest.raises(ValueError, match="no run has task=files or task=imdb_whole; train first"):
         documents([run for run in found if run.task == "listops"])
