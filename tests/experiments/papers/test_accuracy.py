@@ -90,6 +90,10 @@ def test_program(tmp_path, run_program):
     assert "standard's / this, 128" in printed and "old" not in page.read_text()
     run_program("papers.accuracy", *words)
     assert read(csv, AccuracyRow) == rows  # nothing is measured twice
+    csv.write_text(csv.read_text().replace(",ok,", ",failed: no room,", 1))
+    run_program("papers.accuracy", *words)  # but what failed
+    again = read(csv, AccuracyRow)
+    assert len(again) == len(rows) + 1 and replace(again[-1], date=rows[0].date) == rows[0]
 
 
 @pytest.mark.parametrize("folder", ["h200", "cpu"])

@@ -143,6 +143,7 @@ def test_what_has_no_causal_form_is_a_row(tmp_path):
     for name in ("linformer", "chunks"):
         rows = list(run.go([Setting(name, 1, 1, 64, 16, "float32", causal=True)], None))
         assert all("not measured with a causal mask" in row.status and row.causal for row in rows)
+        assert draw_all(rows, tmp_path) == [] and "| 64 |" in tables(rows)
 
 
 def test_gains_are_over_standard_attention():
