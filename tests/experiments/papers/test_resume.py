@@ -6,7 +6,7 @@ import pytest
 
 from experiments.common.records import OK, Records
 from experiments.papers.attention import resume
-from experiments.papers.attention.resume import resumed, tell
+from experiments.papers.attention.resume import Pages, resumed, tell
 from experiments.papers.attention.rows import MemoryRow
 
 
@@ -56,3 +56,13 @@ def test_reasons_stay_and_failures_are_tried_again(tmp_path):
             list(resumed(groups, records, None))
             assert len(records.rows) - before <= 1
     assert [r.status for r in records.rows] == ["out of memory: x", "failed: x", OK]
+
+
+def test_a_page_keeps_what_is_written_while_rows_are_measured(tmp_path):
+    page, csv = tmp_path / "page.md", tmp_path / "rows.csv"
+    text = f"<!-- rows: some {tmp_path.name}/rows.csv -->\nold\n<!-- end -->\n"
+    page.write_text(text)
+    pages = Pages([str(page)], csv)
+    page.write_text(f"{text}A new sentence.\n")
+    assert pages.fill({"some": lambda: "new"}) == [page]
+    assert page.read_text() == f"{text}A new sentence.\n".replace("old", "new")
