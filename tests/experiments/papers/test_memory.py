@@ -191,6 +191,7 @@ def test_program(tmp_path, run_program):
     rows = read(csv, MemoryRow)
     assert len(rows) == 10 and all(row.status == OK for row in rows)
     assert all(row.layer_mib == pytest.approx(row.formula_mib, rel=1e-4) for row in rows)
+    assert all(row.command.startswith(f"{MemoryRow.COMMAND} ") for row in rows)
     for row in rows:  # the stack has 4 of 32 layers
         scaled = (row.peak_mib + 28 * row.layer_mib) * 2**20
         assert row.scaled_gb * 1e9 == pytest.approx(scaled, rel=1e-4)
