@@ -243,6 +243,26 @@ def test_tables_and_figures(tmp_path):
     assert {path.suffix for path in draw_all(rows, tmp_path)} == {".png", ".svg"}
 
 
+def test_the_figures_are_of_plain_rows_and_a_gain_is_best_where_it_is_most(tmp_path, monkeypatch):
+    drawn = {}
+
+    def draw(rows, label, value, stem):
+        drawn[label] = [value(row) for row in rows]
+        return []
+
+    monkeypatch.setattr(length_report, "_draw", draw)
+    others = {"direction": "forward"}, {"padding": True}, {"dropout": 0.1}
+    rows = [row("flash", ms=9.0, saved_mib=9.0, **other) for other in others]
+    rows += [row("standard", ms=3.0, saved_mib=5.0), row("flash", ms=1.0, saved_mib=4.0)]
+    draw_all(rows, tmp_path)
+    expected = {"ms, forward and backward": [3.0, 1.0], "MiB kept for the backward": [5.0, 4.0]}
+    assert drawn == expected
+    assert memory_of(replace(rows[-1], peak_mib=7.0)) == 7.0
+    assert named(rows)["gain_plain_d16"]().endswith("| ours, dense | **3** |")
+    reasons = [replace(row(n=n), status="out of memory: x") for n in (2048, 1024)]
+    assert "| standard | out of memory: x | 1,024, 2,048 |" in tables(reasons)
+
+
 @pytest.mark.slow
 def test_program(tmp_path, run_program, monkeypatch):
     csv = tmp_path / "lengths.csv"
@@ -253,6 +273,8 @@ def test_program(tmp_path, run_program, monkeypatch):
     rows = read(csv, LengthRow)
     assert len(rows) == 2 * 3 * len(PLAIN) and all(r.status == OK for r in rows)
     assert all((r.error is not None) == METHODS[r.method].exact for r in rows)
+    assert all((r.saved_mib is not None) == (r.direction == "both") for r in rows)
+    assert all(r.peak_mib is None for r in rows)  # a CPU has none
     assert all(r.command.startswith(f"{LengthRow.COMMAND} ") for r in rows)
     assert "key padding" in printed and (tmp_path / "lengths.md").exists()
     assert len(list(tmp_path.glob("*.svg"))) == 2
