@@ -44,6 +44,10 @@ def test_counts_at_the_shape_of_the_paper():
 def test_a_mask_saves_work_in_proportion():
     sparse = replace(paper(), mask="random_blocks(0.25, block=64)", block_q=64, block_k=64)
     assert work("flash", sparse) == pytest.approx(work("flash", paper()) / 4)
+    few = Case("random_blocks(0.1, block=64)", 1, 1, 1, 256, 256, 16, "float32", 64, 64)
+    unread = 2 * 128 * 16 * 4  # k and v of two of the four columns, which no row has
+    dense = replace(few, mask=DENSE, block_q=0, block_k=0)
+    assert traffic("flash", dense, "forward") - traffic("flash", few, "forward") == unread
 
 
 def test_a_row_has_the_counts_in_their_units():
@@ -93,7 +97,7 @@ def test_program(tmp_path, run_program):
     assert [row.part for row in rows] == ["shape"] * 2 + ["block"] * 2 + ["sparsity"] * 2
     assert all(row.status == OK and row.error < 1e-4 and row.counted_gb is None for row in rows)
     assert all(row.command.startswith(f"{IoRow.COMMAND} ") for row in rows)
-    other = replace(rows[0], dtype="float16", ms_median=7770.0)
+    other = replace(rows[0], dtype="float16", n=64, ms_median=7770.0)
     assert "7,770" in tables([other]) and "7,770" not in tables([other, *rows])
     standard, ours = rows[:2]
     # P alone is twice q, k, v and out here
