@@ -66,18 +66,21 @@ def test_the_gate_refuses_another_term(term, other):
     assert gate_errors(CASE, replace(step_of(CASE, "cpu", other, 7, CPU), terms=claimed))[0] > 1e-3
 
 
-@pytest.mark.parametrize("term", ["sink", "bias"])
-def test_the_gate_refuses_a_wrong_gradient_of_a_term(term):
+@pytest.mark.parametrize(
+    ("term", "place"), [(NONE, 0), ("sink", 1), ("bias", 2), ("sink", 3), ("bias", 3)]
+)
+def test_the_gate_refuses_a_wrong_gradient(term, place):
+    """That of q, k or v, or that of the term."""
     step = step_of(CASE, "cpu", term, 7, CPU)
     doubled = replace(step, attend=lambda q, k, v: step.attend(q, k, v))
-    object.__setattr__(doubled, "both", lambda dout: _doubled(step.both(dout)))
+
+    def both(dout):
+        return tuple((1 + (i == place)) * grad for i, grad in enumerate(step.both(dout)))
+
+    object.__setattr__(doubled, "both", both)
     error, of_terms = gate_errors(CASE, doubled)
-    assert error < 1e-5 and of_terms == pytest.approx(1)
-
-
-def _doubled(grads):
-    *others, last = grads
-    return (*others, 2 * last)
+    wrong, right = (of_terms, error) if place == 3 else (error, of_terms or 0)
+    assert wrong == pytest.approx(1) and right < 1e-5
 
 
 def test_limits():
