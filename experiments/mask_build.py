@@ -16,7 +16,7 @@ from experiments.bench.mask_build.child import BUILDERS
 from experiments.bench.mask_build.named_masks import make
 from experiments.bench.mask_build.run import run, table
 from experiments.bench.rows import BuildRow
-from experiments.common.checks import at_least_one, check_options
+from experiments.common.checks import check_options
 from experiments.common.devices import find_device
 from experiments.common.program import program
 from experiments.common.records import Records
@@ -30,12 +30,11 @@ def main(options: dict[str, Any], command: str) -> None:
     check_options(
         options,
         lists="mask seq_len builders",
-        optional="limit_gib",
+        optional="builders limit_gib",
         whole="seq_len block_size",
         positive="seconds limit_s limit_gib",
         choices={"builders": BUILDERS},
     )
-    at_least_one(options, "mask seq_len")
     masks.causal().build(16, block_size=options["block_size"])
     for mask in options["mask"]:
         for n in options["seq_len"]:

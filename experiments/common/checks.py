@@ -77,7 +77,8 @@ def check_options(
     """Raises ValueError for options that are out of range.
 
     Args:
-        lists: names of options that take one value or a list, which become lists of such values.
+        lists: names of options that take one value or a list, which become lists of such values:
+            of one at least, or of none for one that is `optional` and None.
         optional: names of options that may be None.
         whole: names of whole numbers, at least 1; `least` has those with another minimum.
         positive: names of numbers above 0.
@@ -86,6 +87,8 @@ def check_options(
     """
     several, maybe = lists.split(), optional.split()
     for name in several:
+        if options[name] is not None or name not in maybe:
+            at_least_one(options, name)
         options[name] = as_list(options[name])
     checks: list[tuple[str, Callable[[str, Any], None]]] = []
     checks += [(name, whole_number) for name in whole.split()]

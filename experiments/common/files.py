@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +33,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
             f"cannot write {path} ({reason}): free some space, or name another place with {option}="
         ) from error
     finally:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, nor may its folder be
+            new.unlink()
 
 
 def beside(csv: Path, kind: str) -> Path:

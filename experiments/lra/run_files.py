@@ -98,7 +98,11 @@ def write_archive(runs: Sequence[Run], path: Path) -> None:
     """Writes an archive of the runs, one line each; the same runs give the same bytes.
 
     A run that was read both from its folder and from an archive is written once.
+
+    Raises ValueError for a path of another kind of file, which would be lost.
     """
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"archive={path}: give a path that ends in .jsonl or .jsonl.gz")
     lines = (json.dumps(_packed(run), separators=(",", ":")) + "\n" for run in runs)
     data = "".join(dict.fromkeys(lines)).encode()
     if path.suffix == ".gz":

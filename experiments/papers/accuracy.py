@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import check_options
+from experiments.common.checks import check_options, is_number
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records, read
@@ -92,7 +92,8 @@ def main(options: dict[str, Any], command: str) -> None:
         ):
             shape = options["batch"], options["heads"], n, head_dim
             for row in wanted(shape, dtype, device, options, command):
-                if records.find(row) is None:
+                known = records.find(row)
+                if known is None or known.status.startswith("failed"):
                     records.append(measured(row, device))
     rows = read(path, AccuracyRow)
     if not rows:
@@ -112,7 +113,7 @@ def check(options: dict[str, Any]) -> None:
         choices={"dtypes": DTYPES},
     )
     share = options["outliers"]
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
+    if not is_number(share) or not 0 <= share <= 1:
         raise ValueError(f"outliers={share!r}: give a share between 0 and 1")
 
 

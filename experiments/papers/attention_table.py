@@ -22,7 +22,7 @@ from experiments.common.records import Records
 from experiments.papers.attention.length_report import describe, draw_all, named, tables
 from experiments.papers.attention.lengths import Run, settings
 from experiments.papers.attention.methods import CAUSAL, CPU_METHODS, GPU_METHODS, METHODS
-from experiments.papers.attention.resume import publish, tell
+from experiments.papers.attention.resume import check_places, publish, tell
 from experiments.papers.attention.rows import LengthRow
 
 VARIANTS = ("plain", "dropout", "padding", "both")
@@ -49,9 +49,12 @@ def main(options: dict[str, Any], command: str) -> None:
             known = tuple(name for name in known if METHODS[name].kind in CAUSAL)
         check(options)
         methods = options["methods"] or known
+        wanted = settings(options, methods, options["dtype"])
+        if not wanted:
+            raise ValueError(f"peers_to={options['peers_to']}: all lengths are above; give more")
+        check_places(options, path)
         records = Records(path, LengthRow, allow_changes=options["allow_changes"])
         run = Run(device, options["seconds"], options["limit_s"], records, command)
-        wanted = settings(options, methods, options["dtype"])
         tell(run.go(wanted, options["minutes"]), 3 * len(wanted), describe)
     publish(path, LengthRow, tables, draw_all, options, named)
 
@@ -61,6 +64,7 @@ def check(options: dict[str, Any]) -> None:
     check_options(
         options,
         lists="methods lengths variants",
+        optional="methods",
         whole="batch heads head_dim peers_to",
         least={"lengths": 16},
         positive="seconds limit_s minutes",

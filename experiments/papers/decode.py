@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import DTYPES
-from experiments.common.checks import as_list, check_options, choose
+from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import Records, read
@@ -51,10 +51,11 @@ def main(options: dict[str, Any], command: str) -> None:
     if options["measure"]:
         device = set_defaults(options, DEFAULTS)
         steps = planned(options)
-        providers = as_list(options["providers"]) or PROVIDERS_OF[device.type]
-        for name in providers:
-            choose("providers", name, PROVIDERS)
+        providers = options["providers"] or PROVIDERS_OF[device.type]
         wanted = groups(steps, providers, options["rounds"], device, command)
+        if not wanted:
+            names = ", ".join(providers)
+            raise ValueError(f"providers={names}: none takes these masks and pages; give others")
         records = Records(path, DecodeRow, allow_changes=options["allow_changes"])
         each = (
             (group.rows, partial(measured, group.step, device, options["seconds"]))
@@ -73,11 +74,12 @@ def planned(options: dict[str, Any]) -> list[Step]:
     """
     check_options(
         options,
-        lists="lengths n_q pages masks",
+        lists="lengths n_q pages masks providers",
+        optional="masks providers",
         whole=f"{' '.join(SIZES)} n_q rounds",
         least={"chosen": 64, "lengths": 64, "pages": 0},
         positive="seconds minutes",
-        choices={"dtype": DTYPES},
+        choices={"dtype": DTYPES, "providers": PROVIDERS},
     )
     streaming = STREAMING.format(options["chosen"])
     texts = [str(text) for text in options["masks"]] or ["dense", streaming, SELECTED]

@@ -177,5 +177,8 @@ def _points(axes: Axes, points: dict[str, float], rates: Ceilings, dtype: str) -
 
 
 if __name__ == "__main__":
-    for path in main(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT):
-        print(path)
+    try:
+        for path in main(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT):
+            print(path)
+    except OSError as error:
+        sys.exit(f"error: cannot use {error.filename} ({error.strerror}): name another folder")

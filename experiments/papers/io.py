@@ -21,7 +21,7 @@ from experiments.common.records import OK, Records
 from experiments.papers.attention.io_report import describe, draw, named, tables
 from experiments.papers.attention.io_run import PARTS, Counts, measured, plan
 from experiments.papers.attention.methods import METHODS
-from experiments.papers.attention.resume import publish, resumed, tell
+from experiments.papers.attention.resume import check_places, publish, resumed, tell
 from experiments.papers.attention.rows import IoRow
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -49,6 +49,7 @@ def main(options: dict[str, Any], command: str) -> None:
         check(options)
         shape = {name: options[name] for name in SHAPE}
         wanted = plan(options["parts"], options["methods"], shape, options)
+        check_places(options, path)
         records = Records(path, IoRow, allow_changes=options["allow_changes"])
         rows = {what: what.row(device, command) for what in wanted}
         known = {what: records.find(row) for what, row in rows.items()}

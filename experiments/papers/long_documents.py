@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.common.checks import as_list
+from experiments.common.checks import as_list, at_least_one
 from experiments.common.figures import (
     PAGE,
     curve,
@@ -167,12 +167,13 @@ def write(found: Mapping[str, Cells], out: Path) -> list[Path]:
 
 @program("long_documents", "experiments.papers.long_documents")
 def main(options: dict[str, Any], command: str) -> None:
+    at_least_one(options, "runs")
     runs = read_runs(as_list(options["runs"]))
-    found = documents(runs)
-    paths = write(found, Path(options["out"]))
+    found, paths = documents(runs), []
     if options["archive"]:
         paths.append(Path(options["archive"]))
         write_archive([run for run in runs if run.task in TASKS], paths[-1])
+    paths += write(found, Path(options["out"]))
     print(tables(found))
     print("\n".join(f"written: {path}" for path in paths))
 

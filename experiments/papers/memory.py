@@ -22,7 +22,7 @@ from experiments.common.program import program
 from experiments.common.records import Records
 from experiments.papers.attention.memory_report import describe, draw, named, tables
 from experiments.papers.attention.memory_run import base_row, measured
-from experiments.papers.attention.resume import publish, resumed, tell
+from experiments.papers.attention.resume import check_places, publish, resumed, tell
 from experiments.papers.attention.rows import MemoryRow
 from experiments.papers.attention.stack import ATTENTIONS, CHECKPOINTS, Sizes
 
@@ -45,6 +45,7 @@ def main(options: dict[str, Any], command: str) -> None:
     if options["measure"]:
         device = set_defaults(options, DEFAULTS)
         check(options)
+        check_places(options, path)
         records = Records(path, MemoryRow, allow_changes=options["allow_changes"])
         rows = planned(options, device, command)
         seconds = options["seconds"]

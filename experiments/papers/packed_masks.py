@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 import sparseflash
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import graph_ms, measure
-from experiments.common.checks import check_options
+from experiments.common.checks import as_list, check_options, choose
 from experiments.common.devices import set_defaults
 from experiments.common.program import program
 from experiments.common.records import OK, Records
@@ -43,13 +43,19 @@ DEFAULTS = {
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
     device = set_defaults(options, DEFAULTS)
+    options["compiled"] = as_list(options["compiled"])  # of none, too
     check_options(
         options,
-        lists="seq_lens kinds compiled",
+        lists="seq_lens kinds",
         whole="seq_lens documents batch heads head_dim",
         positive="seconds",
-        choices={"dtype": DTYPES, "kinds": KINDS, "compiled": KINDS},
+        choices={"dtype": DTYPES, "kinds": KINDS},
     )
+    for name in options["compiled"]:
+        choose("compiled", name, KINDS)
+    for n in options["seq_lens"]:
+        if n % 2 and "diffusion" in options["kinds"]:
+            raise ValueError(f"seq_lens={n}: give even numbers, for the two copies of diffusion")
     whole = {name: options[name] for name in ("documents", "batch", "heads", "head_dim")}
     records = Records(options["csv"], PackedRow, allow_changes=options["allow_changes"])
     for n, name in product(options["seq_lens"], options["kinds"]):

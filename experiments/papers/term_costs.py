@@ -71,11 +71,14 @@ def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
     check_options(
         options,
         lists="head_dims densities terms backends",
+        optional="backends",
         whole="batch heads kv_heads seq_len block radius rounds",
         least={"workers": 0},
         positive="seconds minutes densities",
         choices={"terms": (*TERMS, ALL, MAX), "dtype": DTYPES, "backends": BACKENDS},
     )
+    if max(options["densities"]) > 1:
+        raise ValueError(f"densities={max(options['densities'])}: give shares of at most 1")
     backends = options["backends"] or default_backends(device)
     found = []
     for head_dim in options["head_dims"]:
@@ -93,6 +96,9 @@ def planned(options: dict[str, Any], device: torch.device) -> list[Group]:
                 if wanted:
                     terms = (NONE, *wanted)
                     found.append(Group(case, backend, terms, options["radius"], options["rounds"]))
+    if not found:
+        names = ", ".join(options["terms"])
+        raise ValueError(f"terms={names}: backends={', '.join(backends)} has none; give others")
     return found
 
 

@@ -1,5 +1,6 @@
 """The NumPy attentions of the guide against the float64 oracle, at shapes that divide nothing."""
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,19 @@ def test_the_figures_are_drawn(tmp_path):
     for path in paths:
         assert path.stat().st_size > 5000
         assert (PAGE.parents[1] / "figures" / "how_it_works" / path.name).exists()
+
+
+def test_the_roofline_has_standard_attention_at_its_operations_a_byte():
+    (axes,) = how_it_works.roofline().axes
+    (point,) = [line for line in axes.lines if line.get_label() == "standard, N 4096"]
+    n, d = 4096, 128  # S and P are written and read; q, k, v and out once; of two bytes
+    assert point.get_xdata() == [pytest.approx(4 * n**2 * d / (2 * (4 * n**2 + 4 * n * d)))]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["how_it_works", __file__])
+    with pytest.raises(SystemExit, match=r"^error: cannot use .* \(File exists\): name another"):
+        runpy.run_path(how_it_works.__file__, run_name="__main__")
 
 
 def test_the_running_statistics_are_those_of_all_scores():

@@ -237,6 +237,8 @@ def _draw_kind(plain: Sequence[LengthRow], out: Path) -> list[Path]:
 def _draw(rows: Sequence[LengthRow], label: str, value: Value, stem: Path) -> list[Path]:
     """A panel a group of methods, each with a legend of its own; ours is in every one."""
     shown = [name for name in METHODS if any(r.method == name and value(r) for r in rows)]
+    if not shown:  # no row has a time
+        return []
     groups = dict.fromkeys(METHODS[name].group for name in shown)
     figure, panels = plt.subplots(1, len(groups), figsize=(PAGE, 3.6), squeeze=False, sharey=True)
     for axes, group in zip(panels[0], groups, strict=True):

@@ -52,6 +52,12 @@ def tell(rows: Iterable[R], wanted: int, describe: Callable[[R], str]) -> None:
         print(f"{left} measurements are left: the same command goes on with them", flush=True)
 
 
+def check_places(options: dict[str, Any], path: Path) -> None:
+    """Makes the folder of figures and reads the pages, before anything is measured."""
+    Path(options["plots"]).mkdir(parents=True, exist_ok=True)
+    Pages(options["pages"], path)
+
+
 def publish(
     path: Path,
     kind: type[R],
@@ -80,22 +86,25 @@ def publish(
 
 
 class Pages:
-    """Markdown pages, read before anything is measured, whose tables of one file are filled.
+    """Markdown pages whose tables of one file are filled.
 
-    Raises ValueError for a page that cannot be read.
+    Raises ValueError for a page that cannot be read, or has no table of the file.
     """
 
     def __init__(self, pages: Any, csv: Path):
         self.rows = f"{csv.resolve().parent.name}/{csv.name.removesuffix('.gz')}"
-        self.texts: dict[Path, str] = {}
-        for page in as_list(pages):
+        self.paths = [Path(page) for page in as_list(pages)]
+        for page in self.paths:
             try:
-                self.texts[Path(page)] = Path(page).read_text(encoding="utf-8")
+                text = page.read_text(encoding="utf-8")
             except OSError as error:
                 raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+            if f" {self.rows} -->" not in text:
+                raise ValueError(f"pages={page}: it has no line <!-- rows: NAME {self.rows} -->")
 
     def fill(self, tables: Tables) -> list[Path]:
-        """Fills and writes the pages. Raises ValueError for a page without a table of the file."""
-        for page, text in self.texts.items():
+        """Fills the pages as they are now. Raises ValueError for a name that is no table."""
+        for page in self.paths:
+            text = page.read_text(encoding="utf-8")
             page.write_text(fill(text, tables, self.rows), encoding="utf-8")
-        return list(self.texts)
+        return self.paths

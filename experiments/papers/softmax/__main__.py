@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.checks import as_list, check_options, choose, positive_number
+from experiments.common.checks import check_options, positive_number
 from experiments.common.devices import free_memory, set_defaults
 from experiments.common.figures import file_name, save, style
 from experiments.common.program import program
@@ -37,12 +37,11 @@ DEFAULTS = {
 @program("softmax", "experiments.papers.softmax")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it as tables and draws it."""
-    pages = Pages(options["pages"], Path(options["csv"]))
+    pages, out = Pages(options["pages"], Path(options["csv"])), Path(options["out"])
+    out.mkdir(parents=True, exist_ok=True)
     rows = _measured(options, command) if options["measure"] else read(options["csv"], SoftmaxRow)
     if not rows:
         raise ValueError(f"{options['csv']} has no rows: measure first, without measure=false")
-    out = Path(options["out"])
-    out.mkdir(parents=True, exist_ok=True)
     for device, some in by_device(rows).items():
         print(device)
         for topk in (False, True):
@@ -60,13 +59,17 @@ def main(options: dict[str, Any], command: str) -> None:
 def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
     """The rows of what the options ask for, those in the CSV as they are."""
     device = set_defaults(options, DEFAULTS)
-    implementation = options["implementation"]
-    choose("implementation", implementation, IMPLEMENTATIONS)
+    sizes, implementation = "batches vocabularies k", options["implementation"]
+    check_options(
+        options,
+        lists=f"{sizes} algorithms",
+        optional="algorithms",
+        whole=sizes,
+        positive="seconds",
+        choices={"implementation": IMPLEMENTATIONS, "algorithms": ALGORITHMS},
+    )
     check_implementation(implementation, device)
-    algorithms = as_list(options["algorithms"]) or list(ALGORITHMS)
-    for name in algorithms:
-        choose("algorithms", name, ALGORITHMS)
-    positive_number("seconds", options["seconds"])
+    algorithms = options["algorithms"] or list(ALGORITHMS)
     cases = _cases(options, device)
     records = Records(options["csv"], SoftmaxRow, allow_changes=options["allow_changes"])
     rows = []
@@ -77,18 +80,15 @@ def _measured(options: dict[str, Any], command: str) -> list[SoftmaxRow]:
 
 def _cases(options: dict[str, Any], device: torch.device) -> list[Case]:
     """The shapes that fit; tells which do not."""
-    names = "batches vocabularies k"
-    check_options(options, lists=names, whole=names)
-    sizes = {name: options[name] for name in names.split()}
-    for k in sizes["k"]:
-        if k > max(sizes["vocabularies"]):
-            raise ValueError(f"k={k}: at most the largest of vocabularies={sizes['vocabularies']}")
+    batches, vocabularies, ks = (options[name] for name in ("batches", "vocabularies", "k"))
+    for k in ks:
+        if k > max(vocabularies):
+            raise ValueError(f"k={k}: at most the largest of vocabularies={vocabularies}")
     limit = options["limit_gib"]
     if limit is None:
         limit = CPU_GIB if device.type == "cpu" else free_memory(device) / 2**31
     positive_number("limit_gib", limit)
-    shapes = product(*(sizes[name] for name in ("batches", "vocabularies", "k")))
-    cases = [Case(b, v, k) for b, v, k in shapes if k <= v]
+    cases = [Case(b, v, k) for b, v, k in product(batches, vocabularies, ks) if k <= v]
     for case in cases:
         if case.nbytes > limit * 2**30:
             need = f"{case.nbytes / 2**30:.2g} GiB are above limit_gib={limit:.3g}"

@@ -31,10 +31,11 @@ Shape = tuple[int, int]  # batch, vocabulary
 
 
 def by_device(rows: Sequence[SoftmaxRow]) -> dict[str, list[SoftmaxRow]]:
-    """The rows of each device, which tables and figures do not mix."""
+    """The rows with a time of each device, which tables and figures do not mix."""
     found: dict[str, list[SoftmaxRow]] = {}
     for row in rows:
-        found.setdefault(row.device, []).append(row)
+        if row.status == OK:
+            found.setdefault(row.device, []).append(row)
     return found
 
 

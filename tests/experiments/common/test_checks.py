@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from experiments.common.checks import as_list, choose, positive_number, whole_number
+from experiments.common.checks import (
+    as_list,
+    check_options,
+    choose,
+    positive_number,
+    whole_number,
+)
 from experiments.common.devices import device_name, find_device
 
 
@@ -26,6 +32,13 @@ def test_choices():
 
 def test_one_or_a_list():
     assert (as_list(None), as_list(3), as_list("ab"), as_list([1])) == ([], [3], ["ab"], [1])
+
+    options = {"some": 3, "maybe": None}
+    check_options(options, lists="some maybe", optional="maybe", whole="some")
+    assert options == {"some": [3], "maybe": []}
+    for wrong in ({"some": []}, {"some": None}, {"maybe": []}):
+        with pytest.raises(ValueError, match="give at least one"):
+            check_options({"some": 3, "maybe": None} | wrong, lists="some maybe", optional="maybe")
 
 
 def test_devices(monkeypatch):

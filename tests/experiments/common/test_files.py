@@ -20,3 +20,9 @@ def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
+
+
+def test_a_place_below_a_file_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write .*file/new .*another place with out="):
+        write_whole(tmp_path / "file" / "new", lambda file: None, "out")

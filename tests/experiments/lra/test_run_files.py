@@ -58,6 +58,13 @@ def test_settings_as_sections_are_read(tmp_path, task, label):
     assert (run.attention, run.mask, run.label) == ("sparse", "butterfly", label)
 
 
+def test_an_archive_replaces_no_file_of_another_kind(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("rows")
+    with pytest.raises(ValueError, match=r"archive=.*rows\.csv: give a path that ends in \.jsonl"):
+        write_archive([], path)
+    assert path.read_text() == "rows"
+
+
 def test_an_archive_gives_the_table_of_its_runs(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs", "listops", "sparse", seed, more={"density": 0.5})

@@ -71,6 +71,7 @@ def test_what_fails_is_a_row_with_the_reason():
 def test_a_table_has_the_outliers_of_the_last_row():
     some, none = (replace(row(), status=OK, rmse=x, outliers=x) for x in (1e-3, 0.0))
     few = replace(none, rmse=2e-5)
+    assert "2.0e-05" in tables([none, few])["rmse_d64"]()  # measured again
     assert "2.0e-05" in tables([some, few])["rmse_d64"]()
     assert "1.0e-03" in tables([few, some])["rmse_d64"]()
     wide = replace(some, n=2 * some.n, heads=some.heads + 1)
@@ -80,16 +81,22 @@ def test_a_table_has_the_outliers_of_the_last_row():
 def test_program(tmp_path, run_program):
     csv, page = tmp_path / "a.csv", tmp_path / "page.md"
     page.write_text(f"<!-- rows: rmse_d16 {tmp_path.name}/a.csv -->\nold\n<!-- end -->\n")
-    words = [*SMALL, f"csv={csv}", f"pages=[{page}]"]
+    words = [*SMALL, "outliers=0.25", f"csv={csv}", f"pages=[{page}]"]
     status, printed, error = run_program("papers.accuracy", *words)
     assert status == 0, error
     rows = read(csv, AccuracyRow)
     cpu = [name for name, method in METHODS.items() if not method.cuda]
     assert len(rows) == 2 * 2 * len(cpu)  # lengths, dtypes
     assert all(r.status == OK or r.method == "flash" for r in rows)
+    assert {r.outliers for r in rows} == {0.25}
+    assert all(r.command.startswith(f"{AccuracyRow.COMMAND} ") for r in rows)
     assert "standard's / this, 128" in printed and "old" not in page.read_text()
     run_program("papers.accuracy", *words)
     assert read(csv, AccuracyRow) == rows  # nothing is measured twice
+    csv.write_text(csv.read_text().replace(",ok,", ",failed: no room,", 1))
+    run_program("papers.accuracy", *words)  # but what failed
+    again = read(csv, AccuracyRow)
+    assert len(again) == len(rows) + 1 and replace(again[-1], date=rows[0].date) == rows[0]
 
 
 @pytest.mark.parametrize("folder", ["h200", "cpu"])

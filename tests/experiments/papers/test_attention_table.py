@@ -7,6 +7,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
+from experiments.bench.timing import Times
 from experiments.common.records import OK, Records, read
 from experiments.papers import attention_table
 from experiments.papers.attention import length_report
@@ -143,6 +144,7 @@ def test_what_has_no_causal_form_is_a_row(tmp_path):
     for name in ("linformer", "chunks"):
         rows = list(run.go([Setting(name, 1, 1, 64, 16, "float32", causal=True)], None))
         assert all("not measured with a causal mask" in row.status and row.causal for row in rows)
+        assert draw_all(rows, tmp_path) == [] and "| 64 |" in tables(rows)
 
 
 def test_gains_are_over_standard_attention():
@@ -158,9 +160,25 @@ def test_slow_calls_are_predicted(tmp_path):
     for n, slow in ((2048, False), (4096, True), (512, False)):
         setting = Setting("flash", 1, 2, n, 16, "float32")
         assert bool(run.too_slow(setting, row("flash", n))) == slow
+    assert run.too_slow(Setting("flash", 4, 2, 2048, 16, "float32"), row("flash", 2048))  # batch
     linear = Setting("linear", 1, 2, 4096, 16, "float32")
     run.last = {("linear", "both", 0.0, False, 16, False): row("linear", 1024, 100.0)}
     assert run.too_slow(linear, row("linear", 4096)) is None
+
+
+def test_what_is_timed_has_dropout_and_is_compiled(tmp_path, monkeypatch):
+    timed, compiled = [], []
+    monkeypatch.setattr(
+        runs, "time_call", lambda call, *_: timed.append(call) or Times(1.0, 1.0, 1.0)
+    )
+    monkeypatch.setattr(runs, "compiled", lambda made, device: compiled.append(made) or made)
+    run = Run(CPU, 1e-4, 1.0, Records(tmp_path / "rows.csv", LengthRow), "")
+    for method in ("standard", "compiled"):
+        assert len(compiled) == 0
+        list(run.go([Setting(method, 1, 1, 64, 16, "float32", dropout=0.5)], None))
+    forward, backward, both = timed[:3]
+    assert not torch.equal(forward(), forward()) and len(backward()) == len(both()) == 3
+    assert len(compiled) == 1
 
 
 def test_a_higher_limit_measures_what_was_left_out(tmp_path):
@@ -225,6 +243,26 @@ def test_tables_and_figures(tmp_path):
     assert {path.suffix for path in draw_all(rows, tmp_path)} == {".png", ".svg"}
 
 
+def test_the_figures_are_of_plain_rows_and_a_gain_is_best_where_it_is_most(tmp_path, monkeypatch):
+    drawn = {}
+
+    def draw(rows, label, value, stem):
+        drawn[label] = [value(row) for row in rows]
+        return []
+
+    monkeypatch.setattr(length_report, "_draw", draw)
+    others = {"direction": "forward"}, {"padding": True}, {"dropout": 0.1}
+    rows = [row("flash", ms=9.0, saved_mib=9.0, **other) for other in others]
+    rows += [row("standard", ms=3.0, saved_mib=5.0), row("flash", ms=1.0, saved_mib=4.0)]
+    draw_all(rows, tmp_path)
+    expected = {"ms, forward and backward": [3.0, 1.0], "MiB kept for the backward": [5.0, 4.0]}
+    assert drawn == expected
+    assert memory_of(replace(rows[-1], peak_mib=7.0)) == 7.0
+    assert named(rows)["gain_plain_d16"]().endswith("| ours, dense | **3** |")
+    reasons = [replace(row(n=n), status="out of memory: x") for n in (2048, 1024)]
+    assert "| standard | out of memory: x | 1,024, 2,048 |" in tables(reasons)
+
+
 @pytest.mark.slow
 def test_program(tmp_path, run_program, monkeypatch):
     csv = tmp_path / "lengths.csv"
@@ -235,6 +273,9 @@ def test_program(tmp_path, run_program, monkeypatch):
     rows = read(csv, LengthRow)
     assert len(rows) == 2 * 3 * len(PLAIN) and all(r.status == OK for r in rows)
     assert all((r.error is not None) == METHODS[r.method].exact for r in rows)
+    assert all((r.saved_mib is not None) == (r.direction == "both") for r in rows)
+    assert all(r.peak_mib is None for r in rows)  # a CPU has none
+    assert all(r.command.startswith(f"{LengthRow.COMMAND} ") for r in rows)
     assert "key padding" in printed and (tmp_path / "lengths.md").exists()
     assert len(list(tmp_path.glob("*.svg"))) == 2
     monkeypatch.setattr(attention_table, "draw_all", lambda rows, out: [])

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from experiments.bench.cases import DENSE
+from experiments.bench.timing import Times
 from experiments.common.records import OK, read
+from experiments.papers import decode
 from experiments.papers.decoding import measure
 from experiments.papers.decoding.cases import SELECTED, Inputs, Step
 from experiments.papers.decoding.measure import base_row, groups, measured
@@ -32,6 +34,7 @@ def test_program_and_resuming(tmp_path, run_program):
     assert {row.step for row in rows} == {"decode", "choose and decode"}
     assert {(row.provider, row.page) for row in rows} == {("cpu", 0), ("cpu", 16), ("sdpa", 0)}
     assert {row.round for row in rows} == {1, 2}
+    assert all(row.command.startswith(f"{DecodeRow.COMMAND} ") for row in rows)
     assert (
         "dense, 1 queries, pages of 16 tokens" in printed and "measurements are left" not in printed
     )
@@ -54,8 +57,73 @@ def test_a_table_mixes_no_shapes_versions_or_chosen_blocks():
     assert "3000.0 us" in tables([few, many])
 
 
-def test_a_new_version_of_a_peer_is_measured_again():
+def test_a_table_has_the_median_share_and_whether_it_is_enough():
+    row = replace(base_row(STEP, "cpu", "decode", 1, CPU, ""), status=OK, n=65536, ms_median=1.0)
+    shares = (0.1, 0.81, 0.9)
+    rows = [replace(row, round=i + 1, share=share) for i, share in enumerate(shares)]
+    assert " us  81 %" in tables(rows) and "cpu reached, 81 %" in tables(rows)
+    assert "cpu missed, 10 %" in tables(rows[:1])
+
+
+def test_the_steps_of_the_options():
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "chosen": 64, "rounds": 1}
+    options = sizes | {"lengths": [128], "n_q": [1, 4, 16], "pages": [0], "dtype": "float32"}
+    options |= {"masks": None, "providers": None, "seconds": 1, "minutes": 1}
+    found = {(step.mask.split("(")[0], step.n_q) for step in decode.planned(options)}
+    dense, few = {(DENSE, n) for n in (1, 4, 16)}, {("sliding", 1), ("sliding", 16), (SELECTED, 1)}
+    assert found == dense | few
+
+
+def test_time_is_of_one_call_and_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(measure, "measure", lambda *given: Times(6.0, 4.0, 8.0))
+    assert measure.time_of([lambda: STEP] * 2, CPU, 1e-3) == Times(3.0, 2.0, 4.0)
+    copied = 2 * measure.COPIED["cpu"]
+    assert measure.copy_gbs.__wrapped__("cpu") == pytest.approx(copied / 0.006 / 1e9)
+
+
+def test_a_wrong_last_head_is_seen():
+    inputs = Inputs(STEP, CPU)
+    out = PROVIDERS["cpu"].prepare(inputs, False)[0]()
+    assert measure.gate_error(inputs, out) < 1e-5
+    out[-1, -1] += 1
+    assert measure.gate_error(inputs, out) > 0.1
+
+
+def test_choosing_is_part_of_the_time_where_a_row_says_so(monkeypatch):
+    class Chosen(Inputs):
+        def choose(self, which):
+            calls.append(which)
+            return super().choose(which)
+
+    calls, step, times = [], replace(STEP, mask=SELECTED), []
+    monkeypatch.setattr(measure, "Inputs", Chosen)
+
+    def timed(called, device, seconds):
+        calls.clear()
+        called[0]()
+        times.append(len(calls))
+        return Times(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(measure, "time_of", timed)
+    ways = ("decode", measure.CHOOSING)
+    measured(step, CPU, 1e-3, [base_row(step, "cpu", way, 1, CPU, "") for way in ways])
+    assert times == [0, 1]
+
+
+def test_the_chosen_blocks_are_those_of_the_best_keys():
+    step = replace(STEP, mask=SELECTED, page=0)
+    inputs = Inputs(step, CPU)
+    keys = inputs.caches[0][0]
+    keys[:, :, 128:] = 5 * inputs.q.unflatten(1, (2, -1)).mean((2, 3))[:, :, None]
+    assert (inputs.choose(0).codes == -1).nonzero()[:, 3].tolist() == [2] * 4
+
+
+def test_a_new_version_of_a_peer_is_measured_again(monkeypatch):
+    monkeypatch.setattr(measure, "version", lambda package: f"of {package}")
     row = base_row(STEP, "flashinfer", "decode", 1, CPU, "")
+    assert row.version == "of flashinfer-python" and not row.own
+    sdpa = base_row(STEP, "sdpa", "decode", 1, CPU, "")
+    assert sdpa.key == replace(sdpa, source="other").key
     assert row.key == replace(row, source="other").key != replace(row, version="9").key
 
 

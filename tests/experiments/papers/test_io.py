@@ -1,16 +1,18 @@
 """FLOPs, bytes and time: the model's counts, the gate, the rows, the table and the figure."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from experiments.bench.cases import DENSE, Case
+from experiments.bench.timing import Times
 from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 from experiments.papers.attention import io_report, io_run
 from experiments.papers.attention.io_report import named, tables
-from experiments.papers.attention.io_run import Counts, Measured, measured, traffic, work
+from experiments.papers.attention.io_run import Counts, Measured, measured, plan, traffic, work
 from experiments.papers.attention.published import FIGURE_2, FIGURE_2_SHAPE
 from experiments.papers.attention.rows import IoRow
 
@@ -34,6 +36,7 @@ def test_counts_at_the_shape_of_the_paper():
     # The published bytes of standard attention have dropout's passes as well, ours their re-reads.
     assert 0.5 < traffic("standard", paper(), "both") / 1e9 / FIGURE_2["standard"].hbm_gb < 1
     assert 0.3 < traffic("flash", paper(), "both") / 1e9 / FIGURE_2["flash"].hbm_gb < 1
+    assert traffic("standard", paper("float32"), "both") == 2 * traffic("standard", paper(), "both")
     tensors, lse = 4 * 64 * 16 * 1024 * 64 * 2, 64 * 16 * 1024 * 4
     assert traffic("flash", paper(), "forward") == tensors + lse
 
@@ -41,6 +44,48 @@ def test_counts_at_the_shape_of_the_paper():
 def test_a_mask_saves_work_in_proportion():
     sparse = replace(paper(), mask="random_blocks(0.25, block=64)", block_q=64, block_k=64)
     assert work("flash", sparse) == pytest.approx(work("flash", paper()) / 4)
+    few = Case("random_blocks(0.1, block=64)", 1, 1, 1, 256, 256, 16, "float32", 64, 64)
+    unread = 2 * 128 * 16 * 4  # k and v of two of the four columns, which no row has
+    dense = replace(few, mask=DENSE, block_q=0, block_k=0)
+    assert traffic("flash", dense, "forward") - traffic("flash", few, "forward") == unread
+
+
+def test_a_row_has_the_counts_in_their_units():
+    for method in ("standard", "flash"):
+        row = Measured("shape", method, paper()).row(CPU, "")
+        counts = [traffic(method, paper(), direction) for direction in ("both", "forward")]
+        found = row.gflop, row.model_gb, row.forward_model_gb
+        assert found == tuple(x / 1e9 for x in (work(method, paper()), *counts))
+
+
+def test_longer_sequences_have_as_many_tokens():
+    shape = {"batch": 8, "heads": 2, "n": 1024, "head_dim": 16, "dtype": "float32"}
+    options = {"blocks": [32], "density": 0.25, "densities": [0.5], "sparse_n": 4096}
+    block, dense, sparse = plan(["block", "sparsity"], [], shape, options | {"sparse_block": 64})
+    assert block.case.mask == "random_blocks(0.25, block=32)"
+    assert sparse.case.mask == "random_blocks(0.5, block=64)" and dense.case.mask == DENSE
+    shapes = [
+        (case.batch, case.n_q, case.block_q) for case in (block.case, dense.case, sparse.case)
+    ]
+    assert shapes == [(8, 1024, 32), (2, 4096, 0), (2, 4096, 64)]
+
+
+def test_forward_and_backward_are_timed_together(monkeypatch):
+    timed = []
+    monkeypatch.setattr(
+        io_run, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
+    )
+    what = Measured("shape", "standard", Case(DENSE, 1, 1, 1, 64, 64, 16, "float32", 0, 0))
+    counts = SimpleNamespace(gb=lambda what, direction: {"both": 3.0, "forward": 1.0}[direction])
+    row = measured(what, what.row(CPU, ""), CPU, 1e-3, counts)  # type: ignore[arg-type]
+    assert (row.counted_gb, row.forward_counted_gb) == (3.0, 1.0)
+    assert [len(gradients) for gradients in timed] == [3]
+
+
+def test_the_compiled_method_is_compiled(monkeypatch):
+    monkeypatch.setattr(io_run, "compiled", lambda made, device: "compiled")
+    case = Case(DENSE, 1, 1, 1, 64, 64, 16, "float32", 0, 0)
+    assert Measured("shape", "compiled", case).step(CPU).attend == "compiled"
 
 
 def test_program(tmp_path, run_program):
@@ -51,6 +96,9 @@ def test_program(tmp_path, run_program):
     rows = read(csv, IoRow)
     assert [row.part for row in rows] == ["shape"] * 2 + ["block"] * 2 + ["sparsity"] * 2
     assert all(row.status == OK and row.error < 1e-4 and row.counted_gb is None for row in rows)
+    assert all(row.command.startswith(f"{IoRow.COMMAND} ") for row in rows)
+    other = replace(rows[0], dtype="float16", n=64, ms_median=7770.0)
+    assert "7,770" in tables([other]) and "7,770" not in tables([other, *rows])
     standard, ours = rows[:2]
     # P alone is twice q, k, v and out here
     assert standard.saved_mib > 1.5 * ours.saved_mib
@@ -89,6 +137,21 @@ def test_points_of_nearly_one_time_lie_inside_the_axes(monkeypatch, tmp_path):
     left, right, _ = figures[0].axes
     for axes in (left, right):
         assert axes.get_ylim() == pytest.approx((0, 2.2), abs=1e-3)
+
+
+def test_the_points_of_the_figure_are_those_of_the_rows(monkeypatch, tmp_path):
+    rows = read(ROOT / "docs/results/h200/io.csv", IoRow)
+    figures = []
+    monkeypatch.setattr(io_report, "save", lambda figure, stem: figures.append(figure) or [])
+    io_report.draw(rows, tmp_path)
+    rows = io_report.newest(rows)
+    blocks = {row.block: row for row in rows if row.part == "block"}
+    sparse = {100 - 100 * (r.density or 0): r for r in rows if r.part == "sparsity" and r.block}
+    wanted = {n: row.ms for n, row in blocks.items()}, {x: row.ms for x, row in sparse.items()}
+    wanted += ({n: row.counted_gb for n, row in blocks.items()},)
+    for axes, points in zip(figures[0].axes, wanted, strict=True):
+        x, y = axes.lines[0].get_data()
+        assert dict(zip(x, y, strict=True)) == pytest.approx(points)
 
 
 def test_the_table_names_every_version_of_torch():

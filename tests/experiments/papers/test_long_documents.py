@@ -1,9 +1,11 @@
 """Tables and figures of accuracy against length, from made-up runs."""
 
 import pytest
+from matplotlib import pyplot as plt
 
 from experiments.common.provenance import ROOT
 from experiments.lra.run_files import read_runs, write_archive
+from experiments.papers import long_documents
 from experiments.papers.long_documents import documents, lines, paper_lines, write
 from tests.experiments.lra.made_runs import write_run
 
@@ -60,7 +62,7 @@ def test_reviews_of_another_validation_split_are_a_set_of_their_own(tmp_path):
 
 def test_the_table_of_the_paper():
     assert paper_lines()[1][1:] == ["52.8", "50.7", "51.7", "54.6", "56.4", "57.1", "+4.3"]
-    assert paper_lines()[2][-1] == "+7.0"
+    assert paper_lines()[2][1:] == ["72.2", "74.3", "77.1", "78.6", "80.7", "79.2", "+7.0"]
 
 
 def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
@@ -73,6 +75,23 @@ def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
     assert {k: lines(v) for k, v in again.items()} == {
         k: lines(v) for k, v in documents(found).items()
     }
+
+
+def test_the_program_archives_the_runs_of_documents_alone(
+    found, tmp_path, run_program, monkeypatch
+):
+    monkeypatch.setattr(long_documents, "draw", lambda name, cells: plt.figure())
+    write_archive(found, tmp_path / "all.jsonl")
+    words = [f"runs={tmp_path}/all.jsonl", f"out={tmp_path}/out", f"archive={tmp_path}/some.jsonl"]
+    status, printed, error = run_program("papers.long_documents", *words)
+    assert status == 0, error
+    assert {run.task for run in read_runs(f"{tmp_path}/some.jsonl")} == {"files", "text"}
+    assert f"written: {tmp_path}/some.jsonl" in printed
+
+
+def test_no_runs_are_refused(run_program):
+    status, _, error = run_program("papers.long_documents", "runs=[]")
+    assert status == 2 and error == "error: runs=[]: give at least one\n"
 
 
 def test_runs_of_other_tasks_are_refused(found):

@@ -1,15 +1,18 @@
 """Activation memory: the formula is what autograd keeps, and peaks follow the formula."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.bench.timing import Times
 from experiments.common.records import OK, read
-from experiments.papers.attention import stack
+from experiments.papers.attention import memory_run, stack
 from experiments.papers.attention.live import LiveBytes, peak_bytes
 from experiments.papers.attention.measure import saved_bytes
+from experiments.papers.attention.memory_report import growth, tables
 from experiments.papers.attention.memory_run import base_row, measured, too_big, wrong
 from experiments.papers.attention.published import (
     LAYERS,
@@ -173,13 +176,39 @@ def test_the_gate_knows_rounding_from_a_fault(monkeypatch):
     assert (wrong(row, CPU) or "").startswith("wrong result: error")
 
 
-def test_a_context_too_long_is_a_row():
+def test_a_context_too_long_is_a_row(monkeypatch):
     sizes = Sizes(1, 2**20, 128, 344, 4, "float32")
     row = base_row(sizes, "standard", "layers", 4, CPU, "")
     assert "out of memory: needs about" in (too_big(row, CPU) or "")
     assert measured(row, CPU, 1e-3).status.startswith("out of memory")
+    for attention, kept in (("ours", 0), ("standard", 2 * SMALL.score_bytes)):
+        row = base_row(SMALL, attention, "none", 4, CPU, "")
+        need = 4 * SMALL.layer_bytes(attention) + kept
+        for free in (need, need - 1):
+            monkeypatch.setattr(memory_run, "free_memory", lambda device, free=free: free)
+            assert (too_big(row, CPU) is None) == (free == need)
     with pytest.raises(ValueError, match="take attention=ours"):
         Stack(SMALL, "standard", 2, "selective")
+
+
+def test_the_step_that_is_timed_is_that_of_the_peak(monkeypatch):
+    peaks = []
+
+    def timed(step, device, seconds):
+        peaks.append(peak_bytes(step, device))
+        return Times(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(memory_run, "time_call", timed)
+    row = measured(base_row(SMALL, "ours", "layers", 4, CPU, ""), CPU, 1e-3)
+    assert row.peak_mib == pytest.approx(peaks[0] / 2**20, rel=0.02)
+
+
+def test_growth_and_tables_have_the_sizes_of_the_last_row():
+    row = replace(base_row(SMALL, "ours", "none", 4, CPU, ""), status=OK, ms_median=1.0)
+    rows = [replace(row, n=n, peak_mib=peak) for n, peak in ((32, 9.0), (64, 10.0), (128, 30.0))]
+    assert growth(rows) == ["ours: 64 to 128 tokens take 3.00 times as much."]
+    other = replace(rows[0], batch=7, peak_mib=777.0)
+    assert "777" in tables([*rows, other]) and "777" not in tables([other, *rows[1:]])
 
 
 def test_program(tmp_path, run_program):
@@ -191,6 +220,7 @@ def test_program(tmp_path, run_program):
     rows = read(csv, MemoryRow)
     assert len(rows) == 10 and all(row.status == OK for row in rows)
     assert all(row.layer_mib == pytest.approx(row.formula_mib, rel=1e-4) for row in rows)
+    assert all(row.command.startswith(f"{MemoryRow.COMMAND} ") for row in rows)
     for row in rows:  # the stack has 4 of 32 layers
         scaled = (row.peak_mib + 28 * row.layer_mib) * 2**20
         assert row.scaled_gb * 1e9 == pytest.approx(scaled, rel=1e-4)

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
+from experiments.bench.timing import Times
 from experiments.common.records import read
 from experiments.papers import packed_masks
 from experiments.papers.packed_kinds import KINDS
 from experiments.papers.rows import PackedRow
+from sparseflash.schedule import Schedule
 
 SIZES = {"documents": 3, "batch": 1, "heads": 1, "head_dim": 16}
 CPU = torch.device("cpu")
@@ -23,6 +26,23 @@ def test_rows(monkeypatch):
     assert attention.share is None and len(masks) == 4
     assert attention.ms_median
     assert all(row.share == (row.ms_median or 0) / attention.ms_median > 0 for row in masks)
+
+
+def test_attention_goes_backward_and_masks_are_planned_and_compiled(monkeypatch):
+    results = []
+
+    def measure(call, device, seconds):
+        results.append(call())
+        return Times(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(packed_masks, "measure", measure)
+    monkeypatch.setattr(torch, "compile", lambda make: lambda given: ("compiled", make(given)))
+    found = rows()
+    gradients, ours, compiled, theirs, _ = results
+    assert len(gradients) == 3 and isinstance(ours, Schedule) and isinstance(theirs, BlockMask)
+    assert [type(r) is tuple and r[0] == "compiled" for r in results[1:]] == [False, True] * 2
+    assert isinstance(compiled[1], Schedule)
+    assert {row.density for row in found} == {found[0].density} and 0 < (found[0].density or 0) < 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,6 +67,7 @@ def test_program(tmp_path, run_program):
     found = read(csv, PackedRow)
     assert [row.mask for row in found[::3]] == [kind.text for kind in KINDS.values()]
     assert all(row.step in printed for row in found)
+    assert all(row.command.startswith(f"{PackedRow.COMMAND} ") for row in found)
 
 
 def test_other_blocks_are_not_timed(monkeypatch):

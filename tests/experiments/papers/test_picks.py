@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments.bench.gate import Gate
+from experiments.bench.timing import Times
 from experiments.common.records import OK, read
 from experiments.papers.attention.measure import Step, gate_error
 from experiments.papers.picking import measure, providers
@@ -51,6 +52,13 @@ def test_program_and_resuming(tmp_path, run_program):
     assert len(shares) == 1 and max(shares) < 0.5
     others = {row.status for row in rows if not row.own}
     assert others == {"unsupported: needs a CUDA device, not cpu"}
+    assert all(row.command.startswith(f"{PickRow.COMMAND} ") for row in rows)
+    causal = [row.share for row in ours if row.provider == "causal"]
+    assert causal == pytest.approx([161 / 320] * 4)
+    for row in ours:  # of the allowed pairs, two products forward and five backward
+        work = 2 * (2 if row.direction == "forward" else 5) * 16 * 4 * 160**2 * row.share
+        assert row.tflops == pytest.approx(work / row.ms / 1e9, rel=1e-4)
+    assert {(row.heads, row.kv_heads) for row in rows} == {(4, 1)}
     assert "nsa(2, 32)" in printed and "measurements are left" not in printed
     run_program("papers.picks", *words)
     assert read(csv, PickRow) == rows
@@ -62,6 +70,35 @@ def test_a_table_mixes_no_dtypes():
     row = replace(Group(NSA, ("picks",), 1).rows(CPU, "")[0], status=OK)
     rows = [replace(row, dtype=d, ms_median=ms) for d, ms in (("float16", 1.0), ("float32", 3.0))]
     assert "1.000 / 0" in tables(rows) and "3.000 / 0" in tables(rows)
+    rounds = [replace(row, round=i + 1, ms_median=ms) for i, ms in enumerate((1.0, 2.0, 9.0))]
+    assert "2.000 / 0" in tables(rounds)
+
+
+def test_each_direction_is_timed_and_counts_its_batch(monkeypatch):
+    timed = []
+    monkeypatch.setattr(
+        measure, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
+    )
+    monkeypatch.setattr(measure, "version", lambda package: f"of {package}")
+    rows = Group(NSA, ("picks", "fla"), 1).rows(CPU, "")
+    assert [row.version for row in rows] == ["of "] * 2 + ["of fla-core"] * 2
+    forward, backward = measured(NSA, CPU, 1e-3, rows[:2])
+    assert isinstance(timed[0], torch.Tensor) and len(timed[1]) == 3
+    work = 2e-9 * 16 * 2 * 32 * 200**2 * forward.share
+    assert (forward.tflops, backward.tflops) == pytest.approx((2 * work, 5 * work))
+
+
+def test_wrong_gradients_have_no_time(monkeypatch):
+    right = SparseFlash.prepare
+
+    def prepare(self, inputs):
+        attend = right(self, inputs)
+        # out as it is, but twice its gradients
+        return lambda *qkv: 2 * attend(*qkv) - attend(*(t.detach() for t in qkv))
+
+    monkeypatch.setattr(SparseFlash, "prepare", prepare)
+    rows = measured(NSA, CPU, 1e-3, Group(NSA, ("picks",), 1).rows(CPU, ""))
+    assert all(row.status.startswith("wrong result") for row in rows)
 
 
 def test_a_wrong_result_has_no_time(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.common.records import OK, Records
 from experiments.papers.attention import resume
-from experiments.papers.attention.resume import resumed, tell
+from experiments.papers.attention.resume import Pages, resumed, tell
 from experiments.papers.attention.rows import MemoryRow
 
 
@@ -56,3 +56,29 @@ def test_reasons_stay_and_failures_are_tried_again(tmp_path):
             list(resumed(groups, records, None))
             assert len(records.rows) - before <= 1
     assert [r.status for r in records.rows] == ["out of memory: x", "failed: x", OK]
+
+
+def test_a_page_keeps_what_is_written_while_rows_are_measured(tmp_path):
+    page, csv = tmp_path / "page.md", tmp_path / "rows.csv"
+    text = f"<!-- rows: some {tmp_path.name}/rows.csv -->\nold\n<!-- end -->\n"
+    page.write_text(text)
+    pages = Pages([str(page)], csv)
+    page.write_text(f"{text}A new sentence.\n")
+    assert pages.fill({"some": lambda: "new"}) == [page]
+    assert page.read_text() == f"{text}A new sentence.\n".replace("old", "new")
+
+
+def test_one_row_that_is_lacking_measures_its_group(tmp_path):
+    records = Records(tmp_path / "rows.csv", MemoryRow)
+    done = replace(row(1), status=OK, ms_median=1.0)
+    records.append(done)
+    groups = [([row(1), row(2)], lambda rows: [rows[0], replace(rows[1], status=OK)])]
+    assert [r.status for r in resumed(groups, records, None)] == [OK, OK]
+    assert [r.n for r in records.rows] == [1, 2]
+
+
+def test_a_lost_gpu_ends_the_run(tmp_path):
+    records = Records(tmp_path / "rows.csv", MemoryRow)
+    lost = "failed: CUDA error: an illegal memory access was encountered"
+    groups = [([row(n)], lambda rows: [replace(rows[0], status=lost)]) for n in (1, 2)]
+    assert [r.n for r in resumed(groups, records, None)] == [1] == [r.n for r in records.rows]

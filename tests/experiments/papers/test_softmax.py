@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.common.records import OK, as_csv, read
-from experiments.papers.softmax import blocks, kernels
+from experiments.common.records import OK, Records, as_csv, read
+from experiments.papers.softmax import blocks, kernels, measure
 from experiments.papers.softmax.algorithms import ALGORITHMS
-from experiments.papers.softmax.measure import error, make_call
-from experiments.papers.softmax.report import larger_k_table, tables
+from experiments.papers.softmax.measure import Case, error, make_call
+from experiments.papers.softmax.report import by_device, larger_k_table, tables
 from experiments.papers.softmax.rows import SoftmaxRow
 
 OWN = ("safe", "online", "safe_topk", "safe_fused", "online_fused")
@@ -71,10 +71,38 @@ def test_peers_are_timed_on_the_same_result():
     for algorithm in ("copy", "torch", "torch_topk"):
         assert error(algorithm, make_call(algorithm, "blocks", x, 3)(), x, 3) < 1e-5
     assert error("online", torch.zeros_like(x), x, 3) == pytest.approx(1.0)
+    values, indices = make_call("torch_topk", "blocks", x, 3)()
+    assert error("torch_topk", (values, indices + 1), x, 3) > 1e-3
+    values[-1] = 0
+    assert error("torch_topk", (values, indices), x, 3) > 0.1
     with pytest.raises(ValueError, match="'torch' has no kernel"):
         kernels.run("torch", x, x, 3)
     with pytest.raises(ValueError, match="'torch' is not computed by blocks"):
         blocks.run("torch", x, x, 3)
+
+
+def test_a_wrong_result_has_no_time_and_is_measured_again(monkeypatch, tmp_path):
+    records = Records(tmp_path / "s.csv", SoftmaxRow)
+    given = Case(2, 10, 3), ["online"], "blocks", torch.device("cpu"), 1e-4, records, ""
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "make_call", lambda name, how, x, k: lambda: torch.zeros_like(x))
+        (row,) = measure.run(*given)
+    assert row.status.startswith("wrong result: error 1") and row.ms_median is None
+    assert by_device([row]) == {}
+    (again,) = measure.run(*given)
+    assert again.status == OK and len(records.rows) == 2 and by_device([row, again])
+    assert Case(2, 10, 3).nbytes == 2 * 2 * 10 * 4
+    assert again.gb_s == pytest.approx(3 * 2 * 10 * 4 / again.ms / 1e6)
+    assert again.elements_s == pytest.approx(1000 * 2 * 10 / again.ms)
+
+
+def test_the_safe_softmax_is_not_the_online_one(monkeypatch):
+    made, x = [], torch.zeros(1, 4)
+    monkeypatch.setattr(kernels, "softmax", lambda x, y, online: made.append(online))
+    monkeypatch.setattr(kernels, "top_k", lambda x, k, kind: made.append(kind))
+    for algorithm in OWN:
+        kernels.run(algorithm, x, x, 2)
+    assert made == [False, True, False, "plain", "safe", "online"]
 
 
 SMALL = "vocabularies=[10,300] batches=[3] seconds=1e-4 device=cpu"
@@ -90,6 +118,7 @@ def test_the_program(run_program, one_thread, tmp_path, implementation):
     rows = read(tmp_path / "s.csv", SoftmaxRow)
     assert status == 0 and len(rows) == 2 * len(ALGORITHMS)
     assert all(row.status == OK and row.error < 1e-5 for row in rows)
+    assert all(row.command.startswith(f"{SoftmaxRow.COMMAND} ") for row in rows)
     assert {row.algorithm: row.accesses for row in rows} == {
         name: algorithm.accesses for name, algorithm in ALGORITHMS.items()
     }

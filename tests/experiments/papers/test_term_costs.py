@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ def test_program_and_resuming(tmp_path, run_program):
     assert {row.direction for row in rows if row.term == MAX} == {"forward"}
     assert all(row.status == OK and row.error < 1e-5 for row in rows)
     assert all((row.cost is None) == (row.term == NONE) for row in rows)
+    assert {row.kv_heads for row in rows} == {2}  # heads
+    assert all(row.command.startswith(f"{TermRow.COMMAND} ") for row in rows)
     learned = ("sink", "bias")
     assert all((row.term_error is not None) == (row.term in learned) for row in rows)
     assert "backward" in printed and "measurements are left" not in printed
@@ -63,18 +66,21 @@ def test_the_gate_refuses_another_term(term, other):
     assert gate_errors(CASE, replace(step_of(CASE, "cpu", other, 7, CPU), terms=claimed))[0] > 1e-3
 
 
-@pytest.mark.parametrize("term", ["sink", "bias"])
-def test_the_gate_refuses_a_wrong_gradient_of_a_term(term):
+@pytest.mark.parametrize(
+    ("term", "place"), [(NONE, 0), ("sink", 1), ("bias", 2), ("sink", 3), ("bias", 3)]
+)
+def test_the_gate_refuses_a_wrong_gradient(term, place):
+    """That of q, k or v, or that of the term."""
     step = step_of(CASE, "cpu", term, 7, CPU)
     doubled = replace(step, attend=lambda q, k, v: step.attend(q, k, v))
-    object.__setattr__(doubled, "both", lambda dout: _doubled(step.both(dout)))
+
+    def both(dout):
+        return tuple((1 + (i == place)) * grad for i, grad in enumerate(step.both(dout)))
+
+    object.__setattr__(doubled, "both", both)
     error, of_terms = gate_errors(CASE, doubled)
-    assert error < 1e-5 and of_terms == pytest.approx(1)
-
-
-def _doubled(grads):
-    *others, last = grads
-    return (*others, 2 * last)
+    wrong, right = (of_terms, error) if place == 3 else (error, of_terms or 0)
+    assert wrong == pytest.approx(1) and right < 1e-5
 
 
 def test_limits():
@@ -95,6 +101,27 @@ def test_turns_and_costs(monkeypatch):
     assert [row.cost for row in found[2:4]] == [3 / 1 - 1, 4 / 2 - 1]
     assert [row.cost for row in found[4:6]] == [pytest.approx(5 / 7 - 1), pytest.approx(6 / 8 - 1)]
     assert "+85.7 !" in table(found)  # the median of 3 / 1 and 5 / 7
+    assert " 4.000 " in table(found)  # without terms: of 1 and 7
+
+
+def test_each_call_is_timed_after_its_gate(monkeypatch):
+    def step(case, backend, term, radius, device):
+        return SimpleNamespace(
+            calls=lambda ways: {way: lambda way=way: done.append((term, way)) for way in ways}
+        )
+
+    def timed(call, device, seconds):
+        call()
+        return Times(1.0, 1.0, 1.0)
+
+    done, errors = [], {NONE: (0.0, None), "sink": (0.0, 0.0), "bias": (1.0, 0.0)}
+    monkeypatch.setattr(measure, "step_of", step)
+    monkeypatch.setattr(measure, "gate_errors", lambda case, step: errors[next(terms)])
+    monkeypatch.setattr(measure, "measure", timed)
+    terms, group = iter(errors), Group(CASE, "cpu", tuple(errors), 7, rounds=1)
+    found = measured(group, CPU, 1e-3, group.rows(CPU, ""))
+    assert done == [(row.term, row.direction) for row in found if row.status == OK]
+    assert {row.term for row in found if row.ms_median is None} == {"bias"}
 
 
 def test_a_table_mixes_no_shapes():
