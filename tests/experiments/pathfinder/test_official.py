@@ -1,5 +1,7 @@
 """The writer of folders in the format of the release, statistics, and the program."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -94,3 +96,17 @@ def test_command(tmp_path, run_program):
     assert "curv_contour_length_14  generated" in printed and "official" in printed
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"pathfinder-32.png", "pathfinder-256.png"}
+
+
+def test_command_passes_its_options_on(tmp_path, run_program, monkeypatch):
+    sheets = []
+    monkeypatch.setattr(draw, "sheet", lambda _, *given: sheets.append(given))
+    words = f"size=32 contour=[6,9] seed=3 examples=20 distractors=1 out={tmp_path} statistics=true"
+    status, printed, _ = run_program("pathfinder.__main__", *words.split(), f"pictures={tmp_path}")
+    specs = {(32, contour): spec(32, contour, distractors=1) for contour in (6, 9)}
+    assert status == 0 and sheets == [(each, 3) for each in specs.values()]
+    for each in specs.values():
+        known = json.loads((tmp_path / "pathfinder32" / each.level / "generated.json").read_text())
+        assert (known["seed"], known["distractors"]) == (3, 1)
+    measured = {key: measure(make(each, 3, 0, 20)) for key, each in specs.items()}
+    assert printed.rstrip().endswith(table(measured))

@@ -81,8 +81,9 @@ def test_made_once_and_read_only(tmp_path):
         filled(path, (9, 4, 5), numbers)
 
 
-def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "FLUSH", 1)
+@pytest.mark.parametrize("flush", [1, store.FLUSH])
+def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch, flush):
+    monkeypatch.setattr(store, "FLUSH", flush)
     path, made = tmp_path / "images.npy", []
 
     def interrupted_once(first, pixels):
@@ -103,6 +104,12 @@ def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["images.part", "images.labels.part"])
 def test_leftovers_cut_off_at_the_start_are_replaced(tmp_path, cut, name):
     (tmp_path / name).write_bytes(cut)
+    assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
+
+
+def test_marks_without_their_images_are_replaced(tmp_path):
+    with open(tmp_path / "images.labels.part", "wb") as file:
+        np.save(file, np.ones(SHAPE[0], np.uint8))
     assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
 
 
