@@ -93,11 +93,11 @@ def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
 def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path, size, contour):
     words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
-    words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}"]
+    words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}", "seed=7"]
     fitted, fit = [], shortcuts.fit
 
     def recorded(each, k, x, y, **options):
-        fitted.append((k, len(x)))
+        fitted.append((k, len(x), options["seed"]))
         return fit(each, k, x, y, **options)
 
     monkeypatch.setattr(shortcuts, "fit", recorded)
@@ -107,7 +107,8 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
         )
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
-    assert fitted == [(0, 200), (1, 200), (2, 200)] and [row.paddles for row in rows] == [0, 1, 2]
+    assert fitted == [(k, 200, 7) for k in (0, 1, 2)]
+    assert [row.paddles for row in rows] == [0, 1, 2]
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
     assert out.count(" ± ") == 3
