@@ -119,6 +119,20 @@ def test_bpe_is_trained_once_and_decodes(texts, tmp_path):
     again = load(texts, tmp_path, "bpe:300")
     assert path.stat().st_mtime_ns == written and (again.train == corpus.train).all()
     assert corpus.train.max() < corpus.vocab <= 300
+    larger = load(texts, tmp_path, "bpe:320")
+    assert 300 <= larger.train.max() < larger.vocab <= 320
+
+
+def test_bpe_is_trained_on_the_training_part_alone(tmp_path):
+    pytest.importorskip("tokenizers")
+    for half, letters in (("train", "ab"), ("test", "yz")):
+        for count, kind in ((20, "pos"), (21, "neg")):
+            folder = tmp_path / "aclImdb" / half / kind
+            folder.mkdir(parents=True)
+            (folder / "0_1.txt").write_text(letters * count)
+    corpus = load(tmp_path / "aclImdb", tmp_path, "bpe:300")
+    # 82 bytes each: those of the test part stay single, with two ends of documents
+    assert len(corpus.train) < 20 and len(corpus.val) == 84
 
 
 def test_bpe_without_the_package_names_the_remedy(texts, tmp_path, monkeypatch):

@@ -9,10 +9,10 @@ from PIL import Image
 from scipy.ndimage import grey_dilation
 
 from experiments.pathfinder import philox
-from experiments.pathfinder.generate import VERSION, ends, make, on_disk
+from experiments.pathfinder.generate import VERSION, Images, ends, make, on_disk
 from experiments.pathfinder.grow import _moved
 from experiments.pathfinder.parameters import SIZES, spec
-from experiments.pathfinder.render import LABEL, MARGIN, MARKERS, ORIGIN
+from experiments.pathfinder.render import INFO, LABEL, MARGIN, MARKERS, ORIGIN
 from experiments.pathfinder.statistics import OFFICIAL, measure, table
 from experiments.pathfinder.store import RUN
 from experiments.pathfinder.tables import _patches, tables
@@ -62,8 +62,31 @@ def test_other_images_need_another_version(made):
     }
     assert VERSION == 2
     for size, images in made.items():
-        places = hashlib.sha256(images.placed.tobytes() + images.info.tobytes()).hexdigest()[:12]
-        assert (places, pytest.approx(images.pixels.mean(), abs=0.005)) == known[size]
+        assert_are(images, *known[size])
+
+
+def assert_are(images, places, grey):
+    """Their places have this digest, and their pixels this mean."""
+    found = hashlib.sha256(images.placed.tobytes() + images.info.tobytes()).hexdigest()[:12]
+    assert (found, pytest.approx(images.pixels.mean(), abs=0.005)) == (places, grey)
+
+
+@pytest.mark.parametrize(
+    ("size", "contour", "options", "places", "grey"),
+    [
+        (32, 6, {}, "499ea8e7fcad", 11.16),
+        (32, 9, {}, "c23db1658787", 15.08),
+        (32, 14, {"distractors": 60}, "a404ff3012b4", 36.08),  # more than have room
+        (64, 6, {"strokes": 150}, "5edbb779f062", 13.52),
+        (64, 9, {"documented": True}, "4fa5db295f0a", 11.18),
+        (128, 6, {"margins": 1}, "9f83d83072ba", 4.55),
+        (128, 9, {"strokes": 224, "distractors": 4}, "257d222bb1f3", 5.55),
+        (256, 6, {"margins": [1, 2]}, "07dd79e0b20d", 1.79),
+        (256, 9, {}, "af0033781856", 2.03),
+    ],
+)
+def test_other_images_of_these_settings_need_another_version(size, contour, options, places, grey):
+    assert_are(make(spec(size, contour, **options), 1, 0, 4), places, grey)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -261,7 +284,8 @@ def test_statistics_agree_with_the_release(size, contour):
 
 def test_documented_parameters_and_refusals():
     assert [spec(s, documented=True).distractors for s in SIZES] == [5, 5, 8, 7]
-    assert [spec(s).distractors for s in SIZES] == [10, 11, 17, 7]
+    for contour, last in ((6, 15), (9, 10), (14, 7)):
+        assert [spec(s, contour).distractors for s in SIZES] == [10, 11, 17, last]
     assert spec(128, 6, documented=True).distractors == 17
     with pytest.raises(ValueError, match="32, 64, 128, 256"):
         spec(96)
@@ -270,6 +294,17 @@ def test_documented_parameters_and_refusals():
     for seed in (-1, 2**63, True, 1.0):
         with pytest.raises(ValueError, match="seed="):
             make(spec(32), seed, 0, 1)  # type: ignore[arg-type]
+
+
+def test_paddles_along_an_axis_end_on_it():
+    t = tables(spec(64), 1)
+    (right,) = np.flatnonzero((t.ring == (0, 6)).all(1))  # a paddle that grew there points back
+    directions = [right, *(len(t.ring) + 180 + degree for degree in (-180, -90, 0, 90))]
+    placed = np.zeros((1, 5, 4), np.int64)
+    placed[0, :, 1] = directions
+    images = Images(np.zeros((1, 64, 64)), np.zeros((1, INFO), np.int64), placed, np.array([5]))
+    found = ends(images, spec(64))[0, :, 1]
+    assert found.tolist() == [[0, -5], [0, -5], [-5, 0], [0, 5], [5, 0]]
 
 
 def test_strokes_of_another_size():

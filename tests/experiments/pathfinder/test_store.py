@@ -52,6 +52,24 @@ def test_images_of_another_version_are_made_again(tmp_path, monkeypatch):
     np.testing.assert_array_equal(new, make(spec(32), 3, 0, 10).pixels)
 
 
+@pytest.mark.parametrize(
+    ("specs", "seed", "first"),
+    [
+        ([spec(32)], 4, 0),
+        ([spec(32)], 3, 8),
+        ([spec(32, 6)], 3, 0),
+        ([spec(32, distractors=1)], 3, 0),
+        ([spec(32), spec(32, distractors=1)], 3, 8),
+    ],
+)
+def test_other_images_have_a_file_of_their_own(tmp_path, specs, seed, first):
+    on_disk([spec(32)], 3, 0, 8, tmp_path, 1)
+    pixels, labels = on_disk(specs, seed, first, 8, tmp_path, 1)
+    for number, image, label in zip(range(first, first + 8), pixels, labels, strict=True):
+        own = make(specs[number % len(specs)], seed, number, 1)
+        assert (image == own.pixels[0]).all() and label == own.labels[0]
+
+
 def test_made_once_and_read_only(tmp_path):
     path = tmp_path / "images.npy"
     assert_numbers(*filled(path, SHAPE, numbers))
@@ -63,8 +81,9 @@ def test_made_once_and_read_only(tmp_path):
         filled(path, (9, 4, 5), numbers)
 
 
-def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "FLUSH", 1)
+@pytest.mark.parametrize("flush", [1, store.FLUSH])
+def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch, flush):
+    monkeypatch.setattr(store, "FLUSH", flush)
     path, made = tmp_path / "images.npy", []
 
     def interrupted_once(first, pixels):
@@ -85,6 +104,12 @@ def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["images.part", "images.labels.part"])
 def test_leftovers_cut_off_at_the_start_are_replaced(tmp_path, cut, name):
     (tmp_path / name).write_bytes(cut)
+    assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
+
+
+def test_marks_without_their_images_are_replaced(tmp_path):
+    with open(tmp_path / "images.labels.part", "wb") as file:
+        np.save(file, np.ones(SHAPE[0], np.uint8))
     assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
 
 

@@ -1,6 +1,7 @@
 """Selectors in plain words: float64, one block, row or token at a time."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
 import masks
@@ -111,6 +112,19 @@ def by_token(
             allowed[b, h, t, chunks[j]] = True
         allowed[b, h, t, t + 1 :] = False
     return allowed
+
+
+def turning() -> tuple[Tensor, Tensor]:
+    """q and k of three blocks of 16, with one KV head, whose best earlier block is the first one up
+    to the last token, and the second one there.
+
+    The first head prefers the third block by far, and the first one else. The second head prefers
+    the second block. So the first head decides until the third block counts, with its last token.
+    """
+    q, k = torch.zeros(1, 2, 48, 16), torch.zeros(1, 1, 48, 16)
+    q[0, :, :, :3] = torch.tensor([[6.0, 0, 20], [0, 2, 0]])[:, None]
+    k[0, 0, :, :3] = 4 * torch.eye(3).repeat_interleave(16, 0)
+    return q, k
 
 
 def whole_blocks(allowed: np.ndarray, block_size) -> np.ndarray:

@@ -7,7 +7,7 @@ import masks
 from sparseflash import select
 from sparseflash.select import tokens
 from sparseflash.testing import make_qkv
-from tests.sparseflash.select.oracle import by_token, dense, dense_of, whole_blocks
+from tests.sparseflash.select.oracle import by_token, dense, dense_of, turning, whole_blocks
 
 CASES = [  # n, heads, kv_heads, chunk, k
     (64, 2, 2, 16, 2),
@@ -65,6 +65,11 @@ def test_queries_of_a_kv_head_share_their_blocks():
     found = dense_of(select.nsa(2, block=16, block_q=16)(q, key), 1, 6)[0]
     assert np.array_equal(found[0], found[2]) and np.array_equal(found[3], found[5])
     assert not np.array_equal(found[0], found[3])
+
+
+def test_importance_counts_a_block_from_its_last_token_on():
+    found = dense_of(select.nsa(2, block=16, block_q=16)(*turning()), 1, 2)[0, 0, 32:, ::16]
+    assert found.tolist() == [[True, False, True]] * 15 + [[False, True, True]]
 
 
 def test_every_query_has_k_chunks_once_there_are_so_many():

@@ -184,6 +184,13 @@ def test_the_model_and_the_probe_get_what_a_row_says(run, monkeypatch, answers):
         assert (found == ~cuts.paddles_at(images, 14, 4, middle=middle)).all()
 
 
+def test_images_are_drawn_as_those_of_the_run(tmp_path, monkeypatch, answers):
+    drawn, look = [], ("task.difficulty=6", "task.strokes=128", "task.distractors=2")
+    monkeypatch.setattr(cuts, "redraw", lambda images, each, _: drawn.append(each) or images.pixels)
+    answers(small_run(tmp_path, "task=pathfinder64", *look), erased=[0])
+    assert drawn == [spec(64, 6, strokes=128, distractors=2)]
+
+
 def test_shares_of_a_table():
     counts = {"curve": 100, "curve_yes": 80, "curve_probe": 60, "curve_both": 50}
     counts |= {"other": 200, "other_yes": 20, "other_probe": 60, "other_both": 10}

@@ -77,14 +77,27 @@ def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path):
     assert torch.isfinite(found(blind)).all()
 
 
+def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
+    """Which of them is first does not depend on the label."""
+    labels = torch.arange(100) % 2
+    x = torch.zeros(100, 2, 1, 2)
+    x[:, 1, 0, 0], x[..., 1] = 1, labels[:, None, None]  # which mark it is, and the label
+    given, one_order = [], probe.Probe.one_order
+    monkeypatch.setattr(probe.Probe, "one_order", lambda *a: given.append(a[1]) or one_order(*a))
+    probe.fit(spec(32, 6), 0, x, labels, steps=4, seed=0, device=torch.device("cpu"))
+    first, label = torch.cat(given)[:, 0, 0].T
+    for each in (0, 1):
+        assert 0.4 < first[label == each].mean() < 0.6
+
+
 @pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
 def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path, size, contour):
     words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
-    words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}"]
+    words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}", "seed=7"]
     fitted, fit = [], shortcuts.fit
 
     def recorded(each, k, x, y, **options):
-        fitted.append((k, len(x)))
+        fitted.append((k, len(x), options["seed"]))
         return fit(each, k, x, y, **options)
 
     monkeypatch.setattr(shortcuts, "fit", recorded)
@@ -94,7 +107,8 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
         )
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
-    assert fitted == [(0, 200), (1, 200), (2, 200)] and [row.paddles for row in rows] == [0, 1, 2]
+    assert fitted == [(k, 200, 7) for k in (0, 1, 2)]
+    assert [row.paddles for row in rows] == [0, 1, 2]
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
     assert out.count(" ± ") == 3
