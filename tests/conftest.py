@@ -6,6 +6,7 @@ triton is imported.
 
 import gc
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +20,9 @@ if not torch.cuda.is_available():
         from tests.interpreter import faster
 
         faster.hasten()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script starts with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

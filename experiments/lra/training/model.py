@@ -89,7 +89,7 @@ def refuse_other_pairs(path: Path, about: dict[str, Any], model: Classifier) -> 
     if about.get("pairs", pairs) != pairs:  # committed weights lack it
         raise ValueError(
             f"{path} was trained when the mask of the same text allowed other pairs: restore its "
-            "pattern, or train anew with name="
+            "pattern, or train in another folder with name="
         )
 
 
