@@ -7,7 +7,9 @@ for a key, so they are looked up here.
 
 import functools
 import hashlib
+import importlib
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +19,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 Made = TypeVar("Made")
 
 BLOCKS = {"n": 16, "L": 4, "B": 16}  # of examples: n = 2**L token blocks of B tokens
+OWN = "SPARSEFLASH_PATTERNS"  # environment variable: modules with patterns of the user's own
 WRITTEN_OUT = 64  # numbers of an argument; with `digest`, more of them become a digest
 
 
@@ -133,6 +136,23 @@ def pattern(
 def transform(*examples: Example, **options: Any) -> Callable[[Factory], Factory]:
     """Decorator of a function that makes the right side of `>>`; arguments as in `pattern`."""
     return pattern(*examples, names=TRANSFORMS, **options)
+
+
+def own_modules() -> list[str]:
+    """The modules that the environment names, separated by commas."""
+    return [name for word in os.environ.get(OWN, "").split(",") if (name := word.strip())]
+
+
+def import_own() -> None:
+    """Import these modules, which register their patterns. Raises ValueError if one cannot be."""
+    for name in own_modules():
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ValueError(
+                f"{OWN}={name} cannot be imported ({type(error).__name__}: {error}): give the name "
+                "of a module, and its folder in PYTHONPATH"
+            ) from error
 
 
 def by_text(forget: Callable[[], None]) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from operator import and_, or_, sub
 from typing import Any
 
 from masks.algebra import Mask
-from masks.registry import PATTERNS, TRANSFORMS, Entry, living
+from masks.registry import OWN, PATTERNS, TRANSFORMS, Entry, import_own, living
 
 
 def parse(text: str) -> Mask:
@@ -114,6 +114,8 @@ class _Parser:
                 raise self._error(_NO_MASK if kind == "pattern" else f"is no {kind}", node)
         name = "global" if name == "global_" else name
         if name not in names:
+            import_own()
+        if name not in names:
             raise self._error(self._unknown(name, names, kind), node)
         if any(keyword.arg is None for keyword in keywords):
             raise self._error("** has no place in a mask", node)
@@ -131,8 +133,8 @@ class _Parser:
         close = difflib.get_close_matches(name, names, 3)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
         return (
-            f"unknown {kind} {name!r}; {meant}Known {kind}s: {', '.join(sorted(names))}. One of "
-            "your own is known where its module is imported; see docs/guide/custom_masks.md"
+            f"unknown {kind} {name!r}; {meant}Known {kind}s: {', '.join(sorted(names))}. For "
+            f"those of your own set {OWN}=MODULE in the environment"
         )
 
     def _argument(self, node: ast.AST) -> Any:

@@ -10,12 +10,14 @@ import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.common.devices import device_name
+from masks.registry import own_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("masks", "sparseflash", "experiments")  # changes elsewhere change no measurement
@@ -57,9 +59,17 @@ def version(package: str) -> str:
 
 @cache
 def source_digest(*folders: str) -> str:
-    """Twelve hex digits of the Python files of these folders as they are now."""
+    """Twelve hex digits of the Python files of these folders as they are now.
+
+    Modules with patterns of the user's own count too. No commit has them.
+    """
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    return _digest({path.relative_to(ROOT).as_posix(): _blob(path) for path in paths})
+    blobs = {path.relative_to(ROOT).as_posix(): _blob(path) for path in paths}
+    for name in own_modules():
+        found = find_spec(name)
+        if found is not None and found.origin is not None:
+            blobs[name] = _blob(Path(found.origin))
+    return _digest(blobs)
 
 
 @cache

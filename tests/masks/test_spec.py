@@ -78,7 +78,7 @@ def test_errors_have_a_position(text: str, position: int, problem: str):
 
 @pytest.mark.parametrize(("text", "names"), [("x", PATTERNS), ("causal >> x", TRANSFORMS)])
 def test_an_unknown_name_lists_the_known_ones(text: str, names: dict):
-    with pytest.raises(ValueError, match=r"Known .* One of your own .*custom_masks\.md") as caught:
+    with pytest.raises(ValueError, match=r"Known .* SPARSEFLASH_PATTERNS=MODULE") as caught:
         parse(text)
     assert all(name in str(caught.value) for name in names)
 
@@ -111,3 +111,27 @@ def test_every_pattern_is_public():
         assert entry.function.__name__ in masks.__all__
     short = {"local", "sliding", "causal", "butterfly", "random", "global", "dense"}
     assert short <= set(PATTERNS)
+
+
+OWN = """import masks
+
+@masks.pattern()
+def own_stripes(step=2):
+    return masks.where(lambda q, k: k % step == 0)
+"""
+
+
+def test_modules_of_the_environment_have_patterns_too(monkeypatch, tmp_path):
+    (tmp_path / "own_stripes_module.py").write_text(OWN)
+    (tmp_path / "own_fault.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PATTERNS, "own_stripes", None)  # taken back at the end
+    monkeypatch.delitem(PATTERNS, "own_stripes")
+    with pytest.raises(ValueError, match="unknown pattern 'own_stripes'"):
+        parse("own_stripes:4")
+    monkeypatch.setenv("SPARSEFLASH_PATTERNS", "own_stripes_module, math")
+    assert parse("own_stripes:4+global:1").build(32).to_dense()[0, 0, 5].sum() == 32 // 4
+    for name, why in (("nowhere", "ModuleNotFoundError: No module"), ("own_fault", "ZeroDivision")):
+        monkeypatch.setenv("SPARSEFLASH_PATTERNS", name)
+        with pytest.raises(ValueError, match=rf"SPARSEFLASH_PATTERNS={name} cannot be .* \({why}"):
+            parse("own_spots")

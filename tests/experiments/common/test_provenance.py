@@ -67,6 +67,19 @@ def test_a_file_of_another_name_is_another_source(repository):
     assert provenance.source_digest("masks") != before
 
 
+def test_patterns_of_the_users_own_count(repository, monkeypatch, tmp_path):
+    """Another rule under the same text is measured again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for code in (None, "a = 1", "a = 2"):
+        if code is not None:
+            (tmp_path / "own_patterns.py").write_text(code)
+            monkeypatch.setenv("SPARSEFLASH_PATTERNS", "own_patterns")
+        clear()
+        digests.append(provenance.source_digest("masks"))
+    assert len({*digests}) == 3
+
+
 def test_results_alone_do_not_make_the_code_changed(repository):
     (repository / "docs" / "speed.csv").write_text("a row\n")
     assert not provenance.commit().endswith("+changes")
