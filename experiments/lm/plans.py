@@ -182,6 +182,12 @@ def planned(name: str, options: Mapping[str, Any]) -> list[tuple[str, Settings]]
     own = {"full": {**options["full"], **plan.full}, "small": {**options["small"], **plan.small}}
     first = make_settings({**options, **own, "keep": False})
     cases = plan.cases(first.values())
+    for key, usual in {"mask": None, "provider": "sparse"}.items():
+        if options[key] != usual and any(key in changes for changes in cases.values()):
+            raise ValueError(
+                f"{key}={options[key]}: each case of plan={name} has its own {key}; leave it out, "
+                f"choose with cases=, or give {key}= to another plan"
+            )
     if options["cases"] is not None:
         wanted = [str(case) for case in as_list(options["cases"])]
         if unknown := set(wanted) - cases.keys():
