@@ -18,7 +18,7 @@ from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
 from experiments.lm.plans import PLANS, bucketed, make_row, old_points, planned, run_plan, thinned
 from experiments.lm.prepare import make_model
-from experiments.lm.report import CURVES, Case, difference
+from experiments.lm.report import CURVES, Case, difference, grouped
 from experiments.lm.result import tail
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
@@ -311,9 +311,14 @@ def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one
     dense, _ = read(csv, ModelRow)
     trained = []
     monkeypatch.setattr(plans_module, "train", lambda run, *_: trained.append(run) or LEFT)
+    timed = replace(dense, plan="equal_time", recipe=f"{dense.recipe} dense_steps=4")
     for _ in range(2):
-        assert run_plan("equal_time", given, "") == [replace(dense, plan="equal_time")]
+        assert run_plan("equal_time", given, "") == [timed]
     assert {run.steps for run in trained} == {8}
+    twice = [replace(row, steps=8) for row in read(csv, ModelRow)[:2]]
+    csv.write_text(as_csv([*read(csv, ModelRow), *twice], ModelRow))
+    found = run_plan("equal_time", {**given, "steps": 8}, "")
+    assert [case.first.steps for (case,) in grouped(found)] == [4, 8]  # a table for each time
 
 
 @pytest.mark.parametrize("other", [{"packed": True}, {"objective": "masked"}])
