@@ -115,13 +115,15 @@ def run_plan(name: str, options: dict[str, Any], command: str) -> list[ModelRow]
     if not (allow or options["report"]):
         check_published(folder / RESULTS)  # before the runs; files are made with the first row
     for case, settings in [] if options["report"] else planned(name, options):
-        if name == "equal_time" and (known := _of_equal_steps(case, settings, folder)):
-            add(folder, known, [], allow)
+        known = _of_equal_steps(case, settings, folder) if name == "equal_time" else None
+        if known:
+            add(folder, _of_time(known, options), [], allow)
             continue
         result = train(settings, command, begun)
         if not result["complete"]:
             break
         row = make_row(name, case, settings, result)
+        row = _of_time(row, options) if name == "equal_time" else row
         add(folder, row, make_points(row, result) if name in CURVES else [], allow)
     found = [row for row in old_rows(folder) if row.plan == name]
     points_of = old_points(folder) if found else []
@@ -146,6 +148,12 @@ def _of_equal_steps(case: str, settings: Settings, folder: Path) -> ModelRow | N
     rows = [row for row in old_rows(folder) if row.plan == "masks" and _run_of(row, case) == here]
     rows = [row for row in rows if row.device == device_name(settings.device)]
     return replace(rows[-1], plan="equal_time") if rows else None
+
+
+def _of_time(row: ModelRow, options: Mapping[str, Any]) -> ModelRow:
+    """A row of plan=equal_time, whose recipe says how many dense steps take that time."""
+    steps = planned("masks", options)[0][1].steps
+    return replace(row, recipe=f"{row.recipe} dense_steps={steps}")
 
 
 def _run_of(run: Settings | ModelRow, case: str, steps: int | None = None) -> tuple[object, ...]:
@@ -182,6 +190,12 @@ def planned(name: str, options: Mapping[str, Any]) -> list[tuple[str, Settings]]
     own = {"full": {**options["full"], **plan.full}, "small": {**options["small"], **plan.small}}
     first = make_settings({**options, **own, "keep": False})
     cases = plan.cases(first.values())
+    for key, usual in {"mask": None, "provider": "sparse"}.items():
+        if options[key] != usual and any(key in changes for changes in cases.values()):
+            raise ValueError(
+                f"{key}={options[key]}: each case of plan={name} has its own {key}; leave it out, "
+                f"choose with cases=, or give {key}= to another plan"
+            )
     if options["cases"] is not None:
         wanted = [str(case) for case in as_list(options["cases"])]
         if unknown := set(wanted) - cases.keys():

@@ -35,7 +35,7 @@ def read_corpus(settings: Settings, group: Group) -> Corpus:
     refuse_short(corpus.val, settings.context, 1, f"{corpus.name}, for validation,")
     if settings.val_tokens < settings.context:
         raise ValueError(
-            f"val_tokens={settings.val_tokens}: give context={settings.context} at least"
+            f"val_tokens={settings.val_tokens}: give {settings.context} (context) or more"
         )
     return corpus
 

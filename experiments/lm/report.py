@@ -9,8 +9,10 @@ from statistics import fmean
 
 from experiments.common.files import write_whole
 from experiments.common.text_table import MISSING, aligned, markdown
+from experiments.lm.attention import resolve
 from experiments.lm.model import LEARNED, ROTARY
 from experiments.lm.rows import ModelRow, PointRow
+from experiments.lm.windows import NEXT
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
 LOOKS = (  # of the first cases, and the same again
@@ -90,9 +92,12 @@ def grouped(rows: Sequence[ModelRow]) -> list[list[Case]]:
 
 def _unusual(row: ModelRow) -> list[str]:
     """Options that differ from those of the plan, and that no case of it changes."""
-    given = {"positions": row.positions, "packed": row.packed, "provider": row.provider}
+    names = "positions", "packed", "provider", "mask"
+    given = {name: getattr(row, name) for name in names}
     usual = {"positions": ROTARY if row.plan == "contexts" else LEARNED, "packed": False}
     usual["provider"] = row.provider if row.plan == "same" else "sparse"
+    dense = str(resolve(None, causal=row.objective == NEXT))
+    usual["mask"] = dense if row.plan in CURVES else row.mask
     return [f"{name}={value}" for name, value in given.items() if value != usual[name]]
 
 

@@ -39,7 +39,9 @@ def train(settings: Settings, command: str = "", begun: float | None = None) -> 
     result = read_result(settings.folder)
     refuse_other_settings(settings)  # type: ignore[arg-type]
     if result is not None and result["complete"]:
-        progress.say(f"{settings.folder} is complete: {summary(result)}")
+        progress.say(
+            f"{settings.folder} is complete since {result['date'][:16]}: {summary(result)}"
+        )
         return result
     refuse_memory(settings, group.device, group.world)
     corpus = read_corpus(settings, group)

@@ -204,7 +204,7 @@ class Session:
             seconds=self.clock.seconds, memory_mib=peak_mib(self.group.device),
         )  # fmt: skip
         val = "" if self.validated is None else f"  val {self.validated:.3f}"
-        left = self.clock.seconds / step * (settings.steps - step)
+        left = self.clock.training / step * (settings.steps - step)
         self.progress.show(
             f"step {step}/{settings.steps}  loss {means['loss']:.3f}{val}  "
             f"{rate / 1e3:.0f}k tokens/s  {duration(left)} left",

@@ -179,6 +179,6 @@ def refuse_memory(settings: Settings, device: Any, world: int) -> None:
         why = f", {scores / 2**30:.3g} of them for scores of standard attention" if scores else ""
         raise ValueError(
             f"context={n} needs {(least + scores) / 2**30:.3g} GiB or more for {size} windows at "
-            f"a time{why}, and {free / 2**30:.3g} GiB are free: give a smaller micro_batch, a "
-            "shorter context" + (" or provider=sparse" if scores else "")
+            f"a time{why}, and {free / 2**30:.3g} GiB are free: give a smaller micro_batch or "
+            "context" + (", or provider=sparse" if scores else "")
         )

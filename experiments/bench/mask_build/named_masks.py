@@ -13,6 +13,8 @@ import masks
 
 MEAN_DOCUMENT = 2000  # tokens
 KERNEL = 17  # of the neighbourhood, on a square image
+NAMED = ("documents & causal", "neighborhood")  # masks that are made for a length
+BY_FORMULA = ("where", "flex", "flex_compiled")  # the builders that need one
 
 
 def make(name: str, n: int) -> Any:
@@ -71,4 +73,4 @@ def formula(
             return (k >= start) & (k < start + KERNEL)
 
         return lambda q, k: near(q // side, k // side) & near(q % side, k % side)
-    raise ValueError(f"no formula for {name}: its blocks are drawn or given, not computed")
+    raise ValueError(f"no formula for {name}, only for {', '.join([*FORMULAS, *NAMED])}")

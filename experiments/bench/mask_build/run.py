@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from experiments.bench.mask_build.named_masks import BY_FORMULA, formula
 from experiments.bench.rows import BuildRow
 from experiments.common.devices import free_memory
 from experiments.common.provenance import ROOT
@@ -23,6 +25,11 @@ TOO_SLOW = "unsupported: more than"
 
 def measure(row: BuildRow, device: torch.device, options: dict[str, Any]) -> BuildRow:
     """`row` filled in: with times, or with the status that says why there are none."""
+    if row.builder in BY_FORMULA:
+        try:  # before a process is started
+            formula(row.mask, row.seq_len, np.asarray, np.clip)
+        except ValueError as refusal:
+            return replace(row, status=f"unsupported: {refusal}")
     need = EAGER_BYTES * row.seq_len**2 if row.builder == "flex" else 0
     limit = (options["limit_gib"] or free_memory(device) / GIB / 2) * GIB
     if need > limit:

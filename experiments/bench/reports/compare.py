@@ -15,7 +15,7 @@ from experiments.common.text_table import aligned
 
 PEERS = (
     *("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex", "flashinfer"),
-    *("vsa", "sdpa_cudnn", "flex", "triton"),
+    *("vsa", "sdpa", "sdpa_cudnn", "flex", "triton"),
 )
 WHOLE = 128  # the block size that smaller ones are compared with
 ALIKE = 0.1  # densities this near, relatively, are compared

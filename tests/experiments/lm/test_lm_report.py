@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from experiments.common.records import read
-from experiments.lm.report import Case, context_table, mask_table, same_table
+from experiments.lm.report import (
+    Case,
+    about,
+    context_table,
+    filled_page,
+    grouped,
+    mask_table,
+    same_table,
+)
 from experiments.lm.rows import ModelRow
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/results/language_models"
@@ -34,6 +42,25 @@ def test_speed_ups_and_differences_are_to_standard_attention():
         ["standard", "2.0000", "0.000 %", "1.0000", "4", "1.00x", "10", "–"],
     ]
     assert len(head) == len(lines[0])
+
+
+@pytest.mark.parametrize("plan", ["same", "contexts", "masks"])
+def test_tables_mix_no_options_that_no_case_changes(plan):
+    usual = replace(ROW, plan=plan, positions="rotary" if plan == "contexts" else "learned")
+    others = {"precision": "bf16", "packed": True, "mask": "sliding(8) & causal()"}
+    others |= {"positions": "learned" if plan == "contexts" else "rotary", "provider": "sdpa"}
+    for name in others.keys() - {"same": {"provider"}, "masks": {"mask"}}.get(plan, set()):
+        other = replace(usual, **{name: others[name]})
+        first, second = grouped([usual, other, replace(usual, seed=1)])
+        assert len(first[0].rows) == 2 and second[0].rows == [other]
+        assert about(first) != about(second)
+        if name != "precision":
+            assert f"{name}={others[name]}" in about(second)
+
+
+def test_a_page_without_a_place_is_refused():
+    with pytest.raises(ValueError, match="no line <!-- lm: same -->"):
+        filled_page("text", "same", [])
 
 
 def test_contexts_are_in_their_order():

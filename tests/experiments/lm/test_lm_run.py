@@ -18,7 +18,7 @@ from experiments.lm import prepare as prepare_module
 from experiments.lm import settings as settings_module
 from experiments.lm.plans import PLANS, bucketed, make_row, old_points, planned, run_plan, thinned
 from experiments.lm.prepare import make_model
-from experiments.lm.report import CURVES, Case, about, difference, filled_page, grouped
+from experiments.lm.report import CURVES, Case, difference, grouped
 from experiments.lm.result import tail
 from experiments.lm.rows import ModelRow, PointRow
 from experiments.lm.run import train
@@ -93,21 +93,23 @@ def test_a_signal_is_a_checkpoint_and_the_limit_of_time_too(settings, monkeypatc
     assert train(slow)["complete"]  # a complete run reads no data
 
 
-def test_times_and_rates_are_of_the_steps_alone(settings, monkeypatch):
-    """A step takes a second here, an evaluation a hundred, and all else no time."""
+def test_times_and_rates_are_of_the_steps_alone(settings, monkeypatch, capsys):
+    """The set-up takes 50 seconds here, a step one, an evaluation 100, and all else no time."""
     now = [0.0]
 
     def slow(call, seconds):
-        return lambda self: now.__setitem__(0, now[0] + seconds) or call(self)
+        return lambda self, *given: now.__setitem__(0, now[0] + seconds) or call(self, *given)
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Session, "_prepare", slow(Session._prepare, 50))
     monkeypatch.setattr(Trainer, "advance", slow(Trainer.advance, 1))
     monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 100))
     here = settings(steps=4, log_every=3, eval_every=2)
     result = train(here)
     lines = map(json.loads, (here.folder / "journal.jsonl").read_text().splitlines())
     assert [x["tokens_per_s"] for x in lines if x["kind"] == "train"] == [64, 64]
-    assert (result["ms_per_step"], result["seconds"]) == (1000, 4 + 100)
+    assert (result["ms_per_step"], result["seconds"]) == (1000, 50 + 4 + 100)
+    assert "step 3/4" in (shown := capsys.readouterr().err) and "0:01 left" in shown
     assert result["val_tokens"] == 64
 
 
@@ -143,7 +145,7 @@ def test_bad_settings_are_one_line(settings):
         "compile": ("None", "compile='None': give layers, true, false or null"),
         "weight_decay": ("x", "weight_decay='x': give a number, at least 0"),
         "tokenizer": ("bpe:3", "choose bytes, or bpe:SIZE"),
-        "val_tokens": (3, "give context=32 at least"),
+        "val_tokens": (3, r"give 32 \(context\) or more"),
     }.items():
         with pytest.raises(ValueError, match=text[1]):
             train(settings(**{changes: text[0]}))
@@ -247,16 +249,6 @@ def test_another_rate_has_rows_and_a_table_of_its_own(options, capsys, one_threa
     assert "lr=0.1 warmup=20 schedule=cosine betas=[0.9, 0.95]" in rows[2].recipe
 
 
-def test_tables_mix_no_positions_or_precisions(options, one_thread):
-    rows = run_plan("masks", options(steps=2, cases=["dense", "sliding"]), "")
-    others = {"positions": "rotary", "precision": "bf16", "packed": True, "provider": "sdpa"}
-    for name, value in others.items():
-        there = replace(rows[0], **{name: value})
-        first, second = grouped([*rows, there])
-        assert [case.first for case in first] == rows and [c.first for c in second] == [there]
-        assert about(first) != about(second)
-
-
 def test_equal_time_needs_the_dense_run_of_its_recipe(options, monkeypatch, one_thread):
     trained = []
     run_plan("masks", options(steps=2, cases=["dense"]), "")
@@ -319,9 +311,14 @@ def test_equal_time_takes_the_dense_run_of_equal_steps(options, monkeypatch, one
     dense, _ = read(csv, ModelRow)
     trained = []
     monkeypatch.setattr(plans_module, "train", lambda run, *_: trained.append(run) or LEFT)
+    timed = replace(dense, plan="equal_time", recipe=f"{dense.recipe} dense_steps=4")
     for _ in range(2):
-        assert run_plan("equal_time", given, "") == [replace(dense, plan="equal_time")]
+        assert run_plan("equal_time", given, "") == [timed]
     assert {run.steps for run in trained} == {8}
+    twice = [replace(row, steps=8) for row in read(csv, ModelRow)[:2]]
+    csv.write_text(as_csv([*read(csv, ModelRow), *twice], ModelRow))
+    found = run_plan("equal_time", {**given, "steps": 8}, "")
+    assert [case.first.steps for (case,) in grouped(found)] == [4, 8]  # a table for each time
 
 
 @pytest.mark.parametrize("other", [{"packed": True}, {"objective": "masked"}])
@@ -381,14 +378,17 @@ def test_blocks_may_be_compiled_by_themselves(options, monkeypatch, one_thread):
         make_settings(options(compile="blocks"))
 
 
-def test_a_page_without_a_place_is_refused():
-    with pytest.raises(ValueError, match="no line <!-- lm: same -->"):
-        filled_page("text", "same", [])
-
-
 def test_an_unknown_case_is_refused(options):
     with pytest.raises(ValueError, match=r"cases='mine': plan=same has 'standard'"):
         planned("same", options(cases=["mine"]))
+
+
+@pytest.mark.parametrize(
+    "plan, key, value", [("masks", "mask", "sliding:8"), ("same", "provider", "sdpa")]
+)
+def test_an_option_that_each_case_has_for_itself_is_refused(plan, key, value, options):
+    with pytest.raises(ValueError, match=f"{key}={value}: each case of plan={plan} has its own"):
+        planned(plan, options(**{key: value}))
 
 
 def test_a_run_leaves_its_manifest(settings):

@@ -15,7 +15,7 @@ def test_documents():
     assert named_masks.documents(1) == [1]
 
 
-@pytest.mark.parametrize("name", [*named_masks.FORMULAS, "documents & causal", "neighborhood"])
+@pytest.mark.parametrize("name", [*named_masks.FORMULAS, *named_masks.NAMED])
 def test_formulas(name: str):
     """The same of arrays, of tensors, and of masks.where."""
     n = 400

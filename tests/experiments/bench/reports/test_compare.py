@@ -50,16 +50,17 @@ def test_masks_are_compared_at_nearly_one_density_alone():
     assert values(compare.SMALL, even, masked(whole, 0.26, 1.0, 128)) == []
 
 
-def test_the_summary_has_the_geometric_mean_and_the_worst():
+@pytest.mark.parametrize("peer", ["flex", "sdpa"])
+def test_the_summary_has_the_geometric_mean_and_the_worst(peer):
     """A peer that takes half the time of one case and eight times that of another."""
     first, second = masked("local(8)", 0.25, 2.0), masked("local(9)", 0.25, 1.0)
-    flex = [replace(r, provider="flex", ms_median=ms) for r, ms in ((first, 1.0), (second, 8.0))]
-    text = compare.report([first, second, *flex], "cpu")
-    line = next(line for line in text.splitlines() if line.startswith("flex time / cpu time"))
-    cells = line.removeprefix("flex time / cpu time").split(maxsplit=4)
+    theirs = [replace(r, provider=peer, ms_median=ms) for r, ms in ((first, 1.0), (second, 8.0))]
+    text = compare.report([first, second, *theirs], "cpu")
+    line = next(line for line in text.splitlines() if line.startswith(f"{peer} time / cpu time"))
+    cells = line.removeprefix(f"{peer} time / cpu time").split(maxsplit=4)
     assert cells == ["forward", "2", "2.000", "0.500", "local(8) 32x32 N 256 D 16"]
-    wider = replace(flex[0], block_q=64)  # another case
-    assert "flex time" not in compare.report([first, wider], "cpu")
+    wider = replace(theirs[0], block_q=64)  # another case
+    assert f"{peer} time" not in compare.report([first, wider], "cpu")
 
 
 def test_a_mask_without_a_block_has_no_speed_to_compare():
