@@ -327,6 +327,13 @@ def test_equal_tiles_have_their_bits_once():
             assert len(lists.bits) <= most
 
 
+@both_sides
+def test_bits_are_cut_some_tiles_at_a_time(by, monkeypatch):
+    monkeypatch.setattr("sparseflash.tiles.bits._CHUNK", 3 * 64 * 64)
+    dense = np.random.default_rng(0).random((1, 1, 300, 500)) < 0.5
+    check(scheduled(dense, 64), dense, by, major=64, minor=64)
+
+
 def test_same_rows_survives_equal_hashes(monkeypatch):
     rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
     unique, which = same_rows(rows)
