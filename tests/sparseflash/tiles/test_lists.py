@@ -13,7 +13,6 @@ from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import lists as module
-from sparseflash.tiles.bits import same_rows
 from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
@@ -237,6 +236,23 @@ def test_selections(block, n_q, n_k, kv_heads, by, cache):
     assert len(cache) == 0
 
 
+def test_lists_that_a_selection_brings_are_told_apart():
+    """In each pair one parameter differs."""
+    schedule = schedule_of_selection(np.ones((1, 1, 256, 256), dtype=bool), (128, 128))
+    given = (
+        ("rows", 4, 128, 128), ("cols", 4, 128, 128), ("cols", 2, 128, 128),
+        ("cols", 2, 64, 128), ("cols", 2, 64, 64),
+    )  # fmt: skip
+    specs = [
+        spec_of(by, 256, 256, 2, 4, kv_heads, major=major, minor=minor)
+        for by, kv_heads, major, minor in given
+    ]
+    made = tuple(tile_lists(schedule, spec, "cpu") for spec in specs)
+    brought = schedule.with_lists(made)
+    for spec, lists in zip(specs, made, strict=True):
+        assert tile_lists(brought, spec, "cpu") is lists
+
+
 @both_sides
 @pytest.mark.parametrize("kv_heads, traffic", [(4, 0), (2, 0), (1, 2**20)])
 @pytest.mark.parametrize("outer", [(2, 1), (1, 4)])
@@ -325,22 +341,6 @@ def test_equal_tiles_have_their_bits_once():
             lists = build(schedule, by, n, n)
             assert int(lists.items[..., 3].sum()) > 2000
             assert len(lists.bits) <= most
-
-
-@both_sides
-def test_bits_are_cut_some_tiles_at_a_time(by, monkeypatch):
-    monkeypatch.setattr("sparseflash.tiles.bits._CHUNK", 3 * 64 * 64)
-    dense = np.random.default_rng(0).random((1, 1, 300, 500)) < 0.5
-    check(scheduled(dense, 64), dense, by, major=64, minor=64)
-
-
-def test_same_rows_survives_equal_hashes(monkeypatch):
-    rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
-    unique, which = same_rows(rows)
-    assert torch.equal(unique[which], rows) and len(unique) == len(rows.unique(dim=0))
-    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.zeros(2, dtype=torch.int64))
-    unique, which = same_rows(rows)  # the hash is the sum now
-    assert torch.equal(unique[which], rows)
 
 
 def test_blocks_are_gathered_from_pieces_that_divide_them():
