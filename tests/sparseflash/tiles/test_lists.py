@@ -279,6 +279,11 @@ def test_order_begins_at_the_heavier_end():
     assert cols.items[0, :, 0].tolist() == list(range(8))
 
 
+def test_the_middle_tile_belongs_to_no_end():
+    dense = (np.arange(5) < np.array([[3], [5], [2]])).repeat(128, 0).repeat(128, 1)
+    assert build(scheduled(dense, 128), "rows", 384, 640).items[0, :, 0].tolist() == [0, 1, 2]
+
+
 def test_far_longer_tiles_run_first():
     """Ten long rows among 64 of one block: they lead, the longest first, and nothing is split."""
     n = 64 * 128
@@ -323,6 +328,7 @@ def test_few_long_rows_are_split(mask):
     assert lists.n_parts == lists.n_items == 2 * 4 and (lists.items[..., 2] == 16).all()
     if mask is None:
         assert check(schedule, dense.swapaxes(2, 3), "cols").n_parts == 8
+    assert build(schedule, "rows", n_q, n_k, 1, 40, 40).n_parts == 0  # 80 fill the processors
 
 
 @pytest.mark.parametrize("n, parts", [(65, [13] * 5), (68, [13, 13, 14, 14, 14])])
