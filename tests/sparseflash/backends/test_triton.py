@@ -1,5 +1,7 @@
 """The Triton kernels in Triton's interpreter: float32 and float16 against the float64 oracle."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,13 @@ import torch.nn.functional as F
 import masks
 import sparseflash
 from sparseflash.backends import triton as backend
+from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.kernels import tma
+from sparseflash.kernels.launch import Launch, _known
+from sparseflash.ops.qkv import parts
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
+from tests.op_cases import token_major
 from tests.problems import problem_of
 
 pytestmark = pytest.mark.skipif(
@@ -45,6 +51,13 @@ def test_masks(length, mask, dtype):
     check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")
 
 
+@pytest.mark.parametrize("outer", [(2, 1), (1, 4), (2, 4)], ids=str)
+def test_masks_that_differ_by_batch_and_head(outer):
+    array = torch.rand(*outer, 70, 90, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask, options = masks.mask_from(array.numpy()), {"heads": 4, "kv_heads": 2, "batch": 2}
+    check(Case(70, 90, 16, mask=mask, block_size=(32, 16), **options), "triton", "cpu")
+
+
 def test_heads_side_by_side():
     """In a matrix that a descriptor sees, the tile of a head begins at a column of its own."""
     case = Case(130, 140, 16, heads=4, v_head_dim=32, batch=2, token_major=True)
@@ -67,6 +80,37 @@ def test_memory_around_the_inputs_does_not_leak(mask):
     inside = [F.pad(t, (1,) * 8, value=torch.nan)[middle] for t in (*qkv, dout)]
     for got, wanted in zip(run(inside), run([*qkv, dout]), strict=True):
         assert torch.equal(got, wanted)
+
+
+class Told(Launch):
+    """A launch that only checks that its layout tells all but the addresses of its tensors."""
+
+    def __init__(self, kernel, *, static):
+        self.told = {}
+
+    def __call__(self, tensors, arguments, lists=(), layout=()):
+        grid, args, options = arguments()
+        told = grid, [_known(arg) for arg in args], options
+        assert self.told.setdefault(layout, told) == told
+
+
+def test_layouts_tell_which_launches_are_repeated(monkeypatch):
+    """Of one plan, with gradients, lengths of a bias and terms that differ from call to call."""
+    monkeypatch.setattr(backend, "Launch", Told)
+    q, k, v = make_qkv(2, 4, 40, 40, 16, kv_heads=2)
+    problem = problem_of(q, k, v)
+    forward, backward = backend.plan_forward(problem, None), backend.plan_backward(problem, None)
+    each, walk = torch.rand(4), Walk(None, ())
+    sinks, slopes = (None, each), (None, each)
+    biases = None, torch.rand(4, 3), torch.rand(4, 7)
+    layouts = torch.empty_like(q), token_major(q)
+    gradients = None, torch.empty(2, 4, 40), torch.empty(2, 4, 1).expand(2, 4, 40)
+    rooms = None, parts(torch.empty(2, 40, 8, 16), 2)
+    for given in itertools.product(sinks, biases, slopes):
+        terms = TermTensors(*given)
+        lse = forward(q, k, v, None, walk, terms).lse
+        for out, dout, dlse, room in itertools.product(layouts, layouts, gradients, rooms):
+            backward(dout, dlse, Saved(q, k, v, out, lse, None, terms, room), walk)
 
 
 @pytest.fixture
@@ -94,6 +138,14 @@ def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):
     mask = masks.local(block + 5)  # the first row has a full block and a partial one
     case = Case(n, n, head_dim, mask=mask, block_size=(block, block), dropout_p=0.1)
     check(case, "triton", "cpu")
+
+
+def test_token_strides_that_offsets_inside_a_tile_cannot_hold_are_refused():
+    problem = problem_of(*make_qkv(1, 1, 16, 16, 16))
+    for apart, refused in ((2**23 - 1, False), (2**23, True)):
+        changed = problem._replace(v_strides=(16 * apart, 16 * apart, apart, 1))
+        reason = backend.unsupported(changed, "forward")
+        assert ("token strides below 2**23" in str(reason)) == refused
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def small_programs(monkeypatch):
     """Several programs and steps for small problems too."""
     monkeypatch.setattr(kernels, "_ENTRIES", 4)
     monkeypatch.setattr(kernels, "_LINES", 8)
+    monkeypatch.setattr(blocks, "_CHUNK", 2**13)
 
 
 def assert_equal(found, expected):

@@ -49,6 +49,18 @@ def test_blocks_of_the_static_mask(seed):
         assert_same_blocks(packed.prefix_tree(*times, n, block_size=block_size), expected)
 
 
+def test_a_deep_tree_cuts_more_blocks_than_its_diagonal():
+    """Nodes in one column of blocks end in a row of blocks each."""
+    n, depth = 1024, 60
+    ends = [n, *(n - 16 * i - 1 for i in range(1, depth))]
+    turns = ends[:0:-1]  # the tokens between two ends are nodes of their own
+    enter = torch.tensor([*range(depth), *turns])
+    leave = torch.tensor([*ends, *turns[1:], n])
+    found = packed.prefix_tree(enter, leave, n, block_size=(16, 128))
+    expected = masks.prefix_tree(enter.tolist(), leave.tolist()).build(n, n, (16, 128))
+    assert_same_blocks(found, expected)
+
+
 def test_padding_and_batches():
     rng = np.random.default_rng(0)
     walks = [any_walk(rng, 150) for _ in range(3)]

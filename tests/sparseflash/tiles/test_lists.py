@@ -13,7 +13,6 @@ from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import lists as module
-from sparseflash.tiles.bits import same_rows
 from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
@@ -237,6 +236,23 @@ def test_selections(block, n_q, n_k, kv_heads, by, cache):
     assert len(cache) == 0
 
 
+def test_lists_that_a_selection_brings_are_told_apart():
+    """In each pair one parameter differs."""
+    schedule = schedule_of_selection(np.ones((1, 1, 256, 256), dtype=bool), (128, 128))
+    given = (
+        ("rows", 4, 128, 128), ("cols", 4, 128, 128), ("cols", 2, 128, 128),
+        ("cols", 2, 64, 128), ("cols", 2, 64, 64),
+    )  # fmt: skip
+    specs = [
+        spec_of(by, 256, 256, 2, 4, kv_heads, major=major, minor=minor)
+        for by, kv_heads, major, minor in given
+    ]
+    made = tuple(tile_lists(schedule, spec, "cpu") for spec in specs)
+    brought = schedule.with_lists(made)
+    for spec, lists in zip(specs, made, strict=True):
+        assert tile_lists(brought, spec, "cpu") is lists
+
+
 @both_sides
 @pytest.mark.parametrize("kv_heads, traffic", [(4, 0), (2, 0), (1, 2**20)])
 @pytest.mark.parametrize("outer", [(2, 1), (1, 4)])
@@ -261,6 +277,11 @@ def test_order_begins_at_the_heavier_end():
     assert rows.n_long == rows.n_parts == 0
     cols = build(causal, "cols", 1024, 1024)
     assert cols.items[0, :, 0].tolist() == list(range(8))
+
+
+def test_the_middle_tile_belongs_to_no_end():
+    dense = (np.arange(5) < np.array([[3], [5], [2]])).repeat(128, 0).repeat(128, 1)
+    assert build(scheduled(dense, 128), "rows", 384, 640).items[0, :, 0].tolist() == [0, 1, 2]
 
 
 def test_far_longer_tiles_run_first():
@@ -307,6 +328,7 @@ def test_few_long_rows_are_split(mask):
     assert lists.n_parts == lists.n_items == 2 * 4 and (lists.items[..., 2] == 16).all()
     if mask is None:
         assert check(schedule, dense.swapaxes(2, 3), "cols").n_parts == 8
+    assert build(schedule, "rows", n_q, n_k, 1, 40, 40).n_parts == 0  # 80 fill the processors
 
 
 @pytest.mark.parametrize("n, parts", [(65, [13] * 5), (68, [13, 13, 14, 14, 14])])
@@ -325,15 +347,6 @@ def test_equal_tiles_have_their_bits_once():
             lists = build(schedule, by, n, n)
             assert int(lists.items[..., 3].sum()) > 2000
             assert len(lists.bits) <= most
-
-
-def test_same_rows_survives_equal_hashes(monkeypatch):
-    rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
-    unique, which = same_rows(rows)
-    assert torch.equal(unique[which], rows) and len(unique) == len(rows.unique(dim=0))
-    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.zeros(2, dtype=torch.int64))
-    unique, which = same_rows(rows)  # the hash is the sum now
-    assert torch.equal(unique[which], rows)
 
 
 def test_blocks_are_gathered_from_pieces_that_divide_them():

@@ -200,6 +200,16 @@ def test_selections_run_in_bands_by_length(outer, block, kv_heads, monkeypatch):
     assert order(rows) == list(range(11)) and rows.n_parts == 0
 
 
+@pytest.mark.parametrize("outer", [(1, 1), (1, 9)], ids=str)
+def test_bands_of_a_selection_divide_its_group(outer, monkeypatch):
+    """Three of 3 heads each, where four would be allowed."""
+    monkeypatch.setattr(module, "_RESIDENT", 1.0)
+    dense = random_mask(np.random.default_rng(0), outer, 200, 300, (64, 64))
+    schedule = schedule_of_selection(dense, (64, 64), 1, 9)
+    lists = check(schedule, dense, "cols", 1, 9, 1, major=64, minor=64, traffic=TRAFFIC)
+    assert lists.n_parts == 3 * 5
+
+
 def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
     """It has no room for an entry, with a list for each head."""
     monkeypatch.setattr(module, "_RESIDENT", 1.0)

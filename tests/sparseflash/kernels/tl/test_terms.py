@@ -96,27 +96,30 @@ CAPS = Case(100, 150, 16, heads=4, kv_heads=2, terms=("softcap",), scale=1.0)
     "softcap, dtype, mask",
     [
         (softcap, dtype, (None, RAGGED)[(number + (dtype == HALF)) % 2])
-        for number, softcap in enumerate([1e-9, 8.0, 50.0, 51.0, 1e12])
+        for number, softcap in enumerate([1e-300, 8.0, 50.0, 51.0, 3e38])
         for dtype in (FULL, HALF)
     ],
 )
 def test_softcap(softcap, dtype, mask):
     """Scores about 4, up to 20: far beyond the cap, beside the bound of the polynomial, below it;
-    float32 without running maxima up to 50; caps whose squares are no float32.
+    float32 without running maxima up to 50; caps that in base 2, or at all, are no float32.
     """
     check(replace(CAPS, softcap=softcap, dtype=dtype, mask=mask), "triton", "cpu")
 
 
-@pytest.mark.parametrize("dtype", [FULL, HALF])
-def test_a_large_softcap_of_large_scores(dtype):
+@pytest.mark.parametrize("softcap, dtype", [(90.0, FULL), (200.0, FULL), (200.0, HALF)])
+def test_a_large_softcap_of_large_scores(softcap, dtype):
     """Their exponentials are beyond float32."""
-    check(replace(CAPS, softcap=200.0, scale=60.0, dtype=dtype), "triton", "cpu", slack=2.0)
+    check(replace(CAPS, softcap=softcap, scale=60.0, dtype=dtype), "triton", "cpu", slack=2.0)
 
 
-@pytest.mark.parametrize("terms", [("softcap", "sink"), ("softcap", "slopes", "bias")])
+@pytest.mark.parametrize(
+    "terms, softcap",
+    [(("softcap", "sink"), 8.0), *((("softcap", "slopes", "bias"), cap) for cap in (8.0, 1e-300))],
+)
 @pytest.mark.parametrize("dtype", [FULL, HALF])
-def test_softcap_beside_other_terms(dtype, terms):
-    check(replace(CAPS, softcap=8.0, dtype=dtype, mask=RAGGED, terms=terms), "triton", "cpu")
+def test_softcap_beside_other_terms(dtype, terms, softcap):
+    check(replace(CAPS, softcap=softcap, dtype=dtype, mask=RAGGED, terms=terms), "triton", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,15 @@ SLOW = {
 @pytest.mark.parametrize("name", sorted(bias_cases.CASES.keys() - SLOW))
 def test_bias_where_the_near_tiles_are(name):
     check(bias_cases.case(name, heads=1), "triton", "cpu")
+
+
+def test_bias_with_small_tiles_of_dq(monkeypatch):
+    """As on a GPU with padded head dims: smaller than those of the gradient of the bias."""
+    tiles_for = portable.tiles_for
+    padded = lambda *args, **options: tiles_for(*args, **options | {"padded": True})  # noqa: E731
+    monkeypatch.setattr(portable, "tiles_for", padded)
+    case = bias_cases.case("wide tiles of dq", heads=1, head_dim=72, dtype=HALF, radius=20)
+    check(case, "triton", "cpu")
 
 
 def test_bias_at_the_end_of_a_long_list():
