@@ -170,14 +170,14 @@ def test_the_model_and_the_probe_get_what_a_row_says(run, monkeypatch, answers):
         kept.append(which)
         return redraw(images, each, which)
 
-    def trained(each, paddles, *rest, **options):
-        fitted.append(paddles)
-        return fit(each, paddles, *rest, **options)
+    def trained(each, paddles, x, *rest, **options):
+        fitted.append((paddles, len(x), options["steps"], options["seed"]))
+        return fit(each, paddles, x, *rest, **options)
 
     monkeypatch.setattr(cuts, "redraw", drawn)
     monkeypatch.setattr(cuts, "fit", trained)
-    rows = answers(run[0], erased=[4], paddles=2)
-    assert fitted == [2] and len(rows) == len(kept) == 2
+    rows = answers(run[0], erased=[4], paddles=14)
+    assert fitted == [(14, 40, 2, 1001)] and len(rows) == len(kept) == 2
     images = make(spec(32), rows[0].seed, 0, 12)
     for row, found in zip(rows, kept, strict=True):
         middle = row.place == "the middle"

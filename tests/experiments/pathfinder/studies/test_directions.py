@@ -43,17 +43,18 @@ def test_it_is_tested_on_other_images_of_both_sizes(monkeypatch):
 
     def recorded(each, seed, n, side, shift):
         found = crops(each, seed, 10, side, shift)
-        made.append((found[0], each.size, seed))
+        made.append((found[0], each, seed, n))
         return found
 
     def size_of(model, x, y):
-        return next(size for other, size, _ in made if other is x)
+        return next(each.size for other, each, *_ in made if other is x)
 
     monkeypatch.setattr(directions, "crops", recorded)
     monkeypatch.setattr(directions, "accuracy", size_of)
-    given = options("directions", size=64, other=128, seed=7, steps=1)
-    assert directions.learn(given)[1:] == (64, 128)
-    assert [each[1:] for each in made] == [(64, 7), (64, 8), (128, 8)]
+    given = {"size": 64, "other": 128, "contour": 9, "strokes": 256, "seed": 7, "steps": 1}
+    assert directions.learn(options("directions", examples=50, **given))[1:] == (64, 128)
+    own, other = spec(64, 9, strokes=256), spec(128, 9)
+    assert [each[1:] for each in made] == [(own, 7, 50), (own, 8, 1000), (other, 8, 1000)]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Probes of the marks and the paddles at them."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
+from experiments.common.checks import as_list
 from experiments.common.records import read
 from experiments.common.text_table import MISSING
 from experiments.pathfinder.generate import make, redraw
@@ -90,14 +93,17 @@ def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
         assert 0.4 < first[label == each].mean() < 0.6
 
 
-@pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
+@pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14), ([32, 64], [6, 9])])
 def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path, size, contour):
+    monkeypatch.setattr(probe, "PART", 150)
     words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
     words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}", "seed=7"]
+    specs = [spec(*each) for each in product(as_list(size), as_list(contour))]
     fitted, fit = [], shortcuts.fit
 
     def recorded(each, k, x, y, **options):
-        fitted.append((k, len(x), options["seed"]))
+        np.testing.assert_array_equal(x[:9], probe.seen(make(each, 7, 0, 9), each))
+        fitted.append((each, k, len(x), options["seed"]))
         return fit(each, k, x, y, **options)
 
     monkeypatch.setattr(shortcuts, "fit", recorded)
@@ -107,11 +113,12 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
         )
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
-    assert fitted == [(k, 200, 7) for k in (0, 1, 2)]
-    assert [row.paddles for row in rows] == [0, 1, 2]
+    asked = [(each, 0) for each in specs] + [(each, k) for each in specs for k in (1, 2)]
+    assert fitted == [(each, k, 200, 7) for each, k in asked]
+    assert [(spec(row.size, row.contour), row.paddles) for row in rows] == asked
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
-    assert out.count(" ± ") == 3
+    assert out.count(" ± ") == 3 * len(specs)
     assert all(interval(row.right, 100) in out for row in rows)
 
 
