@@ -52,13 +52,19 @@ def test_what_a_probe_sees_is_where_the_pixels_are():
 
 def test_images_are_made_once_and_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "PART", 8)
+    monkeypatch.setattr(probe, "RUN", 3)
     each = spec(32, 6)
     images = make(each, 5, 0, 20)
     x, labels = probe.seen_on_disk(each, 5, 3, 12, tmp_path)
     np.testing.assert_array_equal(x, probe.seen(images, each)[3:15])
     np.testing.assert_array_equal(labels, images.labels[3:15])
-    other, _ = probe.seen_on_disk(each, 6, 3, 12, tmp_path)
-    np.testing.assert_array_equal(other, probe.seen(make(each, 6, 3, 12), each))
+    for other, seed in ((each, 6), (spec(32, 9), 5)):
+        others, _ = probe.seen_on_disk(other, seed, 3, 12, tmp_path)
+        np.testing.assert_array_equal(others, probe.seen(make(other, seed, 3, 12), other))
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "VERSION", 3)
+        probe.seen_on_disk(each, 5, 3, 12, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4  # a folder each
     monkeypatch.setattr(probe, "make", lambda *_: pytest.fail("made again"))
     again, _ = probe.seen_on_disk(each, 5, 0, 16, tmp_path)
     assert torch.equal(again[3:15], x)
@@ -103,7 +109,7 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
 
     def recorded(each, k, x, y, **options):
         np.testing.assert_array_equal(x[:9], probe.seen(make(each, 7, 0, 9), each))
-        fitted.append((each, k, len(x), options["seed"]))
+        fitted.append((each, k, len(x), options["steps"], options["seed"]))
         return fit(each, k, x, y, **options)
 
     monkeypatch.setattr(shortcuts, "fit", recorded)
@@ -114,7 +120,7 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
     asked = [(each, 0) for each in specs] + [(each, k) for each in specs for k in (1, 2)]
-    assert fitted == [(each, k, 200, 7) for each, k in asked]
+    assert fitted == [(each, k, 200, 5, 7) for each, k in asked]
     assert [(spec(row.size, row.contour), row.paddles) for row in rows] == asked
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out

@@ -45,6 +45,23 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("words", "parts"), [([], "strokes"), (["parts=[marks,thickness]"], "marks and thickness")]
+)
+def test_what_the_program_prints(run_program, monkeypatch, words, parts):
+    monkeypatch.setattr(strokes, "answers", lambda _: [(128, 0.75, 0.5), (192.5, 0.5, 1.25)])
+    status, out, _ = run_program("pathfinder.studies.strokes", *words)
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            f"| {parts} of | accuracy (%) | loss |",
+            "|---:|---:|---:|",
+            "| 128 | 75.0 | 0.50 |",
+            "| 192.5 | 50.0 | 1.25 |",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"strokes": 128}, "strokes=128: give a list of sizes"),
