@@ -10,7 +10,15 @@ from omegaconf import OmegaConf
 from experiments.common.figures import style
 from experiments.lra.run_files import read_runs, write_archive
 from experiments.lra.sweep.runs import sweep_runs
-from experiments.pathfinder.studies.masks import FAMILIES, archived, draw, points, summary, table
+from experiments.pathfinder.studies.masks import (
+    FAMILIES,
+    _ranks,
+    archived,
+    draw,
+    points,
+    summary,
+    table,
+)
 from tests.experiments.lra.made_runs import write_run
 
 SWEEPS = Path("experiments/conf/sweep")
@@ -82,6 +90,7 @@ def test_ranks_of_equal_values_are_shared(tmp_path):
         "pairs -0.50, layers of full reach -1.00, seen in 4 layers 1.00",
     ]
     assert summary(found[:1]).endswith("over 0 cells: –")
+    assert _ranks([3, 1, 3, 2]).tolist() == [2.5, 0, 2.5, 1]
     equal = points(
         runs_of(tmp_path / "b", *[("row", f"local:{n}|global:16", 0.6) for n in (49, 121)])
     )

@@ -1,6 +1,7 @@
 """Probes of the marks and the paddles at them."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from experiments.common.checks import as_list
 from experiments.common.records import read
 from experiments.common.text_table import MISSING
-from experiments.pathfinder.generate import make, redraw
+from experiments.pathfinder.generate import VERSION, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import probe, shortcuts
@@ -86,6 +87,14 @@ def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path):
     assert torch.isfinite(found(blind)).all()
 
 
+def test_steps_are_turned_into_the_way_between_the_marks():
+    steps = torch.tensor([[[[3.0, 4], [-8, 6]], [[0, 0], [3, 4]]]])
+    turned = probe._turned(steps, torch.tensor([[[1.0, 1], [7, 9]]]))
+    assert torch.allclose(
+        turned, torch.tensor([[[[5.0, 0], [0, 10]], [[0, 0], [5, 0]]]]), atol=1e-5
+    )
+
+
 def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
     """Which of them is first does not depend on the label."""
     labels = torch.arange(100) % 2
@@ -126,6 +135,24 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
     assert out.count(" ± ") == 3 * len(specs)
     assert all(interval(row.right, 100) in out for row in rows)
+
+
+def test_a_table_has_the_newest_rows_of_the_images_made_now():
+    what: dict[str, Any] = {
+        "size": 32,
+        "contour": 6,
+        "seed": 0,
+        "examples": 1,
+        "tested": 100,
+        "steps": 1,
+    }
+    what |= {"mask": "", "density": None} | ShortcutRow.origin("cpu", "")
+    found = ((2, 80, VERSION), (2, 90, VERSION), (3, 100, VERSION), (2, 50, VERSION - 1))
+    rows = [ShortcutRow(paddles=k, right=n, images_version=v, **what) for k, n, v in found]
+    assert shortcuts.table(rows).splitlines()[::2] == [
+        "| size | contour | and 2 paddles at each | and 3 paddles at each |",
+        f"| 32 | 6 | {interval(90, 100)} | {interval(100, 100)} |",
+    ]
 
 
 def test_the_interval_is_wilsons():

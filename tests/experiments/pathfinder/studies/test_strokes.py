@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.studies import strokes
@@ -31,13 +32,14 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
             return torch.tensor([[1.0, 0.0]]).expand(len(tokens), 2)
 
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: Blind())
+    order = pixel_order((64, 64), "tiles:8")
     plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
     marks = replace(plain, marker_radius=coarse.marker_radius)
     for asked, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
         seen.clear()
         rows = answers(run, strokes=[asked], parts=parts, batch=5)
         images = make(drawn, 1000, 0, 12)
-        assert (torch.cat(seen).sum(1).numpy() == images.pixels.sum((1, 2))).all()
+        assert (torch.cat(seen).numpy() == images.pixels.reshape(12, -1)[:, order]).all()
         assert [len(batch) for batch in seen] == [5, 5, 2]
         (each,) = rows
         assert each[:2] == (asked, pytest.approx(1 - images.labels.mean()))
