@@ -117,7 +117,8 @@ def test_an_archive_gives_the_same_table(tmp_path):
             tmp_path / "a", "pathfinder32", "flash", accuracy=accuracy, length=1024,
             settings={"task": {"order": order}}, folder=f"start-{order}",
         )  # fmt: skip
-    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, folder="other")
+    other = {"label": "path_x_masks", "model": {"layers": 4}}
+    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, settings=other, folder="other")
     runs = read_runs(str(tmp_path / "a"))
     assert len(runs) == 7
     write_archive(archived(runs), tmp_path / "b.jsonl.gz")
