@@ -7,12 +7,14 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from experiments.common.provenance import ROOT
+from experiments.lra.training.config import compose_settings
 from experiments.pathfinder.generate import ends, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import cuts
 from experiments.pathfinder.studies.probe import seen
 from experiments.pathfinder.studies.rows import CutRow
+from experiments.pathfinder.studies.trained import Trained
 from tests.experiments.pathfinder.studies.small_run import options, small_run
 
 PATH_256 = ROOT / "docs/results/lra/path_256"
@@ -67,7 +69,7 @@ def run(tmp_path_factory):
     """The folder of a run, and that of a run with another objective."""
     place, task = tmp_path_factory.mktemp("cuts"), "task=pathfinder32"
     other = small_run(place, task, "name=pre", "pretrain=masked")
-    return small_run(place, task, "task.order=tiles:8"), other
+    return small_run(place, task, "task.order=tiles:8", "data_seed=3"), other
 
 
 @pytest.fixture
@@ -170,14 +172,14 @@ def test_the_model_and_the_probe_get_what_a_row_says(run, monkeypatch, answers):
         kept.append(which)
         return redraw(images, each, which)
 
-    def trained(each, paddles, *rest, **options):
-        fitted.append(paddles)
-        return fit(each, paddles, *rest, **options)
+    def trained(each, paddles, x, *rest, **options):
+        fitted.append((paddles, len(x), options["steps"], options["seed"]))
+        return fit(each, paddles, x, *rest, **options)
 
     monkeypatch.setattr(cuts, "redraw", drawn)
     monkeypatch.setattr(cuts, "fit", trained)
-    rows = answers(run[0], erased=[4], paddles=2)
-    assert fitted == [2] and len(rows) == len(kept) == 2
+    rows = answers(run[0], erased=[4], paddles=14)
+    assert fitted == [(14, 40, 2, 1001)] and len(rows) == len(kept) == 2
     images = make(spec(32), rows[0].seed, 0, 12)
     for row, found in zip(rows, kept, strict=True):
         middle = row.place == "the middle"
@@ -189,6 +191,10 @@ def test_images_are_drawn_as_those_of_the_run(tmp_path, monkeypatch, answers):
     monkeypatch.setattr(cuts, "redraw", lambda images, each, _: drawn.append(each) or images.pixels)
     answers(small_run(tmp_path, "task=pathfinder64", *look), erased=[0])
     assert drawn == [spec(64, 6, strokes=128, distractors=2)]
+    look = ("task.difficulty=14", "task.margins=[1,2]", "+task.documented=true")
+    settings = compose_settings(["task=pathfinder128", *look])
+    other = Trained(settings, nn.Identity(), np.arange(1), torch.device("cpu"), torch.float32)
+    assert other.spec() == spec(128, margins=[1, 2], documented=True)
 
 
 def test_shares_of_a_table():
@@ -230,7 +236,7 @@ def test_rows_of_a_run_that_went_on_are_refused(run, monkeypatch, answers):
         ({"erased": [0, 15]}, r"erased=\[15\]: give 0 to 14, the paddles of the curve"),
         ({"erased": 4}, "erased=4: give a list"),
         ({"erased": []}, "give a list of numbers of paddles"),
-        ({"seed": 0}, "seed=0: the run was trained on images of this seed"),
+        ({"seed": 3}, "seed=3: the run was trained on images of this seed"),
         ({"device": "tpu"}, "device='tpu': choose from cpu, cuda"),
         ({"examples": True}, "examples=True: give a whole number, at least 1"),
         ({"examples": 0}, "examples=0: give a whole number"),

@@ -29,9 +29,10 @@ def test_crops_are_around_a_mark_and_point_where_they_say():
     assert (shifted == directions.crops(each, 0, 50, 16, 3)[0]).all()
 
 
-def test_it_learns():
+def test_it_learns(monkeypatch):
+    monkeypatch.setattr(directions, "EVERY", 10)
     small = options("directions", examples=300, steps=60, side=8, lr=3e-3, warmup=10)
-    first = directions.learn(small | {"steps": 2})[0]
+    first = directions.learn(small | {"steps": 10})[0]
     loss, own, other = directions.learn(small)
     assert loss < first and 0 <= other <= 1 and 0.125 < own <= 1
     assert directions.learn(small) == (loss, own, other)
@@ -43,17 +44,30 @@ def test_it_is_tested_on_other_images_of_both_sizes(monkeypatch):
 
     def recorded(each, seed, n, side, shift):
         found = crops(each, seed, 10, side, shift)
-        made.append((found[0], each.size, seed))
+        made.append((found[0], each, seed, n))
         return found
 
     def size_of(model, x, y):
-        return next(size for other, size, _ in made if other is x)
+        return next(each.size for other, each, *_ in made if other is x)
 
     monkeypatch.setattr(directions, "crops", recorded)
     monkeypatch.setattr(directions, "accuracy", size_of)
-    given = options("directions", size=64, other=128, seed=7, steps=1)
-    assert directions.learn(given)[1:] == (64, 128)
-    assert [each[1:] for each in made] == [(64, 7), (64, 8), (128, 8)]
+    given = {"size": 64, "other": 128, "contour": 9, "strokes": 256, "seed": 7, "steps": 1}
+    assert directions.learn(options("directions", examples=50, **given))[1:] == (64, 128)
+    own, other = spec(64, 9, strokes=256), spec(128, 9)
+    assert [each[1:] for each in made] == [(own, 7, 50), (own, 8, 1000), (other, 8, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("words", "with_strokes"), [([], ""), (["strokes=256"], " with the strokes of 256")]
+)
+def test_what_the_program_prints(run_program, monkeypatch, words, with_strokes):
+    monkeypatch.setattr(directions, "learn", lambda _: (0.5, 0.75, 0.25))
+    assert run_program("pathfinder.studies.directions", *words)[:2] == (
+        0,
+        "embedding smooth, positions waves, rotary False: loss 0.50, "
+        f"test 75.0 % on 64{with_strokes}, 25.0 % on 128\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from omegaconf import OmegaConf
 from experiments.common.figures import style
 from experiments.lra.run_files import read_runs, write_archive
 from experiments.lra.sweep.runs import sweep_runs
-from experiments.pathfinder.studies.masks import FAMILIES, archived, draw, points, summary, table
+from experiments.pathfinder.studies.masks import (
+    FAMILIES,
+    _ranks,
+    archived,
+    draw,
+    points,
+    summary,
+    table,
+)
 from tests.experiments.lra.made_runs import write_run
 
 SWEEPS = Path("experiments/conf/sweep")
@@ -82,6 +90,7 @@ def test_ranks_of_equal_values_are_shared(tmp_path):
         "pairs -0.50, layers of full reach -1.00, seen in 4 layers 1.00",
     ]
     assert summary(found[:1]).endswith("over 0 cells: –")
+    assert _ranks([3, 1, 3, 2]).tolist() == [2.5, 0, 2.5, 1]
     equal = points(
         runs_of(tmp_path / "b", *[("row", f"local:{n}|global:16", 0.6) for n in (49, 121)])
     )
@@ -108,7 +117,8 @@ def test_an_archive_gives_the_same_table(tmp_path):
             tmp_path / "a", "pathfinder32", "flash", accuracy=accuracy, length=1024,
             settings={"task": {"order": order}}, folder=f"start-{order}",
         )  # fmt: skip
-    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, folder="other")
+    other = {"label": "path_x_masks", "model": {"layers": 4}}
+    write_run(tmp_path / "a", "pathfinder32", "flash", length=1024, settings=other, folder="other")
     runs = read_runs(str(tmp_path / "a"))
     assert len(runs) == 7
     write_archive(archived(runs), tmp_path / "b.jsonl.gz")

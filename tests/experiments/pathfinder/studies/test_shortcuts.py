@@ -1,12 +1,16 @@
 """Probes of the marks and the paddles at them."""
 
+from itertools import product
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from experiments.common.checks import as_list
 from experiments.common.records import read
 from experiments.common.text_table import MISSING
-from experiments.pathfinder.generate import make, redraw
+from experiments.pathfinder.generate import VERSION, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN
 from experiments.pathfinder.studies import probe, shortcuts
@@ -49,13 +53,19 @@ def test_what_a_probe_sees_is_where_the_pixels_are():
 
 def test_images_are_made_once_and_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "PART", 8)
+    monkeypatch.setattr(probe, "RUN", 3)
     each = spec(32, 6)
     images = make(each, 5, 0, 20)
     x, labels = probe.seen_on_disk(each, 5, 3, 12, tmp_path)
     np.testing.assert_array_equal(x, probe.seen(images, each)[3:15])
     np.testing.assert_array_equal(labels, images.labels[3:15])
-    other, _ = probe.seen_on_disk(each, 6, 3, 12, tmp_path)
-    np.testing.assert_array_equal(other, probe.seen(make(each, 6, 3, 12), each))
+    for other, seed in ((each, 6), (spec(32, 9), 5)):
+        others, _ = probe.seen_on_disk(other, seed, 3, 12, tmp_path)
+        np.testing.assert_array_equal(others, probe.seen(make(other, seed, 3, 12), other))
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "VERSION", 3)
+        probe.seen_on_disk(each, 5, 3, 12, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4  # a folder each
     monkeypatch.setattr(probe, "make", lambda *_: pytest.fail("made again"))
     again, _ = probe.seen_on_disk(each, 5, 0, 16, tmp_path)
     assert torch.equal(again[3:15], x)
@@ -77,6 +87,14 @@ def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path):
     assert torch.isfinite(found(blind)).all()
 
 
+def test_steps_are_turned_into_the_way_between_the_marks():
+    steps = torch.tensor([[[[3.0, 4], [-8, 6]], [[0, 0], [3, 4]]]])
+    turned = probe._turned(steps, torch.tensor([[[1.0, 1], [7, 9]]]))
+    assert torch.allclose(
+        turned, torch.tensor([[[[5.0, 0], [0, 10]], [[0, 0], [5, 0]]]]), atol=1e-5
+    )
+
+
 def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
     """Which of them is first does not depend on the label."""
     labels = torch.arange(100) % 2
@@ -90,14 +108,17 @@ def test_a_probe_is_trained_on_the_marks_in_either_order(monkeypatch):
         assert 0.4 < first[label == each].mean() < 0.6
 
 
-@pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14)])
+@pytest.mark.parametrize(("size", "contour"), [(32, 6), (256, 14), ([32, 64], [6, 9])])
 def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path, size, contour):
+    monkeypatch.setattr(probe, "PART", 150)
     words = ["examples=200", "tested=100", "steps=5", f"size={size}", f"contour={contour}"]
     words += [f"csv={tmp_path}/rows.csv", f"cache_dir={tmp_path}", "seed=7"]
+    specs = [spec(*each) for each in product(as_list(size), as_list(contour))]
     fitted, fit = [], shortcuts.fit
 
     def recorded(each, k, x, y, **options):
-        fitted.append((k, len(x), options["seed"]))
+        np.testing.assert_array_equal(x[:9], probe.seen(make(each, 7, 0, 9), each))
+        fitted.append((each, k, len(x), options["steps"], options["seed"]))
         return fit(each, k, x, y, **options)
 
     monkeypatch.setattr(shortcuts, "fit", recorded)
@@ -107,12 +128,31 @@ def test_the_program_measures_what_is_missing(run_program, monkeypatch, tmp_path
         )
         assert status == 0, error
     rows = read(tmp_path / "rows.csv", ShortcutRow)
-    assert fitted == [(k, 200, 7) for k in (0, 1, 2)]
-    assert [row.paddles for row in rows] == [0, 1, 2]
+    asked = [(each, 0) for each in specs] + [(each, k) for each in specs for k in (1, 2)]
+    assert fitted == [(each, k, 200, 5, 7) for each, k in asked]
+    assert [(spec(row.size, row.contour), row.paddles) for row in rows] == asked
     assert all(20 < row.right < 100 and row.tested == 100 for row in rows)
     assert "| the marks | and 1 paddle at each | and 2 paddles at each |" in out
-    assert out.count(" ± ") == 3
+    assert out.count(" ± ") == 3 * len(specs)
     assert all(interval(row.right, 100) in out for row in rows)
+
+
+def test_a_table_has_the_newest_rows_of_the_images_made_now():
+    what: dict[str, Any] = {
+        "size": 32,
+        "contour": 6,
+        "seed": 0,
+        "examples": 1,
+        "tested": 100,
+        "steps": 1,
+    }
+    what |= {"mask": "", "density": None} | ShortcutRow.origin("cpu", "")
+    found = ((2, 80, VERSION), (2, 90, VERSION), (3, 100, VERSION), (2, 50, VERSION - 1))
+    rows = [ShortcutRow(paddles=k, right=n, images_version=v, **what) for k, n, v in found]
+    assert shortcuts.table(rows).splitlines()[::2] == [
+        "| size | contour | and 2 paddles at each | and 3 paddles at each |",
+        f"| 32 | 6 | {interval(90, 100)} | {interval(100, 100)} |",
+    ]
 
 
 def test_the_interval_is_wilsons():

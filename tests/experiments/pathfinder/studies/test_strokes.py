@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.studies import strokes
@@ -31,17 +32,35 @@ def test_it_sees_the_strokes_that_are_asked_for(run, monkeypatch):
             return torch.tensor([[1.0, 0.0]]).expand(len(tokens), 2)
 
     monkeypatch.setattr("experiments.pathfinder.studies.trained._model", lambda *_: Blind())
+    order = pixel_order((64, 64), "tiles:8")
     plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
     marks = replace(plain, marker_radius=coarse.marker_radius)
     for asked, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
         seen.clear()
         rows = answers(run, strokes=[asked], parts=parts, batch=5)
         images = make(drawn, 1000, 0, 12)
-        assert (torch.cat(seen).sum(1).numpy() == images.pixels.sum((1, 2))).all()
+        assert (torch.cat(seen).numpy() == images.pixels.reshape(12, -1)[:, order]).all()
         assert [len(batch) for batch in seen] == [5, 5, 2]
         (each,) = rows
         assert each[:2] == (asked, pytest.approx(1 - images.labels.mean()))
         assert each[2] == pytest.approx(0.3133 + images.labels.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"), [([], "strokes"), (["parts=[marks,thickness]"], "marks and thickness")]
+)
+def test_what_the_program_prints(run_program, monkeypatch, words, parts):
+    monkeypatch.setattr(strokes, "answers", lambda _: [(128, 0.75, 0.5), (192.5, 0.5, 1.25)])
+    status, out, _ = run_program("pathfinder.studies.strokes", *words)
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            f"| {parts} of | accuracy (%) | loss |",
+            "|---:|---:|---:|",
+            "| 128 | 75.0 | 0.50 |",
+            "| 192.5 | 50.0 | 1.25 |",
+        ],
+    )
 
 
 @pytest.mark.parametrize(
