@@ -5,8 +5,9 @@ Ctrl-C does not reach them: the program that started them tells of it, and ends 
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import InvalidStateError, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -35,6 +36,13 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
         try:
             yield pool
         except BaseException:
+            threading.excepthook = _without_cancelled  # from now on: a second Ctrl-C does not wait
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+def _without_cancelled(fault: threading.ExceptHookArgs) -> None:
+    """Prints the fault of a thread. A pool whose processes end may fail on its cancelled calls."""
+    if fault.exc_type is not InvalidStateError:
+        threading.__excepthook__(fault)
