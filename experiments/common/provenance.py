@@ -7,17 +7,17 @@ of the history, and a row can be traced to the commit whose files it was measure
 import hashlib
 import os
 import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.common.devices import device_name
-from masks.registry import own_modules
+from masks.registry import import_own, own_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("masks", "sparseflash", "experiments")  # changes elsewhere change no measurement
@@ -61,14 +61,16 @@ def version(package: str) -> str:
 def source_digest(*folders: str) -> str:
     """Twelve hex digits of the Python files of these folders as they are now.
 
-    Modules with patterns of the user's own count too. No commit has them.
+    Modules with patterns of the user's own count too. No commit has them. Raises ValueError if one
+    cannot be imported.
     """
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     blobs = {path.relative_to(ROOT).as_posix(): _blob(path) for path in paths}
+    import_own()
     for name in own_modules():
-        found = find_spec(name)
-        if found is not None and found.origin is not None:
-            blobs[name] = _blob(Path(found.origin))
+        file = getattr(sys.modules[name], "__file__", None)  # a built-in module has none
+        if file is not None:
+            blobs[name] = _blob(Path(file))
     return _digest(blobs)
 
 

@@ -74,10 +74,14 @@ def test_patterns_of_the_users_own_count(repository, monkeypatch, tmp_path):
     for code in (None, "a = 1", "a = 2"):
         if code is not None:
             (tmp_path / "own_patterns.py").write_text(code)
-            monkeypatch.setenv("SPARSEFLASH_PATTERNS", "own_patterns")
+            monkeypatch.setenv("SPARSEFLASH_PATTERNS", "own_patterns,math")
         clear()
         digests.append(provenance.source_digest("masks"))
     assert len({*digests}) == 3
+    monkeypatch.setenv("SPARSEFLASH_PATTERNS", "own_nowhere.patterns")
+    clear()
+    with pytest.raises(ValueError, match=r"own_nowhere\.patterns cannot be imported"):
+        provenance.source_digest("masks")
 
 
 def test_results_alone_do_not_make_the_code_changed(repository):
