@@ -9,9 +9,10 @@
 `command` is the command line, for records. An unknown option, another value where the file has true
 or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
 status 2; so does every OSError with the name of a file. With `-m`, the remaining jobs still run.
-Ctrl-C ends in `interrupted` and exit status 130.
+Ctrl-C ends in `interrupted` and exit status 130, output that nobody reads any more in 141.
 """
 
+import os
 import re
 import shlex
 import signal
@@ -65,6 +66,9 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 _check_flags(name, options)
                 _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
+                sys.stdout.flush()
+            except BrokenPipeError:
+                sys.exit(_unread())
             except (ValueError, OSError) as error:
                 text = error
                 if isinstance(error, OSError):
@@ -94,6 +98,13 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         return entry
 
     return decorate
+
+
+def _unread() -> int:
+    """What head and other readers do that end before the program."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    print("interrupted: the reader of the output has ended", file=sys.stderr, flush=True)
+    return 141
 
 
 def _fail(text: str) -> int:

@@ -130,6 +130,19 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_output_that_nobody_reads_any_more_is_one_line():
+    """Also where all of it is written at the end, as here."""
+    read, write = os.pipe()
+    os.close(read)
+    given = [sys.executable, "-m", "experiments.sweep", "sweep=spt", "dry_run=true"]
+    done = subprocess.run(given, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (
+        141,
+        "interrupted: the reader of the output has ended\n",
+    )
+
+
 SCRIPT = "import sys; sys.argv[0] = 'bin/sparseflash-train'; import experiments.table"
 
 
