@@ -108,7 +108,7 @@ def test_the_sweeps_that_come_with_it():
         "spt_causal": 2,
         "spt_short": 24,
         "spt_pathfinder": 14,
-        "spt_path_x": 5,
+        "spt_path_x": 6,
         "path_masks": 53,
         "path_x_masks": 25,
     }

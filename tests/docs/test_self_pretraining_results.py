@@ -1,0 +1,204 @@
+"""Published rows of self-pretraining: the tables of the pages follow from them."""
+
+import numpy as np
+import pytest
+
+from experiments.common.provenance import ROOT
+from experiments.lra.run_files import read_runs
+from experiments.lra.statistics import difference
+from experiments.lra.tasks.listops_trees import CHUNK, OPERATOR, OPERATORS, _chunk
+
+PAGES = ROOT / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    """The runs of self-pretraining by folder, without its seed."""
+    runs = read_runs(str(PAGES / "lra" / "spt.jsonl.gz"))
+    assert len(runs) == 32
+    return {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
+
+
+# folder of the runs, density, and whether the times of a step are shown, by page
+SPT = {
+    "image": ("image-rotary", "59.4", False),
+    "text": ("text4k-rotary", "21.7", True),
+    "listops": ("listops-rotary", "36.7", True),
+}
+
+
+@pytest.mark.parametrize("page", SPT)
+def test_the_tables_of_self_pretraining_follow_from_the_rows(pretrained, page):
+    text = section(page, "Self-pretraining")
+    folder, density, timed = SPT[page]
+    kinds = (f"{folder}/%s-scratch", f"{folder}/%s", f"{folder}-masked/%s")
+    flash, sparse = ([pretrained[kind % name] for kind in kinds] for name in ("flash", "sparse"))
+    for runs, name in ((flash, "FlashAttention |"), (sparse, f"block-sparse | {density}")):
+        scratch, trained, tokens = (run.accuracy for run in runs)
+        shown = f"{scratch:.1f} | {trained:.1f} | {trained - scratch:+.1f} | {tokens:.1f} |"
+        shown += f" {runs[1].ms_per_step:.1f} |" if timed else ""
+        assert f"| {name} | {shown}\n" in text
+    shown = " | ".join(map(interval, sparse[:2], flash[:2]))
+    last = f"{sparse[2].accuracy - flash[2].accuracy:+.1f} |"
+    last += f" {sparse[1].ms_per_step - flash[1].ms_per_step:+.1f} |" if timed else ""
+    assert f"| block-sparse less FlashAttention | | {shown} | | {last}\n" in text
+
+
+def test_the_table_of_pathfinder_at_once_follows_from_the_rows(pretrained):
+    text = section("pathfinder", "Contours of 14 at once")
+    for attention in ("flash", "sparse"):
+        tokens, run = (pretrained[f"pathfinder32-rotary{x}/{attention}"] for x in ("-masked", ""))
+        assert not run.complete and run.accuracy is None
+        shown = f"{run.steps:,} of {run.planned_steps:,}† | {run.val_accuracy:.1f} |"
+        assert f"| {tokens.accuracy:.1f} | {shown}" in text
+
+
+CONTOURS = {"c6": 6, "c9": 9, "c14": 14}
+STARTS = {"": "pretrained", "-scratch": "from scratch"}
+NAMES_OF = {"flash": ("FlashAttention", ""), "sparse": ("block-sparse", "59.4")}  # and density
+
+
+def contours(runs, pool, count):
+    """The runs of contours that grow, by attention and stage: ("flash", "c6-scratch")."""
+    names = [f"{stage}{start}" for stage in CONTOURS for start in STARTS]
+    pairs = [(attention, name) for name in names for attention in NAMES_OF]
+    found = {}
+    for attention, name in pairs:
+        stage, _, start = name.partition("-")
+        folder = f"pathfinder32-rotary/{attention}-{stage}{pool}{start and '-' + start}"
+        if folder in runs:
+            found[attention, name] = runs[folder]
+    assert len(found) == count and all(run.complete for run in found.values())
+    for (_, name), run in found.items():
+        assert (run.config["task"]["difficulty"] or 14) == CONTOURS[name.partition("-")[0]]
+        assert run.config["model"]["pool"] == ("max" if pool else "mean_tokens")
+    return found
+
+
+@pytest.fixture(scope="module")
+def growing(pretrained):
+    """Those with the mean of the pixels."""
+    return contours(pretrained, "", 10)
+
+
+def line(*cells):
+    """A line of a table."""
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) + "\n"
+
+
+def check_contours(text, found, start, stages, last):
+    """`last`: what follows in the first table, by attention, and for the difference."""
+    runs = {key: [found[key, stage + start] for stage in stages] for key in NAMES_OF}
+    for attention, (name, density) in NAMES_OF.items():
+        shown = [f"{run.accuracy:.1f}" for run in runs[attention]]
+        assert line(f"{name}, {STARTS[start]}", density, *shown, *last[attention]) in text
+        steps = [f"{run.steps:,}" for run in runs[attention]]
+        assert line(f"{name}, {STARTS[start]}", *steps, *([""] * (3 - len(steps)))) in text
+    if "less" in last:
+        shown = map(interval, runs["sparse"], runs["flash"])
+        name = f"block-sparse less FlashAttention, {STARTS[start]}"
+        assert line(name, "", *shown, *last["less"]) in text
+
+
+def test_the_tables_of_contours_that_grow_follow_from_the_rows(pretrained):
+    text = section("pathfinder", "Self-pretraining").partition("\n### ")[0]
+    runs = read_runs(str(PAGES / "lra" / "spt_pathfinder.jsonl.gz"))
+    places = {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
+    found = contours(places, "-max", len(runs))
+    assert len(runs) == 12 and min(run.accuracy for run in runs) > 75
+    pixels = {key: pretrained[f"pathfinder32-rotary-masked/{key}"].accuracy for key in NAMES_OF}
+    last = {key: [f"{value:.1f}"] for key, value in pixels.items()}
+    last["less"] = [f"{pixels['sparse'] - pixels['flash']:+.1f}"]
+    check_contours(text, found, "", CONTOURS, last)
+    check_contours(text, found, "-scratch", CONTOURS, dict.fromkeys((*NAMES_OF, "less"), ("",)))
+    majority = [found["flash", stage].baselines["majority"] for stage in CONTOURS]
+    assert line("shortcut: majority", "", *(f"{value:.1f}" for value in majority), "") in text
+    (dense, dense_scratch), (ours, ours_scratch) = (
+        [found[key, stage].accuracy for stage in ("c14", "c14-scratch")] for key in NAMES_OF
+    )
+    assert (
+        f"**Dense attention reaches {dense:.1f} %, block-sparse attention {ours:.1f} %.**" in text
+    )
+    gains = f"{dense - dense_scratch:.0f} points to dense and {ours - ours_scratch:.0f} to block"
+    assert f"**Pretraining is worth {gains}-sparse attention**" in text
+
+
+def test_the_tables_with_the_mean_of_the_pixels_follow_from_the_rows(growing):
+    text = section("pathfinder", "With the mean of the pixels").partition("\n### ")[0]
+    times = {key: growing[key, "c14"].ms_per_step for key in NAMES_OF}
+    last = {key: [f"{ms:.2f}"] for key, ms in times.items()}
+    last["less"] = [f"{times['sparse'] - times['flash']:+.2f}"]
+    check_contours(text, growing, "", CONTOURS, last)
+    check_contours(
+        text, growing, "-scratch", ("c6", "c9"), dict.fromkeys(NAMES_OF, ("not run", ""))
+    )
+
+
+def test_runs_at_chance_answer_the_same_for_every_image(growing):
+    """Seven runs, as the page says; those of one contour also log the same late in training."""
+    chance = {key: run for key, run in growing.items() if run.accuracy < 60}
+    assert len(chance) == 7
+    for run in chance.values():
+        majority = run.baselines["majority"]
+        assert min(abs(run.accuracy - x) for x in (majority, 100 - majority)) < 1e-6
+    for stage, start, same in (("c6", 3500, ("c6-scratch",)), ("c9", 5000, ("c9", "c9-scratch"))):
+        runs = {key: run for key, run in chance.items() if key[1].startswith(stage)}
+        assert len(runs) == 3 and len({tuple(run.correct) for run in runs.values()}) == 1
+        late = {
+            tuple(line["accuracy"] for line in run.of("train") if line["step"] >= start)
+            for (_, name), run in runs.items()
+            if name in same
+        }
+        assert len(late) == 1
+
+
+def test_losses_and_aims_of_self_pretraining_on_listops_follow_from_the_rows(pretrained):
+    text = section("listops", "Self-pretraining")
+    flash, sparse = (pretrained[f"listops-rotary/{name}"] for name in ("flash", "sparse"))
+    result = f"{flash.accuracy:.1f} % dense, {sparse.accuracy:.1f} % block-sparse"
+    assert f"| 60 % with pretraining | {result} | no |\n" in text
+    assert f"| {sparse.accuracy - flash.accuracy:.1f} points above |" in text
+    assert f"| {100 * sparse.ms_per_step / flash.ms_per_step:.0f} % of its time | no |\n" in text
+    for name, shortcut in (
+        ("first operator alone", "root operator"),
+        ("most frequent digit", "majority"),
+    ):
+        shown = f"{flash.baselines[shortcut]:.1f}"
+        assert f"| shortcut: {name} | | {shown} | {shown} | | | |\n" in text
+    for attention, name in (("flash", "FlashAttention"), ("sparse", "block-sparse")):
+        runs = (pretrained[f"listops-rotary/{attention}{x}"] for x in ("-scratch", ""))
+        shown = " | ".join(f"{run.of('val')[-1]['loss']:.2f}" for run in runs)
+        assert f"| {name} | {shown} |\n" in text
+
+
+def test_accuracies_by_the_first_operator_follow_from_the_rows(pretrained):
+    first, last = 98_000 // CHUNK, 100_000 // CHUNK  # the chunks with the test split
+    chunks = [_chunk(0, i) for i in range(first, last + 1)]
+    roots = np.concatenate([flat[np.cumsum(n) - n] for (flat, n), _ in chunks])
+    test = slice(98_000 - first * CHUNK, 100_000 - first * CHUNK)
+    roots, labels = roots[test], np.concatenate([labels for _, labels in chunks])[test]
+    text = section("listops", "Self-pretraining")
+
+    def shown(right):
+        each = [100 * right[roots == OPERATOR + i].mean() for i in range(len(OPERATORS))]
+        return " | ".join(f"{accuracy:.1f}" for accuracy in each)
+
+    rule = np.array([0, 9, 4, 8])[roots - OPERATOR] == labels  # most frequent values in training
+    run = pretrained["listops-rotary/flash"]
+    assert 100 * rule.mean() == pytest.approx(run.baselines["root operator"])
+    assert f"| shortcut: first operator alone | {shown(rule)} |\n" in text
+    for attention, name in (("flash", "FlashAttention"), ("sparse", "block-sparse")):
+        for start, how in (("-scratch", "from scratch"), ("", "pretrained")):
+            right = pretrained[f"listops-rotary/{attention}{start}"].correct
+            assert f"| {name}, {how} | {shown(right)} |\n" in text
+
+
+def section(page, heading):
+    """The text of a page from a heading on."""
+    return (PAGES / f"{page}.md").read_text().split(f"# {heading}\n")[1]
+
+
+def interval(ours, other):
+    """The difference in points, and its 95 % interval."""
+    found = difference([ours], [other])
+    return f"{found.value:+.1f} ± {found.half:.1f}"
