@@ -91,7 +91,7 @@ def decode(
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
             float32, or float64 like q.
         splits: parts that the keys of a sequence are split into on `triton`, 1 to 256; by default
-            they follow from the device and the shapes.
+            they follow from the device, the shapes and the mask.
         backend: "triton", "cpu", or "auto", which takes the first of them that can run the call.
 
     Raises:

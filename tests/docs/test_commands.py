@@ -1,23 +1,30 @@
-"""Commands in code blocks of the pages: Hydra can read their options."""
+"""Commands in code blocks of the pages: their programs have the options, and can read them."""
 
 import re
 import shlex
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+import hydra
+import pytest
+
+from experiments.common.program import CONF, check_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_hydra_reads_the_options_of_every_command():
-    parser, count = OverridesParser.create(), 0
+@pytest.mark.slow
+def test_programs_have_the_options_of_every_command():
+    commands = []
     for page in PAGES:
-        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.M | re.S):
-            for line in block.replace("\\\n", " ").splitlines():
-                command = re.search(r"-m experiments\.\S+ (.*)", line)
-                words = shlex.split(command[1], comments=True) if command else []
-                options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
-                parser.parse_overrides(options)
-                count += len(options)
-    assert count > 100
+        for language, block in BLOCK.findall(page.read_text()):
+            if not language:
+                commands += re.findall(r"-m experiments\.(\S+) (.*)", block.replace("\\\n", " "))
+    assert len(commands) > 180
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        for program, rest in dict.fromkeys(commands):
+            words = shlex.split(rest, comments=True)
+            options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
+            name = program.rpartition(".")[2]
+            check_keys("path_masks" if name == "masks" else name, options)

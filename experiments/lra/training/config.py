@@ -99,7 +99,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run: runs/TASK[-RECIPE]/ATTENTION/seedN."""
+        """The folder of the run, as conf/train.yaml has it at `runs`."""
         task = [self.label]
         task += [] if self.recipe == "nystrom" else [self.recipe]
         task += [self.pretrain] if self.pretrain else []
