@@ -291,8 +291,11 @@ class Rotary(nn.Module):
             raise ValueError(f"fraction is {fraction!r}; it must be a number in (0, 1]")
         self.base, self.fraction = base, fraction
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, heads, head_dim), turned; the same shape and dtype."""
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x (B, N, heads, head_dim), turned; the same shape and dtype.
+
+        start: the position of the first token: the number of those before it, which a cache holds.
+        """
         if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
             what = type(x).__name__
             if isinstance(x, Tensor):
@@ -305,7 +308,7 @@ class Rotary(nn.Module):
             )
         wide = torch.promote_types(x.dtype, torch.float32)
         made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table
-        cos, sin = made(x.shape[1], turned, self.base, wide, x.device)
+        cos, sin = made(x.shape[1], turned, self.base, wide, x.device, start)
         cos, sin = cos[:, None], sin[:, None]  # (N, 1, turned / 2)
         first, *rest = (x,) if turned == x.shape[-1] else (x[..., :turned], x[..., turned:])
         a, b = first.to(wide).chunk(2, dim=-1)
@@ -317,22 +320,24 @@ class Rotary(nn.Module):
 
 
 def rotary_table(
-    n: int, turned: int, base: float, dtype: torch.dtype, device: torch.device
+    n: int, turned: int, base: float, dtype: torch.dtype, device: torch.device, start: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine (n, turned / 2) of the angles of `Rotary`."""
     place = torch.arange(0, turned, 2, dtype=dtype, device=device)
-    angle = torch.arange(n, dtype=dtype, device=device)[:, None] * base ** (-place / turned)
+    token = torch.arange(start, start + n, dtype=dtype, device=device)
+    angle = token[:, None] * base ** (-place / turned)
     return angle.cos(), angle.sin()
 
 
 # An operator, or the compiler would compute power, cosine and sine again for every head and batch.
 torch.library.define(
     "sparseflash::rotary",
-    "(SymInt n, int turned, float base, ScalarType dtype, Device device) -> (Tensor, Tensor)",
+    "(SymInt n, int turned, float base, ScalarType dtype, Device device, SymInt start=0)"
+    " -> (Tensor, Tensor)",
 )
 torch.library.impl("sparseflash::rotary", "CompositeExplicitAutograd")(rotary_table)
 
 
 @torch.library.register_fake("sparseflash::rotary")
-def _rotary_fake(n, turned, base, dtype, device):
+def _rotary_fake(n, turned, base, dtype, device, start=0):
     return tuple(torch.empty(n, turned // 2, dtype=dtype, device=device) for _ in range(2))

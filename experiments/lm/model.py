@@ -108,13 +108,20 @@ class LanguageModel(nn.Module):
                     layer.weight.div_((2 * sizes.layers) ** 0.5)
 
     def forward(
-        self, tokens: Tensor, targets: Tensor | None = None, places: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        places: Tensor | None = None,
+        start: int = 0,
     ) -> Tensor:
         """Logits (B, N, rows) of tokens (B, N), or with targets the cross-entropies (B, N).
 
-        places: int64 (B, n): logits and targets are for these tokens of a window only.
+        Args:
+            places: int64 (B, n): logits and targets are for these tokens of a window only.
+            start: the tokens before these, which the attentions have in caches.
         """
-        return self._run(tokens, targets, places, Block.forward, LanguageModel._head)
+        x = self._embed(tokens, start)
+        return self._run(x, targets, places, Block.forward, LanguageModel._head)
 
     def by_layer(self) -> Callable[..., Tensor]:
         """`forward` with a block and the head compiled: one compilation serves all blocks.
@@ -124,18 +131,18 @@ class LanguageModel(nn.Module):
         block = torch.compile(Block.forward, dynamic=False)
         head = torch.compile(LanguageModel._head, dynamic=False)
         return lambda tokens, targets=None, places=None: self._run(
-            tokens, targets, places, block, head
+            self._embed(tokens), targets, places, block, head
         )
 
     def _run(
         self,
-        tokens: Tensor,
+        x: Tensor,
         targets: Tensor | None,
         places: Tensor | None,
         block: Callable[..., Tensor],
         head: Callable[..., Tensor],
     ) -> Tensor:
-        x = self.dropout(self._embed(tokens))
+        x = self.dropout(x)
         for each in self.blocks:
             x = block(each, x)
         return head(self, x, targets, places)
@@ -155,8 +162,9 @@ class LanguageModel(nn.Module):
         """The blocks."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        x, place = self.tokens(tokens), torch.arange(tokens.shape[1], device=tokens.device)
+    def _embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        x, n = self.tokens(tokens), tokens.shape[1]
+        place = torch.arange(start, start + n, device=tokens.device)
         if self.end is not None:
             starts, ids = document_starts(tokens, self.end)
             self._pack(ids)

@@ -9,7 +9,7 @@ from experiments.common.devices import device_name
 from experiments.lm.attention import resolve
 from experiments.lm.model import LanguageModel
 from experiments.lm.settings import Settings
-from experiments.lm.tokens import Corpus, load_corpus, refuse_vocabulary
+from experiments.lm.tokens import Codec, Corpus, load_corpus, refuse_vocabulary
 from experiments.lm.windows import NEXT, MaskedTokens, Objective, next_token, refuse_short
 from experiments.lra.training.device import lacks_memory
 from experiments.lra.training.distributed import Group
@@ -40,7 +40,7 @@ def read_corpus(settings: Settings, group: Group) -> Corpus:
     return corpus
 
 
-def make_model(settings: Settings, corpus: Corpus) -> tuple[LanguageModel, Objective]:
+def make_model(settings: Settings, corpus: Corpus | Codec) -> tuple[LanguageModel, Objective]:
     """The model of a run with fresh weights, on the CPU, and its objective."""
     sizes = settings.sizes
     ids = corpus.vocab or settings.vocab or sizes.vocab

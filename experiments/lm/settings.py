@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.common.checks import check_options, choose, flag_or_null
 from experiments.common.devices import find_device, free_memory
 from experiments.common.files import digest
 from experiments.lm.attention import ATTENTIONS, resolve
 from experiments.lm.model import MODELS, POSITIONS, Sizes
 from experiments.lm.windows import MASKED, NEXT
+from experiments.lra.training.checkpoint import first_line
 from experiments.lra.training.config import PRECISIONS, check_training
 from experiments.lra.training.optim import SCHEDULES
 from sparseflash.select import Selector
@@ -141,6 +144,17 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     if isinstance(mask, Selector) and (settings.provider != "sparse" or settings.packed):
         raise ValueError(f"mask={settings.mask} needs provider=sparse and packed=false")
     return settings
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings of a run from its config.yaml. Raises ValueError if it cannot be read."""
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return Settings(**values | {"betas": tuple(values["betas"])})
+    except Exception as error:  # whatever YAML finds in the bytes
+        raise ValueError(
+            f"{path} does not hold the settings of a language model ({first_line(error)})"
+        ) from error
 
 
 def _check(values: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,43 @@ class Corpus:
     manifest: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Codec:
+    """A tokenizer: ids of a text, without the end of a document, and the text of ids."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    vocab: int
+    end: int
+
+
+def load_codec(tokenizer: str, texts: str, cache_dir: str) -> Codec:
+    """The tokenizer that `load_corpus` made; texts: their digest.
+
+    Raises ValueError if what it learned is not in `cache_dir`.
+    """
+    kind, size = _kind(tokenizer)
+    if kind == BYTES:
+        return Codec(
+            lambda text: list(text.encode()),
+            lambda ids: bytes(i for i in ids if i != BYTE_END).decode(errors="replace"),
+            BYTE_END + 1,
+            BYTE_END,
+        )
+    path = _bpe_file(Path(cache_dir), _key(texts, tokenizer))
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing, what {tokenizer} learned: name its folder with cache_dir="
+        )
+    encoder = _bpe((), size, path)
+    return Codec(
+        lambda text: encoder.encode(text).ids,
+        encoder.decode,
+        encoder.get_vocab_size(),
+        encoder.token_to_id(END),
+    )
+
+
 def load_corpus(
     data: str, tokenizer: str, cache_dir: str, *, pattern: str = "*", most: int | None = None
 ) -> Corpus:
@@ -56,13 +93,12 @@ def load_corpus(
         return _bins(folder)
     texts = read_texts(data, pattern, most)
     train, val = split(texts)
-    cache = Path(cache_dir)
-    key = {"texts": texts.digest, "tokenizer": tokenizer, "share": VAL_SHARE}
+    cache, key = Path(cache_dir), _key(texts.digest, tokenizer)
     if kind == BYTES:
         arrays = {"train": _as_bytes(train), "val": _as_bytes(val)}
         vocab, end = BYTE_END + 1, BYTE_END
     else:
-        encoder = _bpe(train, size, cache / f"lm-{digest(key)}.json")
+        encoder = _bpe(train, size, _bpe_file(cache, key))
         vocab, end = encoder.get_vocab_size(), encoder.token_to_id(END)
 
         def make() -> dict[str, np.ndarray]:
@@ -141,6 +177,15 @@ def _kind(tokenizer: str) -> tuple[str, int]:
     raise ValueError(
         f"tokenizer={tokenizer}: choose bytes, or bpe:SIZE with a size of {SMALLEST} to {MOST}"
     )
+
+
+def _key(texts: str, tokenizer: str) -> dict[str, Any]:
+    """What tokens depend on; texts: the digest."""
+    return {"texts": texts, "tokenizer": tokenizer, "share": VAL_SHARE}
+
+
+def _bpe_file(cache: Path, key: dict[str, Any]) -> Path:
+    return cache / f"lm-{digest(key)}.json"
 
 
 def _as_bytes(texts: Sequence[bytes]) -> np.ndarray:

@@ -133,6 +133,7 @@ def test_rotary_is_its_definition(base, fraction, head_dim):
     found = Rotary(base, fraction)(x)
     torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
     assert torch.equal(found[:, 0], x[:, 0])
+    assert torch.equal(Rotary(base, fraction)(x[:, 7:], start=7), found[:, 7:])
 
 
 def test_rotary_scores_depend_on_distances():
@@ -159,6 +160,7 @@ def test_rotary_in_a_compiled_function(fraction):
     (made,) = torch.autograd.grad(compiled(x).sin().sum(), x)
     (wanted,) = torch.autograd.grad(rotary(x).sin().sum(), x)
     torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(compiled(x, 5), rotary(x, 5))
     given = 9, 8, 100.0, torch.float32, torch.device("cpu")
     torch.library.opcheck(torch.ops.sparseflash.rotary, given)
 
