@@ -1,7 +1,6 @@
 """Hardware counters of one call, by Nsight Compute, which runs this file as its child.
 
-`under_ncu` and `counted` do the same for other programs, `each_under_ncu` and `counted_each` for
-several calls of one process.
+`each_under_ncu` and `counted_each` do the same for several calls of another program's process.
 """
 
 import csv
@@ -51,15 +50,7 @@ def metrics(program: str) -> list[str]:
 def profile(case: Case, provider: str, direction: str) -> Kernels:
     """The counters of every kernel of one call. Raises ValueError if ncu does not run."""
     task = {"case": asdict(case), "provider": provider, "direction": direction}
-    return under_ncu("experiments.bench.counters", task)
-
-
-def under_ncu(module: str, task: dict[str, Any]) -> Kernels:
-    """The counters of what `python -m module TASK` runs between start and stop of the profiler.
-
-    Raises ValueError if ncu does not run.
-    """
-    return _run(module, task, metrics(_program()))
+    return _run("experiments.bench.counters", task, metrics(_program()))
 
 
 def each_under_ncu(

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from experiments.common.records import PeerRow, Row, TimedRow
+from experiments.common.records import PeerRow, TimedRow
 
 OWN = ("reference", "cpu", "triton", "hopper", "hopper_deterministic")  # our own providers
 
@@ -119,6 +119,3 @@ class TileRow(TimedRow):
 
     WHAT = "kernel head_dim block_m block_n num_warps num_stages max_registers".split()
     COMMAND = "python -m experiments.tune"
-
-
-KINDS: tuple[type[Row], ...] = (SpeedRow, BuildRow, SelectRow, TileRow)

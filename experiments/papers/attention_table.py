@@ -21,14 +21,13 @@ from experiments.common.program import program
 from experiments.common.records import Records
 from experiments.papers.attention.length_report import describe, draw_all, named, tables
 from experiments.papers.attention.lengths import Run, settings
-from experiments.papers.attention.methods import CAUSAL, CPU_METHODS, GPU_METHODS, METHODS
+from experiments.papers.attention.methods import CAUSAL, CPU_METHODS, GPU_METHODS, METHODS, VARIANTS
 from experiments.papers.attention.resume import check_places, publish, tell
 from experiments.papers.attention.rows import LengthRow
 
-VARIANTS = ("plain", "dropout", "padding", "both")
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {
-        "lengths": [2**i for i in range(7, 21)], "variants": VARIANTS, "batch": 16, "heads": 8,
+        "lengths": [2**i for i in range(7, 21)], "variants": [*VARIANTS], "batch": 16, "heads": 8,
         "dtype": "bfloat16", "seconds": 0.05, "limit_s": 5.0, "minutes": 9.0,
     },
     "cpu": {

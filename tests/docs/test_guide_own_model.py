@@ -4,13 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from experiments.common.provenance import ROOT
 from tests.docs.test_guide import BLOCK
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "own_model.md"
 
 

@@ -4,13 +4,12 @@ import csv
 import gzip
 import re
 import tomllib
-from pathlib import Path
 
 from experiments.bench.compile_matrix.rows import CompileRow
+from experiments.common.provenance import ROOT
 from experiments.common.records import read
 from sparseflash.kernels.versions import TESTED, release
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGE = (ROOT / "docs" / "support.md").read_text()
 COMPILED = read(RESULTS / "cpu" / "compile_matrix.csv.gz", CompileRow)

@@ -3,15 +3,14 @@
 import gzip
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from experiments.bench.rows import SpeedRow
 from experiments.common.files import beside
+from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 
-ROOT = Path(__file__).resolve().parents[2]
 SPEED = """
     seq_len=128 heads=1 head_dim=16 block_size=32 device=cpu providers=[cpu,sdpa] seconds=0.01
     mask=[dense,"random:0.5:block=32","random:0.25:block=32",local:32]

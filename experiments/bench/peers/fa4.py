@@ -33,7 +33,6 @@ class FlashAttention4:
     """
 
     form: str = "blocks"
-    deterministic: bool = False
     dense_only = False
     package = "flash-attn-4"
 
@@ -55,7 +54,7 @@ class FlashAttention4:
 
     def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
         interface = importlib.import_module("flash_attn.cute.interface")
-        arguments: dict[str, Any] = {"deterministic": self.deterministic}
+        arguments: dict[str, Any] = {"deterministic": False}
         if self.form == "varlen":
             attend = interface.flash_attn_varlen_func
             arguments |= varlen_arguments(case, device)

@@ -11,9 +11,9 @@ import masks
 from experiments.common.figures import PAGE, RC
 
 
-def draw_masks(found: Sequence[masks.BlockMask], columns: int = 4) -> Figure:
+def draw_masks(found: Sequence[masks.BlockMask]) -> Figure:
     """Block masks, a panel each, with their text, length and density."""
-    columns = min(columns, len(found))
+    columns = min(4, len(found))
     lines = -(-len(found) // columns)
     size = PAGE / max(columns, 3)
     # The resolution is given here already because a mask draws as many pixels as its axes have.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.common.files import digest, write_whole
+from experiments.lra.tasks.task import Split
 
 Arrays = dict[str, np.ndarray]
 FORMAT = 1  # of the arrays of all tasks
@@ -82,3 +83,12 @@ def pad(
         if as_bytes:
             row[:keep] += 1
     return out
+
+
+def padded_split(
+    data: Arrays, name: str, most: int, width: int, limit: int | None, *, as_bytes: bool = False
+) -> Split:
+    """The first `limit` examples of a split of `cached_files`, as `pad` makes them."""
+    lengths = data[f"{name}_lengths"][:limit]
+    tokens = pad(data[name], lengths, most, width, as_bytes=as_bytes)
+    return Split(tokens, data[f"{name}_labels"][:limit], np.minimum(lengths, most))

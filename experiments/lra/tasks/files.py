@@ -15,7 +15,7 @@ import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 from experiments.common.checks import path_text, whole_number
 from experiments.common.near_duplicates import Distinct
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, named, pad
+from experiments.lra.tasks.cache import Arrays, cached, named, padded_split
 from experiments.lra.tasks.task import SPLITS, Split, Task, best_constant, padded_length
 from experiments.lra.tasks.text import BYTE_VOCAB
 
@@ -88,7 +88,8 @@ def load(
     data = cached(cache_dir, "files", key, make)
     manifest = json.loads(str(data["manifest"]))
     print(_summary(manifest), file=sys.stderr)
-    splits = {name: _split(data, name, length, limit) for name in SPLITS}
+    split = partial(padded_split, data, most=length, width=padded_length(length), limit=limit)
+    splits = {name: split(name, as_bytes=True) for name in SPLITS}
     kind = "Python packages" if folder is None else Path(folder).resolve().name
     counts = " + ".join(f"{len(splits[name]):,}" for name in SPLITS)
     train, test = splits["train"], splits["test"]
@@ -248,12 +249,6 @@ def _summary(manifest: Mapping[str, Any]) -> str:
     others = ", ".join(f"{n:,} {why}" for why, n in counts.items())
     text = f"{manifest['digest']}: {kept:,} files of {len(manifest['labels'])} labels"
     return f"{text}; left out: {others}" if others else text
-
-
-def _split(data: Arrays, name: str, length: int, limit: int | None) -> Split:
-    lengths = data[f"{name}_lengths"][:limit]
-    tokens = pad(data[name], lengths, length, padded_length(length), as_bytes=True)
-    return Split(tokens, data[f"{name}_labels"][:limit], np.minimum(lengths, length))
 
 
 def _most_named(split: Split, labels: list[str]) -> np.ndarray:

@@ -15,14 +15,14 @@ KINDS = ("neg", "pos")  # of label 0 and 1
 MOVIE = re.compile(r"/title/(tt\d+)")
 
 
-def reviews(data_dir: Path, cache_dir: Path, *, stand_in: str = "") -> Arrays:
+def reviews(data_dir: Path, cache_dir: Path) -> Arrays:
     """All reviews, in a fixed random order, as arrays for train and test.
 
     `train` has the bytes of all reviews end to end (uint8), `train_lengths` and `train_labels` are
     per review, and so is `train_movies`: the number of its movie, -1 if no list has it.
     """
     fetch = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
-    folder = require(data_dir, FOLDER, fetch=fetch, stand_in=stand_in)
+    folder = require(data_dir, FOLDER, fetch=fetch)
     files = {(half, kind): _files(folder / half / kind) for half in HALVES for kind in KINDS}
     lists = [folder / half / f"urls_{kind}.txt" for half in HALVES for kind in KINDS]
     paths = [path for some in files.values() for path in some]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, cached_files, named, pad
+from experiments.lra.tasks.cache import Arrays, cached, cached_files, named, padded_split
 from experiments.lra.tasks.listops_trees import (
     DIGIT,
     OPERATORS,
@@ -22,7 +22,6 @@ from experiments.lra.tasks.listops_trees import (
 )
 from experiments.lra.tasks.task import (
     SPLITS,
-    Split,
     Task,
     best_constant,
     padded_length,
@@ -68,12 +67,7 @@ def load(
         names = {split: f"basic_{split}.tsv" for split in SPLITS}
         paths = release_files(data_dir, FOLDER, names, stand_in)
         arrays = cached_files(cache_dir, "listops", paths, read)
-    splits = {}
-    for name in SPLITS:
-        lengths = arrays[f"{name}_lengths"][:limit]
-        tokens = pad(arrays[name], lengths, max_length, length)
-        labels = arrays[f"{name}_labels"][:limit]
-        splits[name] = Split(tokens, labels, np.minimum(lengths, max_length))
+    splits = {name: padded_split(arrays, name, max_length, length, limit) for name in SPLITS}
     train, test = splits["train"], splits["test"]
     return Task(
         name="listops",

@@ -4,12 +4,13 @@ LRA keeps 1,000 bytes of a review in its configuration and 4K in its paper; both
 the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from experiments.common.checks import share
-from experiments.lra.tasks.cache import pad
+from experiments.lra.tasks.cache import padded_split
 from experiments.lra.tasks.imdb import reviews
 from experiments.lra.tasks.task import Split, Task, best_constant, padded_length, source
 
@@ -37,17 +38,12 @@ def load(
     length = padded_length(max_length)
     share("held_out", held_out)
     data = reviews(data_dir, cache_dir)
-
-    def whole(half: str, most: int | None) -> Split:
-        lengths = data[f"{half}_lengths"][:most]
-        tokens = pad(data[half], lengths, max_length, length, as_bytes=True)
-        return Split(tokens, data[f"{half}_labels"][:most], np.minimum(lengths, max_length))
-
-    test = whole("test", limit)
+    whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)
+    test = whole("test", limit=limit)
     if held_out:
-        train, val = _divide(whole("train", None), held_out, seed)
+        train, val = _divide(whole("train", limit=None), held_out, seed)
     else:
-        train, val = whole("train", limit), test
+        train, val = whole("train", limit=limit), test
     splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
     return Task(
         name="text",

@@ -20,17 +20,11 @@ from experiments.common.figures import (
 )
 from experiments.common.records import OK, torches
 from experiments.common.text_table import MISSING, markdown
-from experiments.papers.attention.methods import METHODS
+from experiments.papers.attention.methods import METHODS, VARIANTS
 from experiments.papers.attention.rows import LengthRow
 
 Value = Callable[[LengthRow], float | None]
 OURS = ("flash", "sparse")
-VARIANTS = {  # dropout, padding
-    "plain": (False, False),
-    "dropout": (True, False),
-    "padding": (False, True),
-    "both": (True, True),
-}
 NOT_YET = "Not measured yet."
 
 
@@ -101,7 +95,7 @@ def named(rows: Sequence[LengthRow]) -> dict[str, Callable[[], str]]:
     kinds = dict.fromkeys([*map(_kind, rows), *product((64, 128), (False, True))])
     for variant, (head_dim, causal) in product(VARIANTS, kinds):
         end = f"_{variant}" + (f"_d{head_dim}" if head_dim != 64 else "") + "_causal" * causal
-        same = (bool(VARIANTS[variant][0]), VARIANTS[variant][1], head_dim, causal)
+        same = (*VARIANTS[variant], head_dim, causal)
         own = [r for r in rows if (bool(r.dropout), r.padding, *_kind(r)) == same]
         both = [row for row in own if row.direction == "both"]
         found |= {

@@ -20,7 +20,7 @@ from experiments.papers.attention.measure import (
     time_call,
     why,
 )
-from experiments.papers.attention.methods import CAUSAL, PUBLISHED, Setting, compiled
+from experiments.papers.attention.methods import CAUSAL, PUBLISHED, VARIANTS, Setting, compiled
 from experiments.papers.attention.resume import LEFT_OUT, resumed
 from experiments.papers.attention.rows import LengthRow
 
@@ -147,23 +147,14 @@ def settings(options: dict[str, Any], methods: Sequence[str], dtype: str) -> lis
     """
     shape: dict[str, Any] = {"dtype": dtype}
     shape |= {name: options[name] for name in ("heads", "head_dim", "causal")}
-    batch = options["batch"]
+    batch, p = options["batch"], options["dropout"]
     return [
-        Setting(name, max(1, min(batch, batch * 65536 // n)), n=n, **variant, **shape)
-        for variant in variants(options)
+        Setting(
+            name, max(1, min(batch, batch * 65536 // n)), n=n,
+            dropout=p if dropout else 0.0, padding=padding, **shape,
+        )
+        for dropout, padding in (VARIANTS[variant] for variant in options["variants"])
         for n in sorted(options["lengths"])
         for name in methods
         if n <= options["peers_to"] or name in ("flash", "sparse")
-    ]
-
-
-def variants(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Dropout and padding of each table: plain, dropout, padding, both."""
-    p = options["dropout"]
-    known = {
-        "plain": {},
-        "dropout": {"dropout": p},
-        "padding": {"padding": True},
-        "both": {"dropout": p, "padding": True},
-    }
-    return [known[name] for name in options["variants"]]
+    ]  # fmt: skip

@@ -55,9 +55,7 @@ class Step:
     @cached_property
     def dout(self) -> Tensor:
         """A gradient like the output."""
-        with torch.no_grad():
-            out = self.attend(*self.qkv)
-        return torch.randn_like(out)
+        return torch.randn_like(self.forward())
 
     def forward(self) -> Tensor:
         """The output, without a graph."""
@@ -111,12 +109,15 @@ def saved_bytes(forward: Callable[[], object]) -> int:
     return sum(found.values())
 
 
-def draw(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q, k and v with gradients."""
     generator = torch.Generator(device).manual_seed(0)
-    shape = (case.batch, case.heads, case.n_q, case.head_dim)
     options = {"device": device, "dtype": DTYPES[case.dtype], "generator": generator}
-    return tuple(torch.randn(shape, **options).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn((case.batch, heads, case.n_q, case.head_dim), **options).requires_grad_()
+        for heads in (case.heads, case.kv_heads, case.kv_heads)
+    )
+    return q, k, v
 
 
 def gate_error(gate: Gate, step: Step) -> float:

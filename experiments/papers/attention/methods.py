@@ -97,6 +97,12 @@ PUBLISHED = {"chunks": (SlidingChunks, WINDOW), "gather": (BlockedGather, BIGBIR
 CPU_METHODS = tuple(name for name in METHODS if not name.startswith("sdpa_"))
 GPU_METHODS = tuple(name for name in METHODS if name != "sdpa")
 CAUSAL = ("standard", "sdpa", "flash", "sparse")  # kinds that are measured with a causal mask
+VARIANTS = {  # of a table: dropout, padding
+    "plain": (False, False),
+    "dropout": (True, False),
+    "padding": (False, True),
+    "both": (True, True),
+}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import sparseflash
-from experiments.bench.cases import DTYPES, Case
+from experiments.bench.cases import Case
 from experiments.bench.gate import Gate
-from experiments.papers.attention.measure import Step
+from experiments.papers.attention.measure import Step, draw
 from sparseflash import Terms
 from sparseflash.testing import logits, oracle, relative_error
 
@@ -68,15 +68,7 @@ def step_of(case: Case, backend: str, term: str, radius: int, device: torch.devi
         found = sparseflash.attention(q, k, v, blocks, **options)
         return found[0] if term == MAX else found
 
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(heads: int) -> Tensor:
-        shape = case.batch, heads, case.n_q, case.head_dim
-        options = {"device": device, "dtype": DTYPES[case.dtype], "generator": generator}
-        return torch.randn(shape, **options).requires_grad_()
-
-    qkv = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
-    maxima = None
+    qkv, maxima = draw(case, device), None
     if term == MAX:
         maxima = lambda: sparseflash.attention(*qkv, blocks, **options)[1]  # noqa: E731
     return TermStep(attend, qkv, tuple(learned(terms).values()), terms, maxima)

@@ -13,8 +13,6 @@ from experiments.common.text_table import MISSING, markdown
 from experiments.papers.softmax.algorithms import ALGORITHMS
 from experiments.papers.softmax.rows import SoftmaxRow
 
-# Speed-up over safe softmax and over safe softmax then top-k, "up to", on an NVIDIA V100.
-PUBLISHED = {"online": 1.3, "online_fused": 5.0}
 BASE = {False: "safe", True: "safe_topk"}
 LOOKS = {
     "copy": Style("0.5", "", ":"),

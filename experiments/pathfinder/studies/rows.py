@@ -1,8 +1,6 @@
 """Rows of the studies of Pathfinder. `images_version` is that of the generator."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from experiments.common.records import Row
 from experiments.common.text_table import MISSING
@@ -22,9 +20,7 @@ class ShortcutRow(Row):
     steps: int
     right: int  # of the held-out images
 
-    WHAT: ClassVar[Sequence[str]] = (
-        "images_version size contour paddles seed examples tested steps".split()
-    )
+    WHAT = "images_version size contour paddles seed examples tested steps".split()
     SOURCES = ("experiments/pathfinder",)
     COMMAND = "python -m experiments.pathfinder.studies.shortcuts"
 
@@ -53,7 +49,7 @@ class CutRow(Row):
     other_probe: int = 0
     other_both: int = 0
 
-    WHAT: ClassVar[Sequence[str]] = (
+    WHAT = (
         "images_version run left_out place seed first images paddles probe_examples probe_steps"
     ).split()
     SOURCES = ("experiments/pathfinder", "experiments/lra/models", "masks", "sparseflash")

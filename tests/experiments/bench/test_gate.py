@@ -9,11 +9,11 @@ from experiments.bench.gate import Gate
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, exact
 
-LIMITS = [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 1e-2)]
 
-
-@pytest.mark.parametrize(("dtype", "limit"), LIMITS)
-def test_gate_samples_both_ends_and_refuses_twice_its_limit(dtype, limit):
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 1e-2)]
+)
+def test_gate_samples_both_ends_and_refuses_its_limit(dtype, limit):
     qkv = make_qkv(2, 4, 200, 200, 16, kv_heads=2, dtype=getattr(torch, dtype), device="cpu")
     gate = Gate(replace(CASE, dtype=dtype), *qkv)
     assert {0, 199} <= set(gate.rows.tolist())
@@ -23,12 +23,6 @@ def test_gate_samples_both_ends_and_refuses_twice_its_limit(dtype, limit):
     out = exact(CASE)(*(t.double() for t in qkv))
     assert gate.verdict(gate.forward_error(out * (1 + limit / 2))) is None
     assert "wrong result" in (gate.verdict(gate.forward_error(out * (1 + 2 * limit))) or "")
-
-
-@pytest.mark.parametrize(("dtype", "limit"), LIMITS)
-def test_the_limit_itself_is_refused(dtype, limit):
-    qkv = make_qkv(1, 2, 64, 64, 16, dtype=getattr(torch, dtype), device="cpu")
-    gate = Gate(replace(CASE, dtype=dtype), *qkv)
     assert gate.verdict(0.999 * limit) is None
     assert gate.verdict(limit) == f"wrong result: error {limit:.3g}, limit {limit:g}"
     assert "error nan" in (gate.verdict(float("nan")) or "")

@@ -44,48 +44,50 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
     assert command == "python -m experiments.plot 'out=a b' csv=x.csv"
 
 
-@pytest.mark.parametrize("word", ["cvs=x.csv", "+cvs=x.csv", "++cvs=1", "~cvs=2", "+cvs.a=1"])
-def test_an_unknown_option_is_refused_with_the_choices(monkeypatch, capsys, word):
-    assert run(monkeypatch, lambda *_: None, word) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: option='cvs': choose from csv, out")
-    assert error.endswith("(did you mean csv?)\n")
-
-
 @pytest.mark.parametrize(
-    ("words", "wrong", "right"),
+    ("name", "words", "begin", "right"),
     [
-        (["model.dims=8"], "model.dims", "model.dim"),
-        (["attention=linformer", "attention.ranks=8"], "attention.ranks", "attention.rank"),
-        (["attention=flash,linear", "task.limits=8", "-m"], "task.limits", "task.limit"),
+        *(
+            ("plot", word, "option='cvs': choose from csv, out", "csv")
+            for word in ("cvs=x.csv", "+cvs=x.csv", "++cvs=1", "~cvs=2", "+cvs.a=1")
+        ),
+        ("train", "model.dims=8", "option='model.dims': choose from model.", "model.dim"),
+        (
+            "train", "attention=linformer attention.ranks=8",
+            "option='attention.ranks': choose from attention.", "attention.rank",
+        ),
+        (
+            "train", "attention=flash,linear task.limits=8 -m",
+            "option='task.limits': choose from task.", "task.limit",
+        ),
+        *(
+            ("train", word, "attention='flahs': choose from flash, linear, linformer", "flash")
+            for word in ("attention=flahs -m", "attention=flahs,linear -m")
+        ),
     ],
-)
-def test_an_unknown_option_below_another_is_refused_with_the_choices(
-    monkeypatch, capsys, words, wrong, right
+)  # fmt: skip
+def test_an_unknown_option_or_file_is_refused_with_the_choices(
+    monkeypatch, capsys, name, words, begin, right
 ):
-    assert run(monkeypatch, lambda *_: None, *words, name="train") == 2
+    assert run(monkeypatch, lambda *_: None, *words.split(), name=name) == 2
     error = capsys.readouterr().err
-    part = wrong.split(".")[0]
-    assert error.startswith(f"error: option='{wrong}': choose from {part}.")
-    assert error.endswith(f"(did you mean {right}?)\n")
-
-
-@pytest.mark.parametrize("value", ["flahs", "flahs,linear"])
-def test_an_unknown_file_is_refused_with_the_choices(monkeypatch, capsys, value):
-    assert run(monkeypatch, lambda *_: None, f"attention={value}", "-m", name="train") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: attention='flahs': choose from flash, linear, linformer")
+    assert error.startswith(f"error: {begin}") and error.endswith(f"(did you mean {right}?)\n")
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("name", "words"),
     [
-        ["attention=linformer", "attention.rank=8", "model.dim=8"],
-        ["task=image", "task.order=hilbert", "+task.workers=2", "hydra.verbose=false"],
+        ("train", "attention=linformer attention.rank=8 model.dim=8"),
+        ("train", "task=image task.order=hilbert +task.workers=2 hydra.verbose=false"),
+        ("plot", "hydra.verbose=false"),
+        ("plot", "--config-name plot"),  # a word of a flag of Hydra
+        ("sweep", "compiled=null"),  # a path that may be missing
+        ("plot", "pages=[]"),
+        ("decode", "pages=[0]"),  # numbers, not paths
     ],
 )
-def test_known_options_below_others_pass(monkeypatch, words):
-    assert run(monkeypatch, lambda *_: None, *words, name="train") == 0
+def test_known_options_pass(monkeypatch, name, words):
+    assert run(monkeypatch, lambda *_: None, *words.split(), name=name) == 0
 
 
 @pytest.mark.parametrize("words", [["a.csv"], ["csv=b", "a.csv"], ["-m", "a.csv", "csv=a,b"]])
@@ -95,20 +97,19 @@ def test_a_word_without_a_value_is_one_line(words, monkeypatch, capsys):
     assert capsys.readouterr().err == expected
 
 
-def test_a_word_of_a_flag_of_hydra_passes(monkeypatch):
-    assert run(monkeypatch, lambda *_: None, "--config-name", "plot") == 0
-
-
-def test_options_of_hydra_itself_pass(monkeypatch):
-    assert run(monkeypatch, lambda *_: None, "hydra.verbose=false") == 0
-
-
-def test_a_bad_value_is_one_line(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("out=3: give a folder"), "out=3: give a folder"),
+        (OSError(errno.EROFS, "No", "a/b"), "cannot use a/b (No): name another place"),
+    ],
+)
+def test_a_bad_value_is_one_line(monkeypatch, capsys, error, text):
     def fails(options, command):
-        raise ValueError("out=3: give a folder")
+        raise error
 
     assert run(monkeypatch, fails) == 2
-    assert capsys.readouterr().err == "error: out=3: give a folder\n"
+    assert capsys.readouterr().err == f"error: {text}\n"
 
 
 def test_other_errors_are_faults_and_keep_their_trace(monkeypatch):
@@ -200,11 +201,6 @@ def test_every_option_with_a_path_in_its_file_is_checked():
         assert found <= set(PATH_OPTIONS[name]), name
 
 
-def test_paths_that_may_be_missing_and_numbers_of_the_same_name_pass(monkeypatch):
-    for name, word in (("sweep", "compiled=null"), ("plot", "pages=[]"), ("decode", "pages=[0]")):
-        assert run(monkeypatch, lambda *_: None, word, name=name) == 0
-
-
 @pytest.mark.parametrize("value", ["local(8)", "local(8) | causal()", "moba(64, 3)", "a=b", "[a"])
 def test_a_value_that_hydra_cannot_read_is_one_line(value, monkeypatch, capsys):
     assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
@@ -218,24 +214,3 @@ def test_each_text_of_a_list_is_quoted(monkeypatch, capsys):
     hint = """quote each text of the list inside the shell's quotes, 'pages=["...","..."]'"""
     assert capsys.readouterr().err == f"error: pages=[a,local(8)]: {hint}\n"
     assert run(monkeypatch, lambda *_: None, 'pages=["a","local(8)"]', name="plot") == 0
-
-
-def test_a_file_where_a_folder_is_expected_is_one_line(monkeypatch, capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-
-    def main(options, command):
-        (tmp_path / "file" / "plots").mkdir(parents=True)
-
-    assert run(monkeypatch, main) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot use {tmp_path}/file")
-    assert error.endswith(": name another place\n")
-
-
-def test_a_file_system_that_is_read_only_is_one_line(monkeypatch, capsys):
-    def main(options, command):
-        raise OSError(errno.EROFS, "Read-only file system", "plots/masks.png")
-
-    assert run(monkeypatch, main) == 2
-    text = "error: cannot use plots/masks.png (Read-only file system): name another place\n"
-    assert capsys.readouterr().err == text

@@ -5,10 +5,10 @@ import io
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from experiments.common.provenance import ROOT
 from experiments.lra import published as lra
 from experiments.lra.averages import average
 from experiments.lra.cells import Column, RowKey, mean_speedup, speedup
@@ -17,7 +17,6 @@ from experiments.lra.table import Table, as_csv, as_markdown, as_text
 from tests.experiments.lra.made_runs import write_run
 from tests.experiments.lra.speed.made_rows import ROW
 
-ROOT = Path(__file__).resolve().parents[3]
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
 LISTOPS = Column("listops", "generated", 2048)
 CIFAR = "CIFAR-10 (gray), 44,849 + 9,966 examples"

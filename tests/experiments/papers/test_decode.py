@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench.cases import DENSE
 from experiments.bench.timing import Times
-from experiments.common.records import OK, read
+from experiments.common.records import OK
 from experiments.papers import decode
 from experiments.papers.decoding import measure
 from experiments.papers.decoding.cases import SELECTED, Inputs, Step
@@ -25,23 +25,16 @@ SMALL = "lengths=[128] heads=4 kv_heads=2 head_dim=32 chosen=64 seconds=1e-3 dev
 pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
 
 
-def test_program_and_resuming(tmp_path, run_program):
-    csv = tmp_path / "decode.csv"
-    status, printed, error = run_program("papers.decode", *SMALL, f"csv={csv}", "rounds=2")
-    assert status == 0, error
-    rows = read(csv, DecodeRow)
+def test_program_and_resuming(measured_once):
+    rows, printed, later = measured_once("papers.decode", DecodeRow, *SMALL, "rounds=2")
     assert all(row.status == OK and row.error < 1e-5 and row.share > 0 for row in rows)
     assert {row.step for row in rows} == {"decode", "choose and decode"}
     assert {(row.provider, row.page) for row in rows} == {("cpu", 0), ("cpu", 16), ("sdpa", 0)}
     assert {row.round for row in rows} == {1, 2}
-    assert all(row.command.startswith(f"{DecodeRow.COMMAND} ") for row in rows)
     assert (
         "dense, 1 queries, pages of 16 tokens" in printed and "measurements are left" not in printed
     )
-    run_program("papers.decode", *SMALL, f"csv={csv}", "rounds=2")
-    assert read(csv, DecodeRow) == rows
-    status, printed, _ = run_program("papers.decode", "measure=false", f"csv={csv}")
-    assert status == 0 and printed.strip() == tables(rows).strip()
+    assert later.strip() == tables(rows).strip()
 
 
 def test_a_table_mixes_no_shapes_versions_or_chosen_blocks():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.bench.timing import Times
-from experiments.common.records import OK, read
+from experiments.common.records import OK
 from experiments.papers.attention import memory_run, stack
 from experiments.papers.attention.live import LiveBytes, peak_bytes
 from experiments.papers.attention.measure import saved_bytes
@@ -211,19 +211,13 @@ def test_growth_and_tables_have_the_sizes_of_the_last_row():
     assert "777" in tables([*rows, other]) and "777" not in tables([other, *rows[1:]])
 
 
-def test_program(tmp_path, run_program):
-    csv = tmp_path / "memory.csv"
+def test_program(tmp_path, measured_once):
     words = ["lengths=[32,64]", "dim=32", "hidden=48", "heads=2", "layers=4", "device=cpu"]
-    words += ["seconds=1e-4", f"csv={csv}", f"plots={tmp_path}"]
-    status, printed, error = run_program("papers.memory", *words)
-    assert status == 0, error
-    rows = read(csv, MemoryRow)
+    words += ["seconds=1e-4", f"plots={tmp_path}"]
+    rows, printed, _ = measured_once("papers.memory", MemoryRow, *words)
     assert len(rows) == 10 and all(row.status == OK for row in rows)
     assert all(row.layer_mib == pytest.approx(row.formula_mib, rel=1e-4) for row in rows)
-    assert all(row.command.startswith(f"{MemoryRow.COMMAND} ") for row in rows)
     for row in rows:  # the stack has 4 of 32 layers
         scaled = (row.peak_mib + 28 * row.layer_mib) * 2**20
         assert row.scaled_gb * 1e9 == pytest.approx(scaled, rel=1e-4)
     assert "| 68 | 68.72 | 1.01 |" in printed and "64 tokens take" in printed
-    run_program("papers.memory", *words)
-    assert len(read(csv, MemoryRow)) == 10

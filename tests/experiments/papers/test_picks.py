@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench.gate import Gate
 from experiments.bench.timing import Times
-from experiments.common.records import OK, read
+from experiments.common.records import OK
 from experiments.papers.attention.measure import Step, gate_error
 from experiments.papers.picking import measure, providers
 from experiments.papers.picking.cases import Inputs, Shape
@@ -38,12 +38,9 @@ def test_the_gate_allows_what_the_selection_has(shape):
     assert inputs.share == pytest.approx(dense.mean())
 
 
-def test_program_and_resuming(tmp_path, run_program):
-    csv = tmp_path / "picks.csv"
-    words = [*SMALL, f"csv={csv}", "rounds=2", "providers=[picks,selection,causal,fla,cudnn]"]
-    status, printed, error = run_program("papers.picks", *words)
-    assert status == 0, error
-    rows = read(csv, PickRow)
+def test_program_and_resuming(measured_once):
+    words = [*SMALL, "rounds=2", "providers=[picks,selection,causal,fla,cudnn]"]
+    rows, printed, later = measured_once("papers.picks", PickRow, *words)
     ours = [row for row in rows if row.own]
     assert len(rows) == 2 * (4 * 2 + 1) and len(ours) == 12
     assert all(row.status == OK and row.error < 1e-5 and row.tflops > 0 for row in ours)
@@ -52,7 +49,6 @@ def test_program_and_resuming(tmp_path, run_program):
     assert len(shares) == 1 and max(shares) < 0.5
     others = {row.status for row in rows if not row.own}
     assert others == {"unsupported: needs a CUDA device, not cpu"}
-    assert all(row.command.startswith(f"{PickRow.COMMAND} ") for row in rows)
     causal = [row.share for row in ours if row.provider == "causal"]
     assert causal == pytest.approx([161 / 320] * 4)
     for row in ours:  # of the allowed pairs, two products forward and five backward
@@ -60,10 +56,7 @@ def test_program_and_resuming(tmp_path, run_program):
         assert row.tflops == pytest.approx(work / row.ms / 1e9, rel=1e-4)
     assert {(row.heads, row.kv_heads) for row in rows} == {(4, 1)}
     assert "nsa(2, 32)" in printed and "measurements are left" not in printed
-    run_program("papers.picks", *words)
-    assert read(csv, PickRow) == rows
-    status, printed, _ = run_program("papers.picks", "measure=false", f"csv={csv}")
-    assert status == 0 and printed.count("backward") == 1
+    assert later.count("backward") == 1
 
 
 def test_a_table_mixes_no_dtypes():

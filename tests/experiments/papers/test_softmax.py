@@ -16,12 +16,11 @@ OWN = ("safe", "online", "safe_topk", "safe_fused", "online_fused")
 interpreted = pytest.param(
     "triton", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
 )
-IMPLEMENTATIONS = {"triton": kernels.run, "blocks": blocks.run}
 
 
 def check(implementation, algorithm, x, k):
     y = torch.full_like(x, torch.nan)
-    result = IMPLEMENTATIONS[implementation](algorithm, x, y, k)
+    result = measure.IMPLEMENTATIONS[implementation](algorithm, x, y, k)
     right = x.double().softmax(1)
     if ALGORITHMS[algorithm].topk:
         values, indices = result

@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench.cases import DENSE, Case
 from experiments.bench.timing import Times
-from experiments.common.records import OK, read
+from experiments.common.records import OK
 from experiments.papers.costs import measure
 from experiments.papers.costs.calls import ALL, CAPS, MAX, NONE, TERMS, gate_errors, step_of
 from experiments.papers.costs.measure import Group, measured, verdict, warm
@@ -24,24 +24,17 @@ SMALL = "batch=1 heads=2 seq_len=64 head_dims=[16] block=32 device=cpu seconds=1
 pytestmark = pytest.mark.usefixtures("no_interpreter", "one_thread")
 
 
-def test_program_and_resuming(tmp_path, run_program):
-    csv = tmp_path / "costs.csv"
-    status, printed, error = run_program("papers.term_costs", *SMALL, f"csv={csv}", "rounds=2")
-    assert status == 0, error
-    rows = read(csv, TermRow)
+def test_program_and_resuming(measured_once):
+    rows, printed, later = measured_once("papers.term_costs", TermRow, *SMALL, "rounds=2")
     assert len(rows) == 2 * 2 * (2 * (1 + len(TERMS)) + 1)
     assert {row.direction for row in rows if row.term == MAX} == {"forward"}
     assert all(row.status == OK and row.error < 1e-5 for row in rows)
     assert all((row.cost is None) == (row.term == NONE) for row in rows)
     assert {row.kv_heads for row in rows} == {2}  # heads
-    assert all(row.command.startswith(f"{TermRow.COMMAND} ") for row in rows)
     learned = ("sink", "bias")
     assert all((row.term_error is not None) == (row.term in learned) for row in rows)
     assert "backward" in printed and "measurements are left" not in printed
-    run_program("papers.term_costs", *SMALL, f"csv={csv}", "rounds=2")
-    assert read(csv, TermRow) == rows
-    status, printed, _ = run_program("papers.term_costs", "measure=false", f"csv={csv}")
-    assert status == 0 and printed.strip() == table(rows).strip()
+    assert later.strip() == table(rows).strip()
 
 
 @pytest.mark.parametrize("case", [CASE, SPARSE], ids=["dense", "sparse"])

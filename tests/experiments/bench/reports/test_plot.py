@@ -93,9 +93,17 @@ def test_a_legend_is_short_and_names_what_a_reader_knows():
             plt.close(figure)
 
 
-def test_a_mask_without_a_block_has_no_place_on_the_axis_of_sparsity(tmp_path):
-    csv = written(tmp_path / "s.csv", mask=[*MASKS, "local:32&~local:32"], seq_len=128)
-    assert kinds(draw_all(measured(csv), tmp_path)) == {"speedup", "masks"}
+@pytest.mark.parametrize(
+    ("mask", "seq_len", "found"),
+    [
+        ([*MASKS, "local:32&~local:32"], 128, {"speedup", "masks"}),  # the last has no block
+        (MASKS[1:], 128, {"speedup", "masks"}),
+        ("dense", [64, 128], {"length"}),
+    ],
+)
+def test_figures_of_a_few_rows(mask, seq_len, found, tmp_path):
+    csv = written(tmp_path / "s.csv", mask=mask, seq_len=seq_len)
+    assert kinds(draw_all(measured(csv), tmp_path)) == found
 
 
 def test_structured_masks_alone_have_their_speed_up(tmp_path):
@@ -123,16 +131,6 @@ def test_random_blocks_are_shown_once():
         "causal()",
     ]
     assert len(found) == 3
-
-
-def test_one_direction_one_length_and_no_dense_row_are_enough(tmp_path):
-    csv = written(tmp_path / "s.csv", mask=MASKS[1:], seq_len=128)
-    assert kinds(draw_all(measured(csv), tmp_path)) == {"speedup", "masks"}
-
-
-def test_dense_alone_gives_time_against_length(tmp_path):
-    csv = written(tmp_path / "s.csv", mask="dense", seq_len=[64, 128])
-    assert kinds(draw_all(measured(csv), tmp_path)) == {"length"}
 
 
 def test_a_file_without_measurements_is_refused(tmp_path):

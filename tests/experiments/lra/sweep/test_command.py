@@ -3,17 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from experiments import sweep
+from experiments.common.provenance import ROOT
 from tests.experiments.lra.sweep.stand_in import wait
 from tests.experiments.lra.training.cases import overrides
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize(

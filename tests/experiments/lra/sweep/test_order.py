@@ -3,19 +3,18 @@
 from collections import Counter
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.common.provenance import ROOT
 from experiments.common.records import read
 from experiments.lra.run_files import read_runs
 from experiments.lra.speed.rows import StepRow
 from experiments.lra.sweep.order import BESIDES, in_order, run_minutes
 from experiments.lra.sweep.runs import SweepRun, sweep_runs
 
-ROOT = Path(__file__).resolve().parents[4]
 STEPS = read(ROOT / "docs/results/lra/speed.csv", StepRow)
 
 
