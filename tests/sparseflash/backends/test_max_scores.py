@@ -51,13 +51,6 @@ def test_terms_of_the_scores_count_and_a_sink_does_not(backend):
 
 
 @backends
-def test_dropout_leaves_them_alone(backend):
-    q, k, v = small()
-    maxima = attend(q, k, v, MASK, dropout_p=0.5, seed=3, backend=backend)[1]
-    assert_right(maxima, q, k, MASK)
-
-
-@backends
 def test_large_and_negative_logits(backend):
     """The first maximum is that of a key, not 0."""
     q, k, v = small()
@@ -164,9 +157,8 @@ def test_compiled_and_mapped_calls(mask):
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_opcheck_accepts_the_operator(wanted):
-    options = None, 0.0, False, "cpu", 0.0, False, wanted, True
+def test_opcheck_accepts_the_operator():
+    options = None, 0.0, False, "cpu", 0.0, False, True, True
     arguments = *small(), MASK.key, [], [], *[None] * 4, *options
     torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
 
@@ -184,8 +176,3 @@ def test_a_key_that_is_not_finite_reaches_the_rows_that_see_it_alone():
 def test_wrong_flags(function):
     with pytest.raises(ValueError, match="return_max_scores is 1; pass True or False"):
         function(*small(), return_max_scores=1)
-
-
-def test_explain_takes_it():
-    told = sparseflash.explain(*small(), MASK, return_max_scores=True)
-    assert told == sparseflash.explain(*small(), MASK)
