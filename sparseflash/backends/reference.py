@@ -20,8 +20,14 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.score_terms import cap_slope, capped, distances, entry, position_bias
-from sparseflash.backends.sinks import sink_gradient
+from sparseflash.backends.terms import (
+    cap_slope,
+    capped,
+    distances,
+    entry,
+    position_bias,
+    sink_gradient,
+)
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits

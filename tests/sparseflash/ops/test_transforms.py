@@ -61,9 +61,7 @@ def test_functional_gradients_of_the_lse_and_through_a_selection():
 
 
 @pytest.mark.parametrize(
-    "dims",
-    [(1, 2, 3), (4, 0, None), (0, None, None), (None, -1, None), (None, None, 0)],
-    ids=str,
+    "dims", [(1, 2, 3), (4, 0, None), (0, None, None), (None, -1, None), (None, None, 0)], ids=str
 )
 def test_vmap_is_a_loop_over_any_dimension(dims):
     qkv = [
