@@ -233,6 +233,9 @@ def test_lengths(padding):
         found = layer(x, lengths=given)
         assert found.isfinite().all()
         torch.testing.assert_close(found[real], wanted[real])
+    turned, plan = make(mask=masks.local(50), rotary=Rotary()), layer.plan(ends, 256)
+    found, wanted = (turned(x, lengths=given) for given in (plan, ends))
+    torch.testing.assert_close(found[real], wanted[real])
     cross = make(mask=None, padding="hide")
     keys = real[:, None, None, :90]
     found = cross(x[:, :30], context=x[:, :90], lengths=ends.clamp(max=90))

@@ -48,24 +48,12 @@ CALLS = [  # mask, dropout_p, layout, head dim of v
     (MASK, 0.0, "one key head for all", 8),
     (MASK, 0.3, "token major", 12),
 ]
-SIMPLE = [  # what the interpreter, in which opcheck takes a second for a call, has no need of
-    (None, 0.0, "contiguous", 8),
-    (MASK, 0.0, "contiguous", 8),
-    (MASK, 0.3, "token major", 8),
-]
 # the graphs of a call are those of others, whatever its layout: they take most of the time
 QUICK = "test_schema", "test_autograd_registration", "test_faketensor"
 ALL = *QUICK, "test_aot_dispatch_dynamic"
 calls = pytest.mark.parametrize(
     "backend, mask, dropout_p, layout, v_head_dim, tests",
-    [
-        *(
-            (b, *call, ALL if i in (0, 4) else QUICK)
-            for b in BACKENDS
-            for i, call in enumerate(CALLS)
-        ),
-        *((b, *call, QUICK) for b in ("reference", "cpu") for call in SIMPLE),
-    ],
+    [(b, *call, ALL if i in (0, 4) else QUICK) for b in BACKENDS for i, call in enumerate(CALLS)],
 )
 
 
