@@ -220,9 +220,9 @@ def explain(
     options = *term_options(terms), return_max_scores
     call = as_float(scale), dropout_p, deterministic, backend, *options
     found = _checked(q, k, v, mask, call, needs_grad=True)
-    problem, extents = found.problem, found.extents
-    if found.mask is not None:
-        schedule_for(found.mask, *extents, problem.device)  # raises where the mask does not fit
+    problem = found.problem
+    if found.mask is not None:  # raises where it does not fit
+        schedule_for(found.mask, *extents_of(q, k), problem.device)
     if dropout_p:
         seed_tensor(seed, problem.device)
     if terms is not None:
@@ -316,10 +316,6 @@ class _Checked(NamedTuple):
     mask: Mask | BlockMask | None
     schedule: Schedule | None  # of a selection
     problem: Problem
-
-    @property
-    def extents(self) -> tuple[int, int, int, int]:
-        return extents_of(self.q, self.k)
 
 
 def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> Plan | None:

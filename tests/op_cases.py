@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from sparseflash.testing import make_qkv, oracle, relative_error
 
 # without a GPU the conftest puts the Triton kernels into the interpreter
 BACKENDS = ("reference", "cpu") if torch.cuda.is_available() else ("reference", "cpu", "triton")
+INTERPRETED = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
+)
 MASK = (masks.local(9) | masks.butterfly(16)) & masks.causal()
 FORMS = {"None": None, "Mask": MASK, "BlockMask": MASK.build(40)}
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
@@ -12,6 +13,12 @@ from sparseflash.problem import Problem, describe
 from sparseflash.schedule import Schedule
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
+
+
+class OnHopper(torch.Tensor):
+    """A tensor in the memory of the CPU that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)  # pyright: ignore[reportAssignmentType]
 
 
 def problem_of(

@@ -36,8 +36,7 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.score_terms import cap_slope, capped
-from sparseflash.backends.sinks import sink_gradient
+from sparseflash.backends.terms import cap_slope, capped, sink_gradient
 from sparseflash.kernels.scale import LN2, LOG2E
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, schedule_for

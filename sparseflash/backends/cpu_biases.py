@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sparseflash.backends.protocol import TermTensors
-from sparseflash.backends.score_terms import distances, entry, position_bias
+from sparseflash.backends.terms import distances, entry, position_bias
 from sparseflash.kernels.scale import LOG2E
 from sparseflash.schedule import Schedule
 

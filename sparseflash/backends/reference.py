@@ -20,8 +20,14 @@ from sparseflash.backends.protocol import (
     Walk,
     empty_out,
 )
-from sparseflash.backends.score_terms import cap_slope, capped, distances, entry, position_bias
-from sparseflash.backends.sinks import sink_gradient
+from sparseflash.backends.terms import (
+    cap_slope,
+    capped,
+    distances,
+    entry,
+    position_bias,
+    sink_gradient,
+)
 from sparseflash.dropout import keep_mask, keep_scale
 from sparseflash.problem import Problem
 from sparseflash.schedule import Schedule, unpack_bits
@@ -41,50 +47,46 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
 
 
 def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    options = problem.options
-    return Forward(problem.scale, options.dropout_p, options.softcap, options.max_scores)
+    return Forward(problem)
 
 
 def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
-    return Backward(problem.scale, problem.options.dropout_p, problem.options.softcap)
+    return Backward(problem)
 
 
 class Forward(NamedTuple):
-    scale: float
-    dropout_p: float
-    softcap: float
-    max_scores: bool
+    problem: Problem
     specs = ()
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> Results:  # fmt: skip
-        scores, _, v_wide = _scores(q, k, v, self.scale)
-        scores = _logits(capped(scores, self.softcap), walk.schedule, terms)
+        options = self.problem.options
+        scores, _, v_wide = _scores(q, k, v, self.problem.scale)
+        scores = _logits(capped(scores, options.softcap), walk.schedule, terms)
         lse = scores.logsumexp(-1)
         if terms.sink is not None:
             lse = torch.logaddexp(lse, terms.sink[:, None])
         p = _probabilities(scores, lse)
-        p = p * _dropout_factor(p, self.dropout_p, seed)
-        max_scores = scores.amax(-1) if self.max_scores else None
+        p = p * _dropout_factor(p, options.dropout_p, seed)
+        max_scores = scores.amax(-1) if options.max_scores else None
         return Results(empty_out(q, v).copy_(p @ v_wide), lse, max_scores)
 
 
 class Backward(NamedTuple):
-    scale: float
-    dropout_p: float
-    softcap: float
+    problem: Problem
     specs = ()
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         q, k, v, out, lse, seed, terms, _ = saved
-        scores, k_wide, v_wide = _scores(q, k, v, self.scale)
-        scores = capped(scores, self.softcap)
+        scale, softcap = self.problem.scale, self.problem.options.softcap
+        scores, k_wide, v_wide = _scores(q, k, v, scale)
+        scores = capped(scores, softcap)
         dsink = sink_gradient(dout, dlse, saved)
         dout = dout.to(scores.dtype)
         p = _probabilities(_logits(scores, walk.schedule, terms), lse)
-        factor = _dropout_factor(p, self.dropout_p, seed)
+        factor = _dropout_factor(p, self.problem.options.dropout_p, seed)
 
         # out = (p * factor) v and lse = logsumexp(scores), with p = softmax(scores):
         # dscores = p * (dp - delta), where delta = rowsum(p * dp) - dlse and
@@ -101,10 +103,10 @@ class Backward(NamedTuple):
             dbias = torch.zeros_like(terms.bias)
             # unlike index_add_, this is the same from run to run on a GPU
             dbias.T.index_put_((column,), dscores.sum(0).flatten(1).T, accumulate=True)
-        if self.softcap:
-            dscores = dscores * cap_slope(scores, self.softcap)
-        dq = dscores @ k_wide * self.scale
-        dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * self.scale
+        if softcap:
+            dscores = dscores * cap_slope(scores, softcap)
+        dq = dscores @ k_wide * scale
+        dk = dscores.transpose(-1, -2) @ q.to(dscores.dtype) * scale
 
         # Query heads that share a key head add up.
         heads_kv = k.shape[1]

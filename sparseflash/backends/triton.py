@@ -70,14 +70,6 @@ def unsupported(problem: Problem, direction: Direction) -> str | None:
     return None
 
 
-def plan_forward(problem: Problem, schedule: Schedule | None) -> "Forward":
-    return Forward(problem, schedule)
-
-
-def plan_backward(problem: Problem, schedule: Schedule | None) -> "Backward":
-    return Backward(problem, schedule)
-
-
 class Forward:
     specs = ()
 
@@ -254,6 +246,9 @@ class Backward:
         dbias = sums.sum((0, 2))
         dbias[:, :: bias.shape[1] - 1] += ends.sum((0, 1))
         return dbias
+
+
+plan_forward, plan_backward = Forward, Backward
 
 
 class Cut:

@@ -6,9 +6,7 @@ evaluated for every pair of tokens, as `sdpa` does.
 """
 
 from collections.abc import Callable
-from functools import reduce
 from importlib.metadata import version
-from operator import and_
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 import masks
 from masks import Mask, mask_from
 from masks.checks import FAR
-from sparseflash.integrations.tensors import between_real, to_real
+from sparseflash.integrations.tensors import between_real, join, to_real
 
 FOUND = version("transformers")
 if tuple(map(int, FOUND.split(".")[:2])) < (5, 23):
@@ -66,21 +64,22 @@ def make_mask(
             " of both: take use(model) without a mask"
         )
     real = None if attention_mask is None else _real(attention_mask, ends[1])
-    parts = [part for part in (own, chosen) if part is not None]
-    if parts:
-        mask = reduce(and_, parts)
+    mask = join(own, chosen)
+    if mask is not None:
         if real is not None:
             mask = to_real(real, ends[0]) if mask == masks.dense() else between_real(mask, real)
         elif ids is not None:
             mask = mask >> masks.packed(_lengths(ids))
-        parts = [mask >> masks.shift(-q_offset, -kv_offset) if q_offset or kv_offset else mask]
+        if q_offset or kv_offset:
+            mask = mask >> masks.shift(-q_offset, -kv_offset)
     if own is None:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
         pairs = sdpa_mask(*sizes, mask_function, attention_mask, **options)
         assert pairs is not None
-        parts.append(mask_from(pairs.cpu().numpy()))
-    return reduce(and_, parts)
+        mask = join(mask, mask_from(pairs.cpu().numpy()))
+    assert mask is not None
+    return mask
 
 
 def _read(function: Callable[..., Any]) -> Mask | None:
@@ -99,8 +98,7 @@ def _read(function: Callable[..., Any]) -> Mask | None:
             return masks.block_diagonal(values["chunk_size"])
         case "and_masks":
             parts = [_read(part) for part in values["mask_functions"]]
-            known = [part for part in parts if part is not None]
-            return reduce(and_, known) if len(known) == len(parts) else None
+            return None if any(part is None for part in parts) else join(*parts)
     return None
 
 

@@ -107,7 +107,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _):  # type: ignore[override]
-        saved = _saved(*ctx.saved_tensors)
+        q, k, v, out, lse, seed, *terms = ctx.saved_tensors
+        saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
         if dout is None:
             dout = torch.zeros_like(saved.out)
         if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
@@ -178,13 +179,6 @@ def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
     return mask, tensors[N_TERMS:], numbers, seed, *tensors[:N_TERMS], *options
 
 
-def _saved(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor | None,
-    *terms: Tensor | None,
-) -> Saved:  # fmt: skip
-    return Saved(q, k, v, out, lse, seed, TermTensors(*terms))
-
-
 def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
     """Those of q, k, v, seed and terms; `gradients` has some tensor for a term that is None."""
     of_terms = zip(terms, (*gradients[3:], None), strict=True)  # none of the slopes
@@ -238,7 +232,8 @@ torch.library.impl("sparseflash::forward", ("CPU", "CUDA"), forward_operator)
 def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
     terms, options = call[:N_TERMS], call[N_TERMS:]
     plan, made = find_plan((q, k, v), mask, schedule, numbers, options, True)
-    gradients = run_backward(plan, dout, dlse, _saved(q, k, v, out, lse, seed, *terms), made)
+    saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
+    gradients = run_backward(plan, dout, dlse, saved, made)
     return tuple(q.new_empty(0) if t is None else t for t in gradients)
 
 

@@ -1,6 +1,7 @@
 """What an import brings along, what the public names say, and what `explain` answers."""
 
 import inspect
+import re
 from functools import cache
 
 import pytest
@@ -20,23 +21,18 @@ def loaded_by(statement: str, names: tuple[str, ...] = HEAVY) -> set[str]:
     return set(in_a_new_process("-c", code).split())
 
 
-def test_import_of_sparseflash_is_light():
+def test_import_and_call_on_the_cpu_are_light():
     # torch itself may bring triton: what counts is what sparseflash adds to it
-    loaded = loaded_by("import sparseflash")
-    assert loaded <= loaded_by("import torch") and not {"hydra", "matplotlib"} & loaded
-
-
-def test_call_on_the_cpu_is_light():
     statement = (
         "import torch, masks, sparseflash; q = torch.ones(1, 1, 16, 16, requires_grad=True);"
         " sparseflash.attention(q, q, q, masks.causal()).sum().backward()"
     )
-    assert loaded_by(statement) <= loaded_by("import torch")
+    loaded = loaded_by(statement)
+    assert loaded <= loaded_by("import torch") and not {"hydra", "matplotlib"} & loaded
 
 
-@pytest.mark.parametrize("statement", ["import masks", "import masks; {use}"])
-def test_import_of_masks_loads_numpy_only(statement):
-    statement = statement.format(use="masks.parse('local:9&causal').build(100)")
+def test_import_and_use_of_masks_load_numpy_only():
+    statement = "import masks; masks.parse('local:9&causal').build(100)"
     assert not loaded_by(statement, ("torch", "einops", "sparseflash", *HEAVY))
 
 
@@ -58,10 +54,11 @@ def test_public_name_has_a_docstring(value):
     assert not text.startswith(f"{getattr(value, '__name__', '')}(")  # that of a bare dataclass
 
 
-def test_parameters_of_attention_are_all_in_its_docstring():
-    text = inspect.getdoc(sparseflash.attention) or ""
-    for name in inspect.signature(sparseflash.attention).parameters:
-        assert f"{name}:" in text or f"{name}, " in text, name
+@pytest.mark.parametrize("function", [sparseflash.attention, sparseflash.decode])
+def test_every_parameter_is_documented_in_order(function):
+    names = re.findall(r"^    (\w+):", inspect.getdoc(function) or "", re.MULTILINE)
+    wanted = list(inspect.signature(function).parameters)
+    assert names[: len(wanted)] == wanted and "ValueError" in names[len(wanted) :]
 
 
 def answers(text: str, direction: str = "forward") -> dict[str, str]:
@@ -118,6 +115,6 @@ def test_explain_gives_the_reason_of_a_refusal():
 
 def test_explain_takes_every_option_of_attention():
     q, k, v = make_qkv(1, 1, 16, 16, 16, dtype=torch.float64)
-    options = {"scale": 0.5, "return_lse": True, "dropout_p": 0.1, "seed": 3}
-    answer = sparseflash.explain(q, k, v, masks.causal(), deterministic=True, **options)
+    options = {"scale": 0.5, "return_lse": True, "return_max_scores": True, "deterministic": True}
+    answer = sparseflash.explain(q, k, v, masks.causal(), dropout_p=0.1, seed=3, **options)
     assert "cpu: chosen" in answer

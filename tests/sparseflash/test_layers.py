@@ -107,10 +107,7 @@ def test_cross_attention_goes_through_what_is_in_the_place_of_the_projection(cha
     x = tokens()
     found, wanted = layer(x, context=x), layer(x)
     torch.testing.assert_close(found, wanted)
-    gradients = (
-        torch.autograd.grad(t.square().sum(), [*layer.parameters()]) for t in (found, wanted)
-    )
-    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(*(gradients_of(layer, t) for t in (found, wanted)))
 
 
 def by_complex_numbers(x: torch.Tensor, base: float, fraction: float = 1.0) -> torch.Tensor:
@@ -134,14 +131,6 @@ def test_rotary_is_its_definition(base, fraction, head_dim):
     torch.testing.assert_close(found, by_complex_numbers(x, base, fraction))
     assert torch.equal(found[:, 0], x[:, 0])
     assert torch.equal(Rotary(base, fraction)(x[:, 7:], start=7), found[:, 7:])
-
-
-def test_rotary_scores_depend_on_distances():
-    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(-1, 1, 50, 1, 16)
-    scores = Rotary()(q)[0, :, 0] @ Rotary()(k)[0, :, 0].T
-    for shift in (1, 7, -3):
-        diagonal = scores.diagonal(shift)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
 
 def test_rotary_in_low_precision_loses_no_angles():
@@ -246,17 +235,13 @@ def test_lengths(padding):
         found = layer(x, lengths=given)
         assert found.isfinite().all()
         torch.testing.assert_close(found[real], wanted[real])
+    turned, plan = make(mask=masks.local(50), rotary=Rotary()), layer.plan(ends, 256)
+    found, wanted = (turned(x, lengths=given) for given in (plan, ends))
+    torch.testing.assert_close(found[real], wanted[real])
     cross = make(mask=None, padding="hide")
     keys = real[:, None, None, :90]
     found = cross(x[:, :30], context=x[:, :90], lengths=ends.clamp(max=90))
     torch.testing.assert_close(found, expected(cross, x[:, :30], x[:, :90], allowed=keys))
-
-
-def test_layers_share_a_plan():
-    first, second = make(mask=masks.local(50)), make(mask=masks.local(50))
-    x, ends = tokens(256), torch.tensor([256, 100])
-    plan = first.plan(ends, 256)
-    assert torch.equal(second(x, lengths=plan), first(x, lengths=plan))
 
 
 def test_dropout_is_for_training():
@@ -293,31 +278,21 @@ def test_autocast():
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-def test_a_plan_is_for_the_dtype_of_autocast(dtype, monkeypatch):
-    """Without autocast, for that of the weights; a dtype that is given comes first."""
-    asked = []
-
-    def plan_lengths(mask, lengths, n, heads, head_dim, dtype, *others, **options):
-        asked.append(dtype)
-
-    monkeypatch.setattr("sparseflash.layers.plan_lengths", plan_lengths)
-    layer = make(torch.float32)
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        layer.plan([128], 128)
-        layer.plan([128], 128, torch.float64)
-    assert asked == [dtype or torch.float32, torch.float64]
-
-
-def test_a_plan_is_for_the_heads_of_the_layer(monkeypatch):
+def test_a_plan_is_for_the_heads_of_the_layer_and_the_dtype_of_autocast(dtype, monkeypatch):
+    """Without autocast, for the dtype of the weights; a dtype that is given comes first."""
     asked = []
 
     def noted(mask, *qkv, **options):
-        asked.extend(t.shape[1] for t in qkv)
+        asked.append([(t.shape[1], t.dtype) for t in qkv])
         return plan(mask, *qkv, **options)
 
     monkeypatch.setattr("sparseflash.layers.plan", noted)
-    make(kv_heads=2).plan([100], 128)
-    assert asked == [HEADS, 2, 2]
+    layer = make(torch.float32, kv_heads=2)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        layer.plan([128], 128)
+        layer.plan([128], 128, torch.float64)
+    dtypes = dtype or torch.float32, torch.float64
+    assert asked == [[(heads, each) for heads in (HEADS, 2, 2)] for each in dtypes]
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([N, 17])])

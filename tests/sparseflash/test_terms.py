@@ -45,7 +45,7 @@ def test_gradients_agree_with_differences(term):
     inputs = make_qkv(1, 2, 4, 5, 2, dtype=torch.float64)
     bias = torch.randn(2, 5, dtype=torch.float64)
     values = {"sink": SINK.double(), "softcap": 0.7, "slopes": SINK.double(), "bias": bias}
-    given = {name: values[name] for name in (term,)}
+    given = {term: values[term]}
     learned = [name for name in given if name in LEARNED]
 
     def attend(q, k, v, *tensors):

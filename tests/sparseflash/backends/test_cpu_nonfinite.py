@@ -12,8 +12,6 @@ N, TOKEN = 48, 20
 DENSE = np.tril(np.ones((N, N), bool))
 DENSE[40:, 18:22] = False  # late queries skip the tokens around the bad one
 VALUES = [float("nan"), float("inf"), float("-inf")]
-
-
 OTHERS = torch.arange(N) != TOKEN
 BLIND, UNSEEN = torch.from_numpy(~DENSE[:, TOKEN]), torch.from_numpy(~DENSE[TOKEN])
 

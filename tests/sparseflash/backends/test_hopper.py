@@ -1,7 +1,7 @@
 """The hopper backend as far as it goes without a GPU: what it refuses, how it compiles."""
 
 import re
-from unittest import mock
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,19 +12,13 @@ from sparseflash.backends import hopper, nvidia
 from sparseflash.backends.hopper import backward, forward, passes, tma
 from sparseflash.backends.registry import NAMES
 from sparseflash.kernels.hopper.configs import columns_in_use, forward_tiles, keeps_q, padded
-from sparseflash.plan import Plan, plan_for
+from sparseflash.plan import plan_for
 from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import SPARE
-from tests.problems import problem_of
-
-
-class OnHopper(torch.Tensor):
-    """A tensor in the memory of the CPU that says it is on a GPU."""
-
-    device = torch.device("cuda", 0)  # pyright: ignore[reportAssignmentType]
+from tests.problems import OnHopper, problem_of
 
 
 @pytest.fixture
@@ -34,6 +28,13 @@ def capability(monkeypatch):
     monkeypatch.setattr(hopper, "gluon_missing", lambda: None)
     monkeypatch.setattr(hopper, "nvidia_capability", lambda device: found[0])
     return found
+
+
+@pytest.fixture
+def multiprocessors(monkeypatch):
+    """Those of an H200, where there is no GPU."""
+    for module in (forward, backward, passes):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 
 def blank(batch, heads, n, head_dim, kv_heads, v_head_dim=None, dtype=torch.bfloat16):
@@ -150,19 +151,22 @@ def test_refuses_selections_whose_blocks_do_not_divide_by_its_tiles(block, capab
 @pytest.mark.parametrize("head_dim, keys", [(32, 8), (64, 8), (128, 8), (256, 8), (64, 2)])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.usefixtures("multiprocessors")
 def test_a_plan_brings_every_list_that_is_walked(
     deterministic, dropout_p, head_dim, keys, monkeypatch
 ):
     """Also through the operators, which a schedule crosses as tensors and ints."""
-    for module in (forward, backward, passes):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     q, k, v = make_qkv(2, 4, 1024, 1024, head_dim, dtype=torch.bfloat16, kv_heads=2)
     picked = select.top_k(keys, block_size=128)(q, k) & masks.causal()
     schedule = schedule_from_selection(picked, 1024, 1024, 2, 4, "cpu")
     problem = problem_of(q, k, v, schedule, dropout_p=dropout_p, deterministic=deterministic)
-    planned = [plan_with(hopper, problem._replace(needs_grad=g), schedule) for g in (True, False)]
-    lists = planned[0].lists(schedule)
-    assert len(planned[1].lists(schedule)) == 1
+    module = import_module("sparseflash.plan")
+    monkeypatch.setattr(module, "choose", lambda problem, direction: hopper)
+    planned, without = (
+        plan_for(problem._replace(needs_grad=g), schedule=schedule) for g in (True, False)
+    )
+    lists = planned.lists(schedule)
+    assert len(without.lists(schedule)) == 1
 
     def refuse(*call):
         raise AssertionError("made again")
@@ -170,16 +174,10 @@ def test_a_plan_brings_every_list_that_is_walked(
     monkeypatch.setattr("sparseflash.tiles.lists.dynamic_lists", refuse)
     brought = from_tensors(*as_tensors(schedule._replace(lists=lists)))
     assert brought.facts.lists == tuple(made.numbers for made in lists)
-    again = planned[0].lists(brought)
+    again = planned.lists(brought)
     for ours, theirs in zip(again, lists, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours[:5], theirs[:5], strict=True))
         assert repr(ours.numbers) == repr(theirs.numbers)
-
-
-def plan_with(backend, problem, schedule) -> Plan:
-    """A plan for inputs that the backend refuses because they are on a CPU."""
-    with mock.patch("sparseflash.plan.choose", lambda problem, direction: backend):
-        return plan_for(problem, schedule=schedule)
 
 
 @pytest.mark.parametrize("head_dim, v_head_dim", [(256, None), (192, 128), (64, 256), (136, 8)])
@@ -214,7 +212,7 @@ OF_64 = {
 
 
 @pytest.mark.parametrize("name", OF_64)
-def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
+def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, multiprocessors):
     mask, block, head_dim, options, expected = OF_64[name]
     qkv = blank(1, 2, 4096, head_dim, 2)
     blocks = mask.build(4096, block_size=block, heads=2 if mask.per_head else None)
@@ -222,8 +220,6 @@ def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
     problem = problem_of(*qkv, blocks, **options)
     form = backward.backward_form(problem, schedule.facts, schedule)
     assert (form.cols.major, form.one_pass) == expected
-    for module in (backward, passes):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     assert backward.Backward(problem, schedule).specs[0].major == expected[0]
     if form.cols.major == 64 and head_dim < 256:  # one warpgroup, two programs
         assert (form.cols.consumers, form.cols.programs) == (1, 2)
@@ -232,10 +228,8 @@ def test_key_blocks_of_64_share_tiles_where_they_are_alike(name, monkeypatch):
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("block", [None, 128, 64, 16])
 @pytest.mark.parametrize("n", [1000, 1088])
-def test_entries_of_grouped_heads_are_places_in_dq(n, block, head_dim, monkeypatch):
+def test_entries_of_grouped_heads_are_places_in_dq(n, block, head_dim, multiprocessors):
     """So no kernel divides: heads lie as many blocks apart in dQ as in the lists of their group."""
-    for module in (backward, passes):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     qkv, schedule, blocks = blank(2, 6, n, head_dim, 2), None, None
     if block:
         blocks = masks.causal().build(n, block_size=block)

@@ -13,15 +13,9 @@ from sparseflash.backends import triton as portable
 from sparseflash.backends.hopper import self_check, versions
 from sparseflash.backends.registry import reasons
 from sparseflash.testing import make_qkv
-from tests.problems import problem_of
+from tests.problems import OnHopper, problem_of
 
 triton = pytest.importorskip("triton")
-
-
-class OnHopper(torch.Tensor):
-    """A tensor in the memory of the CPU that says it is on a GPU."""
-
-    device = torch.device("cuda", 0)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def machine(monkeypatch, tmp_path):
 
 def inputs():
     q, k, v = make_qkv(1, 2, 64, 64, 64, dtype=torch.bfloat16)
-    return q.as_subclass(OnHopper), k.as_subclass(OnHopper), v.as_subclass(OnHopper)
+    return [t.as_subclass(OnHopper) for t in (q, k, v)]
 
 
 def answer() -> str | None:

@@ -18,16 +18,10 @@ def attend(*args, **options):
     return sparseflash.attention(*args, return_max_scores=True, **options)
 
 
-def expected(q, k, mask=None, **options):
-    """In float64."""
-    dense = (
-        None if mask is None else torch.from_numpy(mask.build(q.shape[2], k.shape[2]).to_dense())
-    )
-    return logits(q.detach(), k.detach(), dense, **options).amax(-1)
-
-
-def assert_right(maxima, *args, **options):
-    wanted = expected(*args, **options)
+def assert_right(maxima, q, k, mask=None):
+    """Against float64."""
+    dense = None if mask is None else mask.build(q.shape[2], k.shape[2]).to_dense()
+    wanted = logits(q, k, dense if dense is None else torch.from_numpy(dense)).amax(-1)
     limit = 1e-12 if maxima.dtype == torch.float64 else 1e-5
     assert relative_error(maxima, wanted) < limit and not maxima.requires_grad
 
@@ -38,23 +32,6 @@ def test_grouped_heads_other_lengths_and_head_dims(mask, backend):
     options = {"batch": 2, "heads": 4, "kv_heads": 2, "v_head_dim": 12}
     case = Case(70, 90, 8, mask=mask, block_size=(32, 48), max_scores=True, **options)
     check(case, backend, "cpu")
-
-
-@backends
-def test_terms_of_the_scores_count_and_a_sink_does_not(backend):
-    q, k, v = small()
-    bias = torch.randn(2, 7)
-    terms = Terms(torch.full((2,), 90.0), softcap=1.5, slopes=torch.tensor([0.1, 0.3]), bias=bias)
-    out, maxima = attend(q, k, v, LOW_ROWS, terms=terms, backend=backend)
-    assert_right(maxima, q, k, LOW_ROWS, terms=terms)
-    assert (maxima == -torch.inf).any() and not out.isnan().any()
-
-
-@backends
-def test_dropout_leaves_them_alone(backend):
-    q, k, v = small()
-    maxima = attend(q, k, v, MASK, dropout_p=0.5, seed=3, backend=backend)[1]
-    assert_right(maxima, q, k, MASK)
 
 
 @backends
@@ -164,9 +141,8 @@ def test_compiled_and_mapped_calls(mask):
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_opcheck_accepts_the_operator(wanted):
-    options = None, 0.0, False, "cpu", 0.0, False, wanted, True
+def test_opcheck_accepts_the_operator():
+    options = None, 0.0, False, "cpu", 0.0, False, True, True
     arguments = *small(), MASK.key, [], [], *[None] * 4, *options
     torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
 
@@ -184,8 +160,3 @@ def test_a_key_that_is_not_finite_reaches_the_rows_that_see_it_alone():
 def test_wrong_flags(function):
     with pytest.raises(ValueError, match="return_max_scores is 1; pass True or False"):
         function(*small(), return_max_scores=1)
-
-
-def test_explain_takes_it():
-    told = sparseflash.explain(*small(), MASK, return_max_scores=True)
-    assert told == sparseflash.explain(*small(), MASK)

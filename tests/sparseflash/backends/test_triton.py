@@ -15,12 +15,10 @@ from sparseflash.kernels.launch import Launch, _known
 from sparseflash.ops.qkv import parts
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
-from tests.op_cases import token_major
+from tests.op_cases import INTERPRETED, token_major
 from tests.problems import problem_of
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
-)
+pytestmark = INTERPRETED
 
 
 DTYPES = (torch.float32, torch.float16)
@@ -125,10 +123,8 @@ def no_plans():
 @pytest.mark.parametrize(
     "family, head_dim",
     [
-        *(("ampere", head_dim) for head_dim in (32, 72, 256)),
-        *(("blackwell", head_dim) for head_dim in (32, 72, 256)),
-        *(("geforce", head_dim) for head_dim in (32, 72, 256)),
-        *(("cdna", head_dim) for head_dim in (32, 128, 256)),
+        *itertools.product(("ampere", "blackwell", "geforce"), (32, 72, 256)),
+        *itertools.product(["cdna"], (32, 128, 256)),
     ],
 )
 def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):

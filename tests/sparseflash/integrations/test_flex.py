@@ -77,16 +77,15 @@ def test_the_results_have_the_form_of_torch(options):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lse", [False, True])
-def test_maxima_come_alone_or_with_the_lse(lse):
+def test_maxima_may_come_alone():
     """In natural units, as torch gives them on a GPU; on a CPU it refuses."""
     tensors = [t.detach() for t in inputs()]
-    request = theirs.AuxRequest(lse=lse, max_scores=True)
+    request = theirs.AuxRequest(max_scores=True)
     out, aux = flex.flex_attention(*tensors, block_mask=block_mask("causal"), return_aux=request)
     expected = dense(*tensors, torch.ones(N, N, dtype=torch.bool).tril())
     torch.testing.assert_close(out, expected[0].float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(aux.max_scores, expected[2].float(), rtol=1e-5, atol=1e-5)
-    assert type(aux) is theirs.AuxOutput and (aux.lse is not None) == lse
+    assert type(aux) is theirs.AuxOutput and aux.lse is None
 
 
 def test_without_a_mask_and_with_one_of_masks():
@@ -141,10 +140,7 @@ def test_inside_a_compiled_function():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (
-            {"score_mod": lambda score, b, h, q, k: score * 2},
-            "score_mod is .*lambda.*pass sparseflash.Terms",
-        ),
+        ({"score_mod": lambda s, *_: s * 2}, "score_mod is .*lambda.*pass sparseflash.Terms"),
         ({"return_aux": theirs.AuxRequest(lse=True), "return_lse": True}, "alone"),
         ({"heads": 2}, "4 heads, key 2: pass enable_gqa=True"),
         ({"keys": 100}, "200 keys, q and k have 200 and 100"),

@@ -308,19 +308,15 @@ def test_a_pattern_that_is_defined_again_is_made_again(own_patterns):
             rf"attention_mask has shape \(2, {N}, {N}\); pass \(batch, tokens\)"),
         (lambda: sparse.use(make("bert"))(words(), attention_mask=torch.ones(N)),
             rf"attention_mask has shape \({N},\); pass \(batch, tokens\)"),
+        (lambda: sparse.use(transformers.FalconForCausalLM(transformers.FalconConfig(**SIZES))),
+            "FalconForCausalLM does not go through AttentionInterface"),
     ],
     ids=["position_bias", "weights", "encoder_decoder", "cross_attention", "no_text",
-        "no_mask", "static_cache", "bias", "three_extents", "one_extent"],
+        "no_mask", "static_cache", "bias", "three_extents", "one_extent", "falcon"],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_a_model_that_cannot_be_switched_is_refused():
-    config = transformers.FalconConfig(**SIZES)
-    with pytest.raises(ValueError, match="AttentionInterface"):
-        sparse.use(transformers.FalconForCausalLM(config))
 
 
 @pytest.mark.slow

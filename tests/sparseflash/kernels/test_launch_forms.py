@@ -106,23 +106,23 @@ def test_a_repeated_launch_is_the_ordinary_one_with_other_addresses(kernel, stat
     assert kernel.ordinary == 3 and kernel.calls[3:] == kernel.calls[1:3]
 
 
-def test_versions_with_an_unknown_launcher_launch_as_usual(kernel, monkeypatch):
-    monkeypatch.setattr(triton, "__version__", "3.10.0")
+def interpret(kernel, grid):
+    """The interpreter takes tensors on a GPU, and returns nothing."""
+
+    def run(*args, **options) -> None:
+        kernel.ordinary += 1
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(triton, "__version__", "3.10.0"), (Kernel, "__getitem__", interpret)],
+    ids=["unknown launcher", "interpreter"],
+)
+def test_others_launch_as_usual(kernel, change, monkeypatch):
+    monkeypatch.setattr(*change)
     launch, lists = Launch(kernel, static=True), on_device(16)
     for _ in range(3):
         call(launch, on_device(32), on_device(64, 8), lists)
     assert kernel.ordinary == 3
-
-
-def test_the_interpreter_launches_as_usual(kernel, monkeypatch):
-    """It takes tensors on a GPU, and returns nothing."""
-    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: self.count)
-    monkeypatch.setattr(Kernel, "count", count, raising=False)
-    launch, lists = Launch(kernel, static=True), on_device(16)
-    for _ in range(3):
-        call(launch, on_device(32), on_device(64, 8), lists)
-    assert kernel.ordinary == 3
-
-
-def count(kernel, *args, **options) -> None:
-    kernel.ordinary += 1

@@ -9,13 +9,12 @@ from sparseflash import select
 from sparseflash.kernels.launch import launch
 from sparseflash.testing import make_qkv
 from tests import picks_cases
+from tests.op_cases import INTERPRETED
 from tests.picks_cases import CASES
 
 kernels = pytest.importorskip("sparseflash.kernels.tl.picks")
 picked = pytest.importorskip("sparseflash.select.kernels.picked")
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
-)
+pytestmark = INTERPRETED
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -60,20 +60,6 @@ def test_nsa(n, heads, kv_heads, chunk, k, first, own):
     assert np.array_equal(dense_of(found, 2, heads), exact & dense(inside, n, n, heads))
 
 
-def test_queries_of_a_kv_head_share_their_blocks():
-    q, key, _ = make_qkv(1, 6, 128, 128, 16, kv_heads=2)
-    found = dense_of(select.nsa(2, block=16, block_q=16)(q, key), 1, 6)[0]
-    assert np.array_equal(found[0], found[2]) and np.array_equal(found[3], found[5])
-    assert not np.array_equal(found[0], found[3])
-
-
 def test_importance_counts_a_block_from_its_last_token_on():
     found = dense_of(select.nsa(2, block=16, block_q=16)(*turning()), 1, 2)[0, 0, 32:, ::16]
     assert found.tolist() == [[True, False, True]] * 15 + [[False, True, True]]
-
-
-def test_every_query_has_k_chunks_once_there_are_so_many():
-    q, key, _ = make_qkv(1, 2, 128, 128, 16)
-    found = dense_of(select.moba(16, 3, 16)(q, key), 1, 2)
-    chunks = found.reshape(1, 2, 128, 8, 16).any(-1).sum(-1)
-    assert (chunks == np.minimum(np.arange(128) // 16 + 1, 3)).all()

@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from sparseflash.kernels.tl.merge_parts import backward_merge, merge_parts
-from tests.op_cases import token_major
+from tests.op_cases import INTERPRETED, token_major
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
-)
+pytestmark = INTERPRETED
 
 BATCH, HEADS, TILE, ROWS = 2, 3, 48, 16  # the forward has tiles of 192 queries
 SENTINEL = -7.0

@@ -17,11 +17,10 @@ from sparseflash.kernels.tl.terms import add_bias, add_slopes, bias_of
 from sparseflash.schedule import schedule_for
 from tests import bias_cases, capping_cases
 from tests.attention_cases import Case, check
+from tests.op_cases import INTERPRETED
 from tests.problems import problem_of
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the kernels on it"
-)
+pytestmark = INTERPRETED
 
 HALF, FULL = torch.float16, torch.float32
 RAGGED = masks.causal(align="bottom_right") | masks.global_tokens(20)

@@ -1,9 +1,11 @@
-"""Soft-capping and biases by distance, by plain torch operations. See `sparseflash.Terms`."""
+"""Soft-capping, biases by distance and sinks, by plain torch. See `sparseflash.Terms`."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from sparseflash.backends.protocol import TermTensors
+from sparseflash.backends.protocol import Saved, TermTensors
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
@@ -35,3 +37,19 @@ def entry(bias: Tensor, distance: Tensor) -> Tensor:
     """The column of the bias that a distance takes."""
     radius = bias.shape[1] // 2
     return distance.clamp(-radius, radius).add_(radius)
+
+
+def sink_gradient(dout: Tensor, dlse: Tensor | None, saved: Saved) -> Tensor | None:
+    """(H,) like the sink: -sum exp(sink - lse) delta, with delta = rowsum(dout * out) - dlse.
+
+    out and lse are those with the sink. None where there is no sink. The kernels of other backends
+    sum it where they make delta. See docs/internals/kernels.md.
+    """
+    out, lse, sink = saved.out, saved.lse, saved.terms.sink
+    if sink is None:
+        return None
+    delta = (dout.to(lse.dtype) * out).sum(-1)
+    if dlse is not None:
+        delta = delta - dlse
+    p = (sink[:, None] - lse.masked_fill(lse == -math.inf, math.inf)).exp_()
+    return -(p * delta).sum((0, 2))
