@@ -1,6 +1,7 @@
 """Bad inputs: a ValueError that holds the offending value and says what to do instead."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from tests.op_cases import MASK, plans
 
 Q, K, V = make_qkv(2, 4, 40, 40, 8, kv_heads=2)
 JAGGED = torch.nested.as_nested_tensor([Q[0].mT, Q[1].mT], layout=torch.jagged)
+with warnings.catch_warnings(action="ignore"):  # torch advises jagged ones
+    NESTED = torch.nested.as_nested_tensor([Q[0], Q[1]], layout=torch.strided)
 THEIRS = create_block_mask(lambda b, h, q, k: q >= k, None, None, 40, 40, device="cpu")
 GOOD = {"q": Q, "k": K, "v": V, "mask": MASK, "backend": "cpu"}
 NAN, INF = float("nan"), float("inf")
@@ -80,12 +83,14 @@ CASES = {
     "3 heads over 2": ({"q": Q[:, :3]}, "q has 3 heads, k and v 2", "must be a multiple"),
     "1 head over 2": ({"q": Q[:, :1]}, "q has 1 heads, k and v 2", "must be a multiple"),
     "v shorter than k": ({"v": V[:, :, :39]}, "(2, 2, 40, 8), v (2, 2, 39, 8)", "must be equal"),
+    "v of another batch": ({"v": V[:1]}, "(2, 2, 40, 8), v (1, 2, 40, 8)", "must be equal"),
     "v of other heads": ({"v": V[:, :1]}, "(2, 2, 40, 8), v (2, 1, 40, 8)", "must be equal"),
     "q a number": ({"q": torch.tensor(1.0)}, "q has shape ()", SHAPE),
     "q an array": ({"q": Q.numpy()}, "q is a ndarray", "pass a torch tensor"),
     "k None": ({"k": None}, "k is a NoneType", "pass a torch tensor"),
     "q sparse": ({"q": Q.to_sparse()}, "q is sparse, of layout torch.sparse_coo", "dense tensor"),
     "all jagged": (dict.fromkeys("qkv", JAGGED), "q is nested, of layout torch.jagged", "packed"),
+    "all nested": (dict.fromkeys("qkv", NESTED), "q is nested, of layout torch.strided", "packed"),
     "v a list": ({"v": [1.0]}, "v is a list", "pass a torch tensor"),
     "scale 0": ({"scale": 0}, "scale is 0", POSITIVE),
     "scale negative": ({"scale": -0.5}, "scale is -0.5", f"{POSITIVE} (negate q"),
@@ -158,6 +163,7 @@ CASES = {
         "(call it: top_k(...))",
     ),
     "mask a list": ({"mask": [[True]]}, "mask is a list", "np.array makes an array of lists"),
+    "mask an empty list": ({"mask": []}, "mask is a list", "np.array makes an array of lists"),
     "mask True": ({"mask": True}, "mask is a bool", KINDS),
     "mask a pattern": ({"mask": masks.causal}, "mask is a function", "(call it: causal(...))"),
     "mask a transform": ({"mask": masks.shift(1)}, "mask is a", "mask >> transform"),

@@ -9,7 +9,14 @@ import masks
 import sparseflash
 from sparseflash import select
 from sparseflash.cache import cache
-from sparseflash.lengths import BLOCK, attend_within, blocks_of, cut_torch, skip_padding
+from sparseflash.lengths import (
+    BLOCK,
+    attend_within,
+    blocks_of,
+    check_lengths,
+    cut_torch,
+    skip_padding,
+)
 from sparseflash.problem import Problem
 from sparseflash.testing import make_qkv
 
@@ -301,6 +308,15 @@ def test_a_list_is_checked_whatever_the_default_device():
         assert torch.equal(sparseflash.attention(q, k, v, lengths=[40, 7]), expected)
         with pytest.raises(ValueError, match="lengths holds 41"):
             sparseflash.attention(q, k, v, lengths=[40, 41])
+
+
+def test_every_form_of_lengths():
+    q, k, v = make_qkv(2, 2, 40, 40, 8)
+    expected, numbers = sparseflash.attention(q, k, v, lengths=[40, 7]), np.array([40, 7])
+    strided = torch.tensor([[40, 0], [7, 0]], dtype=torch.int32)[:, 0]
+    for lengths in (numbers, list(numbers), (40, 7), strided, strided.long()):
+        assert check_lengths(lengths, 2, 40, q.device).is_contiguous()  # for kernels
+        assert torch.equal(sparseflash.attention(q, k, v, lengths=lengths), expected)
 
 
 def test_explain_takes_lengths():

@@ -33,6 +33,7 @@ def check(schedule: Schedule, blocks: masks.BlockMask) -> None:
         assert np.array_equal(seen, dense)
         assert len(lists.idx) == lists.ptr[-1] == some.sum()
         assert n_partial == schedule.n_partial == (some & ~every).sum()
+    assert schedule.facts.keys_per_query == some.sum() * block_k / (some.shape[0] * some.shape[1])
     assert schedule.bits.dtype == torch.int32
     assert all(x.is_contiguous() for x in as_tensors(schedule)[0])
 
@@ -102,6 +103,15 @@ def test_cache_knows_masks_by_content_and_is_bounded(cache):
         schedule_of(masks.local(window), **fine)
         assert len(cache) <= 4
     assert schedule_of(mask, **fine) is not first
+
+
+def test_cache_tells_devices_apart(monkeypatch):
+    """No other device is needed: all are made on the CPU."""
+    made = schedule_module.to_device
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(schedule_module, "to_device", lambda blocks, device: made(blocks, cpu))
+    for mask in (masks.causal(), masks.causal().build(64)):
+        assert schedule_of(mask, device="meta") is not schedule_of(mask)
 
 
 def test_cache_is_bounded_in_bytes(cache):

@@ -1,5 +1,7 @@
 """Attention over packed documents: exact, without waiting, in one graph for all lengths."""
 
+import sys
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -21,6 +23,7 @@ OPTIONS = {
     "causal": {"causal": True},
     "window": {"causal": True, "window": 9, "prefix": 2},
     "shared": {"causal": True, "shared": True},
+    "prefixes": {"causal": True, "prefix": torch.tensor([2, 0, 30, 1, 4])},
 }
 MASKS = {
     name: lambda offsets, options=options: packed.documents(offsets, N, block_size=16, **options)
@@ -52,7 +55,9 @@ def offsets_of(seed: int) -> torch.Tensor:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Nothing reads values of tensors."""
-    monkeypatch.setattr("sparseflash.packed.offsets.readable", lambda _: False)
+    for name in ("offsets", "documents", "trees"):  # of which one is a function, too
+        module = sys.modules[f"sparseflash.packed.{name}"]
+        monkeypatch.setattr(module, "readable", lambda _: False)
 
 
 @every_mask
@@ -91,6 +96,7 @@ def test_nothing_waits_for_the_device(make, as_on_a_gpu):
     "name, planned",
     [
         ("shared", False),
+        ("prefixes", True),
         ("window", True),
         ("tree", True),
         ("streams", False),

@@ -84,6 +84,16 @@ def test_a_packing_for_every_batch_entry():
         assert np.array_equal(entry, dense_of(row, 80, causal=True, prefix=[3, 2, 1]))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_numbers_beyond_all_tokens_mean_all(dtype):
+    offsets, far = torch.tensor([0, 30, 64], dtype=torch.int32), 2**60
+    each = torch.full((2,), torch.iinfo(dtype).max, dtype=dtype)
+    expected = masks.documents([30, 34]).build(64, 64, 16)
+    for window, prefix in ((far, None), (0, far), (0, each)):
+        found = packed.documents(offsets, 64, window=window, prefix=prefix, block_size=16)
+        assert_same_blocks(found, expected)
+
+
 def test_vmap_takes_the_documents_of_each_entry():
     q = torch.randn(1, 2, 33, 8)
     offsets = torch.tensor([[0, 10, 33], [0, 0, 30]])
@@ -110,6 +120,11 @@ REFUSED = {
     "beyond": ((OFFSETS, 63), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
     "lengths": ((OFFSETS.diff(), 64), {}, "cu_seqlens is 30, 34: it must ascend from 0"),
     "descends": ((OFFSETS.flip(0), 64), {}, "cu_seqlens is 64, 30, 0: it must ascend"),
+    "dips": ((torch.tensor([0, 40, 30, 64]), 64), {}, "cu_seqlens is 0, 40, 30, 64: it must asc"),
+    "an entry": ((torch.tensor([[0, 64], [0, 65]]), 64), {}, "cu_seqlens is 0, 65: it must asc"),
+    "many": ((torch.arange(100), 64), {}, "cu_seqlens is 0, 1, 2, 3, .., 97, 98, 99: it must asc"),
+    "no entry": ((torch.zeros(0, 3, dtype=torch.int32), 64), {}, "cu_seqlens has shape (0, 3)"),
+    "a number": ((torch.tensor(64), 64), {}, "cu_seqlens has shape (): give at least 2 numbers"),
     "n": ((OFFSETS, 0), {}, "n is 0: give an integer >= 1"),
     "causal": ((OFFSETS, 64), {"causal": 1}, "causal is 1: give True or False"),
     "window": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3): give one number, or"),
@@ -117,6 +132,11 @@ REFUSED = {
     "prefix": ((OFFSETS, 64), {"prefix": -1}, "prefix is -1: give an integer >= 0"),
     "below 0": ((OFFSETS, 64), {"prefix": torch.tensor([3, -1])}, "prefix holds -1: give integers"),
     "prefixes": ((OFFSETS, 64), {"prefix": OFFSETS}, "prefix has shape (3,), and cu_seqlens 2"),
+    "entries": (
+        (OFFSETS, 64),
+        {"prefix": OFFSETS[1:].expand(3, 2)},
+        "prefix has shape (3, 2), and cu_seqlens 2 documents in 1 rows",
+    ),
     "devices": ((OFFSETS, 64), {"prefix": OFFSETS[1:].to("meta")}, "prefix is on meta, cu_seqle"),
     "block size": ((OFFSETS, 64), {"block_size": 24}, "block_size is 24: give multiples of 16"),
 }

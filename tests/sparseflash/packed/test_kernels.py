@@ -53,6 +53,7 @@ def documents_case(rng: np.random.Generator):
     elif kind == 2:
         shape = int(rng.choice([1, len(offsets)])), offsets.shape[1] - 1
         lengths = torch.from_numpy(rng.integers(0, 30, shape)).to(DEVICE)
+        lengths[:, -1] = torch.iinfo(lengths.dtype).max  # all of the last document
     return "document_spans", (offsets, n, left, right, shared, length, lengths)
 
 
@@ -81,6 +82,22 @@ def test_same_spans_as_in_torch(case):
     for _ in range(30):
         name, given = case(rng)
         assert_equal(getattr(kernels, name)(*given), getattr(spans, name)(*given))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_tensors_of_any_strides(case):
+    def strided(given):
+        return [x.repeat_interleave(2, -1)[..., ::2] if torch.is_tensor(x) else x for x in given]
+
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        name, given = case(rng)
+        made = getattr(kernels, name)(*given)
+        assert_equal(getattr(kernels, name)(*strided(given)), made)
+        shape = made.shape[3], 32, 32, 9, case is tree_case
+        found, expected = (kernels.span_blocks(x, *shape) for x in (*strided([made]), made))
+        for a, b in zip(found, expected, strict=True):
+            assert_equal(a, b)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

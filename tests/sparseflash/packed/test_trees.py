@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import masks
-from sparseflash import packed
+from sparseflash import attention, packed
 from sparseflash.packed.steps import from_spans, tree_spans
 from tests.sparseflash.packed.block_equality import BLOCKS, as_tensor, assert_same_blocks
 
@@ -76,6 +76,17 @@ def test_padding_and_batches():
         assert not entry[n:].any() and not entry[:, n:].any()
 
 
+def test_vmap_takes_the_ends_of_each_entry():
+    q = torch.randn(1, 2, 33, 8)
+
+    def call(leave):
+        mask = packed.prefix_tree(torch.tensor([0, 10, 20]), leave, 33)
+        return attention(q, q, q, mask, backend="cpu")
+
+    leaves = torch.tensor([[33, 20, 33], [33, 33, 33]])
+    torch.testing.assert_close(torch.vmap(call)(leaves), torch.stack([*map(call, leaves)]))
+
+
 def test_blocks_below_one_another_share_tiles():
     """A short root is in a partial block of every row: one tile but for the last rows."""
     answers = list(range(40, 4096, 1000))
@@ -138,6 +149,10 @@ REFUSED = {
     "beyond": ((ENTER, LEAVE, 63), "leave goes to 64, but n is 63: give the tokens of q"),
     "descends": ((ENTER.flip(0), LEAVE, 64), "enter must ascend from 0, not go (30, 10, 0)"),
     "no walk": ((ENTER, LEAVE.flip(0) - 1, 64), "node 1 enters at 10 and leaves at 29, before 30"),
+    "an entry": (
+        (torch.stack([ENTER, ENTER]), torch.stack([LEAVE, LEAVE.flip(0) - 1]), 64),
+        "node 1 enters at 10 and leaves at 29, before 30",
+    ),
     "n": ((ENTER, LEAVE, 0), "n is 0: give an integer >= 1"),
 }
 

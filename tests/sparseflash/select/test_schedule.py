@@ -104,6 +104,8 @@ def test_a_plan_stands_for_its_selection(backend):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     with pytest.raises(ValueError, match="75 queries and 75 keys, q and k have 32 and 75"):
         sparseflash.attention(q[:, :, :32], k, v, plan)
+    with pytest.raises(ValueError, match="the plan is on meta, q on cpu: plan from q"):
+        sparseflash.attention(q, k, v, plan._replace(bits=plan.bits.to("meta")))
 
 
 def test_selection_of_other_inputs_is_refused():

@@ -17,7 +17,9 @@ def test_bits_are_cut_some_tiles_at_a_time(by, monkeypatch):
 
 def test_same_rows_survives_equal_hashes(monkeypatch):
     rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    state = torch.get_rng_state()
     unique, which = same_rows(rows)
+    assert torch.equal(torch.get_rng_state(), state)  # dropout and others draw from it
     assert torch.equal(unique[which], rows) and len(unique) == len(rows.unique(dim=0))
     monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.zeros(2, dtype=torch.int64))
     unique, which = same_rows(rows)  # the hash is the sum now

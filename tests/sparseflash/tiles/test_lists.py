@@ -363,9 +363,10 @@ def test_blocks_of_a_selection_must_divide_by_the_tiles():
     assert indivisible(facts, spec_of("rows", major=64)) is None
 
 
-def test_cache_knows_lists_by_mask_and_parameters(cache):
+def test_cache_knows_lists_by_mask_and_parameters(cache, monkeypatch):
     schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
     first = build(schedule, "rows")
+    assert cache.bytes == sum(x.nbytes for x in first.tensors)
     clear_cache()
     again = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
     assert again is not schedule and build(again, "rows") is first
@@ -376,6 +377,9 @@ def test_cache_knows_lists_by_mask_and_parameters(cache):
         build(None, "rows", 500, 500 + n)
         assert len(cache) <= 8
     assert build(schedule, "rows") is not first
+    dense = build(None, "rows")
+    monkeypatch.setattr(module, "_dense", lambda *given: dense._replace())
+    assert tile_lists(None, spec_of("rows"), "meta") is not dense
 
 
 def test_made_in_inference_mode_they_serve_autograd():
