@@ -53,8 +53,10 @@ def documents(
     left, right = _sides(window, n)
     right = 0 if causal else right
     length = None if prefix is None else _prefix(prefix, offsets)
-    length, lengths = (None, length) if isinstance(length, Tensor) else (length, None)
-    if length is not None:
+    lengths = None
+    if isinstance(length, Tensor):  # beyond n, its sum with a start may pass the end of int32
+        length, lengths = None, length.clamp(max=n)
+    elif length is not None:
         length = min(length, n)
     spans = document_spans(offsets, n, left, right, shared, length, lengths)
     rows, cols, diagonal = _sizes(n, n, block_size)

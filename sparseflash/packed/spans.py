@@ -31,8 +31,7 @@ def document_spans(
             (torch.zeros_like(stop), torch.where(others, offsets[:, 1:2].minimum(token + 1), 0))
         )
     if lengths is not None:
-        # no more than n: the sum with a start must not pass the end of the integers
-        own = lengths.clamp(max=n).expand_as(offsets[:, 1:]).gather(1, number)
+        own = lengths.expand_as(offsets[:, 1:]).gather(1, number)
         spans.append((start, stop.minimum(start + own)))
     elif length is not None:
         spans.append((start, stop.minimum(start + length)))

@@ -78,7 +78,7 @@ def document_spans(
     if PREFIX != "":
         early = start + length
         if PREFIX == "each":
-            early = start + tl.minimum(tl.load(Lengths + b * lengths_b + number), n)
+            early = start + tl.load(Lengths + b * lengths_b + number)
         head, head_end = within(start, tl.minimum(stop, early), n)
     if SHARED:
         others = (number > 0) & (start < stop)
