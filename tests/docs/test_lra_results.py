@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -64,9 +65,25 @@ def test_the_table_of_cuts_follows_from_the_rows():
 
 
 def test_the_table_of_cuts_of_a_pretrained_model_follows_from_the_rows():
-    made = cuts.table(read(RESULTS / "pathfinder_cuts.csv.gz", CutRow)).strip().splitlines()[2:]
-    assert len(made) == 5
-    assert "\n".join(made) in (RESULTS.parent / "pathfinder.md").read_text()
+    rows = read(RESULTS / "pathfinder_cuts.csv.gz", CutRow)
+    text = (RESULTS.parent / "pathfinder.md").read_text()
+    models = {
+        "flash-c14-max": "dense",
+        "sparse-c14-max": "block-sparse",
+        "sparse-c14": "block-sparse, mean",
+    }
+    assert {row.run.split("/")[-2] for row in rows} == set(models)
+    for folder, name in models.items():
+        chosen = [row for row in rows if row.run.split("/")[-2] == folder]
+        lines = cuts.table(chosen).strip().splitlines()[2:]
+        assert len(lines) == 5 and all(f"| {name} {line}\n" in text for line in lines)
+        right = []
+        for n, place in ((0, "the middle"), *product((4, 8), ("the middle", "the marks"))):
+            of = [row for row in chosen if (row.left_out, row.place) == (n, place)]
+            count = sum(row.curve + row.other for row in of)
+            right.append(sum(row.curve_yes + row.other - row.other_yes for row in of) / count)
+        whole, four, marks, eight, more = (f"{100 * share:.1f}" for share in right)
+        assert f"| {name} | {whole} | {four} | {eight} | {marks} | {more} |\n" in text
 
 
 def test_the_table_of_masks_follows_from_the_rows():
