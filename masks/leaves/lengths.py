@@ -38,14 +38,17 @@ def read_lengths(name: str, lengths: Any) -> Lengths:
     return rows
 
 
-def same_counts(lengths: Lengths, key_lengths: Lengths) -> None:
-    """Raise ValueError unless queries and keys have as many documents in every batch entry."""
-    counts, key_counts = ([len(row) for row in rows] for rows in (lengths, key_lengths))
+def read_both(lengths: Any, key_lengths: Any) -> tuple[Lengths, Lengths]:
+    """Lengths of documents among queries and keys, the same where `key_lengths` is None."""
+    rows = read_lengths("lengths", lengths)
+    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
+    counts, key_counts = ([len(row) for row in side] for side in (rows, key_rows))
     if counts != key_counts:
         raise ValueError(
             f"lengths has {counts} documents and key_lengths {key_counts}: give every document "
             "both, 0 where it has no keys"
         )
+    return rows, key_rows
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:

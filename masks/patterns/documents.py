@@ -11,7 +11,7 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf
-from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_lengths, same_counts
+from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_both, read_lengths
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
@@ -40,9 +40,7 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
 
     The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
     """
-    rows = read_lengths("lengths", lengths)
-    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
-    same_counts(rows, key_rows)
+    rows, key_rows = read_both(lengths, key_lengths)
     mask = _documents(rows, key_rows, shared=False)
     other = None if key_rows == rows else flat(key_rows)
     return canonical(mask, lengths=flat(rows), key_lengths=other)
