@@ -1,6 +1,6 @@
 """Sequences packed one after the other: how their lengths are given, written and looked up."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,11 @@ def read_both(lengths: Any, key_lengths: Any) -> tuple[Lengths, Lengths]:
 def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:
     """The numbers of the only batch entry, or of all of them."""
     return rows[0] if len(rows) == 1 else rows
+
+
+def batch_extent(rows: Sized) -> int | None:
+    """The number of batch entries, or None for 1, which fits any."""
+    return None if len(rows) == 1 else len(rows)
 
 
 class Cuts(NamedTuple):
