@@ -80,9 +80,5 @@ def check_window(mask: Mask, grid: Grid, dense: np.ndarray) -> None:
         q, k = np.arange(top, bottom)[None, :, None], np.arange(left, right)[None, None]
         allowed = placed.allowed(np.zeros((1, 1, 1), np.int64), q, k)
         assert (np.broadcast_to(allowed, (1, *tile.shape)) == tile).all(), (mask, grid, top, left)
-        assert tiles.setdefault(signature, tile.tobytes()) == tile.tobytes(), (
-            mask,
-            grid,
-            top,
-            left,
-        )
+        alike = tiles.setdefault(signature, tile.tobytes())
+        assert alike == tile.tobytes(), (mask, grid, top, left)

@@ -1,20 +1,8 @@
 """Masks that differ from head to head and from layer to layer."""
 
-import numpy as np
-
 import masks
 
 LOCAL, BUTTERFLY = masks.local(5), masks.butterfly(16)
-
-
-def test_heads_take_turns():
-    mask = masks.heads(LOCAL, BUTTERFLY)
-    blocks = mask.build(100, block_size=16)
-    assert blocks.heads == 2
-    dense = mask.build(100, block_size=16, heads=6).to_dense()[0]
-    for h in range(6):
-        part = (LOCAL, BUTTERFLY)[h % 2].build(100, block_size=16).to_dense()[0, 0]
-        assert np.array_equal(dense[h], part)
 
 
 def test_heads_compose():
@@ -22,18 +10,6 @@ def test_heads_compose():
     assert mask.build(50, block_size=16).heads == 6
     two = masks.heads(LOCAL, masks.random_blocks(count=1, block=16, per_head=True))
     assert two.build(64, heads=4).heads == 4
-
-
-def test_a_head_without_mixed_blocks():
-    whole = masks.causal() >> masks.snap(16)
-    dense = masks.heads(whole, LOCAL).build(100, block_size=16).to_dense()[0]
-    for h, part in enumerate((whole, LOCAL)):
-        assert np.array_equal(dense[h], part.build(100, block_size=16).to_dense()[0, 0])
-
-
-def test_one_mask_for_all_heads_is_stored_once():
-    assert masks.heads(LOCAL).build(64, 64, 16, heads=3).heads == 1
-    assert masks.heads(LOCAL).build(64, 64, 16) == LOCAL.build(64, 64, 16)
 
 
 def test_layers_take_turns():

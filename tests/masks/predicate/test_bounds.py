@@ -65,8 +65,6 @@ def test_bounds_contain_every_value(text: str):
 
 
 EXACT = "q - k; 5 * q - 2 * k + 1; (q - k) + k; abs(q - k); (q - k) ** 2; q * k; q // 7; q // -7"
-
-
 EXACT += "; np.minimum(q, k); np.clip(q, 2, 9); q / 3; q << 3; (q - k) // 5; -q; ~q; q * 0.5 - k"
 
 

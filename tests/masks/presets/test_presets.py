@@ -2,37 +2,7 @@
 
 import numpy as np
 
-from masks.patterns.sparse_transformer import fixed
-from masks.presets.deepspeed import deepspeed_fixed, deepspeed_variable
-from masks.presets.lra import lra_bigbird, lra_fixed
-from tests.masks.helpers import dense, graph
-
-UNI = "unidirectional"
-
-
-def test_deepspeed_leaks():
-    """More than one global block lets the first of them see the ones after it."""
-    drawn = graph(deepspeed_fixed(4, 2, attention=UNI), 16)[0]
-    assert np.argwhere(np.triu(drawn, 1)).tolist() == [[2, 3], [6, 7], [10, 11], [14, 15]]
-    both = {"global_block_indices": (1, 40), "global_block_end_indices": (3, 41)}
-    drawn = graph(deepspeed_variable(local_window_blocks=(1,), **both, attention=UNI), 6)[0]
-    assert np.argwhere(np.triu(drawn, 1)).tolist() == [[1, 2]]  # a range begins with its first row
-    assert drawn.sum() == 6 + 10 - 2
-    drawn = graph(deepspeed_variable(2, (1,), (), attention=UNI), 50)[0]
-    assert (drawn.sum(1) >= 2).all() and np.triu(drawn, 1).sum() > 30  # draws are everywhere
-
-
-def test_deepspeed_short_windows():
-    drawn = graph(deepspeed_fixed(4, horizontal_global_attention=True), 10)[0]
-    assert drawn[[3, 7, 9]].all() and drawn[:, [3, 7, 9]].all()  # 11 would be beyond the end
-    assert np.flatnonzero(drawn[4]).tolist() == [3, 4, 5, 6, 7, 9]
-    drawn = graph(deepspeed_fixed(4, 4, attention=UNI), 3)[0]  # columns count from the end
-    assert np.array_equal(drawn, np.tri(3, dtype=bool))
-
-
-def test_lra_fixed_adds_the_first_key_of_every_chunk():
-    ours, paper = dense(lra_fixed(), 1000), dense(fixed(50, 10), 1000)
-    assert (np.argwhere(ours & ~paper)[:, 1] % 50 == 0).all() and not (paper & ~ours).any()
+from masks.presets.lra import lra_bigbird
 
 
 def test_lra_bigbird():
