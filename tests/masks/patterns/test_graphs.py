@@ -74,6 +74,16 @@ def test_rows_heads_layers_and_seeds_are_independent():
         assert 0.8 < (x & y).sum() / len(x) < 1.2
 
 
+@pytest.mark.parametrize("options", [{"count": 5}, {"density": 0.3}, {"density": 0.9}], ids=str)
+def test_a_longer_sequence_keeps_causal_draws(options: dict):
+    mask = random_blocks(**options, block=B, causal=True, seed=4)
+    long = graph(mask, 90)[0]
+    for rows, cols in ((60, 60), (90, 20), *((x + 1, x) for x in range(1, 20)), (33, 90)):
+        short = np.zeros((rows, cols), bool)
+        short[mask.pairs(0, np.arange(rows), cols)] = True  # `build` would crop the long one
+        assert np.array_equal(short, long[:rows, :cols])
+
+
 def test_layers():
     mask = random_blocks(0.1, per_layer=True, per_head=True)
     assert mask.per_layer and not mask.layer(3).per_layer
