@@ -49,6 +49,9 @@ def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
     """`blocks` is the normal form of `dense` (batch, heads, n_q, n_k)."""
     assert np.array_equal(blocks.to_dense(), dense), mask
     assert np.array_equal(blocks.layout(), brute_layout(dense, blocks.block_size)), mask
+    # Every bit is that of the dense mask, those beyond its ends included, which are 0.
+    bits = BlockMask.from_dense(dense, blocks.block_size).bits
+    assert np.array_equal(blocks.bits, bits), mask
     assert len({tile.tobytes() for tile in blocks.bits}) == len(blocks.bits)
     numbers = blocks.tiles[blocks.tiles >= 0]
     _, first = np.unique(numbers, return_index=True)

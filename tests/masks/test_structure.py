@@ -1,5 +1,7 @@
 """Masks that differ from head to head and from layer to layer."""
 
+import numpy as np
+
 import masks
 
 LOCAL, BUTTERFLY = masks.local(5), masks.butterfly(16)
@@ -10,6 +12,13 @@ def test_heads_compose():
     assert mask.build(50, block_size=16).heads == 6
     two = masks.heads(LOCAL, masks.random_blocks(count=1, block=16, per_head=True))
     assert two.build(64, heads=4).heads == 4
+
+
+def test_a_head_without_mixed_blocks():
+    parts = masks.causal() >> masks.snap(16), LOCAL
+    dense = masks.heads(*parts).build(100, block_size=16).to_dense()[0]
+    for head, part in zip(dense, parts, strict=True):
+        assert np.array_equal(head, part.build(100, block_size=16).to_dense()[0, 0])
 
 
 def test_layers_take_turns():
