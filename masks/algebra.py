@@ -61,8 +61,12 @@ class Mask(Keyed):
 
     def layer(self, index: int) -> "Mask":
         """The mask of layer `index`, >= 0; the mask itself where all layers have the same."""
-        integer("index", index, min=0)
-        return self
+        index = integer("index", index, min=0)
+        return self._layer(index) if self.per_layer else self
+
+    def _layer(self, index: int) -> "Mask":
+        """The mask of a layer, where they differ."""
+        raise NotImplementedError
 
     def build(
         self,
@@ -216,9 +220,7 @@ class _Join(Mask):
         object.__setattr__(self, "key", f" {self.kind} ".join(words))
         inherit(self, parts)
 
-    def layer(self, index: int) -> Mask:
-        if not self.per_layer:
-            return super().layer(index)
+    def _layer(self, index: int) -> Mask:
         return type(self).of(*[part.layer(index) for part in self.parts])
 
     @classmethod
@@ -260,8 +262,8 @@ class Not(Mask):
     def parts(self) -> tuple[Mask, ...]:  # type: ignore[override]
         return (self.part,)
 
-    def layer(self, index: int) -> Mask:
-        return ~self.part.layer(index) if self.per_layer else super().layer(index)
+    def _layer(self, index: int) -> Mask:
+        return ~self.part.layer(index)
 
     def __invert__(self) -> Mask:
         return self.part

@@ -67,10 +67,8 @@ def draw(
         extent = (k_first, k_last + 1, q_last + 1, q_first)
         _lines(ax, blocks, extent)
     else:
-        of_rows, of_cols = (
-            (q_first // block_q, q_last // block_q),
-            (k_first // block_k, k_last // block_k),
-        )
+        of_rows = q_first // block_q, q_last // block_q
+        of_cols = k_first // block_k, k_last // block_k
         partial, full, zoom_q, zoom_k = shares(
             blocks, pixels, batch=batch, head=head, rows=of_rows, cols=of_cols
         )

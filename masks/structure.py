@@ -6,7 +6,6 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask, inherit
-from masks.checks import integer
 from masks.registry import Example, pattern
 from masks.runs import Bools, Grid, Ints
 from masks.types import Placed
@@ -74,9 +73,7 @@ class Heads(_Turns):
         period = np.lcm(self.period, len(parts))  # 0 where a part never repeats
         object.__setattr__(self, "period", int(period))
 
-    def layer(self, index: int) -> Mask:
-        if not self.per_layer:
-            return super().layer(index)
+    def _layer(self, index: int) -> Mask:
         return heads(*[part.layer(index) for part in self.parts])
 
     def place(self, grid: Grid) -> Placed:
@@ -112,6 +109,5 @@ class Layers(_Turns):
         super().__init__(parts)
         object.__setattr__(self, "per_layer", True)
 
-    def layer(self, index: int) -> Mask:
-        index = integer("index", index, min=0)
+    def _layer(self, index: int) -> Mask:
         return self.parts[index % len(self.parts)].layer(index)

@@ -23,9 +23,8 @@ def is_symmetric(segments: Segments) -> bool:
     g = math.gcd(grid.block_q, grid.block_k)
     random = np.random.default_rng(0x5EED)
     count = -(-max(grid.rows * grid.block_q, grid.cols * grid.block_k) // g)
-    coarse = random.integers(1 << 63, size=(2, count), dtype=np.uint64) * np.uint64(2) + np.uint64(
-        1
-    )
+    coarse = random.integers(1 << 63, size=(2, count), dtype=np.uint64)
+    coarse = coarse * np.uint64(2) + np.uint64(1)
     fine = random.integers(1 << 63, size=(2, g), dtype=np.uint64)
     left = _bilinear(segments, coarse[0], fine[0], coarse[1], fine[1])
     right = _bilinear(segments, coarse[1], fine[1], coarse[0], fine[0])

@@ -31,8 +31,8 @@ class SliceLists(NamedTuple):
     tile: NDArray[np.int32]  # (nnz,) number of the bit tile, -1 for full
 
 
-def slice_segments(blocks: BlockMask, batch: int, head: int):
-    """The non-empty runs of one slice: (row, first column, length, tile), ascending."""
+def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
+    """The non-empty key blocks of every query block of one slice."""
     batch = integer("batch", batch, min=0, max=blocks.batch - 1)
     head = integer("head", head, min=0, max=blocks.heads - 1)
     grid = Grid(blocks.n_q, blocks.n_k, *blocks.block_size)
@@ -40,12 +40,7 @@ def slice_segments(blocks: BlockMask, batch: int, head: int):
     low = np.searchsorted(blocks.starts, begin, "right") - 1
     high = np.searchsorted(blocks.starts, begin + grid.size)
     starts = np.maximum(blocks.starts[low:high] - begin, 0)
-    return row_segments(grid, starts, blocks.tiles[low:high])
-
-
-def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
-    """The non-empty key blocks of every query block of one slice."""
-    row, first, length, tile = slice_segments(blocks, batch, head)
+    row, first, length, tile = row_segments(grid, starts, blocks.tiles[low:high])
     counts = np.bincount(row, length, blocks.rows).astype(np.int64)
     idx = ranges(first, length, np.int32)
     return SliceLists(np.append(0, np.cumsum(counts)), idx, np.repeat(tile, length))

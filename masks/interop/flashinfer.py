@@ -114,14 +114,12 @@ def from_bsr(
         raise ValueError("indptr does not ascend from 0: give cumulative sums")
     line = np.repeat(np.arange(grid.rows), np.diff(indptr))
     x, tiles = positions(grid, line, indices), Tiles(grid)
-    if mask is None:
-        codes = np.full(len(x), FULL, np.int32)
-        return BlockMask(*assemble(tiles, *in_order(x, codes)))
-    bits, shape = to_numpy(mask), (len(x), grid.block_q, grid.block_k)
-    if bits.shape != shape:
-        raise ValueError(f"mask has shape {bits.shape}: give {shape}, or None for full blocks")
-    codes = np.empty(len(x), np.int32)
-    cut = grid.cut(line, indices)
-    for part in tiles.parts(len(x)):
-        codes[part] = tiles.codes(pack_bits(bits[part].astype(bool)), cut[part])
+    codes = np.full(len(x), FULL, np.int32)
+    if mask is not None:
+        bits, shape = to_numpy(mask), (len(x), grid.block_q, grid.block_k)
+        if bits.shape != shape:
+            raise ValueError(f"mask has shape {bits.shape}: give {shape}, or None for full blocks")
+        cut = grid.cut(line, indices)
+        for part in tiles.parts(len(x)):
+            codes[part] = tiles.codes(pack_bits(bits[part].astype(bool)), cut[part])
     return BlockMask(*assemble(tiles, *in_order(x, codes)))

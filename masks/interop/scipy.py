@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from masks.analysis.loads import allowed_pairs
+from masks.analysis.segments import Segments
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes
-from masks.interop.common import check_size, slice_lists, slice_segments
+from masks.interop.common import check_size, slice_lists
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 
@@ -24,7 +26,7 @@ def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: flo
 
     grid, block_k = blocks.grid, blocks.block_size[1]
     index = np.int32 if blocks.n_k <= np.iinfo(np.int32).max else np.int64
-    pairs = _count(blocks, batch, head)
+    pairs = allowed_pairs(Segments.of(blocks, batch, head))
     check_size("the allowed pairs", pairs * (1 + np.dtype(index).itemsize), limit_gib)
     lists = slice_lists(blocks, batch, head)
     counts, columns = np.zeros(blocks.n_q, np.int64), []
@@ -43,17 +45,6 @@ def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: flo
     if index == np.int32 and pairs <= np.iinfo(np.int32).max:
         ptr = ptr.astype(np.int32)
     return csr_array((np.ones(pairs, bool), indices, ptr), (blocks.n_q, blocks.n_k))
-
-
-def _count(blocks: BlockMask, batch: int, head: int) -> int:
-    """Allowed pairs of one slice."""
-    grid = blocks.grid
-    row, first, length, tile = slice_segments(blocks, batch, head)
-    height = grid.q_last[row] - grid.q_first[row] + 1
-    width = grid.k_last[first + length - 1] - grid.k_first[first] + 1
-    in_tile = np.array([unpack_bits(tile, grid.block_k).sum() for tile in blocks.bits], np.int64)
-    full = tile == FULL
-    return int((height * width)[full].sum() + (in_tile[tile[~full]] * length[~full]).sum())
 
 
 def to_scipy_blocks(blocks: BlockMask, batch: int = 0, head: int = 0) -> Any:

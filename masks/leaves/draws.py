@@ -67,10 +67,7 @@ class Drawn(TokenBlocks):
     def per_layer(self) -> bool:  # type: ignore[override]
         return self.source.per_layer and self.source.layer is None
 
-    def layer(self, index: int) -> Mask:
-        if not self.per_layer:
-            return super().layer(index)
-        index = integer("index", index, min=0)
+    def _layer(self, index: int) -> Mask:
         return self.again(layer=index)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from masks.leaves.draws import Drawn
-from masks.runs import Ints, ranges
+from masks.runs import Ints, distinct, ranges
 
 
 class Adjacency(NamedTuple):
@@ -20,7 +20,7 @@ class Adjacency(NamedTuple):
     def of(cls, n: int, a: Ints, b: Ints) -> "Adjacency":
         """The undirected graph of n nodes with the edges (a, b), and a loop at every node."""
         loops = np.arange(n)
-        key = ascending(np.concatenate([a * n + b, b * n + a, loops * n + loops]))
+        key = distinct(np.concatenate([a * n + b, b * n + a, loops * n + loops]))
         return cls(np.searchsorted(key, np.arange(n + 1) * n), key % n)
 
     def rows(self, nodes: Ints) -> tuple[Ints, Ints]:
@@ -49,11 +49,6 @@ def _adjacency(graph: Graph, head: int, n: int) -> Adjacency:
     return Adjacency.of(n, *graph.edges(head, n))
 
 
-def complete(n: int) -> tuple[Ints, Ints]:
-    """The edges of the complete graph."""
-    return np.triu_indices(n, 1)
-
-
 def union(spans: Iterable[tuple[Ints, Ints, Ints]], n_cols: int) -> tuple[Ints, Ints]:
     """(i, col) ascending, all different: the columns that spans (i, first, stop) give to rows i.
 
@@ -64,11 +59,5 @@ def union(spans: Iterable[tuple[Ints, Ints, Ints]], n_cols: int) -> tuple[Ints, 
         first, stop = np.maximum(first, 0), np.minimum(stop, n_cols)
         i, first, stop = np.broadcast_arrays(i, first, stop)
         keys.append(ranges(i * n_cols + first, np.maximum(stop - first, 0)))
-    i, col = np.divmod(ascending(np.concatenate(keys)), n_cols)
+    i, col = np.divmod(distinct(np.concatenate(keys)), n_cols)
     return i, col
-
-
-def ascending(keys: Ints) -> Ints:
-    """The different keys in order: for millions of them, `np.unique` is ten times slower."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=-1) > 0]

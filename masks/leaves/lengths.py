@@ -1,6 +1,6 @@
 """Sequences packed one after the other: how their lengths are given, written and looked up."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,19 +38,27 @@ def read_lengths(name: str, lengths: Any) -> Lengths:
     return rows
 
 
-def same_counts(lengths: Lengths, key_lengths: Lengths) -> None:
-    """Raise ValueError unless queries and keys have as many documents in every batch entry."""
-    counts, key_counts = ([len(row) for row in rows] for rows in (lengths, key_lengths))
+def read_both(lengths: Any, key_lengths: Any) -> tuple[Lengths, Lengths]:
+    """Lengths of documents among queries and keys, the same where `key_lengths` is None."""
+    rows = read_lengths("lengths", lengths)
+    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
+    counts, key_counts = ([len(row) for row in side] for side in (rows, key_rows))
     if counts != key_counts:
         raise ValueError(
             f"lengths has {counts} documents and key_lengths {key_counts}: give every document "
             "both, 0 where it has no keys"
         )
+    return rows, key_rows
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:
     """The numbers of the only batch entry, or of all of them."""
     return rows[0] if len(rows) == 1 else rows
+
+
+def batch_extent(rows: Sized) -> int | None:
+    """The number of batch entries, or None for 1, which fits any."""
+    return None if len(rows) == 1 else len(rows)
 
 
 class Cuts(NamedTuple):

@@ -71,10 +71,8 @@ class LegacyBigBird(ByLength):
     def per_layer(self) -> bool:  # type: ignore[override]
         return self.seed is None
 
-    def layer(self, index: int) -> Mask:
-        if self.seed is not None:
-            return super().layer(index)
-        return self.again(seed=integer("index", index, min=0))
+    def _layer(self, index: int) -> Mask:
+        return self.again(seed=index)
 
     def blocks(self, n_tokens: int) -> int:
         """Token blocks of a sequence."""

@@ -11,7 +11,7 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf
-from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_lengths, same_counts
+from masks.leaves.lengths import FAR, Cuts, Lengths, batch_extent, flat, read_both, read_lengths
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
@@ -40,9 +40,7 @@ def documents(lengths: Any, key_lengths: Any = None) -> Mask:
 
     The text holds up to 64 lengths; a longer list shows as a digest, which `parse` cannot read.
     """
-    rows = read_lengths("lengths", lengths)
-    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
-    same_counts(rows, key_rows)
+    rows, key_rows = read_both(lengths, key_lengths)
     mask = _documents(rows, key_rows, shared=False)
     other = None if key_rows == rows else flat(key_rows)
     return canonical(mask, lengths=flat(rows), key_lengths=other)
@@ -93,8 +91,8 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
     if in_order:
         return documents(lengths, None if key_ids is None else key_lengths)
-    batch = None if len(rows) == 1 else len(rows)
-    mask = Documents(Cuts.of(lengths), Cuts.of(key_lengths), q_label, k_label, False, batch)
+    cuts, key_cuts, batch = Cuts.of(lengths), Cuts.of(key_lengths), batch_extent(rows)
+    mask = Documents(cuts, key_cuts, q_label, k_label, False, batch)
     other = None if key_ids is None else flat(key_rows.tolist())
     return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
 
@@ -122,8 +120,7 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
 def _documents(rows: Lengths, key_rows: Lengths, shared: bool) -> Mask:
     number = [np.arange(len(row)) + entry * FAR for entry, row in enumerate(rows)]
     label = np.concatenate(number)
-    batch = None if len(rows) == 1 else len(rows)
-    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch)
+    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch_extent(rows))
 
 
 def _differences(name: str, offsets: Any) -> list[list[int]]:

@@ -11,7 +11,7 @@ import numpy as np
 from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.draws import GOLDEN, HALF, Stream, Words, mix, permutation
-from masks.leaves.graphs import Graph, complete
+from masks.leaves.graphs import Graph
 from masks.registry import Example, pattern
 from masks.runs import Ints
 
@@ -108,7 +108,7 @@ class RegularGraph(Graph):
     def edges(self, head: int, n: int) -> tuple[Ints, Ints]:
         small = 10 if self.gap > -math.inf else 0
         if n <= max(small, 2 * self.degree):
-            return complete(n)
+            return np.triu_indices(n, 1)  # all of them
         for attempt in range(ATTEMPTS):
             word = mix(self.source.word(head) ^ np.uint64(attempt))
             neighbours = _union_of_permutations(n, self.degree // 2, word)

@@ -119,10 +119,8 @@ def hubs(
         seed, per_head, per_layer, layer: as in `random_blocks`.
     """
     count = None if count is None else integer("count", count, min=1)
-    alpha, block = (
-        _positive("alpha", alpha, sys.float_info.max, "> 0"),
-        integer("block", block, min=1),
-    )
+    alpha = _positive("alpha", alpha, sys.float_info.max, "> 0")
+    block = integer("block", block, min=1)
     stream = Stream.of(seed, per_head, per_layer, layer)
     return canonical(Hubs(block, stream, count, alpha), alpha=alpha)
 

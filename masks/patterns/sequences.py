@@ -12,7 +12,7 @@ from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.geometry import interval_runs, row_intervals, row_numbers
 from masks.leaves.leaf import Leaf
-from masks.leaves.lengths import flat, read_lengths, read_rows
+from masks.leaves.lengths import batch_extent, flat, read_lengths, read_rows
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs, expand
 
@@ -57,7 +57,7 @@ def prefix_tree(enter: Any, leave: Any) -> Mask:
     if (counts := [*map(len, enters)]) != (others := [*map(len, leaves)]):
         raise ValueError(f"enter has {counts} nodes and leave {others}: give every node both")
     stop = _stacked([_leave_by_token(*nodes) for nodes in zip(enters, leaves, strict=True)])
-    return canonical(PrefixTree(stop, _fixed(stop)), enter=flat(enters), leave=flat(leaves))
+    return canonical(PrefixTree(stop, batch_extent(stop)), enter=flat(enters), leave=flat(leaves))
 
 
 def _leave_by_token(enter: tuple[int, ...], leave: tuple[int, ...]) -> Ints:
@@ -137,7 +137,7 @@ def hstu(
     first, stop = (_stacked(ends) for ends in zip(*spans, strict=True))
     counts = {count for row in last for count in row}
     shortest = counts.pop() if len(counts) == 1 else flat(last)
-    return canonical(Hstu(first, stop, _fixed(first)), lengths=flat(rows), targets=shortest)
+    return canonical(Hstu(first, stop, batch_extent(first)), lengths=flat(rows), targets=shortest)
 
 
 def _spans(
@@ -165,11 +165,6 @@ def _stacked(rows: Sequence[Ints]) -> Ints:
     """(batch entries, n) of numbers by token, where the shortest entry has n."""
     n = min(map(len, rows))
     return np.stack([row[:n] for row in rows])
-
-
-def _fixed(rows: Ints) -> int | None:
-    """The number of batch entries, or None for 1, which fits any."""
-    return None if len(rows) == 1 else len(rows)
 
 
 def _cover(what: str, n: int, grid: Grid) -> None:

@@ -126,9 +126,7 @@ class Radial(Leaf):
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         n = max(grid.n_q, grid.n_k)
         frames = np.arange(n // self.tokens + 1)
-        apart = np.append(
-            frames, -1 - frames[::-1]
-        )  # so that negative ones are counted from the end
+        apart = np.append(frames, -1 - frames[::-1])  # negative ones are counted from the end
         width = np.minimum(self._width(apart), n).astype(np.int32)
         q_at, k_at = (np.stack(np.divmod(x, self.tokens)).astype(np.int32) for x in (q, k))
         return np.abs(q_at[1] - k_at[1]) < width[q_at[0] - k_at[0]]

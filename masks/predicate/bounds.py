@@ -166,9 +166,8 @@ def _where(node: Expression, condition: Codes, x: Any, y: Any) -> Any:
 def _entry(node: Expression, index: Range) -> Any:
     low, high = np.atleast_1d(index[0]), np.atleast_1d(index[1])
     table = node.data
-    if all(
-        atom.op in ("q", "k", "h", "b") for atom in node.args[0].args
-    ):  # these bounds are reached
+    reached = all(atom.op in ("q", "k", "h", "b") for atom in node.args[0].args)
+    if reached:
         table.check(int(low.min()), int(high.max()))
     least, most = table.range(*(np.clip(bound, 0, len(table) - 1) for bound in (low, high)))
     return codes(least == 1, most == 0) if node.kind == BOOL else (least, most)

@@ -91,7 +91,7 @@ def whole(offset: int, terms: dict[Expression, int]) -> Expression:
 
 
 def atom(op: str, *args: Expression, data: Any = None) -> Expression:
-    """An integer that is no sum."""
+    """An integer that is no sum; "q", "k", "h" and "b" are token, head and batch numbers."""
     return whole(0, {Expression(op, INT, args, data): 1})
 
 

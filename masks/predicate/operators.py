@@ -25,11 +25,6 @@ from masks.predicate.expression import (
 )
 
 
-def symbol(name: str) -> Expression:
-    """The number of a query, key, head or batch entry: "q", "k", "h" or "b"."""
-    return atom(name)
-
-
 def _real(op: str, *args: Expression) -> Expression:
     return Expression(op, REAL, args)
 

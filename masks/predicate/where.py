@@ -16,8 +16,7 @@ from masks.checks import flag, integer
 from masks.leaves.leaf import Leaf
 from masks.predicate.block_signature import BlockSignature, combine
 from masks.predicate.bounds import Bounds, check_size
-from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, lift
-from masks.predicate.operators import symbol
+from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
 from masks.predicate.quadtree import Squares, classify
 from masks.registry import PATTERNS, Example, canonical, pattern
 from masks.runs import Bools, Codes, Grid, Ints, Runs
@@ -142,7 +141,7 @@ def _call(fn: Callable[..., Any], name: str, arrays: tuple[Ints, ...]) -> Bools:
 def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
     """What fn computes. Whatever it does not take to symbols comes out as an exception."""
     try:
-        rule = lift(fn(*map(symbol, places)))
+        rule = lift(fn(*map(atom, places)))
     except IndexError as error:  # of a NumPy array, whatever error the symbol raises
         raise Unsupported(INDEXED) from error
     if rule.kind != BOOL:

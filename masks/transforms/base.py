@@ -51,9 +51,7 @@ class Transformed(Mask):
     def parts(self) -> tuple[Mask, ...]:  # type: ignore[override]
         return (self.part,)
 
-    def layer(self, index: int) -> Mask:
-        if not self.per_layer:
-            return super().layer(index)
+    def _layer(self, index: int) -> Mask:
         return self.part.layer(index) >> self.transform
 
     def place(self, grid: Grid) -> Placed:

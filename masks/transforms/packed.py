@@ -6,7 +6,7 @@ import numpy as np
 
 from masks.algebra import Mask
 from masks.checks import integer
-from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_lengths, same_counts
+from masks.leaves.lengths import FAR, Cuts, Lengths, flat, read_both
 from masks.patterns.documents import documents
 from masks.registry import Example, canonical, transform
 from masks.runs import Grid
@@ -35,9 +35,7 @@ def packed(lengths: Any, key_lengths: Any = None) -> "Pack":
             shows how to get them from `cu_seqlens`. The mask of a document has the whole
             length, also where the sequence that is built ends inside of it.
     """
-    rows = read_lengths("lengths", lengths)
-    key_rows = rows if key_lengths is None else read_lengths("key_lengths", key_lengths)
-    same_counts(rows, key_rows)
+    rows, key_rows = read_both(lengths, key_lengths)
     other = None if key_rows == rows else flat(key_rows)
     return canonical(Pack(rows, key_rows), lengths=flat(rows), key_lengths=other)
 

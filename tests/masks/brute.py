@@ -49,6 +49,9 @@ def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
     """`blocks` is the normal form of `dense` (batch, heads, n_q, n_k)."""
     assert np.array_equal(blocks.to_dense(), dense), mask
     assert np.array_equal(blocks.layout(), brute_layout(dense, blocks.block_size)), mask
+    # Every bit is that of the dense mask, those beyond its ends included, which are 0.
+    bits = BlockMask.from_dense(dense, blocks.block_size).bits
+    assert np.array_equal(blocks.bits, bits), mask
     assert len({tile.tobytes() for tile in blocks.bits}) == len(blocks.bits)
     numbers = blocks.tiles[blocks.tiles >= 0]
     _, first = np.unique(numbers, return_index=True)
@@ -80,9 +83,5 @@ def check_window(mask: Mask, grid: Grid, dense: np.ndarray) -> None:
         q, k = np.arange(top, bottom)[None, :, None], np.arange(left, right)[None, None]
         allowed = placed.allowed(np.zeros((1, 1, 1), np.int64), q, k)
         assert (np.broadcast_to(allowed, (1, *tile.shape)) == tile).all(), (mask, grid, top, left)
-        assert tiles.setdefault(signature, tile.tobytes()) == tile.tobytes(), (
-            mask,
-            grid,
-            top,
-            left,
-        )
+        alike = tiles.setdefault(signature, tile.tobytes())
+        assert alike == tile.tobytes(), (mask, grid, top, left)

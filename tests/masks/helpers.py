@@ -28,9 +28,11 @@ def dense(mask: Mask, n_q: int, n_k: int | None = None) -> np.ndarray:
     return mask.build(n_q, n_k, 32).to_dense()[0, 0]
 
 
-def graph(mask: Mask, n: int, heads: int | None = None, block: int = B) -> np.ndarray:
-    """bool (heads or 1, n, n), of token blocks"""
-    return mask.build(n * block, block_size=block, heads=heads).layout()[0] > 0
+def graph(
+    mask: Mask, n: int, heads: int | None = None, *, block: int = B, cols: int | None = None
+) -> np.ndarray:
+    """bool (heads or 1, n, cols or n), of token blocks"""
+    return mask.build(n * block, (cols or n) * block, block, heads=heads).layout()[0] > 0
 
 
 def kinds(mask: Mask, n: int, block_size: int) -> tuple[int, int, int]:

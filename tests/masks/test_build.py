@@ -111,6 +111,9 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used():
         assert cache.get("a") is a
         cache.put("c", c)
         assert [cache.get(key) for key in "abc"] == [a, None, c]
+    tiny = Cache(9, 1)
+    tiny.put("a", a)
+    assert tiny.get("a") is None
 
 
 def test_a_leaf_without_a_registered_function_has_no_key():

@@ -1,38 +1,29 @@
 """How much masks allow: closed forms and published counts; and masks that are the same."""
 
+import numpy as np
 import pytest
 
 from tests.masks.helpers import B, dense, kinds, mask_of, rows
 
 # Pairs of tokens, for so many queries and keys (or n of both).
 PAIRS = """
-dilated(64, 4)  =>  200  =>  200*(2*16 + 1) - 4*16*17
 dilated(65, 16)  =>  200  =>  200*(2*4 + 1) - 16*4*5
 dilated(15, 16)  =>  200  =>  200
-power_of_two() & causal()  =>  256  =>  256*8 + 1
-power_of_two()  =>  32  =>  32 + 2*(32*4 + 1)
 diagonals((0, 7, -3, 1000))  =>  50  =>  50 + 43 + 47
 diagonals(())  =>  50  =>  0
-log_sparse()  =>  64  =>  64*6 + 1
 log_sparse(64)  =>  64  =>  667
-strided(8)  =>  64  =>  708
 strided(32)  =>  1024  =>  48144
 strided(128)  =>  1024  =>  126528
-fixed(8, 1)  =>  64  =>  512
 fixed(32, 8)  =>  1024  =>  143872
 fixed(128, 8)  =>  1024  =>  94720
-prefix_lm(40)  =>  100  =>  100*101/2 + 40*39/2
 prefix_lm(500)  =>  100  =>  100*100
 global_at((3, 64, 65, 99, 1000))  =>  100  =>  4*(2*100 - 4)
-streaming(4, 32)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2
 tri_shape(4, 32, 10)  =>  150  =>  150*32 - 32*31/2 + 118*4 - 4*3/2 + 10*114 - 10*9/2
 documents((5, 0, 70, 1, 100))  =>  176  =>  5*5 + 70*70 + 1 + 100*100
 documents((5, 0, 70, 1, 100)) & causal()  =>  176  =>  5*6/2 + 70*71/2 + 1 + 100*101/2
 documents((4, 9, 0, 30), (50, 0, 7, 3))  =>  43, 60  =>  4*50 + 30*3
 shared_prefix(30, (5, 0, 70, 1, 100))  =>  206  =>  30*206 + 5*5 + 70*70 + 1 + 100*100
-block_diagonal(50)  =>  120  =>  50*50*2 + 20*20
 block_diagonal(50, 20)  =>  120  =>  30*30 + 50*50 + 40*40
-block_diffusion(4)  =>  96  =>  48*(48 + 4)
 block_diffusion(50)  =>  240  =>  (50*50*2 + 20*20) + 50*50 + 20*100 + (50*50*3 + 20*120)
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
     =>  205  =>  30*31/2 + 30*175 + 5*6/2 + 70*71/2 + 100*101/2
@@ -40,13 +31,10 @@ prefix_tree((0, 30, 60), (60, 60, 90))  =>  90  =>  30*31/2*3 + 30*30
 hstu((60, 100), (0, 30), context=10)
     =>  160  =>  60*61/2 + 600 - 10*11/2 + 70*71/2 + 700 - 10*11/2 + 30*71
 hstu(100, 20, window=5)  =>  100  =>  80*6 - 5*6/2 + 20*6
-frame_causal(10, 4, sinks=2)  =>  100  =>  (10*4 - 4*3/2 + 6*2 - 2*1/2)*10*10
 frame_causal(5, 4, chunk=2)  =>  60  =>  10*10 + 10*20*5
 radial(8)  =>  16*8  =>  8*8*(16 + 30) + (14 + 13)*2*(8*7 - 12) + (12 + 11 + 10 + 9)*2*22 + 36*2*8
-radial(2)  =>  8*2  =>  4*(8 + 14) + 2*2*(6 + 5) + 2*2*(4 + 2)
 radial(1)  =>  8  =>  8 + 14 + 12 + 8
 radial(8, least=4)  =>  8*8  =>  8*8*(8 + 14) + (6 + 5)*2*44 + (4 + 2)*2*44
-longnet(16, 4)  =>  64  =>  64
 longnet(64, 8, 7)  =>  256  =>  256*64/8**2
 local_2d((6, 9), 2)  =>  54  =>  (5*6 - 2*3)*(5*9 - 2*3)
 local_2d((3, 4, 5), 1)  =>  60  =>  (3*3 - 2)*(3*4 - 2)*(3*5 - 2)
@@ -65,32 +53,16 @@ fixed(50, 10)  =>  1000  =>  120500
 # Non-empty token blocks of B = 16 tokens, of n x n.
 BLOCKS = """
 local(16)  =>  16  =>  46
-local(48)  =>  16  =>  100
 local(16) | global_tokens(16)  =>  64  =>  5*64 - 6
 butterfly(16)  =>  2  =>  4
-butterfly(16)  =>  64  =>  64*7
 butterfly(16)  =>  4096  =>  53248
 butterfly(16, 3)  =>  64  =>  64*4
-butterfly(16) & causal()  =>  8  =>  20
 butterfly(16) & causal()  =>  512  =>  2816
-pixelfly(16)  =>  16  =>  16*7 - 2*4 - 2
 pixelfly(16)  =>  512  =>  6124
 power_of_two(16)  =>  256  =>  3842
 power_of_two(16) & causal()  =>  256  =>  2049
-bigbird(16, per_head=False)  =>  16  =>  142
 bigbird(16, per_head=False, seed=1)  =>  256  =>  2542
-bigbird(16, 7, per_head=False)  =>  64  =>  2*64 + 2*(4 + 7) + 60*(5 + 7)
-random_regular(8, 16)  =>  64  =>  64*9
-expander(6, 16)  =>  30  =>  30*7
-sinks(48)  =>  16  =>  16*3
 global_rows(144)  =>  5  =>  5*5
-last_rows(48)  =>  16  =>  16*3
-global_tokens(48)  =>  16  =>  3*(2*16 - 3)
-block_diagonal(16)  =>  16  =>  16
-block_causal(16)  =>  16  =>  16*17/2
-block_diffusion(16)  =>  32  =>  16*17
-documents((48, 80))  =>  8  =>  3*3 + 5*5
-documents((48, 80)) & causal()  =>  8  =>  6 + 15
 deepspeed_fixed(4)  =>  64  =>  1216
 deepspeed_fixed(8)  =>  64  =>  960
 deepspeed_fixed(8, 4)  =>  64  =>  64*(8 + 4*7)
@@ -133,7 +105,6 @@ local_2d((6, 9), 10**6, norm='euclidean')  =>  54, 16  =>  16, 0, 0
 # The same at so many queries and keys (or n of both).
 SAME = """
 local(2**60)  =>  dense()  =>  300
-local(7)  =>  local(7, 7)  =>  300
 sliding(8)  =>  local(7, 0)  =>  300
 sliding(2**60)  =>  causal()  =>  300
 dilated(40, 1)  =>  local(40)  =>  300, 250
@@ -205,6 +176,42 @@ where(lambda q, k: (q < 64) | (k < 64))  =>  global_tokens(64)  =>  1 << 18
 where(lambda q, k: True)  =>  dense()  =>  3000, 2777
 where(lambda q, k: np.bool_(False))  =>  ~dense()  =>  3000, 2777
 where(lambda q, k: q >= 0)  =>  dense()  =>  3000, 2777
+local_2d((18, 20), 3)
+    =>  where(lambda q, k: (abs(q // 20 - k // 20) <= 3) & (abs(q % 20 - k % 20) <= 3))  =>  360
+axial((18, 20))  =>  where(lambda q, k: (q // 20 == k // 20) | (q % 20 == k % 20))  =>  360
+"""
+
+# The formula of the definition, with n_q and n_k. The last ones are windows as others count them:
+# sliding_window_overlay(64) of transformers, causal and bidirectional; generate_sliding_window(64)
+# of attention-gym; and FlashAttention's window_size=(70, 20) and causal, with both ends included
+# and the last query at the last key.
+FORMULAS = """
+local(100, 30)  =>  (q - k <= 100) & (k - q <= 30)
+sliding(128)  =>  (q - k >= 0) & (q - k < 128)
+butterfly(64)  =>  np.isin((q // 64) ^ (k // 64), [0, 1, 2, 4])
+dilated(90, 4)  =>  (abs(q - k) <= 90) & ((q - k) % 4 == 0)
+power_of_two() & causal()  =>  np.isin(q - k, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
+diagonals((7, -40))  =>  (q - k == 7) | (k - q == 40)
+strided(48)  =>  (q >= k) & ((q - k < 48) | ((q - k) % 48 == 0))
+fixed(48, 5)  =>  (q >= k) & ((q // 48 == k // 48) | (k % 48 >= 43))
+sinks(37)  =>  k < 37
+global_rows(70)  =>  q < 70
+last_rows(70)  =>  q >= n_q - 70
+global_at((3, 77, 200))  =>  np.isin(q, [3, 77, 200]) | np.isin(k, [3, 77, 200])
+prefix_lm(75)  =>  (k < 75) | (q >= k)
+streaming(4, 90)  =>  (q >= k) & ((k < 4) | (q - k < 90))
+vertical_slash((0, 50, 51, 260), (0, 1, 2, 130))
+    =>  (q >= k) & (np.isin(k, [0, 50, 51, 260]) | np.isin(q - k, [0, 1, 2, 130]))
+block_diagonal(50)  =>  q // 50 == k // 50
+block_causal(50)  =>  q // 50 >= k // 50
+longnet(120, 3, 1)  =>  (q // 120 == k // 120) & (q % 120 % 3 == 1) & (k % 120 % 3 == 1)
+longformer(65, global_tokens=(0, 9))
+    =>  (abs(q - k) <= 32) | np.isin(q, [0, 9]) | np.isin(k, [0, 9])
+sliding(64)  =>  (k > q - 64) & (k <= q)
+local(64)  =>  abs(q - k) <= 64
+sliding(64 + 1)  =>  (q >= k) & (q - k <= 64)
+local(70, 20, align='bottom_right')  =>  (k >= q + n_k - n_q - 70) & (k <= q + n_k - n_q + 20)
+causal(align='bottom_right')  =>  k <= q + n_k - n_q
 """
 
 
@@ -230,3 +237,10 @@ def test_kinds(mask: str, size: str, found: str):
 @pytest.mark.parametrize(("mask", "other", "n"), rows(SAME))
 def test_the_same(mask: str, other: str, n: str):
     assert mask_of(mask).build(*lengths(n)) == mask_of(other).build(*lengths(n))
+
+
+@pytest.mark.parametrize(("mask", "formula"), rows(FORMULAS))
+def test_formulas(mask: str, formula: str):
+    for n_q, n_k in ((512, 512), (300, 450), (150, 500)):
+        places = {"q": np.arange(n_q)[:, None], "k": np.arange(n_k), "n_q": n_q, "n_k": n_k}
+        assert (dense(mask_of(mask), n_q, n_k) == eval(formula, {"np": np}, places)).all()

@@ -1,4 +1,4 @@
-"""A million tokens in milliseconds and megabytes; a light import; a bounded cache."""
+"""A million tokens in milliseconds and megabytes; a light import; a cache among threads."""
 
 import os
 import subprocess
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask
-from masks.build import Cache
 from tests.masks.helpers import LONG, assert_builds_within
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
@@ -114,36 +112,6 @@ def test_build_memory(mask: masks.Mask, mebibytes: float):
     assert blocks.rows == LONG // 128 and peak < mebibytes * 2**20
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        SPARSE & masks.causal(),
-        masks.power_of_two() & masks.causal(),
-        masks.dilated(2048, 4) | masks.sinks(64),
-        masks.streaming(4, 4096),
-        masks.prefix_lm(1000),
-        masks.longnet(2048, 4),
-        masks.block_diagonal(2048) & masks.causal(),
-        masks.longformer(512),
-        masks.pixelfly(128) & masks.sliding(1000),
-        masks.bigbird(128, per_head=False),
-    ],
-    ids=str,
-)
-def test_structured_masks_have_few_tiles(mask: masks.Mask):
-    """Fewer than ten, of any length; a ragged end cuts some of them anew."""
-    for n in (1 << 14, 50_048, LONG):
-        whole = len(mask.build(n).bits)
-        assert whole < 10 and len(mask.build(n - 100).bits) <= 2 * whole + 3
-
-
-@pytest.mark.parametrize(("w", "r", "tiles"), [(2048, 2, 1), (4096, 8, 1), (2000, 4, 48)])
-def test_as_many_tiles_at_any_length(w: int, r: int, tiles: int):
-    """One where blocks divide segments, and else as many as ways to lie across their ends."""
-    for n in (1 << 17, 1 << 19):
-        assert len(masks.longnet(w, r).build(n).bits) == tiles
-
-
 def test_import_is_light(tmp_path: Path):
     """The best of up to ten, in seconds of the processor: the machine may be doing other things.
 
@@ -169,26 +137,6 @@ def test_building_again_is_free():
     assert mask.build(1000) is masks.parse(str(mask)).build(1000, 1000, (128, 128))
     assert mask.build(1000) is not mask.build(1000, block_size=64)
     assert mask.build(1000, heads=4) is mask.build(1000)  # it is the same for all heads
-
-
-def blocks_of(n: int) -> BlockMask:
-    return BlockMask.from_dense(np.eye(n, dtype=bool), 16)
-
-
-def test_cache_is_bounded():
-    cache = Cache(max_items=3, max_bytes=10**6)
-    for n in range(1, 5):
-        cache.put(n, blocks_of(n))
-    assert cache.get(1) is None and cache.get(2) == blocks_of(2)
-    cache.put(5, blocks_of(5))
-    assert cache.get(3) is None and cache.get(2) is not None  # the least recently used one went
-    small = Cache(max_items=100, max_bytes=3 * blocks_of(16).nbytes)
-    for n in range(5):
-        small.put(n, blocks_of(16))
-    assert [small.get(n) is not None for n in range(5)] == [False, False, True, True, True]
-    tiny = Cache(max_items=100, max_bytes=1)
-    tiny.put(0, blocks_of(16))
-    assert tiny.get(0) is None
 
 
 def test_cache_among_threads():

@@ -7,16 +7,6 @@ import masks
 LOCAL, BUTTERFLY = masks.local(5), masks.butterfly(16)
 
 
-def test_heads_take_turns():
-    mask = masks.heads(LOCAL, BUTTERFLY)
-    blocks = mask.build(100, block_size=16)
-    assert blocks.heads == 2
-    dense = mask.build(100, block_size=16, heads=6).to_dense()[0]
-    for h in range(6):
-        part = (LOCAL, BUTTERFLY)[h % 2].build(100, block_size=16).to_dense()[0, 0]
-        assert np.array_equal(dense[h], part)
-
-
 def test_heads_compose():
     mask = masks.heads(LOCAL, BUTTERFLY) & masks.causal() | masks.heads(*[LOCAL] * 3)
     assert mask.build(50, block_size=16).heads == 6
@@ -25,15 +15,10 @@ def test_heads_compose():
 
 
 def test_a_head_without_mixed_blocks():
-    whole = masks.causal() >> masks.snap(16)
-    dense = masks.heads(whole, LOCAL).build(100, block_size=16).to_dense()[0]
-    for h, part in enumerate((whole, LOCAL)):
-        assert np.array_equal(dense[h], part.build(100, block_size=16).to_dense()[0, 0])
-
-
-def test_one_mask_for_all_heads_is_stored_once():
-    assert masks.heads(LOCAL).build(64, 64, 16, heads=3).heads == 1
-    assert masks.heads(LOCAL).build(64, 64, 16) == LOCAL.build(64, 64, 16)
+    parts = masks.causal() >> masks.snap(16), LOCAL
+    dense = masks.heads(*parts).build(100, block_size=16).to_dense()[0]
+    for head, part in zip(dense, parts, strict=True):
+        assert np.array_equal(head, part.build(100, block_size=16).to_dense()[0, 0])
 
 
 def test_layers_take_turns():

@@ -137,10 +137,7 @@ def test_causal_butterfly_clears_bits():
     assert found.worst == (3840, 3855)  # 240 = 11110000b sees 16 blocks of 241
 
 
-def test_layers_in_turn():
-    near, far = masks.local(0), masks.dense()
-    found = reach_of(masks.layers(near, near, far), 64, 3, exact=True, block_size=16)
-    assert [round(share, 3) for share in found.upper] == [0.016, 0.016, 1]
+def test_what_does_not_stack():
     for other in (masks.local(3).build(128), masks.local(3).build(64, block_size=32)):
         with pytest.raises(ValueError, match="do not stack"):
             reach([masks.local(3).build(64), other])

@@ -163,12 +163,6 @@ def test_butterfly_is_a_hypercube():
     assert truncated.spectral_gap == 0
 
 
-def test_dilated_tokens_fall_apart_where_blocks_do_not():
-    d = np.subtract.outer(np.arange(256), np.arange(256))
-    found = stats(BlockMask.from_dense(d % 4 == 0, 64))
-    assert (found.components, found.token_components) == (1, 4)
-
-
 def test_many_different_tiles_give_up_on_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(components, "MOST_TILES", 3)
     dense = np.random.default_rng(0).random((100, 100)) < 0.1

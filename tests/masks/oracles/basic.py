@@ -9,16 +9,7 @@ from masks import Mask
 from masks.patterns.array import ArrayMask
 from masks.patterns.bands import Band, Dense
 from masks.patterns.butterfly import Butterfly, SizedButterfly
-from tests.masks.oracles import (
-    BATCH,
-    HEADS,
-    any_align,
-    distance,
-    leaf,
-    oracle,
-    positions,
-    varied,
-)
+from tests.masks.oracles import BATCH, HEADS, any_align, distance, leaf, oracle, positions, varied
 
 
 @leaf

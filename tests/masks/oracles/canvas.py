@@ -7,17 +7,7 @@ import numpy as np
 
 import masks
 from masks import Mask
-from masks.patterns.neighborhood import (
-    NORMS,
-    Ball,
-    Local,
-    Neighborhood,
-    SlidingTiles,
-    axial,
-    local_2d,
-    neighborhood,
-    sliding_tiles,
-)
+from masks.patterns.neighborhood import NORMS, Ball, Local, Neighborhood, SlidingTiles
 from tests.masks.oracles import leaf, oracle
 
 SIZES = (1, 12, 48, 64, 97, 128, 150)  # tokens
@@ -46,17 +36,19 @@ def any_canvas_mask(rng: random.Random, canvas: tuple[int, ...]) -> Mask:
             kernel = any_per_axis(rng, [e // d for e, d in zip(extents, dilation, strict=True)])
             stride = any_per_axis(rng, list(kernel))
             causal = tuple(rng.random() < 0.3 for _ in canvas)
-            return neighborhood(canvas, kernel, dilation=dilation, stride=stride, causal=causal)
+            return masks.neighborhood(
+                canvas, kernel, dilation=dilation, stride=stride, causal=causal
+            )
         case 2:
             if rng.random() < 0.5:
-                return local_2d(canvas, any_per_axis(rng, extents, 0))
-            return local_2d(canvas, rng.randrange(max(canvas)), norm=rng.choice(NORMS))
+                return masks.local_2d(canvas, any_per_axis(rng, extents, 0))
+            return masks.local_2d(canvas, rng.randrange(max(canvas)), norm=rng.choice(NORMS))
         case 3:
             tile = any_per_axis(rng, extents)
             tiles = [-(-e // t) for e, t in zip(extents, tile, strict=True)]
-            return sliding_tiles(canvas, tile, any_per_axis(rng, tiles))
+            return masks.sliding_tiles(canvas, tile, any_per_axis(rng, tiles))
         case _:
-            return axial(canvas)
+            return masks.axial(canvas)
 
 
 @leaf

@@ -5,25 +5,16 @@ import random
 
 import numpy as np
 
+import masks
 from masks import Mask
-from masks.patterns.distances import (
-    Diagonals,
-    Dilated,
-    LogSparse,
-    PowerOfTwo,
-    PowerOfTwoBlocks,
-    diagonals,
-    dilated,
-    log_sparse,
-    power_of_two,
-)
+from masks.patterns.distances import Diagonals, Dilated, LogSparse, PowerOfTwo, PowerOfTwoBlocks
 from tests.masks.oracles import any_align, distance, leaf, oracle, positions
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     extent, step = rng.choice([0, 5, 40, 99, 300]), rng.choice([1, 2, 3, 16, 31, 64, 200])
-    return dilated(extent, step, align=any_align(rng))
+    return masks.dilated(extent, step, align=any_align(rng))
 
 
 @oracle(Dilated)
@@ -35,7 +26,7 @@ def _(mask: Dilated, n_q: int, n_k: int, heads: int) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     count = rng.choice([0, 1, 4, 40, 150])
-    return diagonals(tuple(rng.sample(range(-170, 170), count)), align=any_align(rng))
+    return masks.diagonals(tuple(rng.sample(range(-170, 170), count)), align=any_align(rng))
 
 
 @oracle(Diagonals)
@@ -47,8 +38,8 @@ def _(mask: Diagonals, n_q: int, n_k: int, heads: int) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     if rng.random() < 0.5:
-        return power_of_two(align=any_align(rng))
-    return power_of_two(rng.choice([2, 7, 16, 24, 48]))
+        return masks.power_of_two(align=any_align(rng))
+    return masks.power_of_two(rng.choice([2, 7, 16, 24, 48]))
 
 
 @oracle(PowerOfTwo)
@@ -72,7 +63,7 @@ def is_power_or_zero(d: np.ndarray) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     window = rng.choice([1, 5, 16, 64, 97, 300])
-    return log_sparse(window, rng.choice([2, 3, 5, 6, 11, 16, 20, 37, 64, 100]))
+    return masks.log_sparse(window, rng.choice([2, 3, 5, 6, 11, 16, 20, 37, 64, 100]))
 
 
 @oracle(LogSparse)

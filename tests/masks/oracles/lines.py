@@ -4,21 +4,10 @@ import random
 
 import numpy as np
 
+import masks
 from masks import Mask
 from masks.leaves.lines import Lines
-from masks.patterns.columns import (
-    LastRows,
-    global_at,
-    global_rows,
-    global_tokens,
-    keys_at,
-    last_rows,
-    prefix_lm,
-    sinks,
-    streaming,
-    tri_shape,
-    vertical_slash,
-)
+from masks.patterns.columns import LastRows
 from tests.masks.oracles import any_align, leaf, oracle, positions
 
 
@@ -28,8 +17,9 @@ def tokens(rng: random.Random) -> tuple[int, ...]:
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    make = rng.choice([sinks, global_tokens, global_rows, last_rows, keys_at, global_at])
-    return make(tokens(rng) if make in (keys_at, global_at) else rng.randrange(80))
+    of_count = [masks.sinks, masks.global_tokens, masks.global_rows, masks.last_rows]
+    make = rng.choice([*of_count, masks.keys_at, masks.global_at])
+    return make(rng.randrange(80) if make in of_count else tokens(rng))
 
 
 @oracle(Lines)
@@ -52,9 +42,9 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     first, window, last = rng.randrange(40), rng.randrange(1, 100), rng.randrange(40)
     return rng.choice(
         [
-            prefix_lm(first, align=align),
-            streaming(first, window, align=align),
-            tri_shape(first, window, last, align=align),
-            vertical_slash(tokens(rng), tokens(rng), align=align),
+            masks.prefix_lm(first, align=align),
+            masks.streaming(first, window, align=align),
+            masks.tri_shape(first, window, last, align=align),
+            masks.vertical_slash(tokens(rng), tokens(rng), align=align),
         ]
     )

@@ -20,8 +20,8 @@ ANY_LENGTH = [
     masks.random_blocks(0.4, block=16) & masks.causal(),
     masks.dense(),
     ~masks.dense(),
-    segments.block_diagonal(13, 5) - masks.local(2),
-    segments.longnet(20, 3, 1) | masks.local(1),
+    masks.block_diagonal(13, 5) - masks.local(2),
+    masks.longnet(20, 3, 1) | masks.local(1),
 ]
 PARTS, VARIED_PARTS = [*LEAVES], [*VARIED]  # of the families that come before
 
@@ -82,7 +82,7 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     """Documents by batch entry, or a part by head and batch entry, or both."""
     rows = [segments.any_lengths(rng, max(n_q, n_k)) for _ in range(BATCH)]
-    part = rng.choice([*ANY_LENGTH, segments.longnet(16, HEADS, per_head=True)])
+    part = rng.choice([*ANY_LENGTH, masks.longnet(16, HEADS, per_head=True)])
     length = rng.randrange(1, 60)
     count = -(-max(n_q, n_k) // length)
     same = rng.choice([[length] * count, [[length] * count] * BATCH])

@@ -4,30 +4,22 @@ import random
 
 import numpy as np
 
+import masks
 from masks import Mask
-from masks.patterns.documents import Documents, documents, documents_from_ids, shared_prefix
-from masks.patterns.segments import (
-    BlockDiagonal,
-    BlockDiffusion,
-    LongNet,
-    block_causal,
-    block_diagonal,
-    block_diffusion,
-    longnet,
-)
-from masks.transforms.packed import packed
+from masks.patterns.documents import Documents
+from masks.patterns.segments import BlockDiagonal, BlockDiffusion, LongNet
 from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     size = rng.choice([1, 3, 16, 17, 32, 50, 64, 1000])
-    return block_diagonal(size, rng.randrange(size))
+    return masks.block_diagonal(size, rng.randrange(size))
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return block_causal(rng.choice([1, 5, 16, 24, 70]))
+    return masks.block_causal(rng.choice([1, 5, 16, 24, 70]))
 
 
 @oracle(BlockDiagonal)
@@ -38,9 +30,9 @@ def _(mask: BlockDiagonal, n_q: int, n_k: int, heads: int) -> np.ndarray:
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    mask = block_diffusion(rng.choice([1, 3, 4, 16, 24, 50, 1000]))
+    mask = masks.block_diffusion(rng.choice([1, 3, 4, 16, 24, 50, 1000]))
     n = max(n_q, n_k) + max(n_q, n_k) % 2  # it has two halves: a packed document of even length
-    return mask if n == n_q == n_k else mask >> packed((n,))
+    return mask if n == n_q == n_k else mask >> masks.packed((n,))
 
 
 @oracle(BlockDiffusion)
@@ -57,13 +49,13 @@ def _(mask: BlockDiffusion, n_q: int, n_k: int, heads: int) -> np.ndarray:
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     ratio = rng.choice([1, 2, 3, 4, 8, 30])
-    return longnet(rng.choice([1, 7, 16, 24, 64, 100]), ratio, rng.randrange(ratio))
+    return masks.longnet(rng.choice([1, 7, 16, 24, 64, 100]), ratio, rng.randrange(ratio))
 
 
 @varied
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     ratio = rng.choice([2, HEADS])
-    return longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
+    return masks.longnet(rng.choice([5, 16, 50, 64]), ratio, rng.randrange(ratio), per_head=True)
 
 
 @oracle(LongNet)
@@ -93,8 +85,8 @@ def packs(rng: random.Random, rows: list[list[int]]) -> Mask:
     """`documents` or `shared_prefix` of a list of lengths for every batch entry."""
     lengths = rows if len(rows) > 1 else rows[0]
     if rng.random() < 0.5:
-        return documents(lengths)
-    return shared_prefix(rng.choice([0, 1, 20, 100]), lengths)
+        return masks.documents(lengths)
+    return masks.shared_prefix(rng.choice([0, 1, 20, 100]), lengths)
 
 
 def pieces(rng: random.Random, shape: tuple[int, ...]) -> np.ndarray:
@@ -116,13 +108,13 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     q, k = any_lengths(rng, n_q), any_lengths(rng, n_k)
     count = max(len(q), len(k))
     q, k = q + [0] * (count - len(q)), k + [0] * (count - len(k))
-    return documents(q, k)
+    return masks.documents(q, k)
 
 
 @leaf
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
     ids = pieces(rng, (max(n_q, n_k),))
-    return documents_from_ids(ids, rng.choice([None, pieces(rng, (n_k,))]))
+    return masks.documents_from_ids(ids, rng.choice([None, pieces(rng, (n_k,))]))
 
 
 @varied
@@ -132,7 +124,7 @@ def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
 
 @varied
 def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
-    return documents_from_ids(pieces(rng, (BATCH, max(n_q, n_k))))
+    return masks.documents_from_ids(pieces(rng, (BATCH, max(n_q, n_k))))
 
 
 @oracle(Documents)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from masks.patterns.documents import documents, documents_from_ids, documents_from_offsets
-from tests.masks.helpers import dense
 
 
 @pytest.mark.parametrize("as_array", [list, tuple, np.array])
@@ -24,23 +23,3 @@ def test_tensors():
     torch = pytest.importorskip("torch")
     assert documents(torch.tensor([3, 5])) == documents((3, 5))
     assert documents_from_ids(torch.tensor([0, 0, 1])) == documents((2, 1))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "block_size"),
-    [
-        ([16, 8, 16, 16, 16, 16, 8, 48], (48, 16)),  # cut at another token of the query block only
-        ([1, 2, 3, 0, 4, 5] * 20, (16, 48)),  # many in a block
-    ],
-)
-def test_cuts_within_blocks(lengths: list[int], block_size: tuple[int, int]):
-    ids = np.repeat(np.arange(len(lengths)), lengths)
-    blocks = documents(lengths).build(len(ids) - 5, len(ids), block_size)
-    assert np.array_equal(blocks.to_dense()[0, 0], ids[:-5, None] == ids)
-
-
-def test_batch():
-    mask = documents([[30, 40], [10, 60, 5]])
-    assert mask.batch == 2
-    for row, allowed in zip(([30, 40], [10, 60]), mask.build(70).to_dense(), strict=True):
-        assert np.array_equal(allowed[0], dense(documents(row), 70))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from masks.patterns.neighborhood import local_2d, neighborhood
+from masks.patterns.neighborhood import neighborhood
 from tests.masks.helpers import dense
 
 
@@ -21,11 +21,3 @@ def test_formula_of_natten(length: int):
             for i, row in enumerate(dense(neighborhood((length,), kernel, stride=stride), length)):
                 start = natten_start(i, kernel, stride, length)
                 assert np.flatnonzero(row).tolist() == list(range(start, start + kernel))
-
-
-def test_balls():
-    """The lattice points of diamonds (2r(r + 1) + 1) and of discs."""
-    for r, disc in enumerate([1, 5, 13, 29, 49, 81, 113]):
-        for norm, count in (("manhattan", 2 * r * (r + 1) + 1), ("euclidean", disc)):
-            allowed = dense(local_2d((31, 31), r, norm=norm), 31 * 31)
-            assert allowed[15 * 31 + 15].sum() == count and np.array_equal(allowed, allowed.T)

@@ -8,14 +8,8 @@ import numpy as np
 from masks.predicate.table import table
 
 DATA = np.random.default_rng(0)
-
-
 T = table(DATA.integers(-50, 50, 200))
-
-
 F = table(DATA.normal(size=200))
-
-
 B = table(DATA.random(200) < 0.2)
 
 

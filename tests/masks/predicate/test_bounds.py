@@ -5,8 +5,7 @@ import pytest
 
 from masks import runs as rl
 from masks.predicate.bounds import Bounds
-from masks.predicate.expression import lift
-from masks.predicate.operators import symbol
+from masks.predicate.expression import atom, lift
 from masks.predicate.table import CHUNK, table
 from tests.masks.predicate.rules import predicate, texts
 
@@ -49,7 +48,7 @@ def test_bounds_contain_every_value(text: str):
     function = predicate(text)
     low, high = rectangles(np.random.default_rng(len(text)), 300)
     bounds = Bounds({name: (low[i], high[i]) for i, name in enumerate("qk")})
-    node = lift(function(symbol("q"), symbol("k")))
+    node = lift(function(atom("q"), atom("k")))
     found = bounds.codes(node) if node.kind == "bool" else bounds.range(node)
     shape = low.shape[1:]
     for i in range(low.shape[1]):
@@ -66,8 +65,6 @@ def test_bounds_contain_every_value(text: str):
 
 
 EXACT = "q - k; 5 * q - 2 * k + 1; (q - k) + k; abs(q - k); (q - k) ** 2; q * k; q // 7; q // -7"
-
-
 EXACT += "; np.minimum(q, k); np.clip(q, 2, 9); q / 3; q << 3; (q - k) // 5; -q; ~q; q * 0.5 - k"
 
 
@@ -77,7 +74,7 @@ def test_bounds_are_reached(text: str):
     function = predicate(text)
     low, high = rectangles(np.random.default_rng(1), 200)
     bounds = Bounds({name: (low[i], high[i]) for i, name in enumerate("qk")})
-    least, most = bounds.range(function(symbol("q"), symbol("k")))
+    least, most = bounds.range(function(atom("q"), atom("k")))
     for i in range(200):
         q = np.arange(low[0, i], high[0, i] + 1)[:, None]
         values = function(q, np.arange(low[1, i], high[1, i] + 1))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import masks
-from masks import Mask
 from masks.patterns.neighborhood import neighborhood
 from masks.transforms import regroup
-from masks.transforms.reorder import hilbert, morton, permuted, tiled
+from masks.transforms.reorder import hilbert, morton
 from tests.masks.brute import any_grid, brute_dense, check, check_window
 from tests.masks.cases import BLOCKS, composition
 from tests.masks.oracles import BATCH, HEADS, VARIED
@@ -102,32 +101,3 @@ def test_golden_orders():
     assert hilbert((5, 5)).order(25).tolist() == (
         [0, 1, 6, 5, 10, 15, 20, 21, 16, 11, 12, 17, 22, 23, 24, 19, 18, 13, 14, 9, 8, 7, 2, 3, 4]
     )
-    assert morton((3, 3)).order(9).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
-    assert morton((2, 2, 2)).order(8).tolist() == list(range(8))
-    assert tiled((4, 6), (2, 4)).order(24).tolist() == (
-        [0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11, 12, 13, 14, 15, 18, 19, 20, 21, 16, 17, 22, 23]
-    )
-
-
-def test_what_it_is_for():
-    """Attention in the new order is the old one, reordered."""
-    canvas, n = (12, 10), 120
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, n, 8))
-    mask, transform = neighborhood(canvas, 5), hilbert(canvas)
-
-    def attend(q, k, v, mask: Mask) -> np.ndarray:
-        weight = np.exp(q @ k.T) * mask.build(n, block_size=16).to_dense()[0, 0]
-        return weight @ v / weight.sum(1, keepdims=True)
-
-    order = transform.order(n)
-    out = attend(q[order], k[order], v[order], mask >> transform)[transform.inverse(n)]
-    assert np.allclose(out, attend(q, k, v, mask), rtol=1e-12)
-
-
-def test_long_permutations_show_a_digest():
-    order = np.random.default_rng(0).permutation(100)
-    mask = masks.causal() >> permuted(order)
-    assert mask == masks.causal() >> permuted(order.tolist())
-    assert mask != masks.causal() >> permuted(order[::-1])
-    assert mask != masks.causal() >> permuted(order, side="keys")
