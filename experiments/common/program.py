@@ -31,6 +31,7 @@ try:
     from hydra.errors import HydraException
     from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
 except ModuleNotFoundError as error:
     sys.exit(f"error: no module {error.name}: pip install 'sparseflash[experiments]'")
 
@@ -60,9 +61,10 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         def job(config: DictConfig) -> None:
             if signal.getsignal(signal.SIGINT) is interrupted:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            overrides = list(HydraConfig.get().overrides.task)
-            options: Any = OmegaConf.to_container(config, resolve=True)
+            given: Any = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
+            overrides = given["task"]
             try:
+                options = _options(config)
                 _check_flags(name, options)
                 _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
@@ -98,6 +100,16 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         return entry
 
     return decorate
+
+
+def _options(config: DictConfig) -> Any:
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    except InterpolationResolutionError as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(
+            f"{why}: ${{...}} is the value of an option; write \\${{ for ${{"
+        ) from error
 
 
 def _unread() -> int:

@@ -97,6 +97,18 @@ def test_a_word_without_a_value_is_one_line(words, monkeypatch, capsys):
     assert capsys.readouterr().err == expected
 
 
+def test_the_value_of_another_option_and_of_one_that_is_not_there(monkeypatch, capsys):
+    given = []
+    assert run(monkeypatch, lambda *options: given.append(options), "csv=${out}") == 0
+    ((options, command),) = given
+    assert options["csv"] == options["out"] and command.endswith(" 'csv=${out}'")
+    assert run(monkeypatch, lambda *_: None, "csv=${nothing}") == 2
+    assert capsys.readouterr().err == (
+        "error: Interpolation key 'nothing' not found: ${...} is the value of an option; "
+        "write \\${ for ${\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
