@@ -122,6 +122,26 @@ def test_the_tables_of_contours_that_grow_follow_from_the_rows(pretrained):
     assert f"**Pretraining is worth {gains}-sparse attention**" in text
 
 
+def test_the_runs_of_the_neighbourhood_are_those_of_the_page():
+    text = section("pathfinder", "Self-pretraining").partition("\n### ")[0]
+    near, others = (
+        {
+            run.place.split("/")[-2]: run
+            for run in read_runs(str(PAGES / "lra" / f"{name}.jsonl.gz"))
+        }
+        for name in ("spt_pathfinder_2d", "spt_pathfinder")
+    )
+    first, second, last = (
+        near[f"sparse-neighborhood-32x32-11-5ae152-{stage}-max"] for stage in CONTOURS
+    )
+    shown = f"has {first.accuracy:.1f}, {second.accuracy:.1f} and {last.accuracy:.1f} %, after "
+    shown += f"{first.steps:,}, {second.steps:,} and {last.steps:,} steps."
+    dense, default = (interval(last, others[f"{name}-c14-max"]) for name in NAMES_OF)
+    shown += f" With contours of 14 it is {dense.removeprefix('-')} points behind dense attention,"
+    assert f"{shown} and level with the default mask ({default})." in text
+    assert f"The neighbourhood, {last.density:.1f} % of its blocks: " in text
+
+
 def test_the_tables_with_the_mean_of_the_pixels_follow_from_the_rows(growing):
     text = section("pathfinder", "With the mean of the pixels").partition("\n### ")[0]
     times = {key: growing[key, "c14"].ms_per_step for key in NAMES_OF}
