@@ -202,7 +202,7 @@ class BlockSparseAttention(nn.Module):
         weights, or of autocast. A mask of `sparseflash.packed` is joined to that of the layer.
 
         Raises ValueError where padding cannot be skipped: n must be a multiple of 128, and the mask
-        a `masks.Mask` or None.
+        None or a `masks.Mask`, the same for every batch entry.
         """
         device = self.qkv.weight.device
         if dtype is None:
@@ -241,8 +241,8 @@ def plan_lengths(
             raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
         if not skippable(mask, n, n):
             raise ValueError(
-                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask"
-                " or None: pass the lengths themselves"
+                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and None or a"
+                " Mask, the same for every batch entry: pass the lengths themselves"
             )
         lengths = check_lengths(lengths, batch, n, device)
         blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)
