@@ -15,7 +15,7 @@ from masks.checks import integer
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.backends.registry import NAMES
-from sparseflash.checks import check_options
+from sparseflash.checks import check_options, is_wrapped
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -51,8 +51,8 @@ class BlockSparseAttention(nn.Module):
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
         keep_max_scores: whether a forward leaves the largest logit of each head, over all
-            sequences and queries, in `max_scores`: (heads,) float32, or float64 like the weights,
-            without a gradient; None before the first forward.
+            sequences and queries, and all that torch.vmap maps over, in `max_scores`: (heads,)
+            float32, or float64 like the weights, without a gradient; None before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
 
     The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
@@ -172,7 +172,8 @@ class BlockSparseAttention(nn.Module):
         if not self.keep_max_scores:
             return found
         out, max_scores = found
-        self.max_scores = max_scores.amax((0, 2))
+        largest = max_scores.amax((0, 2))
+        self.max_scores = largest if torch.compiler.is_compiling() else _unwrapped_max(largest)
         return out
 
     @property
@@ -253,6 +254,16 @@ def plan_lengths(
     made = plan(blocks, q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
+
+
+def _unwrapped_max(x: Tensor) -> Tensor:
+    """x as it outlives the transforms of torch.func: the largest over what torch.vmap maps."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while is_wrapped(x):
+        mapped = functorch.is_batchedtensor(x)
+        dim, x = functorch.maybe_get_bdim(x), functorch.get_unwrapped(x)
+        x = x.amax(dim) if mapped else x
+    return x
 
 
 def _check_tokens(name: str, x: Any, dim: int, batch: int | None = None) -> None:

@@ -223,6 +223,20 @@ def test_max_scores_of_padded_sequences():
     assert (layer.max_scores == -torch.inf).all()
 
 
+def test_max_scores_outlive_transforms():
+    """Those of the whole batch; the layer can be copied as after any other forward."""
+    layer, x = make(mask=masks.local(3), keep_max_scores=True), tokens()
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
+
+    torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    found = copy.deepcopy(layer).max_scores
+    layer(x)
+    torch.testing.assert_close(found, layer.max_scores)
+
+
 @pytest.mark.parametrize("padding", ["auto", "hide", "skip"])
 def test_lengths(padding):
     ends = torch.tensor([256, 1, 130, 0])
