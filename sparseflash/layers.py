@@ -3,6 +3,7 @@ position embeddings.
 """
 
 import math
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -235,7 +236,12 @@ def plan_lengths(
     if isinstance(lengths, Selection):
         if isinstance(mask, Selector):
             raise ValueError(f"the mask is {mask!r}; with a packed mask pass a Mask or None")
-        blocks, batch = lengths if mask is None else lengths & mask, lengths.batch
+        if isinstance(mask, Mask) and mask.per_head and lengths.heads == 1:
+            codes = lengths.codes.expand(-1, heads[0], -1, -1)
+            most = lengths.max_blocks * heads[0]
+            lengths = replace(lengths, codes=codes, max_blocks=most, owned=0)
+        blocks = lengths if mask is None else lengths & mask
+        batch = blocks.batch
     else:
         batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
         if not batch:
