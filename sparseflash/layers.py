@@ -3,6 +3,7 @@ position embeddings.
 """
 
 import math
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -15,7 +16,7 @@ from masks.checks import integer
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.backends.registry import NAMES
-from sparseflash.checks import check_options
+from sparseflash.checks import check_options, is_wrapped
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -51,8 +52,8 @@ class BlockSparseAttention(nn.Module):
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
         keep_max_scores: whether a forward leaves the largest logit of each head, over all
-            sequences and queries, in `max_scores`: (heads,) float32, or float64 like the weights,
-            without a gradient; None before the first forward.
+            sequences and queries, and all that torch.vmap maps over, in `max_scores`: (heads,)
+            float32, or float64 like the weights, without a gradient; None before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
 
     The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
@@ -172,7 +173,8 @@ class BlockSparseAttention(nn.Module):
         if not self.keep_max_scores:
             return found
         out, max_scores = found
-        self.max_scores = max_scores.amax((0, 2))
+        largest = max_scores.amax((0, 2))
+        self.max_scores = largest if torch.compiler.is_compiling() else _unwrapped_max(largest)
         return out
 
     @property
@@ -202,7 +204,7 @@ class BlockSparseAttention(nn.Module):
         weights, or of autocast. A mask of `sparseflash.packed` is joined to that of the layer.
 
         Raises ValueError where padding cannot be skipped: n must be a multiple of 128, and the mask
-        a `masks.Mask` or None.
+        None or a `masks.Mask`, the same for every batch entry.
         """
         device = self.qkv.weight.device
         if dtype is None:
@@ -234,15 +236,20 @@ def plan_lengths(
     if isinstance(lengths, Selection):
         if isinstance(mask, Selector):
             raise ValueError(f"the mask is {mask!r}; with a packed mask pass a Mask or None")
-        blocks, batch = lengths if mask is None else lengths & mask, lengths.batch
+        if isinstance(mask, Mask) and mask.per_head and lengths.heads == 1:
+            codes = lengths.codes.expand(-1, heads[0], -1, -1)
+            most = lengths.max_blocks * heads[0]
+            lengths = replace(lengths, codes=codes, max_blocks=most, owned=0)
+        blocks = lengths if mask is None else lengths & mask
+        batch = blocks.batch
     else:
         batch = lengths.numel() if isinstance(lengths, Tensor) else np.size(lengths)
         if not batch:
             raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
         if not skippable(mask, n, n):
             raise ValueError(
-                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and a Mask"
-                " or None: pass the lengths themselves"
+                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and None or a"
+                " Mask, the same for every batch entry: pass the lengths themselves"
             )
         lengths = check_lengths(lengths, batch, n, device)
         blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)
@@ -253,6 +260,16 @@ def plan_lengths(
     made = plan(blocks, q, k, v, **options)
     assert isinstance(made, Schedule)
     return made
+
+
+def _unwrapped_max(x: Tensor) -> Tensor:
+    """x as it outlives the transforms of torch.func: the largest over what torch.vmap maps."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while is_wrapped(x):
+        mapped = functorch.is_batchedtensor(x)
+        dim, x = functorch.maybe_get_bdim(x), functorch.get_unwrapped(x)
+        x = x.amax(dim) if mapped else x
+    return x
 
 
 def _check_tokens(name: str, x: Any, dim: int, batch: int | None = None) -> None:

@@ -79,9 +79,10 @@ def keep_within(
     """q, k, v and mask for attention over the keys within the lengths, and the LSE that a query
     with no such key does not exceed.
 
-    padding: "skip" leaves out the blocks of padding, for a mask that is a `masks.Mask` or None and
-        N_q = N_k, a multiple of 128. "hide" takes every mask. "auto" skips where that is possible
-        and N is at least 1024, but hides inside torch.compile, which cannot trace the block lists.
+    padding: "skip" leaves out the blocks of padding, for a mask that is None or a `masks.Mask`, the
+        same for every batch entry, and N_q = N_k, a multiple of 128. "hide" takes every mask.
+        "auto" skips where that is possible and N is at least 1024, but hides inside torch.compile,
+        which cannot trace the block lists.
     """
     if padding == "auto":
         fits = skippable(mask, q.shape[2], k.shape[2]) and k.shape[2] >= SHORTEST
@@ -100,10 +101,11 @@ def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
         return padding
     if padding == "hide" or not skippable(mask, n_q, n_k):
         raise ValueError(
-            f"lengths with terms.softcap, slopes or bias take a Mask or None and N_q = N_k, a"
-            f" multiple of {BLOCK}, without padding=hide; got a mask of type {type(mask).__name__},"
-            f" N_q {n_q}, N_k {n_k}, padding={padding}: pad to that, or pass an array as mask that"
-            " has the lengths"
+            f"lengths with terms.softcap, slopes or bias take None or a Mask, the same for every"
+            f" batch entry, and N_q = N_k, a multiple of {BLOCK}, without padding=hide; got a mask"
+            f" of type {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
+            f" N_k {n_k}, padding={padding}: pad to that, or pass an array as mask that has the"
+            " lengths"
         )
     return "skip"
 
@@ -171,15 +173,16 @@ def hide_padding(
 
 def skippable(mask: Any, n_q: int, n_k: int) -> bool:
     """Whether `skip_padding` takes this mask and these extents."""
-    return n_q == n_k and n_k % BLOCK == 0 and isinstance(mask, Mask | None)
+    alike = mask is None or (isinstance(mask, Mask) and mask.batch in (None, 1))
+    return n_q == n_k and n_k % BLOCK == 0 and alike
 
 
 def _schedule(mask: Mask | None, lengths: Tensor, q: Tensor) -> Schedule:
     batch, heads, n, _ = q.shape
     if not skippable(mask, n, n):
         raise ValueError(
-            f"padding is skip, the mask {mask!r} and the length {n}; that takes a Mask or None, and"
-            f" a multiple of {BLOCK}: take padding=hide"
+            f"padding is skip, the mask {mask!r} and the length {n}; that takes None or a Mask, the"
+            f" same for every batch entry, and a multiple of {BLOCK}: take padding=hide"
         )
     if torch.compiler.is_compiling():
         raise ValueError(

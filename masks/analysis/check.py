@@ -67,6 +67,7 @@ def check(
     others, and of differences between heads.
 
     All heads count together, because a layer passes on what any of them sees, as `reach` explains.
+    So do batch entries, except that the reach is that of the first one: a note says so.
     Up to 4096 tokens the reach is exact. Beyond, it is bounded by blocks, and the sentences say so.
 
     Args:
@@ -106,6 +107,13 @@ def check(
         where = f"Layer {layer}: " if len(different) > 1 else ""
         problems += [where + sentence for sentence in wrong]
         notes += [where + sentence for sentence in worth]
+    if (entries := model.blocks[0].batch) > 1:
+        notes.insert(
+            0,
+            f"The {entries} batch entries have masks of their own, and are not told apart here: the"
+            " reach is that of the first one, and the rest holds for all of them together. Check"
+            " the mask of each entry by itself.",
+        )
     unseen, worth = reachability.findings(seen)
     depth = f", {count_of(layers, 'layer')}" if layers else ""
     text = f"{mask} at {seq_len} tokens{depth}{', causal' if claim else ''}"

@@ -104,7 +104,7 @@ class Selection:
             if heads_of(other, 1) and self.heads == 1:
                 raise ValueError(
                     f"{other} differs from head to head, the selection does not: pass it to the "
-                    "selector (within=)"
+                    "selector (within=), or join mask.build(n, block_size=..., heads=...)"
                 )
             extents = (self.n_q, self.n_k, self.block_size)
             heads = heads_of(other, self.heads)

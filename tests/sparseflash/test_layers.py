@@ -223,6 +223,20 @@ def test_max_scores_of_padded_sequences():
     assert (layer.max_scores == -torch.inf).all()
 
 
+def test_max_scores_outlive_transforms():
+    """Those of the whole batch; the layer can be copied as after any other forward."""
+    layer, x = make(mask=masks.local(3), keep_max_scores=True), tokens()
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
+
+    torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    found = copy.deepcopy(layer).max_scores
+    layer(x)
+    torch.testing.assert_close(found, layer.max_scores)
+
+
 @pytest.mark.parametrize("padding", ["auto", "hide", "skip"])
 def test_lengths(padding):
     ends = torch.tensor([256, 1, 130, 0])
@@ -360,7 +374,7 @@ LAYER, OF_BLOCKS, X = make(), make(mask=masks.local(3).build(128)), tokens()
         (lambda: LAYER.plan([3, 4], 128.0), "n is 128.0"),
         (lambda: LAYER.plan([], 128), r"lengths is \[\]; give that of one sequence"),
         (lambda: LAYER.plan([[3]], 128), r"lengths is \[\[3\]\]; pass a tensor or a list"),
-        (lambda: OF_BLOCKS.plan([3], 128), "takes a multiple of 128, and a Mask or None"),
+        (lambda: OF_BLOCKS.plan([3], 128), "takes a multiple of 128, and None or a Mask"),
         (lambda: Rotary(base=1.0), "base is 1.0"),
         (lambda: Rotary(base=float("inf")), "base is inf; it must be a finite number above 1"),
         (lambda: Rotary(base="1e4"), "base is '1e4'; it must be a finite number above 1"),

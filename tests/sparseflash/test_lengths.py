@@ -181,6 +181,21 @@ def test_every_form_of_mask():
         torch.testing.assert_close(sparseflash.attention(q, k, v, form, lengths=ends), expected)
 
 
+def test_every_batch_entry_keeps_its_own_mask():
+    """Skipping has the blocks of one mask only, so padding is hidden."""
+    tensors, ends = leaves(1024, 1024, 2, 1), [1024, 0, 1000, 1, 700]
+    mask = masks.documents([[1024 - 100 * b, 100 * b] for b in range(1, 6)])
+    found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
+    agree(found, exact(*tensors, mask, ends, return_lse=True), tensors)
+    layer = sparseflash.BlockSparseAttention(16, 2, mask=mask)
+    with pytest.raises(ValueError, match="the same for every batch entry: pass the lengths"):
+        layer.plan(ends, 1024)
+    with pytest.raises(ValueError, match=r"the same for every batch entry, .*: take padding=hide"):
+        within("skip", *tensors, mask, ends)
+    with pytest.raises(ValueError, match="got a mask of type Documents and batch 5"):
+        sparseflash.attention(*tensors, mask, lengths=ends, terms=sparseflash.Terms(softcap=2.0))
+
+
 def test_both_ways_drop_the_same_probabilities():
     found = (within(how, *leaves(), None, dropout_p=0.4, seed=7) for how in ("hide", "skip"))
     torch.testing.assert_close(*found)

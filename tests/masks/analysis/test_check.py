@@ -204,3 +204,13 @@ def test_a_canvas_in_another_order():
     with_class_token = masks.neighborhood((30, 45), 7) >> masks.shift(1) | masks.global_tokens(1)
     report = check(with_class_token, 30 * 45 + 1)  # the canvas is a part of the tokens
     assert report.ok and "waste" in report.notes[0] and "reordered" not in report.notes[0]
+
+
+def test_a_report_says_that_batch_entries_are_not_told_apart():
+    """The second entry sees nothing, which the first one hides."""
+    array = np.ones((2, 1, 64, 64), bool)
+    array[1] = False
+    assert (
+        "The 2 batch entries have masks of their own" in check(masks.mask_from(array), 64).notes[0]
+    )
+    assert not any("batch" in note for note in check(masks.mask_from(array[:1]), 64).notes)

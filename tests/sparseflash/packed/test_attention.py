@@ -157,6 +157,30 @@ def test_a_layer_takes_a_packed_mask(mask):
     assert_close(compiled(x, lengths=packing), found, name="compiled")
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.heads(masks.sliding(40), masks.local(9)),
+        masks.documents([[60, N - 60], [N]]),
+        masks.documents([[60, N - 60], [N]]) & masks.random_blocks(0.5, block=16, per_head=True),
+    ],
+    ids=["heads", "batch", "both"],
+)
+def test_a_layer_whose_mask_is_wider_takes_a_packed_mask(mask):
+    """One packing for the masks of all heads and batch entries, compiled too."""
+    layer = sparseflash.BlockSparseAttention(32, 2, mask=mask).double()
+    x = torch.randn(2, N, 32, dtype=torch.float64)
+    packing = packed.documents(torch.tensor([0, 20, N]), N, causal=True)
+    found = layer(x, lengths=packing)
+    allowed = packing.to_block_mask().to_dense() & mask.build(N, heads=2).to_dense()
+    layer.mask = masks.mask_from(allowed)
+    assert_close(found, layer(x), name="out")
+    layer.mask = mask
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x, lengths=packing), found, name="compiled")
+
+
 def test_a_layer_with_a_selector_refuses_a_packed_mask():
     layer = sparseflash.BlockSparseAttention(32, 2, mask=sparseflash.select.top_k(1))
     with pytest.raises(ValueError, match="with a packed mask pass a Mask or None"):

@@ -74,6 +74,8 @@ def test_with_static_masks(make, block):
         if mask.per_head and picked.heads == 1:
             with pytest.raises(ValueError, match="differs from head to head, the selection does"):
                 picked & mask
+            wide = mask.build(100, 100, block, heads=HEADS)
+            assert np.array_equal(dense_of(picked & wide), found & wide.to_dense())
             continue
         other = dense_of(mask)
         for operand in [mask] if mask.per_head else [mask, mask.build(100, 100, block)]:
