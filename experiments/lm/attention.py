@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masks
-from experiments.common.checks import choose
 from experiments.lra.models.attention.standard import softmax_attention
 from masks import Mask
-from sparseflash import BlockSparseAttention, Rotary, attention, select
+from sparseflash import BlockSparseAttention, attention, select
 from sparseflash.select import Selector
 from sparseflash.select.tokens import TokenSelector
 
@@ -134,19 +133,3 @@ def _moba(chunk: int, k: int, *, causal: bool) -> Selector:
     if not causal:
         raise ValueError(f"mask=moba({chunk}, {k}) is causal: give objective=next")
     return select.moba(chunk, k, block)
-
-
-def make_attention(
-    name: str,
-    dim: int,
-    heads: int,
-    *,
-    mask: Mask | Selector | None,
-    layer: int,
-    dropout: float = 0.0,
-    rotary: bool = False,
-) -> BlockSparseAttention:
-    """An attention with its projections. Raises ValueError for an unknown name."""
-    choose("provider", name, ATTENTIONS)
-    turn = Rotary() if rotary else None
-    return ATTENTIONS[name](dim, heads, mask=mask, layer=layer, dropout=dropout, rotary=turn)

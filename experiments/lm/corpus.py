@@ -8,7 +8,7 @@ import hashlib
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -70,12 +70,12 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
     if not path.is_dir():
         raise ValueError(f"data={data}: no such folder; {REMEDY}")
     if reviews:
-        train, test = (
-            [(p.relative_to(root).as_posix(), p.read_bytes) for kind in REVIEWS
-             for p in sorted((root / half / kind).glob("*.txt"))]
+        halves = {
+            half: [(p.relative_to(root).as_posix(), p.read_bytes()) for kind in REVIEWS
+                   for p in sorted((root / half / kind).glob("*.txt"))]
             for half in ("train", "test")
-        )  # fmt: skip
-        return _reviews(path.name, train, test, most)
+        }  # fmt: skip
+        return _reviews(path.name, halves, most)
     return _folder(path, pattern, most)
 
 
@@ -137,7 +137,7 @@ def _packages(most: int | None) -> Texts:
 
 def _archive(path: Path, most: int | None) -> Texts:
     """The reviews in a tar archive of aclImdb."""
-    halves: dict[str, list[tuple[str, Callable[[], bytes]]]] = {"train": [], "test": []}
+    halves: dict[str, list[tuple[str, bytes]]] = {"train": [], "test": []}
     try:
         with tarfile.open(path) as archive:
             for member in archive:
@@ -146,26 +146,19 @@ def _archive(path: Path, most: int | None) -> Texts:
                     continue
                 file = archive.extractfile(member) if member.name.endswith(".txt") else None
                 if file is not None:
-                    content = file.read()
-                    halves[parts[-3]].append(("/".join(parts[-3:]), lambda c=content: c))
+                    halves[parts[-3]].append(("/".join(parts[-3:]), file.read()))
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(
             f"data={path} is no archive of aclImdb ({first_line(error)}); {REMEDY}"
         ) from error
-    return _reviews(path.name, halves["train"], halves["test"], most)
+    return _reviews(path.name, halves, most)
 
 
-def _reviews(
-    name: str,
-    train: Iterable[tuple[str, Callable[[], bytes]]],
-    test: Iterable[tuple[str, Callable[[], bytes]]],
-    most: int | None,
-) -> Texts:
-    """Reviews: those of train/ to train on, those of test/ to validate."""
+def _reviews(name: str, found: dict[str, list[tuple[str, bytes]]], most: int | None) -> Texts:
+    """Reviews and where they are: those of train/ to train on, those of test/ to validate."""
     seen: set[bytes] = set()
     halves = []
-    for some in (train, test):
-        texts = [(where, read()) for where, read in some]
+    for texts in found.values():
         bad = [where for where, text in texts if not _is_text(text)]
         if bad:
             raise ValueError(f"{name}: {bad[0]} is not UTF-8 text: unpack the archive again")

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.lm.attention import Explicit, Sparse, make_attention
+from experiments.lm.attention import ATTENTIONS, Explicit, Sparse
 from masks import Mask
-from sparseflash import BlockSparseAttention
+from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.select import Selector
 from sparseflash.select.tokens import TokenSelector
 
@@ -79,6 +79,7 @@ class LanguageModel(nn.Module):
         positions: str = LEARNED,
     ):
         super().__init__()
+        kind = ATTENTIONS[attention]
         self.sizes, self.context, self.end = sizes, context, end
         rows = -(-max(vocab, sizes.vocab) // ROUND) * ROUND
         self.tokens = nn.Embedding(rows, sizes.dim)
@@ -87,14 +88,13 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 sizes.dim,
-                make_attention(
-                    attention,
+                kind(
                     sizes.dim,
                     sizes.heads,
                     mask=mask,
                     layer=layer,
                     dropout=dropout,
-                    rotary=positions == ROTARY,
+                    rotary=Rotary() if positions == ROTARY else None,
                 ),
                 dropout,
             )

@@ -1,15 +1,12 @@
-"""The providers of decoding: ours, torch's SDPA and FlashInfer, behind the same methods.
-
-`concerns(step)` says whether a provider is of interest for a step at all, `missing(device)` why it
-cannot run, or None, and `prepare(inputs, choosing)` gives one call for every cache.
-"""
+"""The providers of decoding: ours, torch's SDPA and FlashInfer, behind the same methods."""
 
 import importlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,28 +24,29 @@ from sparseflash.select.schedule import schedule_from_selection
 Call = Callable[[], Tensor]
 
 
-class Provider(Protocol):
-    package: str  # whose version a row names; empty for torch and ours
+class Provider(ABC):
+    """One that decodes a step; a subclass says for which steps and where."""
 
-    def concerns(self, step: Step) -> bool: ...
-
-    def missing(self, device: torch.device) -> str | None: ...
-
-    def prepare(self, inputs: Inputs, choosing: bool) -> list[Call]: ...
-
-
-@dataclass(frozen=True)
-class SparseFlash:
-    """`sparseflash.decode` with one backend."""
-
-    backend: str
-    package = ""
+    package = ""  # whose version a row names; empty for torch and ours
 
     def concerns(self, step: Step) -> bool:
+        """Whether it is of interest for a step at all."""
         return True
 
     def missing(self, device: torch.device) -> str | None:
+        """Why it cannot run, or None."""
         return None
+
+    @abstractmethod
+    def prepare(self, inputs: Inputs, choosing: bool) -> list[Call]:
+        """A call for every cache, which with `choosing` chooses its blocks itself."""
+
+
+@dataclass(frozen=True)
+class SparseFlash(Provider):
+    """`sparseflash.decode` with one backend."""
+
+    backend: str
 
     def prepare(self, inputs: Inputs, choosing: bool) -> list[Call]:
         step = inputs.step
@@ -74,11 +72,10 @@ class SparseFlash:
 
 
 @dataclass(frozen=True)
-class Sdpa:
+class Sdpa(Provider):
     """torch's scaled_dot_product_attention over a contiguous cache, by the kernel named."""
 
     kernel: SDPBackend | None = None
-    package = ""
 
     def concerns(self, step: Step) -> bool:
         return step.mask == DENSE and not step.page
@@ -101,7 +98,7 @@ class Sdpa:
 
 
 @dataclass(frozen=True)
-class FlashInfer:
+class FlashInfer(Provider):
     """FlashInfer over a cache in pages, where it is installed: `pip install flashinfer-python`."""
 
     package = "flashinfer-python"

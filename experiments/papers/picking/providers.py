@@ -1,10 +1,11 @@
 """Who computes attention to picked blocks: ours, and kernels of other libraries."""
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +22,27 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIRECTIONS = ("forward", "backward")
 
 
-class Provider(Protocol):
-    @property
-    def package(self) -> str: ...  # whose version rows name; empty for ours
+class Provider(ABC):
+    """One that computes attention to the picked blocks, forward and backward unless it says so."""
 
-    @property
-    def directions(self) -> tuple[str, ...]: ...
+    package = ""  # whose version rows name; empty for ours
+    directions: tuple[str, ...] = DIRECTIONS
 
-    def gated_by(self, inputs: Inputs) -> Case: ...
+    def gated_by(self, inputs: Inputs) -> Case:
+        """The case whose exact result it is held to."""
+        return inputs.shape.picked(inputs.picks)
 
-    def unsupported(self, inputs: Inputs) -> str | None: ...
+    def unsupported(self, inputs: Inputs) -> str | None:
+        """Why it cannot run, or None."""
+        return None
 
-    def prepare(self, inputs: Inputs) -> Attention: ...
+    @abstractmethod
+    def prepare(self, inputs: Inputs) -> Attention:
+        """Does what is needed once for the picks; returns a function of q, k and v."""
 
 
 @dataclass(frozen=True)
-class SparseFlash:
+class SparseFlash(Provider):
     """`sparseflash.attention`.
 
     form: picks | selection | causal: the lists of each query, the same pairs as a plan of blocks
@@ -44,14 +50,9 @@ class SparseFlash:
     """
 
     form: str
-    package = ""
-    directions = DIRECTIONS
 
     def gated_by(self, inputs: Inputs) -> Case:
-        return inputs.shape.causal if self.form == "causal" else inputs.shape.picked(inputs.picks)
-
-    def unsupported(self, inputs: Inputs) -> str | None:
-        return None
+        return inputs.shape.causal if self.form == "causal" else super().gated_by(inputs)
 
     def prepare(self, inputs: Inputs) -> Attention:
         mask: Any = inputs.picks if self.form == "picks" else masks.causal()
@@ -73,14 +74,10 @@ def _fla() -> str | None:
 
 
 @dataclass(frozen=True)
-class Fla:
+class Fla(Provider):
     """The selected branch of NSA in flash-linear-attention, without its other branches."""
 
     package = "fla-core"
-    directions = DIRECTIONS
-
-    def gated_by(self, inputs: Inputs) -> Case:
-        return inputs.shape.picked(inputs.picks)
 
     def unsupported(self, inputs: Inputs) -> str | None:
         if inputs.device.type != "cuda":
@@ -112,14 +109,11 @@ def _cudnn() -> str | None:
 
 
 @dataclass(frozen=True)
-class Cudnn:
+class Cudnn(Provider):
     """The selected branch of NSA in cuDNN Frontend, which has no backward."""
 
     package = PACKAGE
     directions = ("forward",)
-
-    def gated_by(self, inputs: Inputs) -> Case:
-        return inputs.shape.picked(inputs.picks)
 
     def unsupported(self, inputs: Inputs) -> str | None:
         shape, picks = inputs.shape, inputs.picks
