@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import masks
 from sparseflash import BlockSparseAttention, Rotary, plan, select
 from sparseflash.testing import oracle
+from tests.op_cases import plans
 
 DIM, HEADS, N = 24, 4, 40
 CPU = {"backend": "cpu"}  # the interpreter of Triton would be slow
@@ -252,6 +253,13 @@ def test_dropout_is_for_training():
     assert torch.equal(layer(x), first) and not torch.equal(first, second)
     layer.eval()
     torch.testing.assert_close(layer(x), make()(x))
+
+
+def test_its_options_are_those_of_the_call():
+    BlockSparseAttention(DIM, HEADS, backend="reference", deterministic=True)(tokens().float())
+    (made,) = plans()
+    assert made.forward_backend == made.backward_backend == "reference"
+    assert made.problem.options.deterministic
 
 
 def test_its_state_is_that_of_two_linear_layers():
