@@ -163,9 +163,8 @@ def test_the_public_call_takes_either_way():
 
 
 def test_with_other_extents_they_count_keys():
-    tensors = leaves(n_q=40, n_k=100)
-    ends = [100, 0, 99, 1, 70]
-    for mask in (None, masks.causal(align="bottom_right")):
+    for n_k, mask in product((100, 1024), (None, masks.causal(align="bottom_right"))):
+        tensors, ends = leaves(n_q=40, n_k=n_k), [n_k, 0, 99, 1, 70]
         found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
         agree(found, exact(*tensors, mask, ends, return_lse=True), tensors)
 
