@@ -329,6 +329,7 @@ REFUSED = [
     ({"dropout": 1.0}, r"dropout is 1.0; it must be a number in \[0, 1\)"),
     ({"dropout": "0.1"}, r"dropout is '0.1'; it must be a number in \[0, 1\)"),
     ({"dropout": None}, "dropout is None"),
+    ({"dropout": False}, "dropout is False"),
     ({"padding": "drop"}, "padding is 'drop'"),
     ({"keep_max_scores": 1}, "keep_max_scores is 1; pass True or False"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),
