@@ -16,7 +16,7 @@ from masks.checks import integer
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.backends.registry import NAMES
-from sparseflash.checks import check_options, is_wrapped
+from sparseflash.checks import check_options, is_number, is_wrapped
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -88,7 +88,7 @@ class BlockSparseAttention(nn.Module):
             raise ValueError(f"dim is {dim}, no multiple of heads, {heads}; or give head_dim")
         if kv_heads is not None and heads % kv_heads:
             raise ValueError(f"kv_heads is {kv_heads}; it must divide heads, {heads}")
-        if not isinstance(dropout, Real) or not 0 <= dropout < 1:
+        if not is_number(dropout) or not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout!r}; it must be a number in [0, 1)")
         if padding not in PADDINGS:
             raise ValueError(f"padding is {padding!r}; choose one of {', '.join(PADDINGS)}")

@@ -98,6 +98,7 @@ def test_read_only():
         ({"starts": np.array([0, 2, 2])}, "ascend from 0"),
         ({"starts": np.array([0, 1, 4])}, "stay below 4"),
         ({"tiles": np.array([0, -2, 1], np.int32)}, "between -2 and 0"),
+        ({"tiles": np.array([0, -3, -1], np.int32)}, "between -2 and 0"),
         ({"tiles": np.array([0, -2, -2], np.int32)}, "join them"),
         ({"tiles": np.array([0, -2, -1])}, "tiles is int64: give int32"),
         ({"bits": np.zeros((1, 32, 2), np.uint32)}, "bits have shape"),

@@ -204,6 +204,8 @@ heads(local(5), causal(), dense()).build(50, heads=4)  =>  heads is 4, but .* re
 (heads(local(5), causal()) & mask_from(np.ones((3, 50, 50), bool))).build(50)
     =>  is made for heads=3, but repeats after 2
 heads(local(5), random_blocks(count=1, per_head=True)).build(64)  =>  give heads=
+(heads(local(5), causal()) | heads(local(5), causal(), dense())).build(50, heads=3)
+    =>  heads is 3, but .* repeats after 6
 longnet(32, 4, per_head=True).build(100, heads=6)  =>  repeats after 4
 heads(local(5), longnet(32, 4, per_head=True)).build(100, heads=6)  =>  repeats after 4
 documents([[3], [3]]) | documents([[1], [2], [3]])  =>  batch extents 2 and 3 do not combine

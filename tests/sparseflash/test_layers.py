@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import masks
 from sparseflash import BlockSparseAttention, Rotary, plan, select
 from sparseflash.testing import oracle
+from tests.op_cases import plans
 
 DIM, HEADS, N = 24, 4, 40
 CPU = {"backend": "cpu"}  # the interpreter of Triton would be slow
@@ -268,6 +269,13 @@ def test_dropout_is_for_training():
     torch.testing.assert_close(layer(x), make()(x))
 
 
+def test_its_options_are_those_of_the_call():
+    BlockSparseAttention(DIM, HEADS, backend="reference", deterministic=True)(tokens().float())
+    (made,) = plans()
+    assert made.forward_backend == made.backward_backend == "reference"
+    assert made.problem.options.deterministic
+
+
 def test_its_state_is_that_of_two_linear_layers():
     layer = make(kv_heads=np.int64(2))
     shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
@@ -335,6 +343,7 @@ REFUSED = [
     ({"dropout": 1.0}, r"dropout is 1.0; it must be a number in \[0, 1\)"),
     ({"dropout": "0.1"}, r"dropout is '0.1'; it must be a number in \[0, 1\)"),
     ({"dropout": None}, "dropout is None"),
+    ({"dropout": False}, "dropout is False"),
     ({"padding": "drop"}, "padding is 'drop'"),
     ({"keep_max_scores": 1}, "keep_max_scores is 1; pass True or False"),
     ({"rotary": True}, r"rotary is True; pass a module such as Rotary\(\)"),

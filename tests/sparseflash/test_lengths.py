@@ -1,5 +1,7 @@
 """Key lengths: attention over the keys within them, whichever way padding is left out."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -161,9 +163,8 @@ def test_the_public_call_takes_either_way():
 
 
 def test_with_other_extents_they_count_keys():
-    tensors = leaves(n_q=40, n_k=100)
-    ends = [100, 0, 99, 1, 70]
-    for mask in (None, masks.causal(align="bottom_right")):
+    for n_k, mask in product((100, 1024), (None, masks.causal(align="bottom_right"))):
+        tensors, ends = leaves(n_q=40, n_k=n_k), [n_k, 0, 99, 1, 70]
         found = sparseflash.attention(*tensors, mask, lengths=ends, return_lse=True)
         agree(found, exact(*tensors, mask, ends, return_lse=True), tensors)
 
@@ -303,9 +304,9 @@ def test_errors(lengths, message):
 def test_a_scale_whose_inverse_float16_does_not_hold():
     wide, ends = [t.detach().float() for t in leaves(96, 96)], [96, 0, 50, 33, 2]
     half = [t.half() for t in wide]
-    for scale in (1e-5, 1e9):
+    for scale, function in product((1e-5, 1e9), (sparseflash.attention, sparseflash.explain)):
         with pytest.raises(ValueError, match=f"scale is {scale}; .* between 1.5e-05 and 1.6e[+]04"):
-            sparseflash.attention(*half, lengths=ends, scale=scale)
+            function(*half, lengths=ends, scale=scale)
     found = sparseflash.attention(*wide, lengths=ends, scale=1e-5)
     torch.testing.assert_close(found, exact(*wide, None, ends, scale=1e-5))
 

@@ -153,6 +153,10 @@ def test_autocast_is_followed():
         with torch.autocast("cpu", torch.bfloat16):  # the call is known, and left in peace
             inside = sparseflash.attention(*low, MASK, backend="reference")
         assert torch.equal(outside, inside)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = Q, low[1], V
+        assert sparseflash.plan(MASK, *mixed) is MASK
+        assert "cpu: chosen" in sparseflash.explain(*mixed, MASK)
 
 
 def test_selections_and_dropout_have_plans():
@@ -187,7 +191,7 @@ def test_plans_are_not_kept_without_end(monkeypatch):
     smaller = limit(monkeypatch, max_entries=4, max_bytes=1)
     for length in range(20, 24):
         sparseflash.attention(*inputs(length), MASK)
-    assert len(smaller) == 1
+    assert len(smaller) == 1 and smaller.bytes > 0  # the plan keeps its schedule
 
 
 def test_calls_of_many_threads(monkeypatch):

@@ -2,6 +2,8 @@
 
 import random
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -48,11 +50,15 @@ def test_gradients_agree_with_differences(term):
     given = {term: values[term]}
     learned = [name for name in given if name in LEARNED]
 
-    def attend(q, k, v, *tensors):
+    def attend(q, k, v, *tensors, backend="reference"):
         terms = Terms(**given | dict(zip(learned, tensors, strict=True)))
-        return sparseflash.attention(q, k, v, terms=terms, return_lse=True, backend="reference")
+        return sparseflash.attention(q, k, v, terms=terms, return_lse=True, backend=backend)
 
-    assert torch.autograd.gradcheck(attend, detached([*inputs, *(given[n] for n in learned)]))
+    tensors = detached([given[name] for name in learned])
+    assert torch.autograd.gradcheck(attend, [*detached(inputs), *tensors])
+    if tensors:  # alone, as beside frozen weights
+        alone = partial(attend, *inputs, backend="cpu")
+        assert torch.autograd.gradcheck(alone, tensors)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,9 +158,10 @@ def test_padding_is_skipped_with_terms_of_the_scores(mask):
 @pytest.mark.parametrize("n, mask", [(40, None), (256, torch.ones(256, 256, dtype=torch.bool))])
 def test_padding_that_cannot_be_skipped(n, mask):
     qkv = make_qkv(1, 2, n, n, 8)
-    for function in (sparseflash.attention, sparseflash.explain):
+    several = Terms(softcap=2.0), Terms(slopes=SINK.abs()), Terms(bias=torch.ones(2, 3))
+    for function, terms in product((sparseflash.attention, sparseflash.explain), several):
         with pytest.raises(ValueError, match=f"lengths with terms.softcap.* N_q {n}"):
-            function(*qkv, mask, lengths=[9], terms=Terms(softcap=2.0))
+            function(*qkv, mask, lengths=[9], terms=terms)
 
 
 def test_hopper_leaves_terms_of_the_scores_to_others():
@@ -184,6 +191,7 @@ def test_hopper_leaves_terms_of_the_scores_to_others():
         (Terms(slopes=torch.ones(2, requires_grad=True)), "and has none; pass slopes.detach"),
         (Terms(bias=[0.5]), "terms.bias is list; pass a tensor of floating-point numbers"),
         (Terms(bias=torch.ones(2, 4)), r"terms.bias has shape \(2, 4\); it must be .H_q, 2 R"),
+        (Terms(bias=torch.ones(2, 1)), r"terms.bias has shape \(2, 1\); it must be .H_q, 2 R"),
         (Terms(bias=torch.ones(3, 5)), r"terms.bias has shape \(3, 5\); it must be \(2, 5\)"),
         (Terms(bias=torch.ones(5)), r"terms.bias has shape \(5,\)"),
     ],

@@ -85,7 +85,7 @@ def test_a_slice_of_a_mask():
 def test_attention_without_compilation_sees_the_mask():
     blocks = (masks.local(20) | masks.global_tokens(3)).build(100, 90, (32, 16))
     rng = np.random.default_rng(0)
-    q, k, v = (torch.from_numpy(rng.standard_normal((1, 1, n, 8))) for n in (100, 90, 90))
+    q, k, v = (torch.from_numpy(rng.standard_normal((2, 3, n, 8))) for n in (100, 90, 90))
     out = flex.flex_attention(q, k, v, block_mask=interop.to_flex(blocks))
     scores = (q @ k.mT / 8**0.5).masked_fill(~torch.from_numpy(blocks.to_dense()), -torch.inf)
     torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ N, TOKEN = 48, 20
 DENSE = np.tril(np.ones((N, N), bool))
 DENSE[40:, 18:22] = False  # late queries skip the tokens around the bad one
 VALUES = [float("nan"), float("inf"), float("-inf")]
+TERMS = sparseflash.Terms(torch.tensor([0.5, 2.0]), softcap=3.0, bias=torch.eye(2, 5))
 OTHERS = torch.arange(N) != TOKEN
 BLIND, UNSEEN = torch.from_numpy(~DENSE[:, TOKEN]), torch.from_numpy(~DENSE[TOKEN])
 
@@ -41,7 +42,9 @@ def agree(found, expected, tokens):
         assert relative_error(a[:, :, tokens], e[:, :, tokens]) < 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.4, "seed": 3}], ids=["", "dropout"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout_p": 0.4, "seed": 3}, {"terms": TERMS}], ids=["", "dropout", "terms"]
+)
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", "kv")

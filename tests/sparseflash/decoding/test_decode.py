@@ -153,6 +153,7 @@ def test_other_layouts_have_steps_of_their_own(backend):
         (k, v, {"splits": 3}),
         (k_paged, v_paged, {"block_table": pages}),
         (k_paged, v_paged, {"block_table": wide}),
+        (k_paged, v_paged, {"block_table": wide[:, :3]}),
     ]
     sparseflash.clear_cache()
     for count, (keys, values, options) in enumerate(calls, 1):
@@ -173,6 +174,14 @@ def test_as_attention_at_full_length():
         torch.testing.assert_close(found, expected[:, :, -n_q:])
         found = found * torch.sigmoid(lse - sink[:, None]).unsqueeze(-1)
         torch.testing.assert_close(found, with_sink[:, :, -n_q:])
+
+
+@both
+def test_autocast_leaves_a_step_alone(backend):
+    step = Step(1, 64, 32, (64, 30))
+    expected = step.run(backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, step.run(backend=backend), expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -203,6 +212,8 @@ def pages(n=4, dtype=torch.float32):
 
 
 TABLE = torch.zeros(2, 4, dtype=torch.int32)
+THREE = make_qkv(3, 4, 1, 64, 32, kv_heads=2)
+PLAN_OF_3 = sparseflash.plan(select.top_k(1, block_size=16)(*THREE[:2]), *THREE, backend="cpu")
 
 
 def test_gradients_are_refused():
@@ -227,12 +238,15 @@ def test_gradients_are_refused():
         ({"lengths": torch.ones(2)}, "lengths is torch.float32"),
         ({"splits": 0}, "splits is 0; pass an int between 1 and 256"),
         ({"splits": 2.0}, "splits is 2.0"),
+        ({"splits": 257}, "splits is 257"),
         ({"scale": -1.0}, "scale is -1.0"),
         ({"backend": "hopper"}, "backend is 'hopper'; choose one of auto, triton, cpu"),
         ({"mask": "causal"}, "mask is a str.*masks.parse turns text into a Mask"),
         ({"mask": masks.causal}, r"mask is a function.*call it: causal"),
         ({"mask": torch.ones(1, 64, dtype=torch.bool)}, "mask is a Tensor.*from_dense"),
         ({"mask": masks.causal().build(32)}, "32 queries and 32 keys.*room for 64"),
+        ({"mask": masks.causal().build(32, 64)}, "32 queries and 64 keys.*room for 64"),
+        ({"mask": PLAN_OF_3}, "batch 3 and heads 4, q has 2 and 4"),
         ({"mask": masks.heads(*[masks.causal()] * 3).build(64, heads=3)}, "heads 3"),
         ({"block_table": TABLE}, r"with a block_table 64 heads, and q 4.*or no block_table for"),
     ],
@@ -249,6 +263,8 @@ def test_bad_inputs(change, message):
     [
         ({"block_table": TABLE.long()}, r"block_table is torch.int64 of shape \(2, 4\)"),
         ({"block_table": TABLE[:1]}, r"pass an int32 tensor \(2, pages of a sequence\)"),
+        ({"block_table": TABLE[:, :0]}, r"block_table is torch.int32 of shape \(2, 0\)"),
+        ({"block_table": TABLE.to("meta")}, "block_table is on meta .* q on cpu"),
         ({"block_table": [0, 1]}, "block_table is a list|block_table is list"),
         ({"block_table": TABLE.expand(2, 4).T.contiguous().T}, "its columns side by side"),
         ({"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
@@ -265,6 +281,12 @@ def test_bad_pages(change, message):
         sparseflash.decode(**arguments)
 
 
+def test_forward_mode_is_refused():
+    q, k, v = small()
+    with pytest.raises(RuntimeError, match="no forward-mode"):
+        torch.func.jvp(lambda q: sparseflash.decode(q, k, v), (q,), (q,))
+
+
 def test_the_kernels_say_why_not():
     q, k, v = small(dtype=torch.float64)
     with pytest.raises(ValueError, match=r"'triton' cannot decode.*float64"):
@@ -275,8 +297,9 @@ def test_the_kernels_say_why_not():
 # ---- compilers
 
 
-def test_opcheck():
-    (q, k, v), options = Step(2, 64, 32, (64, 30), page=16).arguments()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_opcheck(dtype):
+    (q, k, v), options = Step(2, 64, 32, (64, 30), page=16, dtype=dtype).arguments()
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     rest = options["lengths"], options["block_table"], LISTED.key, [], [], None, 2, "cpu"
     torch.library.opcheck(torch.ops.sparseflash.decode.default, (q, k, v, *rest))

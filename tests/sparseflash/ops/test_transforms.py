@@ -136,6 +136,11 @@ def test_fake_tensors_give_the_shapes_and_strides_of_real_ones(given):
         assert (fake.shape, fake.stride(), fake.dtype) == (true.shape, true.stride(), true.dtype)
 
 
+def test_a_block_mask_of_another_length_is_refused_before_anything_runs():
+    with FakeTensorMode(), pytest.raises(ValueError, match="the mask is for 40 queries"):
+        sparseflash.attention(*(torch.empty(1, 1, 41, 8) for _ in "qkv"), FORMS["BlockMask"])
+
+
 @pytest.mark.parametrize("first", ["fake", "real"])
 def test_fake_and_real_selections_share_no_tables(first):
     """Static masks, candidates and edge tiles are remembered for the next real call only."""

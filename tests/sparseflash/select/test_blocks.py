@@ -202,6 +202,13 @@ def test_block_mask_as_within_and_array_per_batch():
         assert (dense_of(found, 2, 2) == array).all()
 
 
+def test_always_alone_may_differ_from_head_to_head():
+    q, k, _ = make_qkv(1, 2, 64, 64, 16)
+    always = masks.random_blocks(count=2, block=16, per_head=True)
+    found = select.top_k(1, block_size=16, always=always)(q, k)
+    assert np.array_equal(found.codes != -2, always.build(64, 64, 16, heads=2).layout() > 0)
+
+
 Q, K, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
 GATE = select.Gate(1, 8)
 NAN = float("nan")

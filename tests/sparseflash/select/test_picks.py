@@ -372,6 +372,7 @@ def test_picks_that_do_not_fit():
         (Picks.of(GOOD.expand(3, -1, -1, -1), 16, 48), "picks of batch 3"),
         (Picks.of(GOOD[:, :1], 16, 48), "1 heads picked: give a multiple of the 2 of k"),
         (Picks.of(GOOD.repeat(1, 4, 1, 1), 16, 48), "8 heads picked"),
+        (Picks(GOOD.int().to("meta"), 16, 48), "the picks are on meta, q on cpu: pick from q"),
     ):
         with pytest.raises(ValueError, match=message):
             sparseflash.attention(q, k, v, given)
