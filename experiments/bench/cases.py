@@ -86,8 +86,8 @@ class Case:
         if self.mask == DENSE:
             return None
         mask = masks.parse(self.mask)
-        heads = self.heads if mask.per_head else None
-        return mask.build(self.n_q, self.n_k, (self.block_q, self.block_k), heads=heads)
+        options = {"batch": self.batch, "heads": self.heads if mask.per_head else None}
+        return mask.build(self.n_q, self.n_k, (self.block_q, self.block_k), **options)
 
     @property
     def density(self) -> float:

@@ -79,7 +79,6 @@ class Explicit(BlockSparseAttention):
         if kept is None or kept.shape[-1] != n or kept.device != device:
             assert isinstance(self.mask, Mask)
             kept = torch.from_numpy(self.mask.build(n, heads=self.heads).to_dense()).to(device)
-            kept = kept.reshape(1, -1, n, n)
             self.__dict__["_kept"] = kept
         return kept
 

@@ -107,7 +107,7 @@ def check(
         where = f"Layer {layer}: " if len(different) > 1 else ""
         problems += [where + sentence for sentence in wrong]
         notes += [where + sentence for sentence in worth]
-    if (entries := model.blocks[0].batch) > 1:
+    if (entries := max(blocks.batch for blocks in different)) > 1:
         notes.insert(
             0,
             f"The {entries} batch entries have masks of their own, and are not told apart here: the"

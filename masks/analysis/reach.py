@@ -110,7 +110,7 @@ def reach(
     *,
     causal: bool = False,
     exact: bool = False,
-    batch: int = 0,
+    batch: int | None = None,
     head: int | None = None,
 ) -> Reach:
     """What is seen after 1, 2, .. layers of one mask, or of one mask a layer.
@@ -122,11 +122,12 @@ def reach(
         causal: count the pairs with k <= q only.
         exact: by tokens, up to 32768 of them. That takes some hundredths of a second at 4096 tokens
             and seconds at 32768, more for masks of small pieces that need many layers.
-        batch, head: which entry, and which head alone; all heads together by default.
+        batch: which entry, needed where entries have masks of their own.
+        head: which head alone; all heads together by default.
 
     Raises:
-        ValueError: n_q != n_k, masks of different shapes, an argument out of range, or an exact
-            reach that would cost too much.
+        ValueError: n_q != n_k, masks of different shapes, an argument out of range, entries with
+            masks of their own without `batch`, or an exact reach that would cost too much.
     """
     stack = list(blocks) if isinstance(blocks, Sequence) else [blocks]
     layers = None if layers is None else integer("layers", layers, min=1)
@@ -150,7 +151,8 @@ def reach(
         )
     if layers is None and len(stack) > 1:
         layers = len(stack)
-    segments = [Segments.of(b, batch, head) for b in stack]
+    entry = _entry(stack, batch)
+    segments = [Segments.of(b, entry if b.batch > 1 else 0, head) for b in stack]
     if exact:
         segments = [by_token(one) for one in segments]
     walk = possibly(segments, causal)
@@ -190,13 +192,14 @@ def reach_of(
     exact: bool = False,
     block_size: int | tuple[int, int] = 128,
     heads: int | None = None,
+    batch: int | None = None,
 ) -> Reach:
     """The reach of a mask at one length; see `reach`, and `Mask.build` for `heads`.
 
     A mask that differs from layer to layer needs `layers`.
     """
     blocks = built(mask, seq_len, layers, block_size, heads)
-    return reach(blocks, layers, causal=causal, exact=exact)
+    return reach(blocks, layers, causal=causal, exact=exact, batch=batch)
 
 
 def built(
@@ -211,6 +214,19 @@ def built(
         raise ValueError(f"{mask} differs from layer to layer: give layers=")
     count = integer("layers", layers, min=1) if mask.per_layer else 1
     return [mask.layer(i).build(seq_len, block_size=block_size, heads=heads) for i in range(count)]
+
+
+def _entry(stack: Sequence[BlockMask], batch: int | None) -> int:
+    """The batch entry that is followed."""
+    entries = max(b.batch for b in stack)
+    if batch is not None:
+        return integer("batch", batch, min=0, max=entries - 1)
+    if entries > 1:
+        raise ValueError(
+            f"batch is None, and the {entries} batch entries have masks of their own: give batch=0"
+            f" to {entries - 1} for the reach of one"
+        )
+    return 0
 
 
 def _when(counts: list[int], total: int) -> int | None:

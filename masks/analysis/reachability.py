@@ -43,14 +43,14 @@ class Model:
 
     @cached_property
     def reach(self) -> Reach:
-        """By tokens where that is cheap enough, and by blocks elsewhere."""
+        """Of the first batch entry: by tokens where that is cheap enough, by blocks elsewhere."""
         depth = self.layers if self.mask.per_layer else max(LAYERS, self.layers or 0)
         if self.seq_len <= EXACT:
             try:
-                return reach(self.blocks, depth, causal=self.causal, exact=True)
+                return reach(self.blocks, depth, causal=self.causal, exact=True, batch=0)
             except ValueError:  # too many intervals of keys
                 pass
-        return reach(self.blocks, depth, causal=self.causal)
+        return reach(self.blocks, depth, causal=self.causal, batch=0)
 
     @cached_property
     def groups(self) -> Ints:

@@ -70,16 +70,20 @@ class BlockSelector(Selector):
         built_with = heads_of(self.within, heads) or heads_of(self.always, heads)
         found = candidates_of(self.rule, self.within, self.always, *extents, built_with, q.device)
         for name, mask in (("within", found.codes), ("always", found.forced)):
-            if mask is not None and any(
-                m not in (1, n) for m, n in zip(mask.shape[:2], (batch, heads), strict=True)
-            ):
-                raise ValueError(
-                    f"{name} has (batch, heads) {tuple(mask.shape[:2])}, q {(batch, heads)}: "
-                    "each extent must be 1 or that of q"
-                )
+            if mask is not None:
+                check_slices(name, tuple(mask.shape[:2]), q)
         codes = choose(self.scores(q, k), found, self.rule, probabilities=self.probabilities)
         copies = batch * heads // (found.high.shape[0] * found.high.shape[1])
         return Selection(codes, found.bits, *extents, found.max_blocks * copies)
+
+
+def check_slices(name: str, slices: tuple[int, ...], q: Tensor) -> None:
+    """Raise ValueError for a mask whose (batch, heads) do not fit those of q."""
+    wanted = tuple(q.shape[:2])
+    if any(m not in (1, n) for m, n in zip(slices, wanted, strict=True)):
+        raise ValueError(
+            f"{name} has (batch, heads) {slices}, q {wanted}: each extent must be 1 or that of q"
+        )
 
 
 P = ParamSpec("P")

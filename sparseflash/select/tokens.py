@@ -11,7 +11,7 @@ from masks.block_lists import EMPTY, FULL
 from masks.checks import block_sizes, flag, integer
 from masks.patterns.bands import causal
 from sparseflash.kernels.device import kernels_of, on_nvidia
-from sparseflash.select.base import Selector, selector
+from sparseflash.select.base import Selector, check_slices, selector
 from sparseflash.select.choose import choose
 from sparseflash.select.picks import Picks
 from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
@@ -44,11 +44,12 @@ class TokenSelector(Selector):
     def select(self, q: Tensor, k: Tensor) -> Selection:
         n, heads = k.shape[2], q.shape[1]
         self._check(q, k)
-        words = self.words(q, k)
         mask = causal() & self.within if isinstance(self.within, Mask) else causal()
+        check_slices("within", (mask.batch or 1, mask.heads or 1), q)
+        words = self.words(q, k)
         if self.union:
             return self._union(words, mask, n, heads)
-        if heads_of(mask, 2) and words.shape[1] != heads:
+        if (mask.per_head or mask.heads) and words.shape[1] != heads:
             words = words.repeat_interleave(heads // words.shape[1], 1)
         found = selection_of(words, n, self.block_size, self.chunk, self.capacity) & mask
         return of_heads(found, heads)

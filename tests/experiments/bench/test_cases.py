@@ -21,6 +21,16 @@ def test_elements_and_rows_agree_with_the_dense_mask(mask):
     np.testing.assert_array_equal(case.allowed(0, 1, rows), dense[0, -1][rows])
 
 
+def test_a_mask_of_every_batch_entry_is_for_that_batch():
+    case = replace(CASE, mask="documents(((60, 40), (25, 75)))", batch=2, n_k=100)
+    rows, dense = np.array([0, 31, 99]), case.blocks.to_dense()
+    assert case.elements == pytest.approx((60**2 + 40**2 + 25**2 + 75**2) / (2 * 100**2))
+    for batch in (0, 1):
+        np.testing.assert_array_equal(case.allowed(batch, 1, rows), dense[batch, 0][rows])
+    with pytest.raises(ValueError, match=r"batch is 1, but .* is made for batch=2"):
+        _ = replace(case, batch=1).blocks
+
+
 def test_dense_has_no_blocks_and_everything_allowed():
     assert (CASE.blocks, CASE.density, CASE.elements) == (None, 1.0, 1.0)
     assert CASE.allowed(0, 0, np.array([3, 5])).all()

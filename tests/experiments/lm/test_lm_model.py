@@ -20,7 +20,8 @@ from experiments.lm.model import (
 from sparseflash.select.tokens import TokenSelector
 
 VOCAB, N, END = 17, 48, 3
-MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6")
+PACKED = "documents(((20, 28), (7, 41)))"  # other ones in every batch entry
+MASKS = (None, "sliding:8", "butterfly(8) | sliding(4)", "bigbird(8, 1)", "strided:6", PACKED)
 
 
 def model_of(provider, mask=None, *, causal=True, **options):

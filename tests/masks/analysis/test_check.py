@@ -214,3 +214,5 @@ def test_a_report_says_that_batch_entries_are_not_told_apart():
         "The 2 batch entries have masks of their own" in check(masks.mask_from(array), 64).notes[0]
     )
     assert not any("batch" in note for note in check(masks.mask_from(array[:1]), 64).notes)
+    stacked = masks.layers(masks.local(3), masks.mask_from(array))
+    assert "The 2 batch entries have masks of their own" in check(stacked, 64, 2).notes[0]

@@ -195,3 +195,22 @@ def test_8192_blocks():
     begin = time.perf_counter()
     assert reach(blocks).at_most == 13
     assert time.perf_counter() - begin < 5
+
+
+def test_every_batch_entry_has_its_own_reach():
+    """Entry 0 sees nothing new, entry 1 all; a layer with one mask has it for both."""
+    array = np.stack([np.eye(64, dtype=bool), np.ones((64, 64), bool)])[:, None]
+    own, same = masks.mask_from(array), masks.local(7)
+    for exact in (False, True):
+        options = {"exact": exact, "block_size": 16}
+        alone, together = (reach_of(own, 64, 1, batch=b, **options) for b in (0, 1))
+        assert (alone.at_least, together.at_least) == (None, 1)
+        stacked = masks.layers(same, own)
+        found = [reach_of(stacked, 64, 2, batch=b, **options) for b in (0, 1)]
+        expected = [reach_of(same, 64, 1, **options), reach_of(masks.dense(), 64, 1, **options)]
+        assert [f.upper[-1] for f in found] == [f.upper[-1] for f in expected]
+    for mask, depth in ((own, None), (stacked, 2)):
+        with pytest.raises(ValueError, match=r"the 2 batch entries have .* give batch=0 to 1"):
+            mask.reach(64, depth)
+        with pytest.raises(ValueError, match="batch is 2: give an integer <= 1"):
+            mask.reach(64, depth, batch=2)

@@ -1,5 +1,7 @@
 """MoBA and NSA against a loop over queries in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,26 @@ def test_nsa(n, heads, kv_heads, chunk, k, first, own):
     inside = masks.random_blocks(0.5, block=16, per_head=True)
     found = select.nsa(k, block_q=16, within=inside, **options)(q, key)
     assert np.array_equal(dense_of(found, 2, heads), exact & dense(inside, n, n, heads))
+
+
+@pytest.mark.parametrize("union", [False, True])
+@pytest.mark.parametrize(
+    "make", [partial(select.moba, 32), partial(select.nsa, block_q=16, block=32)]
+)
+def test_every_batch_entry_and_head_has_its_own_pairs(make, union):
+    """`within` has a mask for each of 2 entries and 4 heads, of which 2 pick together in NSA."""
+    n, heads = 96, 4
+    q, key, _ = make_qkv(2, heads, n, n, 16, kv_heads=2, seed=3)
+    options = {"k": 2, "union": union} | ({} if make.func is select.nsa else {"block_size": 16})
+    free = dense_of(make(**options)(q, key), 2, heads)
+    for extents in ((2, 1), (1, heads), (2, heads)):
+        pairs = np.random.default_rng(4).random((*extents, n, n)) < 0.5
+        found = make(within=masks.mask_from(pairs), **options)(q, key)
+        assert np.array_equal(dense_of(found, 2, heads), free & pairs)
+    for extents in ((3, 1), (1, 2)):  # 2 heads are those of k: a mask has those of q
+        other = masks.mask_from(np.ones((*extents, n, n), bool))
+        with pytest.raises(ValueError, match=rf"within has \(batch, heads\) \({extents[0]}, "):
+            make(within=other, **options)(q, key)
 
 
 def test_importance_counts_a_block_from_its_last_token_on():

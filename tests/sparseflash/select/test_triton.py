@@ -83,7 +83,11 @@ def test_importance_counts_a_block_from_its_last_token_on():
     assert torch.equal(kernels.pick_chunks(q, k, 16, 2, 0, 1, 48, nsa=True), expected)
 
 
-@pytest.mark.parametrize("within", [None, masks.random_blocks(0.5, block=16, per_head=True)])
+PER_HEAD = masks.random_blocks(0.5, block=16, per_head=True)
+BY_ENTRY = masks.documents(((10, 40, 100), (150,)))  # 2 batch entries
+
+
+@pytest.mark.parametrize("within", [None, PER_HEAD, BY_ENTRY, PER_HEAD & BY_ENTRY])
 def test_union(within):
     words = (normal(2, 2, 8, 5) > 1).to(torch.int16) << 3  # 8 groups of 16, 5 chunks of 32
     mask = masks.causal() if within is None else within
@@ -104,7 +108,7 @@ def test_antidiagonal(stride, n_q, n_k, block_size, monkeypatch):
         monkeypatch.setattr(module, "MASKED_COLS", 64)
     k[0, 0, 5] *= 30  # softmax of large scores
     q[1, 1, 7] = float("nan")  # a row without a softmax
-    for within in (None, masks.local(25), masks.random_blocks(0.3, block=16, per_head=True)):
+    for within in (None, masks.local(25), PER_HEAD, BY_ENTRY, PER_HEAD & BY_ENTRY):
         heads = heads_of(within, 2)
         given = (within, n_q, n_k, block_size, stride, heads, torch.device(DEVICE))
         allowed = antidiagonals._allowed(*given)
@@ -127,7 +131,9 @@ RULES = [
 ]
 SEEING = [  # within, always
     (None, None),
-    (masks.random_blocks(0.5, block=16, per_head=True), masks.causal() & masks.sliding(40)),
+    (PER_HEAD, masks.causal() & masks.sliding(40)),
+    (PER_HEAD, BY_ENTRY),
+    (BY_ENTRY, PER_HEAD),
     (masks.sliding(20, align="bottom_right"), None),
 ]
 
@@ -136,7 +142,7 @@ SEEING = [  # within, always
 @pytest.mark.parametrize("within, always", SEEING)
 def test_choose(rule, within, always):
     keep = candidates_of(rule, within, always, 20, 100, (16, 16), 2, torch.device(DEVICE))
-    scores = normal(1, 2, 2, 7, seed=100)
+    scores = normal(2, 2, 2, 7, seed=100)
     for given, probabilities in ((scores, False), (scores.round(), True), (1e30 * scores, False)):
         found = kernels.choose_blocks(given, keep, rule, probabilities)
         expected = choose_torch(given, keep, rule, probabilities)
