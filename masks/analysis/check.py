@@ -110,7 +110,7 @@ def check(
     if (entries := max(blocks.batch for blocks in different)) > 1:
         notes.insert(
             0,
-            f"The {entries} batch entries have masks of their own, and are not told apart here: the"
+            f"The {entries} batch entries have masks of their own, and are not separated here: the"
             " reach is that of the first one, and the rest holds for all of them together. Check"
             " the mask of each entry by itself.",
         )

@@ -206,7 +206,7 @@ def test_a_canvas_in_another_order():
     assert report.ok and "waste" in report.notes[0] and "reordered" not in report.notes[0]
 
 
-def test_a_report_says_that_batch_entries_are_not_told_apart():
+def test_a_report_says_that_batch_entries_are_not_separated():
     """The second entry sees nothing, which the first one hides."""
     array = np.ones((2, 1, 64, 64), bool)
     array[1] = False
