@@ -155,12 +155,21 @@ class Killed(BaseException):
     """What a kill looks like from inside."""
 
 
-@pytest.mark.parametrize("attention", ["standard", "flash", "sparse"])
+@pytest.mark.parametrize(
+    ("attention", "task"),
+    [
+        *((name, "listops") for name in ("standard", "flash", "sparse")),
+        *((name, "pathfinder32") for name in ("flash", "sparse")),  # over 512 keys a query
+    ],
+)
 @pytest.mark.parametrize("how", [EAGER, GRAPH], ids=["eager", "graph"])
-def test_a_run_goes_on_to_the_same_bits(how, attention, tmp_path, monkeypatch):
+def test_a_run_goes_on_to_the_same_bits(how, attention, task, tmp_path, monkeypatch):
     options = SIZES | how
+    if task == "pathfinder32":
+        options |= {"+attention__deterministic": "true"}
+        del options["task__max_length"]
     for name in ("whole", "again"):
-        train(tmp_path, "listops", attention, name=name, **options)
+        train(tmp_path, task, attention, name=name, **options)
     advance = Trainer.advance
 
     def fails(trainer):
@@ -170,12 +179,12 @@ def test_a_run_goes_on_to_the_same_bits(how, attention, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "advance", fails)
     with pytest.raises(Killed):
-        train(tmp_path, "listops", attention, name="cut", **options)
+        train(tmp_path, task, attention, name="cut", **options)
     monkeypatch.setattr(Trainer, "advance", advance)
-    train(tmp_path, "listops", attention, name="cut", **options)
+    train(tmp_path, task, attention, name="cut", **options)
 
     def weights(name):
-        folder = settings(tmp_path, "listops", attention, name=name, **options).folder
+        folder = settings(tmp_path, task, attention, name=name, **options).folder
         return checkpoint.load(folder / "checkpoint.pt")["model"]
 
     whole, again, cut = (weights(name) for name in ("whole", "again", "cut"))
