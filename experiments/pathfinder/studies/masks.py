@@ -218,7 +218,8 @@ def draw(found: Sequence[Point]) -> Figure:
         else:
             ticks.append([depth])
     texts = [", ".join("never" if math.isinf(x) else f"{x:g}" for x in tick) for tick in ticks]
-    right.set_xticks([min(tick[0], never) for tick in ticks], texts)
+    middles = [min(math.sqrt(tick[0] * tick[-1]), never) for tick in ticks]
+    right.set_xticks(middles, texts, fontsize="x-small")
     right.minorticks_off()
     right.set_xlabel("layers until every token has seen all others")
     legend(figure, [left, right], title="open: with global tokens")
