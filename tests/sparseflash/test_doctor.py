@@ -19,7 +19,8 @@ def test_reports_versions_folders_and_backends_and_passes(capsys, monkeypatch, t
     report = capsys.readouterr().out
     for part in (
         f"torch {torch.__version__}, triton ", "cache of Triton: ",
-        f"cache of torch.compile: {tmp_path} (writable)", "cpu: ", "forward: cpu", "backward: cpu", "  hopper: its kernels run on CUDA tensors",
+        f"cache of torch.compile: {tmp_path} (writable)", "cpu: ", "forward: cpu",
+        "backward: cpu", "  hopper: its kernels run on CUDA tensors",
     ):  # fmt: skip
         assert part in report
     tested = [line.split()[:2] for line in report.splitlines() if "limit 1e-04" in line]
