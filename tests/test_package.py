@@ -60,42 +60,57 @@ def test_contents(packages):
     assert {"LICENSE", "README.md", "pyproject.toml"} < in_sdist
 
 
-@pytest.fixture
-def outside(packages, tmp_path):
-    """Runs a command of the wheel, unpacked outside a clone, with variables of its own."""
+OUTSIDE = """
+import runpy, sys
+
+def run(module, *words):
+    sys.argv = [module, *words]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as stop:
+        status = stop.code
+    print(f"exit status: {status}", end="====")
+
+sys.modules["hydra"] = None  # not installed
+run("experiments.speed")
+del sys.modules["hydra"]
+run("sparseflash.doctor", "--device", "cpu")
+small = "device=cpu", "providers=[cpu]", "seq_len=128", "heads=1", "head_dim=16"
+run("experiments.speed", *small, "seconds=0.01", "csv=rows.csv")
+"""
+
+
+@pytest.fixture(scope="module")
+def outside(packages, tmp_path_factory) -> tuple[Path, list[str]]:
+    """The wheel, unpacked outside a clone, and what three of its programs print, of one process."""
     (wheel,) = packages.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-
-    def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "0"}
-        command = (sys.executable, *command)
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True
-        )
-
-    return run
-
-
-def test_the_doctor_outside_a_clone(outside, tmp_path):
-    done = outside("-m", "sparseflash.doctor", "--device", "cpu")
-    assert f"installed in {tmp_path}\n" in done.stdout, done.stderr
-    assert done.returncode == 0 and done.stdout.endswith("the test passed\n")
-
-
-def test_an_experiment_outside_a_clone(outside, tmp_path):
-    """Its rows name no commit."""
-    small = "device=cpu", "providers=[cpu]", "seq_len=128", "heads=1", "head_dim=16"
-    done = outside("-m", "experiments.speed", *small, "seconds=0.01", "csv=rows.csv")
+    folder = tmp_path_factory.mktemp("outside")
+    zipfile.ZipFile(wheel).extractall(folder)
+    environment = os.environ | {"PYTHONPATH": str(folder), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", OUTSIDE]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = read(tmp_path / "rows.csv", SpeedRow)
+    return folder, done.stdout.split("====")
+
+
+def test_experiments_say_what_they_need(outside):
+    wanted = "error: no module hydra: pip install 'sparseflash[experiments]'"
+    assert outside[1][0] == f"exit status: {wanted}"
+
+
+def test_the_doctor_outside_a_clone(outside):
+    folder, (_, said, *_) = outside
+    assert f"installed in {folder}\n" in said
+    assert said.endswith("the test passed\nexit status: 0")
+
+
+def test_an_experiment_outside_a_clone(outside):
+    """Its rows name no commit."""
+    folder, (*_, said, _) = outside
+    assert said.endswith("exit status: 0"), said
+    rows = read(folder / "rows.csv", SpeedRow)
     assert rows and all(row.commit == "" and row.source for row in rows)
-
-
-def test_experiments_say_what_they_need(outside, tmp_path):
-    (tmp_path / "hydra.py").write_text("raise ModuleNotFoundError('hydra', name='hydra')")
-    done = outside("-c", "from experiments.speed import main")
-    assert done.returncode == 1
-    assert done.stderr == "error: no module hydra: pip install 'sparseflash[experiments]'\n"
 
 
 def test_commands_are_there():

@@ -96,7 +96,7 @@ def count_ones(words: Words) -> Ints:
 def unpack(words: Words) -> Bools:
     """(N, 64 W), least bit first."""
     bits = np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
-    return bits != 0
+    return bits.view(np.bool_)
 
 
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)

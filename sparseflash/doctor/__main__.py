@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from runpy import run_path
 
 import torch
 
@@ -91,9 +92,9 @@ def _folders() -> Iterator[tuple[str, Path]]:
         yield "Triton", Path(knobs.cache.dir)
     except ImportError:
         pass
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    yield "torch.compile", Path(cache_dir())
+    # the file alone: the package around it takes seconds to import
+    file = Path(torch.__path__[0], "_inductor", "runtime", "cache_dir_utils.py")
+    yield "torch.compile", Path(run_path(str(file))["cache_dir"]())
 
 
 def _state(folder: Path) -> str:

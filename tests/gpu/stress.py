@@ -15,10 +15,7 @@ With few launches it is what to run under compute-sanitizer:
 
 import argparse
 import faulthandler
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -35,38 +32,9 @@ from sparseflash.testing import oracle, relative_error
 from tests.attention_cases import Case, build, draw, gradients, plain, random_array
 from tests.gpu_calls import RESULTS
 from tests.poison import poisoned_empty
+from tests.processes import Watch
 
 BURST = 8
-
-WATCH = """
-import os, select, signal, sys
-last, parent, patience = b"start", int(sys.argv[1]), float(sys.argv[2])
-while True:
-    if not select.select([0], [], [], patience)[0]:
-        print(f"HANG: nothing for {patience:g} s in: {last.decode()}", file=sys.stderr, flush=True)
-        os.kill(parent, signal.SIGKILL)
-        break
-    text = os.read(0, 65536)
-    if not text:
-        break
-    last = text.strip().split(b"\\n")[-1]
-"""
-
-
-class Watch:
-    """A process that kills this one, naming what it last said, after so many seconds of silence."""
-
-    def __init__(self, patience: float):
-        command = [sys.executable, "-c", WATCH, str(os.getpid()), str(patience)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
-
-    def now(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.communicate()
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_no_two_entries_go_together_at_any_distance(dropout_p):
     # rows and columns are steps of a constant: the correlation at all distances, by its spectrum
     n, seeds = 1024, (6, 7, 2**32 + 6)
     keep = torch.cat([keep_mask(torch.tensor([s]), 2, 2, n, n, dropout_p) for s in seeds])
-    x = (keep.double() - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
+    x = (keep.float() - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     spectrum = torch.fft.rfft2(x)  # (seed and batch, head, ...)
     for apart in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 1)):
         products = spectrum * spectrum.roll(apart, (0, 1)).conj()

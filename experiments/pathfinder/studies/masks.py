@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,37 @@ FAMILIES = {  # by order of the pixels and patterns of the mask
 
 @dataclass(frozen=True)
 class Point:
-    """A cell of the study. density: share of all pairs; depth: layers of full reach, or inf."""
+    """A cell of the study. density: share of all pairs."""
 
     family: str
     look: Style
     has_global: bool
     density: float
-    depth: float
-    seen: float  # share of all pairs that the model's layers connect
     layers: int
     cell: Cell
     start: float | None  # accuracy of what its runs start from
     weights: str  # what that is: dense, block-sparse, or "" if unknown
+
+    @property
+    def depth(self) -> float:
+        """Layers of full reach, or inf."""
+        return next((i for i, seen in enumerate(self._seen, 1) if seen == 1), math.inf)
+
+    @property
+    def seen(self) -> float:
+        """Share of all pairs that the model's layers connect."""
+        return self._seen[min(self.layers, len(self._seen)) - 1]
+
+    @property
+    def _seen(self) -> tuple[float, ...]:
+        run = self.cell.runs[0]
+        return _seen(run.mask, run.length or 0) if run.mask else (1.0,)
+
+
+@cache
+def _seen(mask: str, n: int) -> tuple[float, ...]:
+    """Share of all pairs that 1, 2, .. layers connect. It takes a second or more of long images."""
+    return masks.parse(mask).reach(n, exact=True).upper
 
 
 def points(runs: Sequence[Run], label: str = "masks") -> list[Point]:
@@ -120,13 +140,9 @@ def _point(cell: Cell, runs: Sequence[Run]) -> Point:
         )
     name, look = FAMILIES[order, base]
     if not text:
-        return Point(name, look, False, 1.0, 1, 1.0, layers, cell, start, weights)
-    mask = masks.parse(text)
-    reach = mask.reach(n, exact=True)
-    depth = math.inf if reach.at_least is None else reach.at_least
-    seen = reach.upper[min(layers, len(reach.upper)) - 1]
-    density = mask.stats(n).element_density
-    return Point(name, look, base != patterns, density, depth, seen, layers, cell, start, weights)
+        return Point(name, look, False, 1.0, layers, cell, start, weights)
+    density = masks.parse(text).stats(n).element_density
+    return Point(name, look, base != patterns, density, layers, cell, start, weights)
 
 
 def table(found: Sequence[Point]) -> str:

@@ -65,7 +65,7 @@ def test_functional_gradients_of_the_lse_and_through_a_selection():
 )
 def test_vmap_is_a_loop_over_any_dimension(dims):
     qkv = [
-        x if dim is None else torch.stack([x * scale for scale in (0.5, 1, 2)], dim)
+        x if dim is None else torch.stack([x * scale for scale in (0.5, 2)], dim)
         for x, dim in zip(inputs(), dims, strict=True)
     ]
 
@@ -73,7 +73,7 @@ def test_vmap_is_a_loop_over_any_dimension(dims):
         return function(q, k, v), *torch.func.grad(loss, (0, 1, 2))(q, k, v)
 
     found = torch.vmap(results, dims)(*qkv)
-    for i in range(3):
+    for i in range(2):
         one = [x if d is None else x.select(d, i) for x, d in zip(qkv, dims, strict=True)]
         for got, wanted in zip(found, results(*one), strict=True):
             assert torch.equal(got[i], wanted)
