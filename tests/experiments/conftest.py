@@ -50,10 +50,11 @@ def bytecode_of_processes(pytestconfig):
     """Processes that tests start share bytecode in pytest's cache, where none may be written beside
     the sources: each would compile torch for longer than it runs.
     """
+    cache = getattr(pytestconfig, "cache", None)  # -p no:cacheprovider
     with pytest.MonkeyPatch.context() as patch:
-        if sys.dont_write_bytecode and pytestconfig.cache is not None:
+        if sys.dont_write_bytecode and cache is not None:
             patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-            patch.setenv("PYTHONPYCACHEPREFIX", str(pytestconfig.cache.mkdir("bytecode")))
+            patch.setenv("PYTHONPYCACHEPREFIX", str(cache.mkdir("bytecode")))
         yield
 
 
