@@ -120,10 +120,14 @@ def save(codes: NDArray[np.uint8], path: Path) -> None:
     image.save(path, optimize=True, bits=2)
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) > 1:
         sys.exit(f"error: {sys.argv[1]}: there are no options; docs/ of this folder is written")
     if not Path("docs").is_dir():
         sys.exit("error: no folder docs here: go to the root of the repository")
     paths = write(Path("docs"))
     print(f"{len(paths)} files, {sum(path.stat().st_size for path in paths) / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,21 @@ def check_keys(name: str, arguments: list[str]) -> None:
                 files += _named_file(name, found[2], text.removeprefix(found[0]))
     if not set(given) - {"hydra"}:
         return
-    inside = GlobalHydra.instance().is_initialized()  # as in a sweep, which checks its runs
-    with nullcontext() if inside else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        known = [str(key) for key in hydra.compose(name)]
-        for key in given:
-            choose("option", key, [*known, "hydra"])
-        swept = {file.partition("=")[0] for file in files if "," in file}
-        below = [path for path in below if path.split(".")[0] not in swept]
-        config = hydra.compose(name, [f for f in files if "," not in f]) if below else None
+    known = [str(key) for key in _composed(name)]
+    for key in given:
+        choose("option", key, [*known, "hydra"])
+    swept = {file.partition("=")[0] for file in files if "," in file}
+    below = [path for path in below if path.split(".")[0] not in swept]
     for path in below:
-        _check_below(config, path)
+        _check_below(_composed(name, *(f for f in files if "," not in f)), path)
+
+
+@cache  # a sweep checks its entries one by one
+def _composed(name: str, *files: str) -> DictConfig:
+    """The configuration of conf/`name`.yaml with the overrides that name files."""
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(name, list(files))
 
 
 def _named_file(name: str, key: str, value: str) -> list[str]:
@@ -211,6 +216,7 @@ def _check_paths(name: str, options: dict[str, Any]) -> None:
             path_text(key, each)
 
 
+@cache  # an entry of a sweep asks for each of its options
 def _defaults(name: str) -> dict[str, Any]:
     """The values of conf/`name`.yaml."""
     found: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))

@@ -45,6 +45,19 @@ def configs_are_read_once():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def bytecode_of_processes(pytestconfig):
+    """Processes that tests start share bytecode in pytest's cache, where none may be written beside
+    the sources: each would compile torch for longer than it runs.
+    """
+    cache = getattr(pytestconfig, "cache", None)  # -p no:cacheprovider
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.dont_write_bytecode and cache is not None:
+            patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+            patch.setenv("PYTHONPYCACHEPREFIX", str(cache.mkdir("bytecode")))
+        yield
+
+
 @pytest.fixture
 def run_program(monkeypatch, capsys):
     """Runs a program in this process: its exit status, and what it wrote to stdout and stderr."""

@@ -1,9 +1,6 @@
 """The gallery shows what is registered, and its counts are those of the masks."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +39,10 @@ def test_a_wrong_count_is_noticed():
         gallery.verify(example, gallery.build(example))
 
 
-def test_options_and_other_folders_are_refused(tmp_path):
+def test_options_and_other_folders_are_refused(tmp_path, run_program, monkeypatch):
     for words, where, error in (
         (["out=x"], DOCS.parent, "error: out=x: there are no options"),
         ([], tmp_path, "error: no folder docs here"),
     ):
-        command = [sys.executable, "-m", "experiments.gallery", *words]
-        paths = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
-        done = subprocess.run(command, cwd=where, env=paths, capture_output=True, text=True)
-        assert done.returncode == 1 and done.stderr.startswith(error)
+        monkeypatch.chdir(where)
+        assert run_program("gallery", *words)[0].startswith(error)

@@ -1,9 +1,12 @@
-"""Bad options of programs end in one line and exit status 2, never in a trace."""
+"""Programs run with python -m; bad options end in one line and exit status 2, never in a trace."""
 
+import re
 import shlex
 
 import pytest
 import torch
+
+from experiments.common.provenance import ROOT
 
 BAD = {
     "speed +seqlen=3": "option='seqlen': choose from",
@@ -141,6 +144,17 @@ BAD = {
     "counters heads=x": "heads='x': give a whole number",
     "counters mask=local:8": "need a CUDA device",
 }
+
+
+def test_python_m_runs_each_program():
+    texts = {path: path.read_text() for path in (ROOT / "experiments").rglob("*.py")}
+    programs = [
+        path for path, text in texts.items() if re.search(r"^(@program|def main\(\))", text, re.M)
+    ]
+    assert len(programs) > 30
+    for path in programs:
+        commands = texts[path].partition('\nif __name__ == "__main__":\n')[2]
+        assert "    main()\n" in commands, path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")

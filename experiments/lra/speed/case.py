@@ -14,7 +14,7 @@ from experiments.lra.models.classifier import Classifier
 from experiments.lra.speed.rows import SWEEP, StepRow
 from experiments.lra.speed.shapes import random_task
 from experiments.lra.tasks.task import Task
-from experiments.lra.training.config import PRECISIONS, Settings, compose_settings
+from experiments.lra.training.config import PRECISIONS, Settings, compose_settings, model_sizes
 from experiments.lra.training.data import DeviceSplit
 from experiments.lra.training.device import (
     autocast,
@@ -25,7 +25,7 @@ from experiments.lra.training.device import (
 )
 from experiments.lra.training.distributed import Group
 from experiments.lra.training.evaluate import classify
-from experiments.lra.training.model import make_model, mask_of, model_sizes
+from experiments.lra.training.model import make_model, mask_of
 from experiments.lra.training.step import Trainer, seed_everything
 
 ROUNDS = 5  # of steps at most; the time is their median

@@ -8,8 +8,7 @@ from experiments.lra.runs import Run
 from experiments.lra.speed.rows import StepRow, measured, newest
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.tasks.task import padded_length
-from experiments.lra.training.config import Settings
-from experiments.lra.training.model import model_sizes
+from experiments.lra.training.config import Settings, model_sizes
 
 BESIDES = 0.5  # minutes of a run besides its steps, as those of docs/results/lra/runs took
 SAME_SIZE = {"imdb_same_movie": "retrieval"}

@@ -175,6 +175,11 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     return Settings(**values, scaled=scaled)
 
 
+def model_sizes(settings: Settings) -> ModelConfig:
+    """The sizes of the model of a run."""
+    return model_config(**settings.model, lm_head=settings.pretrain is not None)
+
+
 def compose_settings(overrides: Sequence[str]) -> Settings:
     """The settings of a command line of experiments.train, inside a Hydra program or outside.
 

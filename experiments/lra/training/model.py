@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.models.classifier import Classifier, ModelConfig, model_config
+from experiments.lra.models.classifier import Classifier
 from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.lra.training import checkpoint
-from experiments.lra.training.config import Settings
+from experiments.lra.training.config import Settings, model_sizes
 from masks import BlockMask, Mask
 from sparseflash import BlockSparseAttention
 
@@ -26,11 +26,6 @@ def make_model(settings: Settings, task: Task) -> Classifier:
     order = None if task.grid is None else pixel_order(task.grid, _order(settings))
     shape = (task.vocab, task.length, task.classes, task.pair, task.grid)
     return Classifier(*shape, model_sizes(settings), settings.attention, order)
-
-
-def model_sizes(settings: Settings) -> ModelConfig:
-    """The sizes of the model of a run."""
-    return model_config(**settings.model, lm_head=settings.pretrain is not None)
 
 
 def _order(settings: Settings) -> str:

@@ -145,10 +145,16 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 
 def test_output_that_nobody_reads_any_more_is_one_line():
     """Also where all of it is written at the end, as here."""
+    code = (
+        "from experiments.common.program import program\n"
+        "program('plot')(lambda options, command: print(command))()"
+    )
     read, write = os.pipe()
     os.close(read)
-    given = [sys.executable, "-m", "experiments.sweep", "sweep=spt", "dry_run=true"]
-    done = subprocess.run(given, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONUNBUFFERED": ""}, cwd=ROOT,
+        text=True, stdout=write, stderr=subprocess.PIPE,
+    )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (
         141,
@@ -161,7 +167,7 @@ SCRIPT = "import sys; sys.argv[0] = 'bin/sparseflash-train'; import experiments.
 
 @pytest.mark.parametrize(
     "words",
-    [["-m", "experiments.table"], ["-m", "experiments.papers.packed_masks"], ["-c", SCRIPT]],
+    [["-m", "experiments.table"], ["-m", "experiments.pathfinder"], ["-c", SCRIPT]],
 )
 def test_ctrl_c_in_the_middle_of_an_import_is_one_line(words, tmp_path):
     """Also where something swallows a KeyboardInterrupt, or prints it."""
@@ -174,7 +180,7 @@ def test_ctrl_c_in_the_middle_of_an_import_is_one_line(words, tmp_path):
 
 
 def test_ctrl_c_has_its_usual_effect_in_programs_that_import_ours():
-    in_a_new_process("-c", "import signal, experiments.table; "
+    in_a_new_process("-c", "import signal, experiments.pathfinder.__main__; "
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler")  # fmt: skip
 
 

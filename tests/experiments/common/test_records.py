@@ -2,16 +2,14 @@
 
 import fcntl
 import gzip
+import multiprocessing
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 
 import pytest
 
 from experiments.bench.rows import SpeedRow
 from experiments.common import records as records_module
-from experiments.common.provenance import ROOT
 from experiments.common.records import Records, Row, as_csv, columns, last_versions, read
 from tests.experiments.bench.bench_cases import ORIGIN, ROW
 
@@ -181,25 +179,22 @@ def test_all_rounds_of_the_last_versions_stay_and_none_of_earlier_ones():
     assert last_versions([*old, other, *new]) == [other, *new]
 
 
-WRITER = """
-import sys
-from dataclasses import replace
-from tests.experiments.common.test_records import SMALL, Small
-from experiments.common import records as records_module
-from experiments.common.provenance import ROOT
-from experiments.common.records import Records
-for i in range(int(sys.argv[2])):
-    rows = Records(sys.argv[1], Small)  # as run_plan does: it cuts off lines without an end
-    rows.append(replace(SMALL, name=sys.argv[3], count=i))
-"""
+def write_rows(path, name, count):
+    for i in range(count):
+        rows = Records(path, Small)  # as run_plan does: it cuts off lines without an end
+        rows.append(replace(SMALL, name=name, count=i))
 
 
 def test_several_processes_write_to_one_file(tmp_path):
     """Seeds of a plan run side by side on several GPUs."""
-    path, count, names = tmp_path / "small.csv", 150, "ab"
-    words = [sys.executable, "-c", WRITER, str(path), str(count)]
-    writers = [subprocess.Popen([*words, name], cwd=ROOT) for name in names]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    path, count, names = tmp_path / "small.csv", 75, "abcd"
+    fork = multiprocessing.get_context("fork")  # a new interpreter would import torch
+    writers = [fork.Process(target=write_rows, args=(path, name, count)) for name in names]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0] * len(names)
     rows = read(path, Small)
     assert sorted((row.name, row.count) for row in rows) == [
         (name, i) for name in names for i in range(count)

@@ -2,13 +2,10 @@
 
 import csv
 import io
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from experiments.common.provenance import ROOT
 from experiments.lra import published as lra
 from experiments.lra.averages import average
 from experiments.lra.cells import Column, RowKey, mean_speedup, speedup
@@ -389,11 +386,11 @@ def test_block_sparse_rows_show_their_density_and_where_their_mask_comes_from(ta
     assert about == ["", "local:64", "12.5"]
 
 
-def test_the_program_writes_two_files_and_an_archive(tmp_path):
+def test_the_program_writes_two_files_and_an_archive(tmp_path, run_program):
     write_run(tmp_path / "runs", "listops", "standard")
-    command = [sys.executable, "-m", "experiments.table", f"runs={tmp_path / 'runs'}"]
-    command += [f"out={tmp_path / 'new' / 'lra'}", f"archive={tmp_path / 'runs.jsonl'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "Transformer" in done.stdout
+    places = {"runs": "runs", "out": "new/lra", "archive": "runs.jsonl"}
+    words = [f"{name}={tmp_path / place}" for name, place in places.items()]
+    status, printed, _ = run_program("table", *words)
+    assert status == 0 and "Transformer" in printed
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md"]
     assert [run.task for run in read_runs(str(tmp_path / "runs.jsonl"))] == ["listops"]

@@ -12,13 +12,13 @@ import torch
 from tests.experiments.lra.training.cases import Trained, overrides, settings
 
 ROOT = Path(__file__).resolve().parents[4]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
 MODULE = ["-m", "experiments.train"]
 
 
 def start(given: Sequence[str], launcher: Sequence[str] = (sys.executable,)) -> subprocess.Popen:
     return subprocess.Popen(
-        [*launcher, *MODULE, *given], cwd=ROOT, env=ENVIRONMENT, text=True,
+        [*launcher, *MODULE, *given], cwd=ROOT, env=os.environ | ENVIRONMENT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from experiments.lra.training import checkpoint
+from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     Trained,
     assert_same,
@@ -14,7 +15,7 @@ from tests.experiments.lra.training.cases import (
     settings,
     write_data,
 )
-from tests.experiments.lra.training.commands import assert_processes_train_as_one, finish, start
+from tests.experiments.lra.training.commands import assert_processes_train_as_one, start
 
 
 def wait_for(process, folder, step):
@@ -57,14 +58,23 @@ def test_two_processes_train_as_one(tmp_path):
     assert_processes_train_as_one(tmp_path, 2, "text", "linear")
 
 
-def test_a_signal_stops_with_a_checkpoint(tmp_path):
+def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch):
     given = ("listops", "linear")
     folder = settings(tmp_path, *given).folder
-    process = start(overrides(tmp_path, *given, steps=100000, eval_every=100000))
-    wait_for(process, folder, 3)
-    process.send_signal(signal.SIGTERM)
-    assert "the same command continues from there" in finish(process, 143)
-    assert checkpoint.load(folder / "checkpoint.pt")["step"] >= 3
+    advance, steps = Trainer.advance, []
+
+    def signalled(trainer):
+        steps.append(trainer)
+        if len(steps) == 3:
+            assert callable(signal.getsignal(signal.SIGTERM))  # or it would end the tests
+            signal.raise_signal(signal.SIGTERM)
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", signalled)
+    rare = {"steps": 100, "eval_every": 100, "checkpoint_every": 100}
+    status, *told = run_program("train", *overrides(tmp_path, *given, **rare))
+    assert status == 143 and "the same command continues from there" in "".join(told), told
+    assert checkpoint.load(folder / "checkpoint.pt")["step"] == len(steps) == 3
     assert journal(folder)[-1]["reason"] == "SIGTERM"
 
 

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 import experiments.conf
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.tasks.load import NAMES as TASKS
-from experiments.lra.training.config import make_settings
-from experiments.lra.training.model import model_sizes
+from experiments.lra.training.config import make_settings, model_sizes
 from experiments.lra.training.optim import learning_rates
 
 CONF = Path(experiments.conf.__path__[0])
