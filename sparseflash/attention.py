@@ -118,7 +118,8 @@ def attention(
         dropout_p: probability that a probability is dropped; the choice is a function of
             (seed, b, h, q, k).
         seed: int or one-element int64 tensor for dropout; drawn from torch's generator by default.
-        deterministic: gradients are the same bits from run to run.
+        deterministic: gradients are the same bits from run to run. Also on where
+            `torch.use_deterministic_algorithms` is.
         backend: "auto" picks the fastest that can run the forward, and the fastest that can run the
             backward; a named backend runs both. See `explain`.
 
@@ -129,6 +130,7 @@ def attention(
     """
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
+    deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
     if isinstance(mask, Picks):
         given = lengths, terms, dropout_p, return_max_scores, backend
@@ -175,6 +177,7 @@ def attention_of_qkv(
         return attention(*parts(qkv, kv_heads), mask, **options)
     flags = {"deterministic": deterministic, "return_max_scores": return_max_scores}
     check_options(None, dropout_p, backend, NAMES, **flags)
+    options["deterministic"] = _deterministic(deterministic)
     (qkv,) = contiguous(*autocast(qkv))
     call = None, *options.values(), *term_options(None), return_max_scores
     inputs = *parts(qkv, kv_heads), mask, None, NO_TERMS
@@ -202,6 +205,7 @@ def explain(
     """
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
+    deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
     lines = []
     if isinstance(mask, Picks):
@@ -278,6 +282,7 @@ def plan(
     Raises ValueError as `attention` does, and for `select.Picks`, which have no plan.
     """
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic)
+    deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
     call = as_float(scale), dropout_p, deterministic, backend, *term_options(None), False
     if torch.compiler.is_compiling():
@@ -287,6 +292,11 @@ def plan(
     if found.schedule is None:
         return found.mask
     return found.schedule.with_lists(made.lists(found.schedule))
+
+
+def _deterministic(asked: bool) -> bool:
+    """Whether gradients are the same bits: where the call asks for it, or torch is set to it."""
+    return asked or torch.are_deterministic_algorithms_enabled()
 
 
 def _traced_plan(

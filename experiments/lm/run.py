@@ -12,7 +12,7 @@ from experiments.lm.result import summary
 from experiments.lm.session import Session
 from experiments.lm.settings import Settings, refuse_memory
 from experiments.lra.training import checkpoint
-from experiments.lra.training.device import reset_memory
+from experiments.lra.training.device import reset_memory, same_bits
 from experiments.lra.training.distributed import join
 from experiments.lra.training.journal import Progress
 from experiments.lra.training.result import read_result, refuse_other_settings
@@ -47,5 +47,5 @@ def train(settings: Settings, command: str = "", begun: float | None = None) -> 
     corpus = read_corpus(settings, group)
     reset_memory(group.device)
     lock = checkpoint.locked(settings.folder) if group.leads else nullcontext()
-    with lock, explained_memory(settings):
+    with lock, same_bits(settings.deterministic), explained_memory(settings):
         return Session(settings, group, corpus, progress, begun, command).run()

@@ -29,8 +29,8 @@ POSITIVE = "lr eps clip minutes"
 PATHS = "runs cache_dir"
 OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes"
 # What may change between sessions of a run, and does not change its result but by rounding.
-FREE = "device micro_batch eval_every checkpoint_every minutes compile graph runs cache_dir".split()
-FREE += ["keep"]
+FREE = "device micro_batch eval_every checkpoint_every minutes compile graph".split()
+FREE += "deterministic runs cache_dir keep".split()
 # What two runs of a table may differ in beside the columns of their rows.
 RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
 LAYERS = "layers"  # of compile: every block by itself
@@ -78,6 +78,7 @@ class Settings:
     name: str | None
     runs: str
     cache_dir: str
+    deterministic: bool = False  # not in the files of older runs
 
     @property
     def sizes(self) -> Sizes:
@@ -168,6 +169,7 @@ def _check(values: dict[str, Any]) -> None:
     kinds = {"least": COUNTS, "positive": POSITIVE, "paths": PATHS, "choices": choices}
     check_options(values, optional=OPTIONAL, **kinds)
     check_training(values)
+    flag_or_null("deterministic", values["deterministic"])
     for name in ("mask_share", "dropout"):
         share = values[name]
         if not isinstance(share, int | float) or not 0 <= share < 1:

@@ -15,7 +15,7 @@ ALONE = "alone"  # the workload of a measured step
 # Settings that runs of one cell may differ in.
 FREE = set(
     "seed data_seed name minutes device data_dir cache_dir runs init_from micro_batch eval_batch "
-    "log_every checkpoint_every compile graph tensorboard scaled".split()
+    "log_every checkpoint_every compile graph deterministic tensorboard scaled".split()
 )
 
 

@@ -31,7 +31,11 @@ COUNTS = {  # the least value of whole numbers
 }
 POSITIVE = "lr eps clip minutes stop_at"  # numbers above 0
 PATHS = "runs init_from data_dir cache_dir"
-FLAGS = {"": "tensorboard data_only", "model": "rotary causal", "task": "generate"}  # or null
+FLAGS = {  # or null
+    "": "deterministic tensorboard data_only",
+    "model": "rotary causal",
+    "task": "generate",
+}
 OPTIONAL = (
     "micro_batch eval_batch val_examples checkpoint_every clip minutes stop_at pretrain init_head"
     " init_from"
@@ -46,8 +50,8 @@ CHOICES = {
 IMAGES = ("image", *PATHFINDER)  # tasks
 # What may change between sessions of a run: it changes no result except by rounding.
 FREE = (
-    "device micro_batch eval_batch log_every checkpoint_every minutes compile graph tensorboard "
-    "runs name data_dir cache_dir data_only"
+    "device micro_batch eval_batch log_every checkpoint_every minutes compile graph deterministic "
+    "tensorboard runs name data_dir cache_dir data_only"
 ).split()
 
 
@@ -95,6 +99,7 @@ class Settings:
     cache_dir: str
     data_only: bool
     tensorboard: bool | None
+    deterministic: bool = False
     scaled: dict[str, tuple[Any, Any]] = field(default_factory=dict, compare=False)
 
     @property
@@ -128,6 +133,7 @@ class Settings:
 
 
 FIELDS = {field.name for field in dataclasses.fields(Settings)} - {"scaled"}
+LATER = {"deterministic"}  # fields that older runs have not
 
 
 def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
@@ -211,7 +217,7 @@ def check_fields(values: Mapping[Any, Any]) -> None:
     """Raises ValueError unless the keys are exactly the settings of a run."""
     if unknown := sorted(str(name) for name in values.keys() - FIELDS):
         choose("setting", unknown[0], sorted(FIELDS))
-    if missing := sorted(FIELDS - values.keys()):
+    if missing := sorted(FIELDS - LATER - values.keys()):
         raise ValueError(f"the setting {', '.join(missing)} is missing")
 
 

@@ -1,9 +1,11 @@
-"""The device of a run: autocast, random state, memory, and CUDA graphs."""
+"""The device of a run: autocast, random state, the order of sums, memory, and CUDA graphs."""
 
 import gc
+import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +36,27 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """Inside, sums have a fixed order in torch, in compiled code and in sparseflash, if `wanted`.
+
+    Then an operator that has no such order raises RuntimeError, which names it.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # which takes time
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]
 
 
 # ---- memory

@@ -10,7 +10,7 @@ from experiments.lra.tasks.task import SPLITS, Task
 from experiments.lra.training import checkpoint, session
 from experiments.lra.training.config import PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, fingerprint, load_data
-from experiments.lra.training.device import MIB, peak_mib, reset_memory
+from experiments.lra.training.device import MIB, peak_mib, reset_memory, same_bits
 from experiments.lra.training.distributed import Group, join
 from experiments.lra.training.evaluate import Evaluator, Objective, Recorded, objective_of
 from experiments.lra.training.journal import Progress
@@ -59,7 +59,7 @@ def train(settings: Settings, command: str = "") -> dict[str, Any]:
         progress.say(f"{task.name} ({task.source}) is ready in {settings.cache_dir}")
         return {}
     lock = checkpoint.locked(settings.folder) if group.leads else nullcontext()
-    with lock, explained_memory(settings, task.length, group):
+    with lock, same_bits(settings.deterministic), explained_memory(settings, task.length, group):
         return Session(settings, group, task, progress, begun, command).run()
 
 

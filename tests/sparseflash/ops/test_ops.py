@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 import sparseflash
+from sparseflash.attention import attention_of_qkv
 from sparseflash.backends.protocol import TermTensors
 from sparseflash.ops import attention as ops
 from sparseflash.testing import assert_close, make_qkv, relative_error
@@ -225,6 +226,52 @@ def test_dispatch_mode_sees_the_operators():
     with Recorder():
         attend(*small()).sum().backward()
     assert {"sparseflash.forward.default", "sparseflash.backward.default"} <= set(seen)
+
+
+@pytest.mark.parametrize("name", ["attention", "plan", "explain"])
+def test_torch_can_ask_for_deterministic_gradients(name, monkeypatch):
+    """Set as a whole with torch.use_deterministic_algorithms, in place of the argument."""
+    module, seen = import_module("sparseflash.attention"), []
+    checked = module._checked
+
+    def spy(q, k, v, mask, call, *rest, **options):
+        seen.append(call[2])
+        return checked(q, k, v, mask, call, *rest, **options)
+
+    monkeypatch.setattr(module, "_checked", spy)
+    qkv = small(37)  # which no other call has planned
+    for asked in (True, False):
+        monkeypatch.setattr("torch.are_deterministic_algorithms_enabled", lambda asked=asked: asked)
+        given = (masks.local(5), *qkv) if name == "plan" else (*qkv, masks.local(5))
+        getattr(sparseflash, name)(*given)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_traced_call_is_as_deterministic_as_torch(whole):
+    seen = []
+
+    def noted(graph, inputs):
+        for node in graph.graph.nodes:
+            if "sparseflash" in str(node.target):
+                names = [argument.name for argument in node.target.default._schema.arguments]
+                seen.append(node.args[names.index("deterministic")])
+        return graph.forward
+
+    def call(qkv):
+        if whole:
+            return attention_of_qkv(qkv, 2, MASK)
+        return attend(*(t.transpose(1, 2) for t in qkv.split(2, dim=2)))
+
+    compiled = torch.compile(call, backend=noted, fullgraph=True)
+    qkv = torch.randn(1, small()[0].shape[2], 6, 8, requires_grad=True)
+    compiled(qkv)
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled(qkv)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [False, True]
 
 
 def test_tensor_subclass_meets_the_operator():

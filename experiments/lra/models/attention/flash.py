@@ -23,18 +23,13 @@ class Flash(Attention):
         runs the same blocks for all lengths. "skip" makes the block lists of every sequence on the
         device, once a step, and leaves its padding out. "auto" skips where the length is a
         multiple of 128 and at least 1024.
-    backend, deterministic: as in `sparseflash.attention`.
+    backend: of sparseflash.
     """
 
     mask: Mask | None = None
 
     def __init__(
-        self,
-        *,
-        padding: Literal["auto", "hide", "skip"] = "auto",
-        backend: str = "auto",
-        deterministic: bool = False,
-        **sizes,
+        self, *, padding: Literal["auto", "hide", "skip"] = "auto", backend: str = "auto", **sizes
     ):
         super().__init__(**sizes)
         if padding == "skip" and self.length % BLOCK:
@@ -45,7 +40,7 @@ class Flash(Attention):
         fits = self.length % BLOCK == 0 and self.length >= SHORTEST
         self.padding = "skip" if padding == "skip" or (padding == "auto" and fits) else "hide"
         self.without_plan = padding  # "auto" hides inside torch.compile
-        self.backend, self.deterministic = backend, deterministic
+        self.backend = backend
         if self.causal:
             self.mask = masks.causal()
 
@@ -58,7 +53,6 @@ class Flash(Attention):
         return sparseflash.BlockSparseAttention(
             dim, self.heads, head_dim=self.head_dim, mask=self.mask, bias=bias, rotary=rotary,
             dropout=self.dropout, padding=self.padding, backend=self.backend,
-            deterministic=self.deterministic,
         )  # fmt: skip
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Tensor | Schedule:
@@ -76,8 +70,7 @@ class Flash(Attention):
 
     @property
     def _options(self) -> dict[str, Any]:
-        flags = {"backend": self.backend, "deterministic": self.deterministic}
-        return {"dropout_p": self.dropout_p, **flags}
+        return {"dropout_p": self.dropout_p, "backend": self.backend}
 
 
 @register("sparse", label="block-sparse", style=("#D55E00", "D", "-"))

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
-import sparseflash
 from experiments.lra.models.attention import NAMES, Attention, make_attention, options_of
 from experiments.lra.models.attention.base import budget
 from experiments.lra.models.attention.flash import default_mask
@@ -209,21 +208,4 @@ def test_errors(name, options, message):
 def test_options_are_those_of_the_class():
     assert options_of("reformer") == {"bucket": None, "hashes": 2}
     assert options_of("standard") == {}
-    flash = {"padding": "auto", "backend": "auto", "deterministic": False}
-    assert options_of("flash") == flash and options_of("sparse") == flash | {"mask": None}
-
-
-@pytest.mark.parametrize("name", ["flash", "sparse"])
-def test_deterministic_gradients_are_asked_for(name, monkeypatch):
-    """In every call, and of the layer that has the projections too."""
-    layer = make(name, deterministic=True)
-    asked, attention = [], sparseflash.attention
-
-    def spy(*given, **options):
-        asked.append(options["deterministic"])
-        return attention(*given, **options)
-
-    monkeypatch.setattr(sparseflash, "attention", spy)
-    layer(*inputs(name), None)
-    assert asked == [True]
-    assert layer.with_projections(H * D, bias=True, rotary=None).deterministic is True
+    assert options_of("flash") == {"padding": "auto", "backend": "auto"}
