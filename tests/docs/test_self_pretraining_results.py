@@ -140,6 +140,8 @@ def test_the_runs_of_the_neighbourhood_are_those_of_the_page():
     shown += f" With contours of 14 it is {dense.removeprefix('-')} points behind dense attention,"
     assert f"{shown} and level with the default mask ({default})." in text
     assert f"The neighbourhood, {last.density:.1f} % of its blocks: " in text
+    pixels = near["sparse-neighborhood-32x32-11-5ae152"]
+    assert f"The row of its pixels, {pixels.accuracy:.1f} %, is that of a second run" in text
 
 
 def test_the_tables_with_the_mean_of_the_pixels_follow_from_the_rows(growing):
