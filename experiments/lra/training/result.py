@@ -10,6 +10,7 @@ from experiments.common.devices import device_name
 from experiments.common.files import write_whole
 from experiments.common.provenance import code_version, now
 from experiments.lra.models import dropout as hidden
+from experiments.lra.models.attention.registry import options_of
 from experiments.lra.tasks.task import Task
 from experiments.lra.training.checkpoint import CHECKPOINT
 from experiments.lra.training.config import CONFIG, Settings
@@ -92,10 +93,16 @@ def refuse_other_settings(settings: Settings) -> None:
 
 
 def _differences(name: str, old: Any, new: Any) -> list[str]:
-    """What differs, such as "model.dim 64 -> 32": of a table only the settings that do."""
+    """What differs, such as "model.dim 64 -> 32": of a table only the settings that do.
+
+    Older runs lack the settings that came after them. They had the default of an option of the
+    attention, and what null means elsewhere.
+    """
     if not isinstance(old, dict) or not isinstance(new, dict):
         return [] if old == new else [f"{name} {old} -> {new}"]
-    pairs = {key: (old.get(key, "missing"), new.get(key, "missing")) for key in {**old, **new}}
+    if name == "attention" and old.get("name") == new["name"]:
+        old, new = (options_of(new["name"]) | table for table in (old, new))
+    pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return [text for key, pair in pairs.items() for text in _differences(f"{name}.{key}", *pair)]
 
 

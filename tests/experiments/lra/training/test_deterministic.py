@@ -1,17 +1,13 @@
 """Runs with deterministic=true, whose sums have the same order in every run."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from experiments.lra.models.attention import NAMES as ATTENTIONS
-from experiments.lra.training.config import read_settings
 from experiments.lra.training.device import same_bits
 from experiments.lra.training.step import Trainer
-from tests.experiments.lra.training.cases import settings
 
 
 def modes():
@@ -44,13 +40,3 @@ def test_every_attention_trains_so(attention, ran, monkeypatch):
     ran(attention=attention, name="deterministic", deterministic="true", steps=2, eval_every=2)
     assert set(seen) == {(True, False)}
     assert modes() == (False, True)
-
-
-def test_a_run_from_before_the_option_is_read_and_goes_on(tmp_path):
-    run = settings(tmp_path, deterministic="true")
-    assert run.deterministic and run.identity() == settings(tmp_path).identity()
-    values = run.values()
-    del values["deterministic"]
-    path = Path(tmp_path, "config.yaml")
-    OmegaConf.save(values, path)
-    assert read_settings(path) == settings(tmp_path)
