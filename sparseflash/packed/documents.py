@@ -64,7 +64,7 @@ def documents(
     # one with several documents all blocks of the first and of the last one may be partial. Each
     # document is the first or last of one such row.
     ahead = prefix is not None or not causal
-    edges = 2 + diagonal * (1 + (left < n) + ahead) + (left < n) + shared + (prefix is not None)
+    edges = 2 + diagonal * (1 + (left < n) + ahead) + (left < n)
     room = rows * edges + (1 + ahead) * (cols + 2 * rows) + shared * cols
     most = rows * cols if ahead else touching(n, block_size)
     if not shared and prefix is None:

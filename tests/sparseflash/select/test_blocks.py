@@ -209,6 +209,12 @@ def test_always_alone_may_differ_from_head_to_head():
     assert np.array_equal(found.codes != -2, always.build(64, 64, 16, heads=2).layout() > 0)
 
 
+def test_a_share_of_many_equal_blocks():
+    """0.07 * 100 rounds to more than 7, and a sort that is not stable mixes as many blocks."""
+    picked = select.top_k(0.07, block_size=16)(*torch.zeros(2, 1, 1, 1600, 16))
+    assert torch.equal(picked.codes != -2, (torch.arange(100) < 7).expand_as(picked.codes))
+
+
 Q, K, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)
 GATE = select.Gate(1, 8)
 NAN = float("nan")
