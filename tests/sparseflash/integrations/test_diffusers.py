@@ -191,6 +191,14 @@ def test_layers_that_say_so_are_cross_attention_at_any_length():
     torch.testing.assert_close(found, model(video, torch.tensor([3]), text).sample)
 
 
+def test_sequences_of_two_lengths_stay_dense():
+    model, _ = made(wan)
+    backend = use(model, NEAR).blocks[0].attn1.processor._attention_backend
+    q, k = torch.randn(2, LATENTS, 2, 8), torch.randn(2, TEXT, 2, 8)
+    run = dispatch.dispatch_attention_fn
+    torch.testing.assert_close(run(q, k, k, backend=backend), run(q, k, k))
+
+
 def test_models_keep_masks_of_their_own_apart():
     (first, call), (second, _) = made(wan), made(wan)
     expected = results(use(first, NEAR), call)[0]

@@ -227,6 +227,16 @@ def test_images_and_videos(name, sizes, text):
     torch.testing.assert_close(found, model(images)[0])
 
 
+@pytest.mark.parametrize("causal, queries", [*product([True, False], [1, 8])])
+def test_a_module_without_a_mask_says_whether_it_is_causal(causal, queries):
+    module = torch.nn.Module()
+    module.is_causal = causal
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    given = module, q[:, :, -queries:], k, v, None
+    found, expected = (transformers.AttentionInterface()[x](*given)[0] for x in ("sparse", "sdpa"))
+    torch.testing.assert_close(found, expected)
+
+
 def test_functions_that_transformers_does_not_make_are_evaluated():
     create = transformers.masking_utils.create_causal_mask
     config = sparse.use(make("llama"), "dilated(30, 3)").config
