@@ -9,6 +9,7 @@ import torch
 
 import masks
 from sparseflash import attention, select
+from sparseflash.integrations.tensors import mask_of_tensor
 
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 pytest.importorskip("diffusers", minversion="0.42")
@@ -245,6 +246,12 @@ def test_causality_padding_and_dropout_of_a_call():
         run(q, k, v, attn_mask=torch.randn(20, 20)[None, None], backend=backend)
     with pytest.raises(ValueError, match="context parallel"):
         run(q, k, v, backend=backend, parallel_config=object())
+
+
+def test_padding_in_four_extents_is_that_of_two():
+    """It becomes no array of all pairs of tokens."""
+    real = torch.arange(20) < torch.tensor([[20], [9]])
+    assert mask_of_tensor(real[:, None, None], 20) == mask_of_tensor(real, 20)
 
 
 def test_what_does_not_fit_is_refused():

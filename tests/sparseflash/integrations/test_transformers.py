@@ -312,7 +312,7 @@ def test_a_pattern_that_is_defined_again_is_made_again(own_patterns):
         (lambda: sparse.use(make("llama"), "lokal(5)"), "did you mean local"),
         (lambda: sparse.use(make("llama")).generate(words(), cache_implementation="static",
             max_new_tokens=3, min_new_tokens=3), "static.*dynamic cache"),
-        (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.randn(2, 1, N, N)),
+        (lambda: sparse.use(make("llama"))(words(), attention_mask=-torch.rand(2, 1, N, N)),
             "attention_mask is a bias.*booleans"),
         (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.ones(2, N, N)),
             rf"attention_mask has shape \(2, {N}, {N}\); pass \(batch, tokens\)"),
