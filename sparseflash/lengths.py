@@ -99,13 +99,12 @@ def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
     """
     if not any(term_options(terms)):
         return padding
-    if padding == "hide" or not skippable(mask, n_q, n_k):
+    if not skippable(mask, n_q, n_k):
         raise ValueError(
             f"lengths with terms.softcap, slopes or bias take None or a Mask, the same for every"
-            f" batch entry, and N_q = N_k, a multiple of {BLOCK}, without padding=hide; got a mask"
-            f" of type {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
-            f" N_k {n_k}, padding={padding}: pad to that, or pass an array as mask that has the"
-            " lengths"
+            f" batch entry, and N_q = N_k, a multiple of {BLOCK}; got a mask of type"
+            f" {type(mask).__name__} and batch {getattr(mask, 'batch', None)}, N_q {n_q},"
+            f" N_k {n_k}: pad to that, or pass an array as mask that has the lengths"
         )
     return "skip"
 

@@ -67,7 +67,7 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
     """
     from scipy.sparse import issparse
 
-    if not issparse(matrix) or matrix.ndim != 2 or 0 in matrix.shape:
+    if not issparse(matrix) or matrix.ndim != 2:
         shape = getattr(matrix, "shape", None)
         raise ValueError(
             f"matrix is {type(matrix).__name__} of shape {shape}: give a sparse one (n_q, n_k)"

@@ -69,6 +69,8 @@ def test_panels(tmp_path: Path):
     share = 100 * np.array(blocks.reach(causal=True).upper)
     assert np.allclose(curve.lines[0].get_ydata(), share)
     assert len(masks.local(9).build(100, 60).draw(panels=True).figure.axes) == 2  # no layers
+    with pytest.raises(ValueError, match="ax is given, and panels makes a figure: leave one"):
+        blocks.draw(ax=ax, panels=True)
 
 
 def test_a_thin_diagonal_survives():

@@ -91,6 +91,12 @@ def test_a_name_is_taken_once():
         def causal():
             return masks.dense()
 
+    with pytest.raises(ValueError, match=r"'shift' is the name of masks\.transforms\.\w+\.shift"):
+
+        @masks.pattern()
+        def shift():
+            return masks.dense()
+
     for _ in range(2):  # as when a notebook runs a cell again
 
         @masks.pattern(short="mine")

@@ -10,6 +10,8 @@ LOCAL, BUTTERFLY = masks.local(5), masks.butterfly(16)
 def test_heads_compose():
     mask = masks.heads(LOCAL, BUTTERFLY) & masks.causal() | masks.heads(*[LOCAL] * 3)
     assert mask.build(50, block_size=16).heads == 6
+    nested = masks.heads(masks.heads(*[LOCAL] * 3), BUTTERFLY)
+    assert nested.build(50, block_size=16).heads == 6
     two = masks.heads(LOCAL, masks.random_blocks(count=1, block=16, per_head=True))
     assert two.build(64, heads=4).heads == 4
 

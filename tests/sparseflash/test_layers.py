@@ -100,12 +100,11 @@ def double(module, inputs, output):
 
 @pytest.mark.parametrize("change", ["adapter", "hook"])
 def test_cross_attention_goes_through_what_is_in_the_place_of_the_projection(change):
-    layer = make(kv_heads=2)
+    layer, x = make(kv_heads=2), tokens()
     if change == "adapter":
         layer.qkv = Adapter(layer.qkv)
     else:
         layer.qkv.register_forward_hook(double)
-    x = tokens()
     found, wanted = layer(x, context=x), layer(x)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(gradients_of(layer, t) for t in (found, wanted)))
@@ -389,6 +388,7 @@ LAYER, OF_BLOCKS, X = make(), make(mask=masks.local(3).build(128)), tokens()
         (lambda: Rotary(base="1e4"), "base is '1e4'; it must be a finite number above 1"),
         (lambda: Rotary(fraction="half"), r"fraction is 'half'; it must be a number in \(0, 1\]"),
         (lambda: Rotary(fraction=1.5), "fraction is 1.5"),
+        (lambda: Rotary(fraction=0.0), "fraction is 0.0"),
         (lambda: Rotary(fraction=0.5)(torch.ones(1, 2, 1, 6)), "turns 3 of 6 features"),
         (lambda: Rotary(fraction=0.01)(torch.ones(1, 2, 1, 6)), "turns 0 of 6 features"),
         (lambda: Rotary()(torch.ones(4, 4, 6)), r"x is torch.float32 of shape \(4, 4, 6\); pass"),

@@ -152,7 +152,7 @@ def test_attention_and_gradients(mask, how):
 
 def test_the_public_call_takes_either_way():
     options = {"backend": "cpu", "dropout_p": 0.3, "seed": 5, "deterministic": True}
-    for n, how in ((1024, "skip"), (1000, "hide")):
+    for n, how in ((1024, "skip"), (896, "hide")):
         q, k, v = (t.detach() for t in leaves(n, n, 1, 1, torch.float32))
         given = (q, k, v, masks.local(50))
         out = sparseflash.attention(*given, lengths=FEW, **options)

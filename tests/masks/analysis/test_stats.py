@@ -151,6 +151,11 @@ def test_slices():
         stats(blocks, head=3)
 
 
+def test_those_of_an_expression():
+    mask, given = masks.random_blocks(0.3, per_head=True), (100, 60, (16, 32))
+    assert mask.stats(*given, heads=2) == mask.build(*given, heads=2).stats()
+
+
 def test_butterfly_is_a_hypercube():
     for log in (2, 5, 8, 10):
         blocks = masks.butterfly(16).build(16 << log, block_size=16)
@@ -177,6 +182,7 @@ def test_prints_a_table():
     assert "spectral gap   none: not symmetric" in text
     nothing = stats((masks.local(0) - masks.local(0)).build(64, block_size=16))
     assert "64 (0-63)" in str(nothing) and nothing.waste == float("inf")
+    assert nothing.bandwidth is None
 
 
 def test_intervals():

@@ -41,6 +41,8 @@ def test_scipy_zeros_and_repetitions():
     assert interop.from_scipy(sparse.csr_array((40, 30), dtype=bool), 16).nnz == 0
     with pytest.raises(ValueError, match="matrix is ndarray of shape"):
         interop.from_scipy(dense)
+    with pytest.raises(ValueError, match="n_k is 0: give an integer >= 1"):
+        interop.from_scipy(sparse.csr_array((40, 0)))
     with pytest.raises(ValueError, match="the allowed pairs would take"):
         interop.to_scipy(masks.causal().build(1 << 20))
 

@@ -68,7 +68,7 @@ def test_queries_of_two_query_blocks(backend):
 
 
 @both
-@pytest.mark.parametrize("splits", [1, 2, 40])
+@pytest.mark.parametrize("splits", [1, 2, 256])
 def test_parts_that_have_no_keys(splits, backend):
     agree(Step(1, 150, 32, (150, 0), None, heads=1, kv_heads=1, splits=splits), backend)
 
@@ -127,14 +127,33 @@ def test_selections_for_each_step(heads, backend):
         assert_close(found[1], lse, name="lse")
 
 
+@both
+def test_selections_of_one_form_are_told_apart(backend):
+    q, k, v = make_qkv(1, 2, 1, 64, 16)
+    for seed in range(2):
+        picked = select.top_k(1, block_size=16)(q, make_qkv(1, 2, 1, 64, 16, seed=seed)[1])
+        found = sparseflash.decode(q, k, v, picked, backend=backend)
+        expected = oracle(q, k, v, torch.from_numpy(picked.to_block_mask().to_dense()))[0]
+        assert_close(found, expected, name=f"out with seed {seed}")
+
+
+@both
+def test_queries_with_strides(backend):
+    q, k, v = make_qkv(1, 2, 4, 64, 16)
+    apart = q.mT.contiguous().mT
+    found, expected = (sparseflash.decode(x, k, v, backend=backend) for x in (apart, q))
+    assert torch.equal(found, expected)
+
+
 def test_what_a_step_keeps_counts_in_the_cache():
     sparseflash.clear_cache()
     q, k, v = make_qkv(1, 2, 64, 256, 16)
     sparseflash.decode(q, k, v)
     assert not cache.bytes
     picked = select.top_k(2, block_size=(64, 64))(q, k)
+    plan = sparseflash.plan(picked, q, k, v, backend="cpu")
     before = cache.bytes
-    sparseflash.decode(q, k, v, picked)
+    sparseflash.decode(q, k, v, plan)
     assert cache.bytes > before
 
 

@@ -227,6 +227,16 @@ def test_images_and_videos(name, sizes, text):
     torch.testing.assert_close(found, model(images)[0])
 
 
+@pytest.mark.parametrize("causal, queries", [*product([True, False], [1, 8])])
+def test_a_module_without_a_mask_says_whether_it_is_causal(causal, queries):
+    module = torch.nn.Module()
+    module.is_causal = causal
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    given = module, q[:, :, -queries:], k, v, None
+    found, expected = (transformers.AttentionInterface()[x](*given)[0] for x in ("sparse", "sdpa"))
+    torch.testing.assert_close(found, expected)
+
+
 def test_functions_that_transformers_does_not_make_are_evaluated():
     create = transformers.masking_utils.create_causal_mask
     config = sparse.use(make("llama"), "dilated(30, 3)").config
@@ -302,7 +312,7 @@ def test_a_pattern_that_is_defined_again_is_made_again(own_patterns):
         (lambda: sparse.use(make("llama"), "lokal(5)"), "did you mean local"),
         (lambda: sparse.use(make("llama")).generate(words(), cache_implementation="static",
             max_new_tokens=3, min_new_tokens=3), "static.*dynamic cache"),
-        (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.randn(2, 1, N, N)),
+        (lambda: sparse.use(make("llama"))(words(), attention_mask=-torch.rand(2, 1, N, N)),
             "attention_mask is a bias.*booleans"),
         (lambda: sparse.use(make("llama"))(words(), attention_mask=torch.ones(2, N, N)),
             rf"attention_mask has shape \(2, {N}, {N}\); pass \(batch, tokens\)"),

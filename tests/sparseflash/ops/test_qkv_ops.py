@@ -7,6 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import masks
 from sparseflash import BlockSparseAttention, Rotary, select
+from sparseflash.attention import attention_of_qkv
 from sparseflash.ops.qkv import parts
 from sparseflash.terms import term_options
 from tests.op_cases import BACKENDS
@@ -121,6 +122,12 @@ def test_no_gradient_takes_the_plain_operator():
     layer, x = BlockSparseAttention(16, 2, mask=MASK), torch.randn(2, 70, 16)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x), layer(x))
+
+
+def test_a_compiled_call_follows_autocast():
+    call = torch.compile(attention_of_qkv, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(tensor().requires_grad_(), 1, MASK).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("backend", [0, "fastest"])

@@ -111,6 +111,14 @@ def test_one_token_a_document(causal):
     assert np.array_equal(found.to_block_mask().to_dense()[0, 0], np.eye(128, dtype=bool))
 
 
+def test_joins_a_mask_of_many_tiles():
+    """Each tile belongs to one block, so it meets one tile of the mask: the products are few."""
+    other = masks.strided(37)
+    joined = packed.documents(torch.arange(0, 4001, 100), 4000, block_size=64) & other
+    expected = masks.documents([100] * 40) & other
+    assert joined.to_block_mask() == expected.build(4000, 4000, 64)
+
+
 OFFSETS = torch.tensor([0, 30, 64])
 REFUSED = {
     "a list": (([0, 30, 64], 64), {}, "cu_seqlens is a list: give a tensor on the device of q"),

@@ -202,11 +202,24 @@ def test_block_mask_as_within_and_array_per_batch():
         assert (dense_of(found, 2, 2) == array).all()
 
 
+def test_masks_of_one_kind_are_told_apart():
+    q, k, _ = make_qkv(1, 1, 64, 64, 16)
+    for within in (masks.local(3), masks.local(30)):
+        found = select.top_k(1.0, block_size=16, within=within)(q, k)
+        assert found.to_block_mask() == within.build(64, block_size=16)
+
+
 def test_always_alone_may_differ_from_head_to_head():
     q, k, _ = make_qkv(1, 2, 64, 64, 16)
     always = masks.random_blocks(count=2, block=16, per_head=True)
     found = select.top_k(1, block_size=16, always=always)(q, k)
     assert np.array_equal(found.codes != -2, always.build(64, 64, 16, heads=2).layout() > 0)
+
+
+def test_a_share_of_many_equal_blocks():
+    """0.07 * 100 rounds to more than 7, and a sort that is not stable mixes as many blocks."""
+    picked = select.top_k(0.07, block_size=16)(*torch.zeros(2, 1, 1, 1600, 16))
+    assert torch.equal(picked.codes != -2, (torch.arange(100) < 7).expand_as(picked.codes))
 
 
 Q, K, _ = make_qkv(2, 4, 64, 64, 16, kv_heads=2)

@@ -1,5 +1,7 @@
 """Selections joined with masks and with each other, without waiting for the device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,8 @@ def test_with_each_other():
         token & select.moba(32, 2, 16)(q, k)
     with pytest.raises(ValueError, match="select with the same"):
         whole & select.top_k(1, block_size=32)(q, k)
+    with pytest.raises(ValueError, match="select with the same"):
+        whole & replace(whole, codes=whole.codes.to("meta"), bits=whole.bits.to("meta"))
     with pytest.raises(ValueError, match="heads 2 and 3"):
         whole & select.top_k(1, block_size=16)(*make_qkv(2, 3, 100, 100, 16)[:2])
     with pytest.raises(TypeError):

@@ -264,6 +264,14 @@ def test_what_other_options_do():
     assert text.startswith("picks become a selection: there is no dropout with lists for each")
 
 
+def test_the_gradient_of_the_lse_alone():
+    qkv = make_qkv(1, 2, 20, 20, 16, requires_grad=True)
+    picks = select.nsa(1, 16).picks(*qkv[:2])
+    out, lse = sparseflash.attention(*qkv, picks, return_lse=True, backend="triton")
+    expected = torch.autograd.grad(0 * out.sum() + lse.sum(), qkv, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(lse.sum(), qkv), expected)
+
+
 def test_no_second_derivative():
     q, k, v = make_qkv(1, 2, 16, 16, 16, requires_grad=True)
     picks = select.nsa(1, 16).picks(q, k)

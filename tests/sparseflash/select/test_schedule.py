@@ -115,8 +115,9 @@ def test_selection_of_other_inputs_is_refused():
         sparseflash.attention(q[:, :, :32], k, v, picked)
     with pytest.raises(ValueError, match="batch 2 and heads 2, q has 1 and 2"):
         sparseflash.attention(q[:1], k[:1], v[:1], picked)
-    with pytest.raises(ValueError, match="the selection is on cpu, q on meta"):
-        schedule_from_selection(picked, 64, 64, 2, 2, "meta")
+    for device in ("meta", "cpu:1"):
+        with pytest.raises(ValueError, match=f"the selection is on cpu, q on {device}"):
+            schedule_from_selection(picked, 64, 64, 2, 2, device)
 
 
 def test_the_schedule_of_a_mask_is_the_same():
