@@ -1,5 +1,7 @@
 """Published rows of self-pretraining: the tables of the pages follow from them."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -11,37 +13,57 @@ from experiments.lra.tasks.listops_trees import CHUNK, OPERATOR, OPERATORS, _chu
 PAGES = ROOT / "docs" / "results"
 
 
-@pytest.fixture(scope="module")
-def pretrained():
-    """The runs of self-pretraining by folder, without its seed."""
-    runs = read_runs(str(PAGES / "lra" / "spt.jsonl.gz"))
-    assert len(runs) == 32
+@cache
+def places(archive):
+    """The runs of an archive by folder, without its seed."""
+    runs = read_runs(str(PAGES / "lra" / f"{archive}.jsonl.gz"))
     return {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
 
 
-# folder of the runs, density, and whether the times of a step are shown, by page
+@pytest.fixture(scope="module")
+def pretrained():
+    """Those of self-pretraining in few steps."""
+    assert len(places("spt")) == 32
+    return places("spt")
+
+
+# archive, folder and name of the runs, density, and whether the times of a step are shown
 SPT = {
-    "image": ("image-rotary", "59.4", False),
-    "text": ("text4k-rotary", "21.7", True),
-    "listops": ("listops-rotary", "36.7", True),
+    ("image", "Self-pretraining"): ("spt", "image-rotary", "", "59.4", False),
+    ("text", "Self-pretraining"): ("spt", "text4k-rotary", "", "21.7", True),
+    ("text", "With a rate that falls"): ("spt_text", "text4k-rotary", "-short", "21.7", True),
+    ("listops", "Self-pretraining"): ("spt", "listops-rotary", "", "36.7", True),
 }
 
 
-@pytest.mark.parametrize("page", SPT)
-def test_the_tables_of_self_pretraining_follow_from_the_rows(pretrained, page):
-    text = section(page, "Self-pretraining")
-    folder, density, timed = SPT[page]
-    kinds = (f"{folder}/%s-scratch", f"{folder}/%s", f"{folder}-masked/%s")
-    flash, sparse = ([pretrained[kind % name] for kind in kinds] for name in ("flash", "sparse"))
-    for runs, name in ((flash, "FlashAttention |"), (sparse, f"block-sparse | {density}")):
+@pytest.mark.parametrize(("page", "heading"), SPT)
+def test_the_tables_of_self_pretraining_follow_from_the_rows(page, heading):
+    text = section(page, heading).partition("\n### ")[0]
+    archive, folder, name, density, timed = SPT[page, heading]
+    found = places(archive)
+    kinds = (f"{folder}/%s{name}-scratch", f"{folder}/%s{name}", f"{folder}-masked/%s{name}")
+    flash, sparse = ([found[kind % name] for kind in kinds] for name in ("flash", "sparse"))
+    for runs, start in ((flash, "FlashAttention |"), (sparse, f"block-sparse | {density}")):
         scratch, trained, tokens = (run.accuracy for run in runs)
         shown = f"{scratch:.1f} | {trained:.1f} | {trained - scratch:+.1f} | {tokens:.1f} |"
         shown += f" {runs[1].ms_per_step:.1f} |" if timed else ""
-        assert f"| {name} | {shown}\n" in text
+        assert f"| {start} | {shown}\n" in text
     shown = " | ".join(map(interval, sparse[:2], flash[:2]))
     last = f"{sparse[2].accuracy - flash[2].accuracy:+.1f} |"
     last += f" {sparse[1].ms_per_step - flash[1].ms_per_step:+.1f} |" if timed else ""
     assert f"| block-sparse less FlashAttention | | {shown} | | {last}\n" in text
+
+
+def test_what_a_falling_rate_is_worth_on_text_follows_from_the_rows():
+    text, names = section("text", "With a rate that falls"), ("flash", "sparse")
+    old, new = (
+        [places(archive)[f"text4k-rotary/{name}{more}"] for name in names]
+        for archive, more in (("spt", ""), ("spt_text", "-short"))
+    )
+    dense, ours = (interval(*pair).removeprefix("+") for pair in zip(new, old, strict=True))
+    assert f"have {dense} points less in the test with dense and {ours} with block-sparse" in text
+    tokens = [places("spt")[f"text4k-rotary-masked/{name}"].accuracy for name in names]
+    assert "more of the hidden bytes, {:.1f} and {:.1f} %, after".format(*tokens) in text
 
 
 def test_the_table_of_pathfinder_at_once_follows_from_the_rows(pretrained):
@@ -102,9 +124,8 @@ def check_contours(text, found, start, stages, last):
 
 def test_the_tables_of_contours_that_grow_follow_from_the_rows(pretrained):
     text = section("pathfinder", "Self-pretraining").partition("\n### ")[0]
-    runs = read_runs(str(PAGES / "lra" / "spt_pathfinder.jsonl.gz"))
-    places = {run.place.rpartition("runs/train/")[2].removesuffix("/seed0"): run for run in runs}
-    found = contours(places, "-max", len(runs))
+    runs = places("spt_pathfinder").values()
+    found = contours(places("spt_pathfinder"), "-max", len(runs))
     assert len(runs) == 12 and min(run.accuracy for run in runs) > 75
     pixels = {key: pretrained[f"pathfinder32-rotary-masked/{key}"] for key in NAMES_OF}
     last = {key: [f"{run.accuracy:.1f}"] for key, run in pixels.items()} | {"less": [""]}
