@@ -108,6 +108,7 @@ def test_the_sweeps_that_come_with_it():
         "spt_causal": 2,
         "spt_short": 24,
         "spt_text": 6,
+        "spt_listops": 6,
         "spt_text_short": 6,
         "spt_image": 6,
         "spt_pathfinder": 14,
