@@ -117,15 +117,15 @@ def pattern(
             return named(made, f"{kind}({', '.join(parts)})", kind, arguments, spelled)
 
         section = getattr(function, "__globals__", {}).get("SECTION", "Other")
-        again = False
-        for word in filter(None, (kind, short)):
+        again, words = False, list(filter(None, (kind, short)))
+        for word in words:
             taken = PATTERNS.get(word) or TRANSFORMS.get(word)
             again |= taken is not None
             if taken and _origin(taken.function) != _origin(function):  # else it is redefined
                 raise ValueError(
                     f"{word!r} is the name of {'.'.join(_origin(taken.function))}: take another"
                 )
-            names[word] = Entry(make, section, examples)
+        names.update(dict.fromkeys(words, Entry(make, section, examples)))
         for forget in _caches if again else ():
             forget()
         return make  # type: ignore[return-value]

@@ -97,6 +97,14 @@ def test_a_name_is_taken_once():
         def shift():
             return masks.dense()
 
+    with pytest.raises(ValueError, match=r"'local' is the name of"):
+
+        @masks.pattern(short="local")
+        def longer():
+            return masks.dense()
+
+    assert "longer" not in PATTERNS
+
     for _ in range(2):  # as when a notebook runs a cell again
 
         @masks.pattern(short="mine")
