@@ -99,7 +99,7 @@ class Settings:
     cache_dir: str
     data_only: bool
     tensorboard: bool | None
-    deterministic: bool = False
+    deterministic: bool = False  # not in the files of older runs
     scaled: dict[str, tuple[Any, Any]] = field(default_factory=dict, compare=False)
 
     @property
@@ -132,8 +132,8 @@ class Settings:
         return {name: value for name, value in self.values().items() if name not in FREE}
 
 
-FIELDS = {field.name for field in dataclasses.fields(Settings)} - {"scaled"}
-LATER = {"deterministic"}  # fields that older runs have not
+FIELDS = {field.name: field.default for field in dataclasses.fields(Settings)}
+del FIELDS["scaled"]
 
 
 def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
@@ -214,10 +214,11 @@ def read_settings(path: Path) -> Settings:
 
 
 def check_fields(values: Mapping[Any, Any]) -> None:
-    """Raises ValueError unless the keys are exactly the settings of a run."""
-    if unknown := sorted(str(name) for name in values.keys() - FIELDS):
+    """Raises ValueError unless the keys are the settings of a run, those with a default or not."""
+    if unknown := sorted(str(name) for name in values.keys() - FIELDS.keys()):
         choose("setting", unknown[0], sorted(FIELDS))
-    if missing := sorted(FIELDS - LATER - values.keys()):
+    needed = {name for name, default in FIELDS.items() if default is dataclasses.MISSING}
+    if missing := sorted(needed - values.keys()):
         raise ValueError(f"the setting {', '.join(missing)} is missing")
 
 

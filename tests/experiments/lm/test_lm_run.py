@@ -143,6 +143,7 @@ def test_bad_settings_are_one_line(settings):
         "context": (0, "give a whole number"),
         "runs": (0, "runs=0: give a path"),
         "compile": ("None", "compile='None': give layers, true, false or null"),
+        "deterministic": ("no", "deterministic='no': give true, false or null"),
         "weight_decay": ("x", "weight_decay='x': give a number, at least 0"),
         "tokenizer": ("bpe:3", "choose bytes, or bpe:SIZE"),
         "val_tokens": (3, r"give 32 \(context\) or more"),

@@ -28,6 +28,16 @@ def test_torch_is_set_to_it_inside_alone(error, monkeypatch):
     assert modes() == (False, True)
 
 
+def test_what_was_set_before_is_set_again():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with same_bits(True):
+            assert torch.get_deterministic_debug_mode() == 2
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_attention_trains_so(attention, ran, monkeypatch):
     seen, body = [], Trainer._body
