@@ -66,6 +66,49 @@ def test_what_a_falling_rate_is_worth_on_text_follows_from_the_rows():
     assert "more of the hidden bytes, {:.1f} and {:.1f} %, after".format(*tokens) in text
 
 
+def test_the_tables_of_a_larger_model_on_image_follow_from_the_rows():
+    text, found = section("image", "A larger model, with rates that fall"), places("spt_image")
+    same = {}
+    for attention, (name, density) in NAMES_OF.items():
+        run = found[f"image-rotary/{attention}-large"]
+        tokens = found[f"image-rotary-masked/{attention}-large"]
+        tested = f"{run.accuracy:.1f}" if run.complete else "not tested†"
+        val = {line["step"]: 100 * line["accuracy"] for line in run.of("val")}
+        shown = [f"{value:.1f}" for value in (max(val.values()), val[10_800], tokens.accuracy)]
+        assert line(name, density, tested, *shown, f"{tokens.ms_per_step:.1f}") in text
+        same[attention] = val[10_800], tokens.ms_per_step
+    dense, ours = found["image-rotary/flash-large"], found["image-rotary/sparse-large"]
+    assert f"† cut short after {ours.steps:,} of {ours.planned_steps:,} steps" in text
+    behind, share = same["flash"][0] - same["sparse"][0], same["sparse"][1] / same["flash"][1]
+    assert f"| {behind:.1f} points behind in validation after the same steps |" in text
+    assert f"| {100 * share:.0f} % of the time of a step of the pixels |" in text
+    above = interval(dense, places("spt")["image-rotary/flash"]).removeprefix("+")
+    assert f"{above} points above the small model." in text
+    lowest = min(dense.of("val"), key=lambda entry: entry["loss"])
+    assert f"validation loss is lowest after {lowest['step']:,} steps" in text
+
+
+def test_the_tables_of_a_falling_rate_on_listops_follow_from_the_rows():
+    text, found, old = section("listops", LISTOPS), places("spt_listops"), places("spt")
+    pairs = {}
+    for attention, (name, _) in NAMES_OF.items():
+        run, tokens = (found[f"listops-rotary{x}/{attention}-cosine"] for x in ("", "-masked"))
+        shown = [f"{value:.1f}" for value in (run.accuracy, tokens.accuracy, run.ms_per_step)]
+        assert line(name, "36.7" if attention == "sparse" else "", *shown) in text
+        pairs[attention] = run, tokens
+    (dense, dense_tokens), (ours, ours_tokens) = pairs.values()
+    last = [f"{ours_tokens.accuracy - dense_tokens.accuracy:+.1f}"]
+    last += [f"{ours.ms_per_step - dense.ms_per_step:+.1f}"]
+    name = "block-sparse less FlashAttention"
+    assert line(name, "", interval(ours, dense), *last) in text
+    assert f"{dense.accuracy:.1f} % dense, {ours.accuracy:.1f} % block-sparse | no |" in text
+    assert f"{100 * ours.ms_per_step / dense.ms_per_step:.0f} % of its time | no |" in text
+    before, scratch = (
+        interval(dense, old[f"listops-rotary/flash{x}"])[1:] for x in ("", "-scratch")
+    )
+    assert f"{before} above the same model with a constant rate, and {scratch} above it" in text
+
+
 def test_the_table_of_pathfinder_at_once_follows_from_the_rows(pretrained):
     text = section("pathfinder", "Contours of 14 at once")
     for attention in ("flash", "sparse"):
@@ -75,6 +118,7 @@ def test_the_table_of_pathfinder_at_once_follows_from_the_rows(pretrained):
         assert f"| {tokens.accuracy:.1f} | {shown}" in text
 
 
+LISTOPS = "With a rate that falls"  # a section of its page
 CONTOURS = {"c6": 6, "c9": 9, "c14": 14}
 STARTS = {"": "pretrained", "-scratch": "from scratch"}
 NAMES_OF = {"flash": ("FlashAttention", ""), "sparse": ("block-sparse", "59.4")}  # and density
@@ -198,7 +242,7 @@ def test_losses_and_aims_of_self_pretraining_on_listops_follow_from_the_rows(pre
     text = section("listops", "Self-pretraining")
     flash, sparse = (pretrained[f"listops-rotary/{name}"] for name in ("flash", "sparse"))
     result = f"{flash.accuracy:.1f} % dense, {sparse.accuracy:.1f} % block-sparse"
-    assert f"| 60 % with pretraining | {result} | no |\n" in text
+    assert f"| 60 % with pretraining | {result} | no, nor [" in text
     assert f"| {sparse.accuracy - flash.accuracy:.1f} points above |" in text
     assert f"| {100 * sparse.ms_per_step / flash.ms_per_step:.0f} % of its time | no |\n" in text
     for name, shortcut in (
@@ -219,7 +263,6 @@ def test_accuracies_by_the_first_operator_follow_from_the_rows(pretrained):
     roots = np.concatenate([flat[np.cumsum(n) - n] for (flat, n), _ in chunks])
     test = slice(98_000 - first * CHUNK, 100_000 - first * CHUNK)
     roots, labels = roots[test], np.concatenate([labels for _, labels in chunks])[test]
-    text = section("listops", "Self-pretraining")
 
     def shown(right):
         each = [100 * right[roots == OPERATOR + i].mean() for i in range(len(OPERATORS))]
@@ -228,11 +271,19 @@ def test_accuracies_by_the_first_operator_follow_from_the_rows(pretrained):
     rule = np.array([0, 9, 4, 8])[roots - OPERATOR] == labels  # most frequent values in training
     run = pretrained["listops-rotary/flash"]
     assert 100 * rule.mean() == pytest.approx(run.baselines["root operator"])
-    assert f"| shortcut: first operator alone | {shown(rule)} |\n" in text
-    for attention, name in (("flash", "FlashAttention"), ("sparse", "block-sparse")):
+    constant, falling = (section("listops", x) for x in ("Self-pretraining", LISTOPS))
+    for attention, (name, _) in NAMES_OF.items():
+        run = f"listops-rotary/{attention}"
         for start, how in (("-scratch", "from scratch"), ("", "pretrained")):
-            right = pretrained[f"listops-rotary/{attention}{start}"].correct
-            assert f"| {name}, {how} | {shown(right)} |\n" in text
+            assert line(f"{name}, {how}", shown(pretrained[run + start].correct)) in constant
+        right = places("spt_listops")[f"{run}-cosine"].correct
+        assert line(f"{name}, pretrained", shown(right)) in falling
+        if attention == "flash":
+            above = 100 * (right.astype(float) - rule)
+            half = 1.96 * above.std() / len(above) ** 0.5
+            assert f"{above.mean():.1f} ± {half:.1f} points above that rule" in falling
+    for text in (constant.partition("\n### ")[0], falling):
+        assert f"| shortcut: first operator alone | {shown(rule)} |\n" in text
 
 
 def section(page, heading):
