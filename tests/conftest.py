@@ -40,6 +40,14 @@ def pytest_unconfigure():
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect():
+    """What outlives the tests of a file is no garbage either: programs collect before they time."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nan_in_what_nobody_writes():
     with poisoned_empty():

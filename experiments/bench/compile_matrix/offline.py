@@ -168,6 +168,8 @@ def _launch(call: Call) -> None:
 
     forward = backend.plan_forward(problem, schedule)
     out, lse, _ = forward(q, k, v, seed, walk(forward.specs), terms)
+    if not call.backward:
+        return
     backward = backend.plan_backward(problem, schedule)
     dlse = torch.zeros_like(lse) if call.lse_gradient else None
     saved = Saved(q, k, v, out, lse, seed, terms)

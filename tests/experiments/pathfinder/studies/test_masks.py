@@ -164,49 +164,43 @@ def runs_of_sweep(name, last=None):
     return sweep_runs(sweep, ["device=cpu", "scale=full"])
 
 
-@pytest.fixture(scope="module")
-def runs():
-    return runs_of_sweep("path_masks")[3:]
-
-
-@pytest.fixture(scope="module")
-def path_x_runs():
-    return runs_of_sweep("path_x_masks")
-
-
-def test_every_run_starts_from_dense_attention_of_its_order(runs):
+@pytest.mark.slow
+def test_the_runs_of_pathfinder_start_from_dense_attention_of_their_order(tmp_path):
+    runs = runs_of_sweep("path_masks")
+    starts, runs = runs[:3], runs[3:]
     for run in runs:
         start = run.after.settings
         found = (start.attention["name"], start.label, start.steps)
         assert found == ("flash", "masks_start", 12000)
         assert start.task == run.settings.task and start.model == run.settings.model
+    assert (len(starts), len(runs)) == (3, 50)
+    has_every_family_at_equal_steps(tmp_path, runs, 1024, (1 / 4, 1 / 8))
 
 
-def test_runs_of_path_x_start_from_its_pretrained_model(path_x_runs):
+@pytest.mark.slow
+def test_the_runs_of_path_x_start_from_its_pretrained_model(tmp_path):
+    runs = runs_of_sweep("path_x_masks")
     *_, last = (run.settings for run in runs_of_sweep("spt_path_x", last="c14"))
-    for run in path_x_runs:
+    for run in runs:
         assert run.settings.init_from == last.folder.as_posix()
         assert run.settings.model == last.model
         same = ("name", "difficulty", "examples", "generate")
         assert [run.settings.task[x] for x in same] == [last.task[x] for x in same]
+    assert len(runs) == 25
+    has_every_family_at_equal_steps(tmp_path, runs, 16384, (1 / 8, 1 / 32))
 
 
-def test_the_sweeps_have_every_family_at_equal_steps(runs, path_x_runs):
-    for chosen, count in ((runs, 50), (path_x_runs, 25)):
-        assert len(chosen) == count and len({run.settings.folder for run in chosen}) == count
-        assert len({(run.settings.steps, run.settings.batch) for run in chosen}) == 1
-    assert len(FAMILIES) == 8
-
-
-@pytest.mark.parametrize("name", ["runs", "path_x_runs"])
-def test_masks_of_a_sweep_have_two_densities(tmp_path, name, request):
-    chosen = [run.settings for run in request.getfixturevalue(name) if run.settings.seed == 0]
-    length, densities = (1024, (1 / 4, 1 / 8)) if name == "runs" else (16384, (1 / 8, 1 / 32))
-    made = runs_of(tmp_path, *[(s.task["order"], s.mask or "", 0.5) for s in chosen], length=length)
+def has_every_family_at_equal_steps(root, runs, length, densities):
+    """And at two densities. What 16,384 pixels reach takes long, and a test of the docs sees it."""
+    assert len({run.settings.folder for run in runs}) == len(runs)
+    assert len({(run.settings.steps, run.settings.batch) for run in runs}) == 1
+    chosen = [run.settings for run in runs if run.settings.seed == 0]
+    made = runs_of(root, *[(s.task["order"], s.mask or "", 0.5) for s in chosen], length=length)
     found = points(made)
     assert {p.family for p in found} == {name for name, _ in FAMILIES.values()}
     for p in found[1:]:
         assert min(abs(p.density / wanted - 1) for wanted in densities) < 0.13, p
-    assert len(found) == 25 and all(p.depth == 2 for p in found if p.has_global)
+    assert len(found) == 25 and len(FAMILIES) == 8
+    assert length > 1024 or all(p.depth == 2 for p in found if p.has_global)
     sparser = [p.density < found[1].density / 1.5 for p in found if p.family == "window"]
     assert sparser == [False, False, True, True]  # of the two densities, the higher one first
