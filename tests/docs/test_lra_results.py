@@ -159,7 +159,7 @@ def test_the_code_of_archived_runs_is_that_of_a_commit(path):
 
 def test_block_sparse_runs_have_their_mask_and_its_density():
     runs = [run for path in ARCHIVES for run in read_runs(str(path)) if run.attention == "sparse"]
-    assert len(runs) == 151 and sum(run.reconstructed for run in runs) == 1
+    assert len(runs) == 152 and sum(run.reconstructed for run in runs) == 1
     for run in runs:
         assert run.length and run.density
         n = run.length + (run.config["recipe"] == "google")  # a class token

@@ -30,6 +30,13 @@ def pretrained():
 # archive, folder and name of the runs, density, and whether the times of a step are shown
 SPT = {
     ("image", "Self-pretraining"): ("spt", "image-rotary", "", "59.4", False),
+    ("image", "A larger model, with rates that fall"): (
+        "spt_image",
+        "image-rotary",
+        "-large",
+        "59.4",
+        True,
+    ),
     ("text", "Self-pretraining"): ("spt", "text4k-rotary", "", "21.7", True),
     ("text", "With a rate that falls"): ("spt_text", "text4k-rotary", "-short", "21.7", True),
     ("listops", "Self-pretraining"): ("spt", "listops-rotary", "", "36.7", True),
@@ -66,26 +73,31 @@ def test_what_a_falling_rate_is_worth_on_text_follows_from_the_rows():
     assert "more of the hidden bytes, {:.1f} and {:.1f} %, after".format(*tokens) in text
 
 
-def test_the_tables_of_a_larger_model_on_image_follow_from_the_rows():
-    text, found = section("image", "A larger model, with rates that fall"), places("spt_image")
-    same = {}
-    for attention, (name, density) in NAMES_OF.items():
-        run = found[f"image-rotary/{attention}-large"]
-        tokens = found[f"image-rotary-masked/{attention}-large"]
-        tested = f"{run.accuracy:.1f}" if run.complete else "not tested†"
-        val = {line["step"]: 100 * line["accuracy"] for line in run.of("val")}
-        shown = [f"{value:.1f}" for value in (max(val.values()), val[10_800], tokens.accuracy)]
-        assert line(name, density, tested, *shown, f"{tokens.ms_per_step:.1f}") in text
-        same[attention] = val[10_800], tokens.ms_per_step
-    dense, ours = found["image-rotary/flash-large"], found["image-rotary/sparse-large"]
-    assert f"† cut short after {ours.steps:,} of {ours.planned_steps:,} steps" in text
-    behind, share = same["flash"][0] - same["sparse"][0], same["sparse"][1] / same["flash"][1]
-    assert f"| {behind:.1f} points behind in validation after the same steps |" in text
-    assert f"| {100 * share:.0f} % of the time of a step of the pixels |" in text
-    above = interval(dense, places("spt")["image-rotary/flash"]).removeprefix("+")
-    assert f"{above} points above the small model." in text
-    lowest = min(dense.of("val"), key=lambda entry: entry["loss"])
-    assert f"validation loss is lowest after {lowest['step']:,} steps" in text
+def test_what_a_larger_model_is_worth_on_image_follows_from_the_rows():
+    text = section("image", "A larger model, with rates that fall")
+    found, small = places("spt_image"), places("spt")
+    kinds = [f"image-rotary/{name}" for name in NAMES_OF]
+    dense, ours = (found[f"{kind}-large"] for kind in kinds)
+    scratch = [found[f"{kind}-large-scratch"] for kind in kinds]
+    gains = [interval(found[f"{kind}-large"], small[kind]).removeprefix("+") for kind in kinds]
+    assert "dense attention {} and block-sparse attention {} points above".format(*gains) in text
+    assert f"| {interval(dense, ours).removeprefix('+')} points behind | no |\n" in text
+    assert f"| {100 * ours.ms_per_step / dense.ms_per_step:.0f} % of its time | no |\n" in text
+    behind = [small[kinds[0]].accuracy - small[kinds[1]].accuracy, dense.accuracy - ours.accuracy]
+    assert "is {1:.1f} points behind dense attention, where it is {0:.1f}".format(*behind) in text
+    ahead = scratch[1].accuracy - scratch[0].accuracy
+    assert f"From scratch, block-sparse attention is {ahead:.1f} points ahead." in text
+    ends = [100 * run.of("train")[-1]["accuracy"] for run in scratch]
+    assert f"{ends[1]:.0f} % at the end, where dense attention has {ends[0]:.0f} %." in text
+    old = interval(*(small[f"{kind}-scratch"] for kind in reversed(kinds))).removeprefix("+")
+    assert f"With the small model it is {old} ahead." in text
+    assert all(run.of("train")[-1]["accuracy"] > 0.998 for run in (dense, ours))
+    lowest = {min(run.of("val"), key=lambda entry: entry["loss"])["step"] for run in (dense, ours)}
+    assert [f"loss is lowest after {step:,} steps" in text for step in lowest] == [True]
+    best = [100 * max(entry["accuracy"] for entry in run.of("val")) for run in (dense, ours)]
+    assert "still rises to {:.1f} and {:.1f} %".format(*best) in text
+    minutes = sum(run.seconds for run in found.values()) / 60
+    assert f"The six runs took {minutes:.0f} minutes." in text
 
 
 def test_the_tables_of_a_falling_rate_on_listops_follow_from_the_rows():
