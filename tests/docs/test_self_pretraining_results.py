@@ -73,6 +73,61 @@ def test_what_a_falling_rate_is_worth_on_text_follows_from_the_rows():
     assert "more of the hidden bytes, {:.1f} and {:.1f} %, after".format(*tokens) in text
 
 
+# a line of the page of all tasks: link, archive, folder, the name of pretrained runs, aim
+OVERVIEW = [
+    ("Text", "text.md#with-a-rate-that-falls", "spt_text", "text4k-rotary", "-short", 88),
+    (
+        "Image",
+        "image.md#a-larger-model-with-rates-that-fall",
+        "spt_image",
+        "image-rotary",
+        "-large",
+        80,
+    ),
+    (
+        "Pathfinder",
+        "pathfinder.md#self-pretraining",
+        "spt_pathfinder",
+        "pathfinder32-rotary",
+        "-c14-max",
+        92,
+    ),
+    ("ListOps", "listops.md#self-pretraining", "spt", "listops-rotary", "", 60),
+    (
+        "ListOps",
+        "listops.md#with-a-rate-that-falls",
+        "spt_listops",
+        "listops-rotary",
+        "-cosine",
+        60,
+    ),
+]
+
+
+def test_the_table_of_all_tasks_follows_from_the_rows():
+    text = section("lra", "With self-pretraining")
+    times = []
+    for task, link, archive, folder, name, aim in OVERVIEW:
+        found = places(archive)
+        shown = []
+        for attention in NAMES_OF:
+            runs = (found.get(f"{folder}/{attention}{name}{x}") for x in ("-scratch", ""))
+            shown += [f"{run.accuracy:.1f}" if run else "–" for run in runs]
+        (row,) = [x for x in text.splitlines() if x.startswith(f"| [{task}]({link})")]
+        assert row.endswith("| " + " | ".join([*shown, str(aim)]) + " |")
+        ours, dense = (found[f"{folder}/{x}{name}"].ms_per_step for x in ("sparse", "flash"))
+        times.append(f"{100 * ours / dense:.0f}")
+    assert times[0] == times[1]
+    shown = f"takes {times[0]} % of it on Text and Image, {times[3]} and {times[4]} % on ListOps"
+    assert shown in text
+    last = {
+        run.attention: f"{run.seconds / 60:.1f}"
+        for run in read_runs(str(PAGES / "lra" / "path_x" / "scratch.jsonl.gz"))
+        if run.steps == 5000 and run.seed == 1
+    }
+    assert f"5,000 steps take {last['sparse']} minutes in place of {last['flash']}." in text
+
+
 def test_what_a_larger_model_is_worth_on_image_follows_from_the_rows():
     text = section("image", "A larger model, with rates that fall")
     found, small = places("spt_image"), places("spt")
