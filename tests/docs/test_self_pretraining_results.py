@@ -11,6 +11,7 @@ from experiments.lra.statistics import difference
 from experiments.lra.tasks.listops_trees import CHUNK, OPERATOR, OPERATORS, _chunk
 
 PAGES = ROOT / "docs" / "results"
+LARGER = "A larger model, with rates that fall"  # a section of Image
 
 
 @cache
@@ -30,13 +31,7 @@ def pretrained():
 # archive, folder and name of the runs, density, and whether the times of a step are shown
 SPT = {
     ("image", "Self-pretraining"): ("spt", "image-rotary", "", "59.4", False),
-    ("image", "A larger model, with rates that fall"): (
-        "spt_image",
-        "image-rotary",
-        "-large",
-        "59.4",
-        True,
-    ),
+    ("image", LARGER): ("spt_image", "image-rotary", "-large", "59.4", True),
     ("text", "Self-pretraining"): ("spt", "text4k-rotary", "", "21.7", True),
     ("text", "With a rate that falls"): ("spt_text", "text4k-rotary", "-short", "21.7", True),
     ("listops", "Self-pretraining"): ("spt", "listops-rotary", "", "36.7", True),
@@ -73,49 +68,27 @@ def test_what_a_falling_rate_is_worth_on_text_follows_from_the_rows():
     assert "more of the hidden bytes, {:.1f} and {:.1f} %, after".format(*tokens) in text
 
 
-# a line of the page of all tasks: link, archive, folder, the name of pretrained runs, aim
+# lines of the page of all tasks: the section that they link, archive, pretrained runs, aim
 OVERVIEW = [
-    ("Text", "text.md#with-a-rate-that-falls", "spt_text", "text4k-rotary", "-short", 88),
-    (
-        "Image",
-        "image.md#a-larger-model-with-rates-that-fall",
-        "spt_image",
-        "image-rotary",
-        "-large",
-        80,
-    ),
-    (
-        "Pathfinder",
-        "pathfinder.md#self-pretraining",
-        "spt_pathfinder",
-        "pathfinder32-rotary",
-        "-c14-max",
-        92,
-    ),
-    ("ListOps", "listops.md#self-pretraining", "spt", "listops-rotary", "", 60),
-    (
-        "ListOps",
-        "listops.md#with-a-rate-that-falls",
-        "spt_listops",
-        "listops-rotary",
-        "-cosine",
-        60,
-    ),
+    ("text.md#with-a-rate-that-falls", "spt_text", "text4k-rotary/{}-short", 88),
+    ("image.md#a-larger-model-with-rates-that-fall", "spt_image", "image-rotary/{}-large", 80),
+    ("pathfinder.md#self-pretraining", "spt_pathfinder", "pathfinder32-rotary/{}-c14-max", 92),
+    ("listops.md#self-pretraining", "spt", "listops-rotary/{}", 60),
+    ("listops.md#with-a-rate-that-falls", "spt_listops", "listops-rotary/{}-cosine", 60),
 ]
 
 
 def test_the_table_of_all_tasks_follows_from_the_rows():
     text = section("lra", "With self-pretraining")
     times = []
-    for task, link, archive, folder, name, aim in OVERVIEW:
-        found = places(archive)
+    for link, archive, folder, aim in OVERVIEW:
+        runs, found = [folder.format(name) for name in NAMES_OF], places(archive)
         shown = []
-        for attention in NAMES_OF:
-            runs = (found.get(f"{folder}/{attention}{name}{x}") for x in ("-scratch", ""))
-            shown += [f"{run.accuracy:.1f}" if run else "–" for run in runs]
-        (row,) = [x for x in text.splitlines() if x.startswith(f"| [{task}]({link})")]
-        assert row.endswith("| " + " | ".join([*shown, str(aim)]) + " |")
-        ours, dense = (found[f"{folder}/{x}{name}"].ms_per_step for x in ("sparse", "flash"))
+        for run in (runs[0] + "-scratch", runs[0], runs[1] + "-scratch", runs[1]):
+            shown.append(f"{found[run].accuracy:.1f}" if run in found else "–")
+        (row,) = [x for x in text.splitlines() if x.startswith("| [") and f"({link})" in x]
+        assert f"{row}\n".endswith(line(*shown, str(aim)))
+        dense, ours = (found[run].ms_per_step for run in runs)
         times.append(f"{100 * ours / dense:.0f}")
     assert times[0] == times[1]
     shown = f"takes {times[0]} % of it on Text and Image, {times[3]} and {times[4]} % on ListOps"
@@ -129,7 +102,7 @@ def test_the_table_of_all_tasks_follows_from_the_rows():
 
 
 def test_what_a_larger_model_is_worth_on_image_follows_from_the_rows():
-    text = section("image", "A larger model, with rates that fall")
+    text = section("image", LARGER)
     found, small = places("spt_image"), places("spt")
     kinds = [f"image-rotary/{name}" for name in NAMES_OF]
     dense, ours = (found[f"{kind}-large"] for kind in kinds)
