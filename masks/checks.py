@@ -1,9 +1,14 @@
 """Checks of arguments: plain Python values come out, or a ValueError that names the remedy."""
 
+import inspect
 import operator
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
+_NAMES = {"batch": "b", "head": "h", "query": "q", "key": "k", "kv": "k"}  # of one letter, and
+_NUMBER = re.compile(r"(batch|head|query|key|kv|b|h|q|k)_?(i|id|idx|index|pos|position|token)?s?")
 FAR = 1 << 60  # more than any number of tokens; sums of a few still fit int64
 
 
@@ -59,3 +64,35 @@ def block_sizes(block_size: Any) -> tuple[int, int]:
         if size % 16 or not 16 <= size <= 256:
             raise ValueError(f"block_size is {size}: give multiples of 16 between 16 and 256")
     return block_q, block_k
+
+
+def argument_places(
+    fn: Callable[..., Any], name: str, places: tuple[str, ...], remedy: str
+) -> tuple[str, ...]:
+    """Return what fn takes by position: `places` (of "b", "h", "q", "k") in the order of its names.
+
+    Raises:
+        ValueError: fn cannot be called with so many numbers, or a name contradicts its place.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of a ufunc or builtin
+        return places
+    wanted = f"{name}{signature} cannot be called as fn({', '.join(places)})"
+    try:
+        bound = signature.bind(*places).arguments
+    except TypeError:
+        raise ValueError(f"{wanted}: {remedy}") from None
+    order = [_meaning(word) for word, value in bound.items() if isinstance(value, str)]
+    if sorted(map(str, order)) == sorted(places):
+        return tuple(map(str, order))
+    for word, place in bound.items():
+        if _meaning(word) not in (None, place):
+            raise ValueError(f"{wanted}: parameter {word} would get the number {place}; {remedy}")
+    return places
+
+
+def _meaning(parameter: str) -> str | None:
+    """The letter that a parameter's name stands for: b, h, q, k, or None."""
+    found = _NUMBER.fullmatch(parameter.lower())
+    return _NAMES.get(found[1], found[1]) if found else None

@@ -1,6 +1,5 @@
 """`where`: the mask of a function of query and key numbers."""
 
-import inspect
 import itertools
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import flag, integer
+from masks.checks import argument_places, flag, integer
 from masks.leaves.leaf import Leaf
 from masks.predicate.block_signature import BlockSignature, combine
 from masks.predicate.bounds import Bounds, check_size
@@ -27,6 +26,11 @@ SECTION = "Composition"  # of the gallery
 
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
+_REMEDY = (
+    "for one of q and k write where(fn), for fn(h, q, k) where(fn, per_head=True), for fn(b, q, k)"
+    " where(fn, batch=B), and for a mask_mod(b, h, q, kv) that uses neither b nor h where(lambda q,"
+    " k: mask_mod(0, 0, q, k))"
+)
 _NO_TENSORS = "masks.table(ids)[q] for a torch tensor ids[q]"
 
 _words: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()  # the functions seen, by name#number
@@ -49,9 +53,9 @@ def where(
 
     Args:
         fn: fn(q, k) -> booleans. With `per_head` the number of the head comes first, fn(h, q, k),
-            and with `batch` that of the batch entry: fn(b, q, k) or fn(b, h, q, k). It must be pure
-            (what it gives for a pair hangs on that pair alone, and never changes), and write & | ~
-            for and, or, not.
+            and with `batch` that of the batch entry: fn(b, q, k) or fn(b, h, q, k). Parameters
+            that are named so (or q_idx, kv_idx, query, key, head, batch, ..) may come in another
+            order. Its result must depend only on these numbers; write & | ~ for and, or, not.
         per_head: whether the mask differs from head to head; `build` then needs `heads=`.
         batch: the number of batch entries, where the mask differs among them.
 
@@ -60,7 +64,8 @@ def where(
     returns the mask, the text is the call of that function, which `parse` reads.
 
     Raises:
-        ValueError: fn does not take arrays, or its result is not boolean. At `build`: a
+        ValueError: fn does not take arrays, a parameter has the name of another one, or the result
+            is not boolean. At `build`: a
             `masks.table` too short for the tokens, or more than 2**34 pairs to evaluate.
     """
     per_head = flag("per_head", per_head)
@@ -69,7 +74,7 @@ def where(
         fn = _function(fn)  # of the text of a mask
     name = getattr(fn, "__qualname__", type(fn).__name__)
     places = ("b",) * (batch is not None) + ("h",) * per_head + ("q", "k")
-    _check_arguments(fn, name, places)
+    places = argument_places(fn, name, places, _REMEDY)
     axes = reversed(range(len(places)))
     _call(fn, name, tuple(np.zeros((axis + 2,) + (1,) * axis, np.int64) for axis in axes))
     try:
@@ -77,23 +82,6 @@ def where(
     except Exception as error:
         rule, reason = None, str(error) or type(error).__name__
     return canonical(Predicate(fn, name, places, rule, reason, per_head, batch), fn=_word(fn, name))
-
-
-def _check_arguments(fn: Callable[..., Any], name: str, places: tuple[str, ...]) -> None:
-    """Raises ValueError for a function that cannot be called with as many numbers as there are."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # of a ufunc or builtin
-        return
-    try:
-        signature.bind(*places)
-    except TypeError:
-        taken = f"{name}{signature}"
-        raise ValueError(
-            f"{taken} cannot be called as fn({', '.join(places)}): for one of q and k write"
-            " where(fn), for fn(h, q, k) where(fn, per_head=True), and for a mask_mod(b, h, q, kv)"
-            " that uses neither b nor h where(lambda q, k: mask_mod(0, 0, q, k))"
-        ) from None
 
 
 def _word(fn: Callable[..., Any], name: str) -> str:
@@ -154,7 +142,7 @@ class Predicate(Leaf):
 
     fn: Callable[..., Any]
     name: str
-    places: tuple[str, ...]  # the arguments of fn
+    places: tuple[str, ...]  # the arguments of fn, in its order
     rule: Expression | None
     reason: str
     per_head: bool

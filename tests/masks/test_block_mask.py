@@ -198,6 +198,13 @@ def test_crops_of_a_million_tokens(mask: masks.Mask):
     assert blocks.coarsen(256) == mask.build(1 << 20, block_size=256)
 
 
+@pytest.mark.parametrize("n_k", [20, 40, 50, 90])
+def test_the_cut_block_of_equal_partial_ones(n_k: int):
+    """One, two and three blocks of a run are left, of which the last one is cut."""
+    mask = masks.where(lambda q, k: k % 2 == 0)
+    assert mask.build(96, block_size=32).crop(40, n_k) == mask.build(40, n_k, 32)
+
+
 def test_text_of_crops():
     blocks = masks.local(3).build(100, block_size=32)
     assert blocks.crop(100) is blocks and blocks.coarsen(32) is blocks

@@ -235,6 +235,8 @@ where(lambda q: q > 0)  =>  <lambda>\(q\) cannot be called as fn\(q, k\)
 where(lambda b, h, q, kv: q >= kv)
     =>  \(b, h, q, kv\) cannot be .* per_head=True.* mask_mod\(0, 0, q, k\)
 where(lambda q, k: q >= k, batch=2)  =>  cannot be called as fn\(b, q, k\)
+where(lambda k, i: i >= k)  =>  parameter k would get the number q
+where(lambda h, q: h > q)  =>  parameter h would get the number q.* per_head=True
 where(3)  =>  where\(\) is given 3, no function
 where(lambda h, q, k: q > h, per_head=True).build(64)  =>  give heads=
 where(lambda h, q, k: abs(q - k) < table([3, 50])[h], per_head=True).build(64, heads=4)

@@ -3,6 +3,7 @@
 import pickle
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -155,6 +156,28 @@ def test_batch_entries_and_heads():
     assert mask.batch == 3 and re.fullmatch(r"where\('.*#\d+', batch=3\)", str(mask))
     with pytest.raises(ValueError, match="batch extents 2 and 3 do not combine"):
         mask | masks.documents(((n,), (n,)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda k, q: q - k >= 3,
+        lambda kv_idx, q_idx: q_idx - kv_idx >= 3,
+        lambda key, query, k=0: query - key >= 3,  # only the first two are called
+        partial(lambda width, kv, q: q - kv >= width, 3),
+        lambda i, j: i - j >= 3,
+        lambda *numbers: numbers[0] - numbers[1] >= 3,
+    ],
+)
+def test_parameters_are_known_by_name(function):
+    q, k = np.arange(150)[:, None], np.arange(200)
+    assert np.array_equal(where(function).build(150, 200, 32).to_dense()[0, 0], q - k >= 3)
+
+
+def test_heads_and_batch_entries_are_known_by_name():
+    mask = where(lambda k, head, q, batch_idx: q - k < 9 * batch_idx + head, per_head=True, batch=2)
+    same = where(by_entry_and_head, per_head=True, batch=2)
+    assert mask.build(100, block_size=32, heads=3) == same.build(100, block_size=32, heads=3)
 
 
 @pytest.mark.usefixtures("own_patterns")
