@@ -21,7 +21,8 @@ def read_array(array: Any) -> tuple[Bools, str]:
     """(a read-only copy (batch, heads, n_q, n_k), its text) of an array that `mask_from` takes."""
     data = np.array(to_numpy(array))
     if data.dtype != bool:
-        raise ValueError(f"array is {data.dtype}: give booleans, True where allowed")
+        kind = type(array).__name__ if data.dtype == object else data.dtype
+        raise ValueError(f"array is {kind}: give booleans, True where allowed")
     if data.ndim not in (2, 3, 4) or data.size == 0:
         raise ValueError(
             f"array has shape {data.shape}: give (n_q, n_k), (heads, n_q, n_k) "

@@ -66,6 +66,22 @@ def block_sizes(block_size: Any) -> tuple[int, int]:
     return block_q, block_k
 
 
+class Installed:
+    """Context of the imports of an optional package: an ImportError names what to install."""
+
+    def __init__(self, what: str, package: str, extra: str | None = None):
+        self.what, self.package, self.extra = what, package, extra
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, ImportError):
+            extra = f", or the extra '{self.extra}' of sparseflash" if self.extra else ""
+            remedy = f"pip install '{self.package}'{extra}"
+            raise type(error)(f"{self.what} ({error}): {remedy}", name=error.name) from None
+
+
 def argument_places(
     fn: Callable[..., Any], name: str, places: tuple[str, ...], remedy: str
 ) -> tuple[str, ...]:

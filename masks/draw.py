@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.checks import file_path, integer
+from masks.checks import Installed, file_path, integer
 from masks.tiles import unpack_bits
 from masks.types import BlockMask
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COLOURS = {"empty": "#f2f2f2", "partial": "#e69f00", "full": "#0072b2"}
 MAX_PIXELS = 512  # a side
 EXAMPLE = "mask.png"
+NEEDS_MATPLOTLIB = Installed("pictures of masks need matplotlib", "matplotlib>=3.8", "draw")
 FAINTEST = 0.45  # strength of a pixel that stands for hardly any non-empty block
 MOST_LINES = 40  # between blocks, where tokens are shown
 
@@ -38,13 +39,10 @@ def draw(
     """A picture of one slice; see `BlockMask.draw`."""
     if path is not None:
         file_path(path, EXAMPLE, opened=True)
-    try:
+    with NEEDS_MATPLOTLIB:
         from matplotlib.axes import Axes
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
-    except ImportError as error:
-        remedy = "pip install matplotlib"
-        raise ImportError(f"pictures of masks need matplotlib ({error}): {remedy}") from None
 
     if ax is not None and (not isinstance(ax, Axes) or ax.name != "rectilinear"):
         raise ValueError(f"ax is {ax!r}: give plain axes, such as those of plt.subplots()")

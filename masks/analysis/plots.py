@@ -10,7 +10,7 @@ from masks.analysis.reach import EXACT, Reach, reach
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from masks.checks import file_path
-from masks.draw import COLOURS, EXAMPLE, Span, draw
+from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, Span, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,8 @@ def overview(
     """
     if path is not None:
         file_path(path, EXAMPLE, opened=True)
-    from matplotlib.figure import Figure
+    with NEEDS_MATPLOTLIB:
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.6, 6.2), dpi=150, layout="constrained")
     page = figure.add_gridspec(2, 2, width_ratios=(1.9, 1))

@@ -1,5 +1,6 @@
 """Helpers of the conversions: blocks of one slice, checked lists, tokens of partial blocks."""
 
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,8 @@ from numpy.typing import NDArray
 
 from masks.arrays import to_numpy
 from masks.block_lists import FULL, row_segments
-from masks.checks import integer
+from masks.block_mask import BlockMask as Built
+from masks.checks import argument_places, integer
 from masks.runs import Grid, Ints, ranges
 from masks.tiles import Tiles, assemble, pack_bits
 from masks.types import BlockData, BlockMask
@@ -119,6 +121,39 @@ def in_order(x: Ints, codes: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]
     if (x[1:] == x[:-1]).any():
         raise ValueError("a block is listed twice: give each non-empty block once")
     return x, codes
+
+
+def check_built(blocks: Any) -> None:
+    """Raise ValueError for what is no block mask of `masks`, such as a mask without a length."""
+    if not isinstance(blocks, Built):
+        raise ValueError(f"blocks is {shown(blocks)}: give a BlockMask, such as mask.build(n)")
+
+
+def check_fields(name: str, value: Any, field: str, wanted: str) -> None:
+    """Raise ValueError for what has no such field."""
+    if not hasattr(value, field):
+        raise ValueError(f"{name} is {shown(value)}: give {wanted}")
+
+
+def shown(value: Any) -> str:
+    """The value in at most 80 characters, with its type."""
+    return f"{textwrap.shorten(str(value), 80)!r}, of type {type(value).__name__}"
+
+
+def check_mask_mod(mask_mod: Callable[..., Any] | None) -> None:
+    """Raise ValueError where mask_mod cannot be called with the numbers (b, h, q, k)."""
+    places = ("b", "h", "q", "k")
+    if mask_mod is None:
+        return
+    name = getattr(mask_mod, "__qualname__", type(mask_mod).__name__)
+    if not callable(mask_mod):
+        raise ValueError(f"mask_mod is {shown(mask_mod)}: give a function (b, h, q, k) -> bool")
+    order = argument_places(mask_mod, name, places, "FlexAttention gives a mask_mod these four")
+    if order != places:
+        raise ValueError(
+            f"mask_mod is {name} of ({', '.join(order)}): FlexAttention calls it with (b, h, q, k),"
+            " so give the parameters that order"
+        )
 
 
 def check_size(what: str, nbytes: int, limit_gib: float) -> None:

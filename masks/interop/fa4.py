@@ -15,7 +15,15 @@ from masks.arrays import to_numpy
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from masks.interop.common import block_codes, check_size, evaluate, from_lists
+from masks.interop.common import (
+    block_codes,
+    check_built,
+    check_fields,
+    check_mask_mod,
+    check_size,
+    evaluate,
+    from_lists,
+)
 from masks.runs import Grid, Ints, expand
 from masks.tiles import Tiles
 
@@ -75,6 +83,7 @@ def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa
     """
     import torch
 
+    check_built(blocks)
     forward, backward = (
         _padded(lists, lines, blocks, device, limit_gib)
         for lists, lines in ((blocks.csr(), blocks.rows), (blocks.csc(), blocks.cols))
@@ -107,6 +116,9 @@ def from_fa4(
     Raises:
         ValueError: partial blocks with neither, no block_size, or lists of another shape.
     """
+    check_mask_mod(mask_mod)
+    wanted = "lists by query block, such as to_fa4(blocks).forward"
+    check_fields("forward", forward, "mask_block_cnt", wanted)
     if forward.block_size is None:
         raise ValueError("block_size is None: give forward._replace(block_size=(queries, keys))")
     n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)

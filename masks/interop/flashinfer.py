@@ -9,7 +9,7 @@ from masks.arrays import to_numpy
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
-from masks.interop.common import check_size, in_order, positions, slice_lists
+from masks.interop.common import check_built, check_size, in_order, positions, slice_lists
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 
@@ -66,6 +66,7 @@ def to_bsr(
     """
     import torch
 
+    check_built(blocks)
     lists = slice_lists(blocks, batch, head)
     block_q, block_k = blocks.block_size
     tail = blocks.n_k % block_k

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from masks.block_lists import EMPTY
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes
-from masks.interop.common import block_codes, check_size, evaluate, from_lists
+from masks.interop.common import (
+    block_codes,
+    check_built,
+    check_fields,
+    check_mask_mod,
+    check_size,
+    evaluate,
+    from_lists,
+)
 from masks.runs import Bools, Grid, Ints
 from masks.tiles import Tiles
 
@@ -39,11 +47,13 @@ def to_flex(
             1.3 GiB without heads.
 
     Raises:
-        ValueError: more memory would be needed.
+        ValueError: more memory would be needed, or mask_mod takes other arguments.
     """
     import torch
     from torch.nn.attention.flex_attention import BlockMask as FlexMask
 
+    check_built(blocks)
+    check_mask_mod(mask_mod)
     arrays = 5 if mask_mod is None else 4
     check_size("FlexAttention's square lists", 4 * arrays * blocks.grid.size, limit_gib)
     layout = blocks.layout()
@@ -102,6 +112,7 @@ def from_flex(flex_mask: Any) -> BlockMask:
         ValueError: block sizes other than multiples of 16 up to 256, or lists that contradict each
             other.
     """
+    check_fields("flex_mask", flex_mask, "kv_num_blocks", "a BlockMask of FlexAttention")
     n_q, n_k = (int(n) for n in flex_mask.seq_lengths)
     counts, indices = flex_mask.kv_num_blocks, flex_mask.kv_indices
     batch, heads = (1, 1, *counts.shape)[-3:-1]  # a sliced mask may lack them

@@ -8,10 +8,12 @@ from masks.analysis.loads import allowed_pairs
 from masks.analysis.segments import Segments
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes
-from masks.interop.common import check_size, slice_lists
+from masks.checks import Installed, block_sizes
+from masks.interop.common import check_built, check_size, slice_lists
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
+
+NEEDS_SCIPY = Installed("conversions to SciPy and back need it", "scipy")
 
 
 def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: float = 8) -> Any:
@@ -22,7 +24,9 @@ def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: flo
     Raises:
         ValueError: a slice that does not exist, or more than `limit_gib` would be needed.
     """
-    from scipy.sparse import csr_array
+    check_built(blocks)
+    with NEEDS_SCIPY:
+        from scipy.sparse import csr_array
 
     grid, block_k = blocks.grid, blocks.block_size[1]
     index = np.int32 if blocks.n_k <= np.iinfo(np.int32).max else np.int64
@@ -49,7 +53,9 @@ def to_scipy(blocks: BlockMask, batch: int = 0, head: int = 0, *, limit_gib: flo
 
 def to_scipy_blocks(blocks: BlockMask, batch: int = 0, head: int = 0) -> Any:
     """scipy.sparse.csr_array (rows, cols), uint8, of one slice: 1 partial, 2 full."""
-    from scipy.sparse import csr_array
+    check_built(blocks)
+    with NEEDS_SCIPY:
+        from scipy.sparse import csr_array
 
     lists = slice_lists(blocks, batch, head)
     codes = np.where(lists.tile == FULL, 2, 1).astype(np.uint8)
@@ -65,7 +71,8 @@ def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMas
     Raises:
         ValueError: not a sparse matrix of two dimensions, or one with an extent of 0.
     """
-    from scipy.sparse import issparse
+    with NEEDS_SCIPY:
+        from scipy.sparse import issparse
 
     if not issparse(matrix) or matrix.ndim != 2:
         shape = getattr(matrix, "shape", None)

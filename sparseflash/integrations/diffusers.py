@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
 import masks
@@ -18,8 +16,13 @@ from masks.transforms.reorder import Reorder
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.attention import attention
 from sparseflash.cache import cached
+from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.select.base import Selector
+
+with integration("diffusers", "0.42"):
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+    from diffusers.models.modeling_utils import ModelMixin
 
 
 def use(

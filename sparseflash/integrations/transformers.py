@@ -8,16 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 import masks
 from masks import Mask
 from masks.registry import by_text
 from sparseflash.attention import attention
+from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
-from sparseflash.integrations.transformers_masks import make_mask
 from sparseflash.terms import Terms
+
+with integration("transformers", "5.23"):
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface, PreTrainedModel
+
+    from sparseflash.integrations.transformers_masks import make_mask
 
 NAME = "sparse"  # names with "flash" would be taken for FlashAttention
 ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask

@@ -20,7 +20,7 @@ from sparseflash.integrations.tensors import between_real, join, to_real
 
 FOUND = version("transformers")
 if tuple(map(int, FOUND.split(".")[:2])) < (5, 23):
-    raise ImportError(f"transformers is {FOUND}; install 5.23 or newer")
+    raise ImportError(f"transformers is {FOUND}")
 
 Rows = list[list[int]]  # lengths of the documents of every batch entry
 

@@ -140,9 +140,3 @@ def test_needs_no_display():
         "import sys, masks; masks.causal().draw(100);assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_without_matplotlib_the_error_names_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"need matplotlib .*: pip install matplotlib"):
-        masks.local(4).draw(64)

@@ -246,6 +246,20 @@ table([])  =>  shape \(0,\): give a 1-D array
 table(['a'])  =>  the table is <U1
 table([0.0, np.nan])  =>  not finite: give finite numbers
 table(np.array([1 << 63], np.uint64))  =>  give numbers below 2\*\*63
+interop.to_flex(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask, such as mask\.build\(n\)
+interop.to_fa4('local:3')  =>  blocks is 'local:3'.*: give a BlockMask
+interop.to_bsr(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask
+interop.to_scipy(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask
+interop.to_scipy_blocks(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask
+interop.from_flex(local(3))  =>  flex_mask is 'local\(3\)'.*: give a BlockMask of FlexAttention
+interop.from_fa4(local(3), 9, 9)  =>  forward is 'local\(3\)'.* to_fa4\(blocks\)\.forward
+interop.to_flex(local(3).build(9), mask_mod=lambda q, k: q >= k)
+    =>  cannot be called as fn\(b, h, q, k\)
+interop.to_flex(local(3).build(9), mask_mod=lambda b, h, kv, q: q >= kv)
+    =>  mask_mod is .*\(b, h, k, q\)
+interop.to_flex(local(3).build(9), mask_mod=causal())
+    =>  mask_mod is 'causal\(\)'.*: give a function
+mask_from(local(3))  =>  array is Band: give booleans
 causal().build(64, 128).reach()  =>  only self-attention
 causal().build(1 << 16).reach(exact=True)  =>  32768 at most
 causal().build(64).reach(0)  =>  layers is 0

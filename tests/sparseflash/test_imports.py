@@ -51,6 +51,39 @@ def test_import_and_use_of_masks_load_numpy_only():
     assert not in_a_new_process("-c", f"import sys; {statement}; {told}")
 
 
+@pytest.mark.parametrize("own", ["masks.py", "masks/__init__.py", "masks/mine.py"])
+def test_a_file_of_the_users_in_place_of_masks_is_named(own: str, tmp_path):
+    """The folder of a script comes before the packages that are installed."""
+    (tmp_path / own).parent.mkdir(exist_ok=True)
+    (tmp_path / own).write_text("import sparseflash\n")
+    script = tmp_path / "script.py"
+    script.write_text("try:\n    import sparseflash\nexcept ImportError as e:\n    print(e)")
+    said = in_a_new_process(str(script))
+    if own == "masks/mine.py":  # a folder without __init__.py gives way
+        assert not said
+    else:
+        assert str(tmp_path / own) in said and "another name" in said
+
+
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [
+        ("scipy.sparse", "masks.interop.to_scipy(masks.causal().build(9))"),
+        ("scipy.sparse", "masks.interop.from_scipy(None)"),
+        ("matplotlib.figure", "masks.causal().draw(9)"),
+        ("matplotlib.figure", "masks.causal().draw(9, panels=True)"),
+        ("transformers.masking_utils", "import sparseflash.integrations.transformers"),
+        ("diffusers.models", "import sparseflash.integrations.diffusers"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(missing: str, code: str):
+    """sys.modules[name] = None is how Python marks a module that cannot be imported."""
+    start = f"import sys, masks; sys.modules[{missing!r}] = None"
+    text = f"{start}\ntry:\n    {code}\nexcept ImportError as error:\n    print(error)"
+    package = missing.partition(".")[0]
+    assert re.search(rf"pip install '{package}\b", in_a_new_process("-c", text))
+
+
 def public_names():
     for module in (sparseflash, masks):
         yield module.__name__, module
