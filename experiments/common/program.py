@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
 
 from experiments import interrupted
 from experiments.common.checks import as_list, choose, path_text
+from experiments.common.help import help_text
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 # options that are paths, in every program that has them but those of NO_PATHS
@@ -85,6 +86,9 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         @wraps(main)
         def entry() -> None:
             failed.clear()
+            if {"--help", "-h"} & {*sys.argv[1:]}:
+                about = sys.modules[main.__module__].__doc__
+                return print(help_text(CONF, name, " ".join(command), about))
             try:
                 check_keys(name, sys.argv[1:])
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()

@@ -2,13 +2,16 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.common.help import help_text
 from experiments.common.program import CONF, LISTS, NO_PATHS, PATHS, program
 from tests.processes import ROOT, in_a_new_process
 
@@ -232,3 +235,22 @@ def test_each_text_of_a_list_is_quoted(monkeypatch, capsys):
     hint = """quote each text of the list inside the shell's quotes, 'pages=["...","..."]'"""
     assert capsys.readouterr().err == f"error: pages=[a,local(8)]: {hint}\n"
     assert run(monkeypatch, lambda *_: None, 'pages=["a","local(8)"]', name="plot") == 0
+
+
+@pytest.mark.parametrize("name", CONFS)
+def test_help_says_what_each_option_is(name):
+    """Every option stands there with its default, and has a comment of its own or one above it."""
+    lines = help_text(CONF, name, "COMMAND", "About.").splitlines()
+    assert lines[0] == "About."
+    told = {line.split("=")[0].strip(): (line, above) for above, line in pairwise(lines)}
+    for key, value in CONFS[name].items():
+        nested = value if isinstance(value, dict) else {"": value}
+        for inner in () if key in ("hydra", "defaults") else nested:
+            line, above = told[f"{key}.{inner}".rstrip(".")]
+            assert re.search(r"\S {2,}\S", line.strip()) or "=" not in above.split("  ")[0], line
+
+
+def test_help_names_the_choices_of_a_group():
+    lines = help_text(CONF, "train", "COMMAND", None).splitlines()
+    (found,) = [line for line in lines if line.strip().startswith("attention=sparse")]
+    assert "flash" in found and "reformer" in found

@@ -1,0 +1,55 @@
+"""What --help prints: the options of a program with their defaults and what they mean.
+
+It is read from conf/NAME.yaml, where a comment beside an option, or above it, says what it is.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+LINE = re.compile(r"( *)(\w+):(?: ([^#].*?))?(?: +# (.*))?")  # indent, key, value, comment
+HIDDEN = ("hydra", "defaults")  # sections that are no options
+
+
+def help_text(conf: Path, name: str, command: str, about: str | None) -> str:
+    """Return the help of a program: its docstring, its groups, then an option a line."""
+    text = (conf / f"{name}.yaml").read_text()
+    rows = [*_groups(conf, OmegaConf.create(text).get("defaults", [])), *_options(text)]
+    width = max((len(option) for option, _ in rows if option), default=0)
+    lines = [(about or "").strip(), "", f"usage: {command} [OPTION=VALUE ...]", ""]
+    lines += [f"  {option:<{width}}  {words}" if option else f"  {words}" for option, words in rows]
+    return "\n".join(lines).strip()
+
+
+def _groups(conf: Path, defaults: Any) -> Iterator[tuple[str, str]]:
+    """Yield (group=default, its choices) for the groups that are folders of conf."""
+    for entry in defaults:
+        for group, default in {} if isinstance(entry, str) else entry.items():
+            if (conf / str(group)).is_dir():
+                choices = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+                yield f"{group}={default}", f"one of {', '.join(choices)}"
+
+
+def _options(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (option=default, comment) in the order of the file, and ("", comment) for comments on
+    lines of their own.
+    """
+    section, hidden, above = "", False, []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            above.append(("", line.removeprefix("#").removeprefix(" ")))
+        elif found := LINE.fullmatch(line):
+            indent, key, value, comment = found.groups("")
+            if not indent:
+                section, hidden = "" if value else f"{key}.", key in HIDDEN
+            if not hidden:
+                yield from above
+                name = f"{section}{key}" if indent else key
+                yield (f"{name}={value}", comment) if value else ("", f"{name}: {comment}")
+            above = []
+        elif not line:
+            yield from above
+            above = []
