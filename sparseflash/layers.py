@@ -203,8 +203,9 @@ class BlockSparseAttention(nn.Module):
         any graph of torch.compile, and are for calls in this dtype; by default that of the
         weights, or of autocast. A mask of `sparseflash.packed` is joined to that of the layer.
 
-        Raises ValueError where padding cannot be skipped: n must be a multiple of 128, and the mask
-        None or a `masks.Mask`, the same for every batch entry.
+        Raises ValueError where padding cannot be skipped: the mask must be None, a `masks.Mask`
+        or a `masks.BlockMask`, the same for every batch entry, and n a multiple of 128 or of the
+        block size of the BlockMask, 32, 64 or 128.
         """
         device = self.qkv.weight.device
         if dtype is None:
@@ -248,8 +249,8 @@ def plan_lengths(
             raise ValueError(f"lengths is {lengths!r}; give that of one sequence at least")
         if not skippable(mask, n, n):
             raise ValueError(
-                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and None or a"
-                " Mask, the same for every batch entry: pass the lengths themselves"
+                f"n is {n} and the mask {mask!r}; a plan takes a multiple of {BLOCK}, and None, a"
+                " Mask or a BlockMask, the same for every batch entry: pass the lengths themselves"
             )
         lengths = check_lengths(lengths, batch, n, device)
         blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from masks import Mask
+from masks import BlockMask, Mask
 from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.backends.protocol import Results
@@ -26,7 +26,8 @@ from sparseflash.select.static import grid_codes, heads_of, to_device
 from sparseflash.terms import term_options
 
 HIDDEN = -30_000.0  # the score of a padding key: exp of it is 0, and float16 holds it
-BLOCK = 128  # tokens of the blocks that are skipped
+BLOCK = 128  # tokens of the blocks that are skipped, unless a BlockMask has its own
+SIZES = ((32, 32), (64, 64), (128, 128))  # blocks of a BlockMask whose padding is skipped
 SHORTEST = 1024  # tokens from which skipping is faster than hiding
 NOWHERE = -(2**30)
 PADDINGS = ("auto", "hide", "skip")
@@ -79,8 +80,9 @@ def keep_within(
     """q, k, v and mask for attention over the keys within the lengths, and the LSE that a query
     with no such key does not exceed.
 
-    padding: "skip" leaves out the blocks of padding, for a mask that is None or a `masks.Mask`, the
-        same for every batch entry, and N_q = N_k, a multiple of 128. "hide" takes every mask.
+    padding: "skip" leaves out the blocks of padding, for a mask that is None, a `masks.Mask` or a
+        `masks.BlockMask`, the same for every batch entry, and N_q = N_k, a multiple of the block
+        size: 128, or that of the BlockMask, 32, 64 or 128. "hide" takes every mask.
         "auto" skips where that is possible and N is at least 1024, but hides inside torch.compile,
         which cannot trace the block lists.
     """
@@ -171,17 +173,21 @@ def hide_padding(
 
 
 def skippable(mask: Any, n_q: int, n_k: int) -> bool:
-    """Whether `skip_padding` takes this mask and these extents."""
+    """Return whether `skip_padding` takes this mask and these extents."""
+    if isinstance(mask, BlockMask):
+        fits = mask.block_size in SIZES and mask.batch == 1 and mask.n_q == mask.n_k == n_k
+        return n_q == n_k and fits and n_k % mask.block_size[0] == 0
     alike = mask is None or (isinstance(mask, Mask) and mask.batch in (None, 1))
     return n_q == n_k and n_k % BLOCK == 0 and alike
 
 
-def _schedule(mask: Mask | None, lengths: Tensor, q: Tensor) -> Schedule:
+def _schedule(mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor) -> Schedule:
     batch, heads, n, _ = q.shape
     if not skippable(mask, n, n):
         raise ValueError(
-            f"padding is skip, the mask {mask!r} and the length {n}; that takes None or a Mask, the"
-            f" same for every batch entry, and a multiple of {BLOCK}: take padding=hide"
+            f"padding is skip, the mask {mask!r} and the length {n}; that takes None, a Mask or a"
+            f" BlockMask, the same for every batch entry, and a multiple of {BLOCK} or of the"
+            " block size: take padding=hide"
         )
     if torch.compiler.is_compiling():
         raise ValueError(
@@ -193,26 +199,30 @@ def _schedule(mask: Mask | None, lengths: Tensor, q: Tensor) -> Schedule:
 
 
 class Blocks(NamedTuple):
-    """A mask in blocks of BLOCK x BLOCK tokens, ready to be cut at the end of a sequence."""
+    """A mask in blocks of b x b tokens, ready to be cut at the end of a sequence."""
 
     codes: Tensor  # int32 (1, H or 1, blocks, blocks)  as in a Selection of `tiles`
-    tiles: Tensor  # int32 (T + 1, BLOCK, words)  the bit tiles of the mask, then one of all pairs
+    tiles: Tensor  # int32 (T + 1, b, words)  the bit tiles of the mask, then one of all pairs
     column: Tensor  # int32 (blocks, S)  the tiles that occur in a column of blocks
     place: Tensor  # int32, as codes  the place of a block's tile in `column`; NOWHERE: empty
-    prefix: Tensor  # int32 (BLOCK, words)  row t has the bits of the keys 0 to t
+    prefix: Tensor  # int32 (b, words)  row t has the bits of the keys 0 to t
     starts: Tensor  # int32 (blocks,)  first token of each
     max_blocks: int  # non-empty blocks
 
 
 @cached
-def blocks_of(mask: Mask | None, n: int, heads: int, device: torch.device) -> Blocks:
-    """`mask` (None: all pairs) for n tokens, a multiple of BLOCK. Copied to the device once."""
+def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.device) -> Blocks:
+    """Return `mask` (None: all pairs) for n tokens, in its own blocks or in those of BLOCK tokens,
+    which divide n. It is copied to the device once.
+    """
+    block = mask.block_size[0] if isinstance(mask, BlockMask) else BLOCK
     if mask is None:
-        codes = np.full((1, n // BLOCK, n // BLOCK), FULL, np.int32)
-        bits = np.zeros((0, BLOCK, BLOCK // 32), np.uint32)
+        codes = np.full((1, n // block, n // block), FULL, np.int32)
+        bits = np.zeros((0, block, block // 32), np.uint32)
     else:
-        built = mask.build(n, n, (BLOCK, BLOCK), heads=heads_of(mask, heads))
-        codes, bits = grid_codes(built)[0], built.bits
+        if isinstance(mask, Mask):
+            mask = mask.build(n, n, block, heads=heads_of(mask, heads))
+        codes, bits = grid_codes(mask)[0], mask.bits
     every = np.full((1, *bits.shape[1:]), 2**32 - 1, np.uint32)
     kinds = [np.setdiff1d(codes[..., c], EMPTY) for c in range(codes.shape[2])]
     column = np.zeros((len(kinds), max(1, *map(len, kinds))), np.int32)
@@ -221,14 +231,14 @@ def blocks_of(mask: Mask | None, n: int, heads: int, device: torch.device) -> Bl
         column[c, : len(found)] = np.where(found == FULL, len(bits), found)
         here = codes[..., c]
         place[..., c] = np.where(here == EMPTY, NOWHERE, np.searchsorted(found, here))
-    keys = np.tril(np.ones((BLOCK, BLOCK), bool))[None]
+    keys = np.tril(np.ones((block, block), bool))[None]
     return Blocks(
         to_device(codes[None], device),
         to_device(np.concatenate([bits, every]).view(np.int32), device),
         to_device(column, device),
         to_device(place[None], device),
         to_device(pack_bits(keys)[0].view(np.int32), device),
-        to_device(np.arange(0, n, BLOCK, dtype=np.int32), device),
+        to_device(np.arange(0, n, block, dtype=np.int32), device),
         int((codes != EMPTY).sum()),
     )
 
@@ -240,24 +250,26 @@ def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
     A block whose keys are all real is that of the mask. The one key block that holds the last token
     gets new tiles, one for each tile that the mask has in that column.
     """
-    n, max_blocks = len(blocks.starts) * BLOCK, len(lengths) * blocks.max_blocks
+    block = blocks.tiles.shape[1]
+    n, max_blocks = len(blocks.starts) * block, len(lengths) * blocks.max_blocks
     if on_nvidia(lengths):
         codes, bits = kernels_of("select").cut_blocks(*blocks[:5], lengths)
     else:
         codes, bits = cut_torch(blocks, lengths)
-    return Selection(codes, bits, n, n, (BLOCK, BLOCK), max_blocks)
+    return Selection(codes, bits, n, n, (block, block), max_blocks)
 
 
 def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and bits of `skip_padding` in plain torch."""
     batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
-    n = len(blocks.starts) * BLOCK
+    block = blocks.tiles.shape[1]
+    n = len(blocks.starts) * block
     last = lengths.clamp(max=n) - 1
-    tiles = blocks.tiles[blocks.column[last // BLOCK]] & blocks.prefix[last % BLOCK][:, None, None]
+    tiles = blocks.tiles[blocks.column[last // block]] & blocks.prefix[last % block][:, None, None]
     first = torch.arange(known, known + batch * slots, slots, dtype=torch.int32, device=last.device)
     cut = (blocks.place + first[:, None, None, None]).clamp_(min=EMPTY)
     left = lengths[:, None] - blocks.starts
-    real, whole = left > 0, left >= BLOCK
+    real, whole = left > 0, left >= block
     codes = torch.where(whole[:, None, None], blocks.codes, cut)
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
     return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])

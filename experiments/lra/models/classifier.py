@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention, make_attention
+from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
 from experiments.lra.models.class_token import refuse_a_blind_class_token
 from experiments.lra.models.config import ModelConfig, model_config
@@ -87,6 +88,9 @@ class Classifier(nn.Module):
             kinds[-1].share(kinds[0])
         if cls:
             refuse_a_blind_class_token(kinds)
+        self.masks = [
+            kind.mask for kind in kinds if isinstance(kind, Flash) and kind.mask is not None
+        ]
         self.skips = any(layer.padding == "skip" for layer in self._sparse_layers())
         self.norm = nn.LayerNorm(config.dim, norm_eps(config))
         self.head = Head(config, classes, pair)
@@ -132,9 +136,10 @@ class Classifier(nn.Module):
         made: dict[Any, Schedule] = {}
         for i, layer in enumerate(self._sparse_layers()):
             if layer.padding == "skip":
-                if layer.mask not in made:
-                    made[layer.mask] = layer.plan(lengths, self.states)
-                found[i] = made[layer.mask]
+                key = getattr(layer.mask, "key", None)
+                if key not in made:
+                    made[key] = layer.plan(lengths, self.states)
+                found[i] = made[key]
         return found
 
     def _sparse_layers(self) -> list[BlockSparseAttention]:

@@ -50,8 +50,8 @@ CHOICES = {
 IMAGES = ("image", *PATHFINDER)  # tasks
 # What may change between sessions of a run: it changes no result except by rounding.
 FREE = (
-    "device micro_batch eval_batch log_every checkpoint_every minutes compile graph deterministic "
-    "tensorboard runs name data_dir cache_dir data_only"
+    "device block_size micro_batch eval_batch log_every checkpoint_every minutes compile graph"
+    " deterministic tensorboard runs name data_dir cache_dir data_only"
 ).split()
 
 
@@ -99,7 +99,8 @@ class Settings:
     cache_dir: str
     data_only: bool
     tensorboard: bool | None
-    deterministic: bool = False  # not in the files of older runs
+    deterministic: bool = False  # not in the files of older runs, as what follows
+    block_size: int | None = None
     scaled: dict[str, tuple[Any, Any]] = field(default_factory=dict, compare=False)
 
     @property
@@ -177,7 +178,7 @@ def make_settings(config: DictConfig | Mapping[str, Any], given: Sequence[str] =
     for name in ("name", "label", "mask"):  # Hydra reads name=3 as a number
         values[name] = None if values[name] is None else str(values[name])
     values["betas"] = tuple(values["betas"])
-    values["attention"] = _attention(values["attention"], values["mask"])
+    values["attention"] = _attention(values["attention"], values["mask"], values["block_size"])
     return Settings(**values, scaled=scaled)
 
 
@@ -300,11 +301,14 @@ def _check_model(values: dict[str, Any]) -> None:
         raise ValueError(f"model.{error}") from None
 
 
-def _attention(attention: Mapping[str, Any], mask: str | None) -> dict[str, Any]:
-    """The attention with its mask. Raises ValueError for a mask that is wrong or not used."""
-    if mask is None:
-        return dict(attention)
-    if attention["name"] != "sparse":
-        raise ValueError(f"mask={mask} is for attention=sparse; {attention['name']} takes none")
-    masks.parse(mask)
-    return {**attention, "mask": mask}
+def _attention(
+    attention: Mapping[str, Any], mask: str | None, block_size: int | None
+) -> dict[str, Any]:
+    """Return the attention with its mask. Raises ValueError for one that is wrong or not used."""
+    given = {"mask": mask, "block_size": block_size}
+    given = {key: value for key, value in given.items() if value is not None}
+    for key, value in given.items():
+        if attention["name"] != "sparse":
+            raise ValueError(f"{key}={value} is for attention=sparse; {attention['name']} has none")
+    masks.parse(mask or "dense").build(256, block_size=block_size or 128)
+    return {**attention, **given}

@@ -156,13 +156,20 @@ class Session(session.Session):
             data_mib=self.trainer.split.bytes / MIB,
             started=self.started,
         )
-        attention = settings.attention["name"]
-        if self.mask[1] is not None:
-            attention += f" {self.mask[0]} (density {self.mask[1]:.3g})"
+        attention, (mask, density) = settings.attention["name"], self.mask
+        if density is not None:
+            attention += f" {mask}, {density:.0%} of the blocks"
         self.progress.say(
-            f"{self.folder}: {task.name} ({task.source}), {task.length} tokens; {attention} "
-            f"attention, {said}; from {self.started}"
+            f"{self.folder}, from {self.started}\n"
+            f"  task: {task.name} ({task.source}), {task.length} tokens\n"
+            f"  attention: {attention}\n"
+            f"  model: {said}"
         )
+        if density == 1:
+            self.progress.say(
+                f"warning: density 1, the mask {mask} computes every block and saves no time: give"
+                " a smaller block_size= or another mask="
+            )
 
     # ---- steps
 
@@ -236,9 +243,8 @@ class Session(session.Session):
 
 def _explain_scale(settings: Settings, say: Callable[[str], None]) -> None:
     if settings.scale == "small":
-        changes = ", ".join(f"{k} {a} -> {b}" for k, (a, b) in settings.scaled.items())
+        changes = "".join(f"\n  {k}: {a} -> {b}" for k, (a, b) in settings.scaled.items())
         say(
-            "scale=small: made for a CPU, not the recipe of the reference "
-            f"({changes or 'as given'}); options on the command line are kept, and scale=full "
-            "changes nothing"
+            f"scale=small: made for a CPU, not the recipe of the reference{changes}\n"
+            "  (scale=full trains the recipe; options on the command line are kept)"
         )

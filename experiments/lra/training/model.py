@@ -13,7 +13,7 @@ from experiments.lra.models.positions import upsample_axis, upsample_positions
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.lra.training import checkpoint
 from experiments.lra.training.config import Settings, model_sizes
-from masks import BlockMask, Mask
+from masks import BlockMask
 from sparseflash import BlockSparseAttention
 
 POSITIONS = "positions"  # the name of the position table
@@ -33,34 +33,31 @@ def _order(settings: Settings) -> str:
 
 
 def mask_of(model: Classifier, settings: Settings) -> tuple[str | None, float | None]:
-    """The mask that a model uses, as text, and its density at the model's length.
+    """Return the mask that a model uses, as text, and its density at the model's length.
 
-    The text is that of mask=, or of the default. The density is the mean over the layers. Both are
-    None for an attention without a mask.
+    The text is that of mask=, or of the default. The density is the mean over the layers, in the
+    blocks that they take. Both are None for an attention without a mask.
     """
-    blocks = _blocks(model)
-    if not blocks:
+    if not model.masks:
         return None, None
-    density = fmean(mask.density for mask in blocks)
+    layers = (m for m in model.modules() if isinstance(m, BlockSparseAttention))
+    density = fmean(_blocks(layer.mask, model, layer.heads).density for layer in layers)
     if settings.mask is None:
-        return blocks[0].text, density
+        return model.masks[0].text, density
     return f"({settings.mask})&causal" if model.config.causal else settings.mask, density
 
 
 def mask_digest(model: Classifier) -> str | None:
-    """A digest of all pairs that the masks of a model allow, None for an attention without one."""
-    keys = [mask.key for mask in _blocks(model)]
+    """Return a digest of all pairs that the masks of a model allow, None for an attention without
+    one. It does not depend on the block size.
+    """
+    heads = model.config.heads
+    keys = [_blocks(mask, model, heads).key for mask in model.masks]
     return hashlib.sha256("".join(keys).encode()).hexdigest()[:12] if keys else None
 
 
-def _blocks(model: Classifier) -> list[BlockMask]:
-    """The masks of the layers at the model's length."""
-    layers = [module for module in model.modules() if isinstance(module, BlockSparseAttention)]
-    return [
-        layer.mask.build(model.states, heads=layer.heads)
-        for layer in layers
-        if isinstance(layer.mask, Mask)
-    ]
+def _blocks(mask: Any, model: Classifier, heads: int) -> BlockMask:
+    return mask if isinstance(mask, BlockMask) else mask.build(model.states, heads=heads)
 
 
 # ---- weights of another run

@@ -9,10 +9,12 @@ import masks
 import sparseflash
 from experiments.lra.models.attention.base import Attention
 from experiments.lra.models.attention.registry import register
-from masks import Mask
+from masks import BlockMask, Mask
 from sparseflash.layers import plan_lengths
-from sparseflash.lengths import BLOCK, SHORTEST, attend_within
+from sparseflash.lengths import SHORTEST, attend_within, skippable
 from sparseflash.schedule import Schedule
+
+LONGEST = {16: 256, 32: 512, 64: 2048}  # tokens of the sequences that take such blocks
 
 
 @register("flash", label="FlashAttention", style=("#0072B2", "s", "-"))
@@ -27,22 +29,36 @@ class Flash(Attention):
     """
 
     mask: Mask | None = None
+    blocks: BlockMask | Mask | None = None  # of the mask, at this length
 
     def __init__(
         self, *, padding: Literal["auto", "hide", "skip"] = "auto", backend: str = "auto", **sizes
     ):
         super().__init__(**sizes)
-        if padding == "skip" and self.length % BLOCK:
-            raise ValueError(
-                f"padding is skip and the length {self.length} no multiple of {BLOCK};"
-                " take padding=hide"
-            )
-        fits = self.length % BLOCK == 0 and self.length >= SHORTEST
-        self.padding = "skip" if padding == "skip" or (padding == "auto" and fits) else "hide"
         self.without_plan = padding  # "auto" hides inside torch.compile
         self.backend = backend
         if self.causal:
-            self.mask = masks.causal()
+            self._take(masks.causal())
+        self._check_padding()
+
+    def _take(self, mask: Mask, block_size: int | None = None) -> None:
+        """Attend under this mask, cut into blocks of `block_size` tokens where it is given."""
+        self.mask = self.blocks = mask
+        if block_size is not None:
+            heads = self.heads if mask.per_head else None
+            self.blocks = mask.build(self.length, block_size=block_size, heads=heads)
+
+    def _check_padding(self) -> None:
+        """Find whether padding is skipped. Raises ValueError where that is asked for in vain."""
+        fits = skippable(self.blocks, self.length, self.length)
+        if self.without_plan == "skip" and not fits:
+            raise ValueError(
+                f"padding is skip, the length {self.length} and the mask {self.blocks!r}: the"
+                " length must be a multiple of 128, or of blocks of 32, 64 or 128 tokens; take"
+                " padding=hide"
+            )
+        long = self.without_plan == "auto" and self.length >= SHORTEST
+        self.padding = "skip" if self.without_plan == "skip" or (long and fits) else "hide"
 
     def pattern(self) -> Mask | None:
         return self.mask
@@ -51,7 +67,7 @@ class Flash(Attention):
         self, dim: int, *, bias: bool, rotary: nn.Module | None
     ) -> sparseflash.BlockSparseAttention:
         return sparseflash.BlockSparseAttention(
-            dim, self.heads, head_dim=self.head_dim, mask=self.mask, bias=bias, rotary=rotary,
+            dim, self.heads, head_dim=self.head_dim, mask=self.blocks, bias=bias, rotary=rotary,
             dropout=self.dropout, padding=self.padding, backend=self.backend,
         )  # fmt: skip
 
@@ -59,10 +75,10 @@ class Flash(Attention):
         if self.padding == "hide":
             return lengths
         shape = (self.length, (self.heads, self.heads), self.head_dim)
-        return plan_lengths(self.mask, lengths, *shape, dtype, lengths.device, **self._options)
+        return plan_lengths(self.blocks, lengths, *shape, dtype, lengths.device, **self._options)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Schedule | None) -> Tensor:
-        mask = self.mask
+        mask = self.blocks
         if isinstance(lengths, Schedule):
             mask, lengths = lengths, None
         given = (q, k, v, mask, lengths, self.without_plan)
@@ -79,22 +95,30 @@ class Sparse(Flash):
 
     mask: a `masks.Mask` or its text; None takes `default_mask`. A mask of `masks.layers` gives
         each layer its own.
+    block_size: tokens of the blocks that the mask is cut into; None takes `default_block`.
     The further options are those of `Flash`.
     """
 
-    def __init__(self, *, mask: Mask | str | None = None, **options):
+    def __init__(self, *, mask: Mask | str | None = None, block_size: int | None = None, **options):
         super().__init__(**options)
         if mask is None:
             mask = default_mask(self.length, class_token=self.class_token)
         mask = (masks.parse(mask) if isinstance(mask, str) else mask).layer(self.layer)
-        self.mask = mask & masks.causal() if self.causal else mask
+        mask = mask & masks.causal() if self.causal else mask
+        self._take(mask, block_size or default_block(self.length))
+        self._check_padding()
+
+
+def default_block(length: int) -> int:
+    """Return the block size at which the default mask skips most of its blocks."""
+    return next((size for size in (16, 32, 64) if length <= LONGEST[size]), 128)
 
 
 def default_mask(length: int, *, class_token: bool = False) -> Mask:
-    """Fixed butterfly and local blocks: of 64 tokens up to 2048, where 128 would leave few.
+    """Return fixed butterfly and local blocks of `default_block` tokens.
 
     class_token: the first token sees all others, and they see it.
     """
-    block = 64 if length <= 2048 else 128
+    block = default_block(length)
     mask = masks.butterfly(block) | masks.local(block) >> masks.snap(block)
     return mask | masks.global_tokens(1) if class_token else mask

@@ -160,6 +160,17 @@ def test_a_run_is_done_once_a_validation_is_good_enough(place, ran, capsys):
     assert ran(**changes | {"name": "hard", "stop_at": 1.0}).result["steps"] == 6
 
 
+def test_a_mask_that_skips_nothing_is_told_and_block_size_mends_it(ran, place, capsys):
+    changes = {"attention": "sparse", "mask": "local:4", "steps": 1, "name": "blocks"}
+    coarse = ran(**changes, block_size=64).result
+    assert "density 1" in capsys.readouterr().err
+    fine = ran(**changes | {"name": "fine"}, block_size=16).result
+    assert "density 1" not in capsys.readouterr().err
+    assert coarse["density"] == 1 and fine["density"] == 10 / 16  # 4 x 4 blocks, 3 diagonals
+    refuse(place, "block_size", **changes, block_size=20)
+    refuse(place, "block_size=16 is for attention=sparse", attention="flash", block_size=16)
+
+
 def test_data_alone(place, tmp_path, capsys):
     changes = {"cache_dir": tmp_path / "cache", "runs": tmp_path / "runs"}
     assert train(place, "listops", data_only=True, **changes) == {}

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import masks
 from experiments.lra.models.attention import NAMES, Attention, make_attention, options_of
 from experiments.lra.models.attention.base import budget
-from experiments.lra.models.attention.flash import default_mask
+from experiments.lra.models.attention.flash import default_block
 from experiments.lra.models.attention.reformer import Reformer
 from experiments.lra.models.attention.smyrf import Smyrf
 from tests.experiments.lra.models.attention.oracles import B, D, H, N, oracle, softmax_oracle
@@ -170,8 +170,28 @@ def test_sizes_go_by_the_length():
     assert [budget(n, 32, 128) for n in lengths] == [32, 32, 64, 64, 128, 128, 128, 128, 16]
     layer = make_attention("reformer", heads=H, head_dim=D, length=2048, bucket=None, hashes=4)
     assert isinstance(layer, Reformer) and (layer.bucket, layer.halves) == (64, 16)
-    assert str(default_mask(1024)).startswith("butterfly(64)")
-    assert default_mask(4096).build(4096).stats().partial == 0
+
+
+@pytest.mark.parametrize("length", [256, 512, 1000, 1024, 2000, 2048, 4096, 16384, 65536])
+def test_the_default_mask_skips_more_than_half_of_its_blocks(length):
+    attention = make_attention("sparse", heads=H, head_dim=D, length=length)
+    assert attention.blocks.density < 0.5
+    assert attention.blocks.stats().partial == 0 or length % 128
+    assert attention.blocks.block_size == (default_block(length),) * 2
+
+
+def test_the_block_size_changes_what_is_computed_and_not_the_result():
+    sizes = {"heads": H, "head_dim": D, "length": 1024, "mask": "local:20+global_tokens:3"}
+    layers = [make_attention("sparse", **sizes, block_size=b) for b in (32, 64, 128, 48)]
+    density = [layer.blocks.density for layer in layers]
+    assert density[0] < density[1] < density[2]
+    assert [layer.padding for layer in layers] == ["skip", "skip", "skip", "hide"]
+    q, k, v = torch.randn(3, 2, H, 1024, D)
+    lengths = torch.tensor([700, 1024], dtype=torch.int32)
+    outs = [layer(q, k, v, layer.plan(lengths, q.dtype)) for layer in layers]
+    for out in outs[1:]:
+        torch.testing.assert_close(out[0, :, :700], outs[0][0, :, :700])
+        torch.testing.assert_close(out[1], outs[0][1])
 
 
 def test_masks_of_a_layer_and_as_objects():
@@ -197,7 +217,8 @@ def test_masks_of_a_layer_and_as_objects():
         ("reformer", {"causal": True}, "no causal form"),
         ("sparse", {"mask": "locale:3"}, "locale"),
         ("flash", {"padding": "drop"}, "padding is 'drop'"),
-        ("flash", {"padding": "skip"}, "no multiple of 128"),
+        ("flash", {"padding": "skip"}, "multiple of 128"),
+        ("sparse", {"block_size": 24}, "block_size.* 24"),
     ],
 )
 def test_errors(name, options, message):
