@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.bench.reports.compare import report
 from experiments.bench.rows import SpeedRow
-from experiments.common.files import beside
+from experiments.common.files import beside, write_text
 from experiments.common.program import program
 from experiments.common.records import read
 
@@ -24,7 +24,7 @@ def main(options: dict[str, Any], command: str) -> None:
     path = Path(options["csv"])
     text = report(read(path, SpeedRow), options["own"])
     out = path.with_name(f"{beside(path, '.txt').stem}-compared.txt")
-    out.write_text(text + "\n")
+    write_text(out, text + "\n", "csv")
     print(f"{text}\n\nwritten: {out}")
 
 

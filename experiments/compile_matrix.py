@@ -19,7 +19,7 @@ from experiments.bench.compile_matrix.rows import CompileRow
 from experiments.bench.compile_matrix.run import folder_of, run
 from experiments.bench.compile_matrix.table import page_tables, tables
 from experiments.common.checks import as_list, at_least_one, choose
-from experiments.common.files import beside
+from experiments.common.files import beside, write_text
 from experiments.common.program import program
 from experiments.common.records import Records, read
 from experiments.common.text_table import fill
@@ -39,10 +39,10 @@ def main(options: dict[str, Any], command: str) -> None:
         rows = read(path, CompileRow)
     if options["page"]:
         table = Path(options["page"])
-        table.write_text(fill(table.read_text(), page_tables(rows)))
+        write_text(table, fill(table.read_text(), page_tables(rows)), "page")
     else:
         table = beside(path, ".md")
-        table.write_text(tables(rows))
+        write_text(table, tables(rows), "csv")
     print(f"rows: {path}\ntables: {table}")
     faults = [(row, fault) for row in rows for fault in row.faults()]
     for row, fault in faults:

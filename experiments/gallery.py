@@ -17,6 +17,7 @@ from PIL import Image
 import masks
 from experiments.bench.reports.mask_plot import draw_masks
 from experiments.common import figures
+from experiments.common.files import write_text, write_whole
 from masks.draw import COLOURS, tokens
 from masks.registry import PATTERNS, TRANSFORMS, Example
 
@@ -49,7 +50,6 @@ N or n. *Blocks* is the share of non-empty blocks in the picture. Numbers of sou
 def write(out: Path) -> list[Path]:
     """Writes the page and the pictures into `out`; their paths."""
     pictures = out / "figures" / "gallery"
-    pictures.mkdir(parents=True, exist_ok=True)
     lines, written = [HEAD], []
     for section, examples in sections().items():
         lines.append(f"## {section}\n\n| | use | pairs | blocks | source |\n|---|---|---|---|---|")
@@ -63,7 +63,7 @@ def write(out: Path) -> list[Path]:
             lines.append(row(example, path.relative_to(out), blocks))
         lines.append("")
     page = out / "gallery.md"
-    page.write_text("\n".join(lines))
+    write_text(page, "\n".join(lines), "out")
     return [page, *written, overview(pictures.parent / "masks.png")]
 
 
@@ -117,7 +117,7 @@ def save(codes: NDArray[np.uint8], path: Path) -> None:
     """Write 0 empty, 1 partial, 2 full as a PNG of three colours."""
     image = Image.fromarray(codes, "P")
     image.putpalette([int(c[i : i + 2], 16) for c in COLOURS.values() for i in (1, 3, 5)])
-    image.save(path, optimize=True, bits=2)
+    write_whole(path, lambda file: image.save(file, format="png", optimize=True, bits=2), "out")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from experiments.bench.warm import breaks_context
 from experiments.common.checks import check_options, choose, whole_number
 from experiments.common.devices import set_defaults
+from experiments.common.files import write_text
 from experiments.common.program import program
 from experiments.common.records import OK, Records, read
 from experiments.lra import published as lra
@@ -137,7 +138,7 @@ def main(options: dict[str, Any], command: str) -> None:
         run_cases(cases, records, options["seconds"], command, *together)
     found = read(path, StepRow)
     table = path.with_suffix(".md")
-    table.write_text(as_markdown(found), encoding="utf-8")
+    write_text(table, as_markdown(found), "csv")
     print("\n" + tables(found) + "\n")
     plots = draw_all(found, options["plots"])
     print("\n".join(f"written: {place}" for place in (path, table, *plots)))

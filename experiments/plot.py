@@ -22,6 +22,7 @@ from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.checks import as_list
 from experiments.common.figures import save, style
+from experiments.common.files import write_text
 from experiments.common.program import program
 from experiments.common.records import OK, read
 
@@ -43,7 +44,6 @@ def measured(csv: str | Path, triton: str | None = None) -> list[SpeedRow]:
 def draw_all(rows: Sequence[SpeedRow], out: str | Path) -> list[Path]:
     """Writes every figure that the rows give into the folder `out`; the files' paths."""
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     with style():
         figures = draw_speed(rows)
         if found := patterns(rows):
@@ -77,7 +77,7 @@ def main(options: dict[str, Any], command: str) -> None:
     for path in draw_all(rows, options["out"]):
         print(f"plot: {path}")
     for page, text in filled.items():
-        page.write_text(text)
+        write_text(page, text, "pages")
         print(f"page: {page}")
 
 

@@ -16,7 +16,7 @@ from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
 from experiments.bench.warm import warm
 from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
-from experiments.common.files import beside
+from experiments.common.files import beside, write_text
 from experiments.common.program import program
 from experiments.common.records import Records
 
@@ -36,7 +36,7 @@ def main(options: dict[str, Any], command: str) -> None:
         wanted = [what for what in wanted if what not in left_out]
     rows = run(wanted, Bench(device, options["seconds"]), records, command)
     print("\n" + tables(rows, records.rows))
-    table.write_text(tables(records.rows) + "\n")
+    write_text(table, tables(records.rows) + "\n", "csv")
     print(f"\nrows:  {records.path}\ntable: {table}")
     plots = records.path.parent / "plots"
     print(f"plots: python -m experiments.plot csv={records.path} out={plots}")

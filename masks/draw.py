@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
 from masks.checks import Installed, file_path, integer
+from masks.files import replace
 from masks.tiles import unpack_bits
 from masks.types import BlockMask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Blue and orange of Okabe and Ito, chosen so that colour-blind readers can distinguish them.
 COLOURS = {"empty": "#f2f2f2", "partial": "#e69f00", "full": "#0072b2"}
@@ -89,8 +91,18 @@ def draw(
     patches = [Patch(facecolor=c, edgecolor="0.5", label=name) for name, c in tones]
     ax.legend(handles=patches[::-1], loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     if path is not None:
-        ax.figure.figure.savefig(path)  # type: ignore[union-attr]  # of a subfigure: the whole
+        save(ax.figure.figure, path)  # type: ignore[union-attr]  # of a subfigure: the whole
     return ax
+
+
+def save(figure: "Figure", path: Any) -> None:
+    """Write a figure to a path, whose suffix sets the format (PNG without one), or an open file."""
+    if hasattr(path, "write"):
+        figure.savefig(path)
+        return
+    path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    replace(path, lambda file: figure.savefig(file, format=path.suffix[1:]))
 
 
 def _span(name: str, span: Any, n: int) -> Span:

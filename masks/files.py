@@ -1,9 +1,10 @@
-"""Block masks in .npz files, without pickle."""
+"""Block masks in .npz files, without pickle; files that are there whole or not at all."""
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -18,8 +19,31 @@ SCALARS = ("n_q", "n_k", "block_size", "batch", "heads", "text")
 
 def write(path: str | Path, data: BlockData, key: str) -> None:
     """Write a block mask and its key to exactly `path`. ValueError for what is no path."""
-    with open(file_path(path, EXAMPLE), "wb") as file:
-        np.savez_compressed(file, format=FORMAT, key=key, **data._asdict())
+    content: dict[str, Any] = {"format": FORMAT, "key": key, **data._asdict()}
+    replace(file_path(path, EXAMPLE), lambda file: np.savez_compressed(file, **content))
+
+
+def replace(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside its place, flush it to the disk, and rename it.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`, and what was there before stays.
+    """
+    place = Path(os.path.realpath(path))  # a link stays a link
+    special = place.exists() and not place.is_file()  # /dev/stdout or a pipe
+    new = place if special else place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        with open(new, "wb") as file:
+            write(file)
+            if not special:
+                file.flush()
+                os.fsync(file.fileno())
+        new.replace(place)  # nothing happens where both are one
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        if not special:
+            new.unlink(missing_ok=True)
 
 
 def read(path: str | Path, make: Callable[..., Any]) -> Any:

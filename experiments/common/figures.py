@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from PIL import Image
+
+from experiments.common.files import write_whole
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page's text, and of one of its two columns
 MAX_ENTRIES = 8  # of a legend
@@ -167,14 +170,28 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
 
 
-def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Writes `stem`.png and `stem`.svg and closes the figure; their paths."""
+def with_palette(picture: BytesIO, colours: int, **options: Any) -> BytesIO:
+    """A PNG of so many colours, which takes a third of the bytes."""
+    small = BytesIO()
+    Image.open(picture).convert("RGB").quantize(colours).save(
+        small, format="png", optimize=True, **options
+    )
+    return small
+
+
+def save(
+    figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg"), option: str = "out"
+) -> list[Path]:
+    """Writes `stem`.png and `stem`.svg and closes the figure; their paths.
+
+    option: names the setting of the folder, for the error where it cannot be written.
+    """
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for path in paths:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        if path.suffix == ".png":  # a palette takes a third of the bytes
-            with Image.open(path) as picture:
-                small = picture.convert("RGB").quantize(COLOURS)
-            small.save(path, optimize=True, dpi=(RC["savefig.dpi"],) * 2)
+        drawn, kind = BytesIO(), path.suffix[1:]
+        figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        if kind == "png":
+            drawn = with_palette(drawn, COLOURS, dpi=(RC["savefig.dpi"],) * 2)
+        write_whole(path, lambda file, drawn=drawn: file.write(drawn.getvalue()), option)
     plt.close(figure)
     return paths

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+from masks.files import replace
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
@@ -15,14 +15,9 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
     option: names the setting that puts the file elsewhere.
     ValueError, with the remedy, if it cannot be written; what was there before stays.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(new, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace(path, write)
     except (OSError, RuntimeError) as error:
         reason = error
         while not isinstance(reason, OSError):  # torch.save raises a RuntimeError after it
@@ -30,11 +25,14 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
                 raise
             reason = reason.__context__
         raise ValueError(
-            f"cannot write {path} ({reason}): free some space, or name another place with {option}="
+            f"cannot write {path} ({reason.strerror}): free some space, or name another place with"
+            f" {option}="
         ) from error
-    finally:
-        with suppress(OSError):  # it is not there, nor may its folder be
-            new.unlink()
+
+
+def write_text(path: Path, text: str, option: str) -> None:
+    """Writes a text as `write_whole` does."""
+    write_whole(path, lambda file: file.write(text.encode()), option)
 
 
 def beside(csv: Path, kind: str) -> Path:

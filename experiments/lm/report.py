@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from experiments.common.files import write_whole
+from experiments.common.files import write_text
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lm.attention import resolve
 from experiments.lm.model import LEARNED, ROTARY
@@ -217,7 +217,7 @@ def _fill(path: Path, plan: str, rows: Sequence[ModelRow]) -> None:
     except OSError as error:
         raise ValueError(f"cannot read pages=[{path}] ({error.strerror})") from None
     filled = filled_page(text, plan, rows)
-    write_whole(path, lambda file: file.write(filled.encode()), "pages")
+    write_text(path, filled, "pages")
 
 
 def filled_page(text: str, plan: str, rows: Sequence[ModelRow]) -> str:

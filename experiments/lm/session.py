@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-from experiments.common.files import write_whole
+from experiments.common.files import write_text
 from experiments.common.provenance import code_version
 from experiments.lm.model import shares
 from experiments.lm.prepare import make_model
@@ -63,7 +63,7 @@ class Session(session.Session):
         self._prepare(objective)
         if old is None and group.leads:
             manifest = json.dumps(self.corpus.manifest, indent=1) + "\n"
-            write_whole(self.folder / MANIFEST, lambda file: file.write(manifest.encode()), "runs")
+            write_text(self.folder / MANIFEST, manifest, "runs")
         return self._go(old)
 
     def _prepare(self, objective: Objective) -> None:

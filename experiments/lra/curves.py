@@ -61,7 +61,6 @@ def draw_all(
             figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
         if not figures:
             raise ValueError("no run has a measurement yet: nothing to draw")
-        out.mkdir(parents=True, exist_ok=True)
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.common import records
+from experiments.common.files import write_text
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lra import published as lra
 from experiments.lra.averages import Average, average, choices
@@ -277,9 +278,8 @@ def as_csv(table: Table) -> str:
 
 def write(table: Table, stem: Path) -> list[Path]:
     """Writes `stem`.md and `stem`.csv, and returns their paths."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
     texts = {".md": as_markdown(table), ".csv": as_csv(table)}
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text, "out")
     return paths

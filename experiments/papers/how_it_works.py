@@ -39,7 +39,6 @@ DEVICE = "NVIDIA H200"
 
 def main(out: Path) -> list[Path]:
     """Draws all figures into a folder; their paths."""
-    out.mkdir(parents=True, exist_ok=True)
     paths = []
     for draw in (tiles, running, roofline):
         with figures.style():

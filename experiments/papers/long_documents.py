@@ -28,6 +28,7 @@ from experiments.common.figures import (
     style,
     token_text,
 )
+from experiments.common.files import write_text
 from experiments.common.program import program
 from experiments.common.text_table import MISSING, markdown
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
@@ -156,9 +157,8 @@ def tables(found: Mapping[str, Cells]) -> str:
 
 def write(found: Mapping[str, Cells], out: Path) -> list[Path]:
     """Writes the tables, and a figure of each set of documents; returns the paths."""
-    out.mkdir(parents=True, exist_ok=True)
     paths = [out / "long_documents.md"]
-    paths[0].write_text(tables(found) + "\n", encoding="utf-8")
+    write_text(paths[0], tables(found) + "\n", "out")
     with style():
         for name, cells in found.items():
             paths += save(draw(name, cells), out / file_name("long-documents", name))

@@ -1,11 +1,13 @@
 """A sheet of images of both labels, as they are and with their two long snakes in colour."""
 
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image
 
+from experiments.common.figures import with_palette
+from experiments.common.files import write_whole
 from experiments.pathfinder.generate import Images, ends, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import LABEL, MARKERS
@@ -32,10 +34,10 @@ def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
                     axis.set_ylabel(f"label {label}" + (", traced" if row % 2 else ""))
             _trace(axes[2 * label + 1, column], images, int(image), spec)
     figure.suptitle(f"Pathfinder-{spec.size}, contour {spec.contour}, seed {seed}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=110)
     plt.close(figure)
-    Image.open(path).convert("RGB").quantize(48).save(path, optimize=True)  # a third of the bytes
+    write_whole(path, lambda file: file.write(with_palette(drawn, 48).getvalue()), "out")
 
 
 def _trace(axis, images: Images, image: int, spec: Spec) -> None:

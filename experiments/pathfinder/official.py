@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.common.files import write_whole
+from experiments.common.files import write_text
 from experiments.common.progress import progress
 from experiments.common.threads import threads
 from experiments.pathfinder.generate import VERSION, make
@@ -45,7 +45,7 @@ def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None =
     elif level.exists() and any(level.iterdir()):
         raise ValueError(f"{level} holds other files: give another out=")
     (level / "metadata").mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps(settings, indent=1) + "\n")
+    write_text(known, json.dumps(settings, indent=1) + "\n", "out")
     folders = range(0, examples, FOLDER)
     with threads(workers) as pool:
         for first in progress(folders, len(folders), f"{level}, {FOLDER} images at a time"):
@@ -75,7 +75,7 @@ def _write_folder(
 
     runs = pool.map(run, range(0, n, 50))
     text = "".join(line for lines in runs for line in lines)
-    write_whole(metadata, lambda file: file.write(text.encode()), "out")
+    write_text(metadata, text, "out")
 
 
 def _lines(path: Path) -> int:

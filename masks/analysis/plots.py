@@ -10,7 +10,7 @@ from masks.analysis.reach import EXACT, Reach, reach
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from masks.checks import file_path
-from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, Span, draw
+from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, Span, draw, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,5 +114,5 @@ def overview(
         found = reach(blocks, SHOWN_LAYERS, causal=causal, exact=exact, batch=batch)
         draw_reach(found, figure.add_subplot(page[1, 1]))
     if path is not None:
-        figure.savefig(path)
+        save(figure, path)
     return picture

@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,31 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes | str):
         path.write_bytes(content)
     with pytest.raises(ValueError, match=r"mask\.np[yz] is no block mask.*: write"):
         BlockMask.load(path)
+
+
+@pytest.mark.parametrize("picture", [False, True])
+def test_a_full_disk_leaves_the_older_file(picture: bool, tmp_path: Path):
+    if picture:
+        pytest.importorskip("matplotlib")
+    path, blocks = tmp_path / "mask.png", masks.random_blocks(0.5).build(1 << 12)
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*mask\.png"):
+            (blocks.draw if picture else blocks.save)(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
+
+
+def test_saves_through_a_link_and_into_a_pipe(tmp_path: Path):
+    blocks, link = masks.local(3).build(100), tmp_path / "link.npz"
+    link.symlink_to(tmp_path / "mask.npz")
+    blocks.save(link)
+    assert link.is_symlink() and BlockMask.load(tmp_path / "mask.npz") == blocks
+    blocks.save("/dev/null")
+    assert not Path("/dev/null").is_file()
 
 
 def test_one_wrong_byte_is_refused_or_does_not_count(tmp_path: Path):

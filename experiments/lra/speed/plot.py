@@ -34,7 +34,6 @@ Quantity = tuple[Callable[[StepRow], float | None], str]
 def draw_all(rows: Sequence[StepRow], out: str | Path) -> list[Path]:
     """Writes every figure that the rows support into the folder `out`, and returns the paths."""
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figure] = {}
     with style():
         for place in dict.fromkeys((row.device, row.precision) for row in rows):
@@ -45,7 +44,11 @@ def draw_all(rows: Sequence[StepRow], out: str | Path) -> list[Path]:
                 figures[file_name("lra speedup", *place)] = draw_speedup(tasks)
             if len({row.length for row in measured(sweep)}) > 1:
                 figures[file_name("lra length", *place)] = draw_length(sweep)
-        return [path for name, figure in figures.items() for path in save(figure, out / name)]
+        return [
+            path
+            for name, figure in figures.items()
+            for path in save(figure, out / name, option="plots")
+        ]
 
 
 def _key(row: StepRow) -> RowKey:

@@ -109,8 +109,7 @@ def _add_file(folder: Path, name: str, content: bytes) -> None:
     if folder.resolve() not in path.resolve().parents:
         raise tarfile.TarError(f"{name} lies outside {folder}")
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_whole(path, lambda file: file.write(content), "compiled")
 
 
 def _place(run: SweepRun) -> str:

@@ -126,7 +126,6 @@ def draw(rows: Sequence[IoRow], out: Path) -> list[Path]:
     )
     if not blocks and not sparse:
         return []
-    out.mkdir(parents=True, exist_ok=True)
     with style():
         figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.5))
         sizes = [row.block for row in blocks]
@@ -149,7 +148,7 @@ def draw(rows: Sequence[IoRow], out: Path) -> list[Path]:
         right.set(xlabel="sparsity of the blocks, %", ylabel="ms")
         _from_zero(right, [*sparse, *([dense] if dense else [])])
         legend(figure, [left, second, right])
-        return save(figure, out / file_name("io", found[0].device))
+        return save(figure, out / file_name("io", found[0].device), option="plots")
 
 
 def _from_zero(axes: Axes, rows: Sequence[IoRow]) -> None:

@@ -204,7 +204,6 @@ def _list(words: Sequence[str]) -> str:
 def draw_all(rows: Sequence[LengthRow], out: Path) -> list[Path]:
     """The two figures: forward and backward, time and memory against length; plain rows."""
     plain = [r for r in newest(rows) if r.direction == "both" and not r.dropout and not r.padding]
-    out.mkdir(parents=True, exist_ok=True)
     found = []
     for kind in sorted(set(map(_kind, plain))):
         found += _draw_kind([row for row in plain if _kind(row) == kind], out)
@@ -240,7 +239,7 @@ def _draw(rows: Sequence[LengthRow], label: str, value: Value, stem: Path) -> li
         _panel(axes, rows, [n for n in shown if METHODS[n].group == group or n == "sparse"], value)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
     panels[0][0].set_ylabel(label)
-    return save(figure, stem)
+    return save(figure, stem, option="plots")
 
 
 def _panel(axes: Axes, rows: Sequence[LengthRow], names: Sequence[str], value: Value) -> None:

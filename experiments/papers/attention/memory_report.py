@@ -137,7 +137,6 @@ def draw(rows: Sequence[MemoryRow], out: Path) -> list[Path]:
     found = [row for row in newest(rows) if row.status == OK]
     if not found:
         return []
-    out.mkdir(parents=True, exist_ok=True)
     lengths = sorted({row.n for row in found})
     with style():
         figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6))
@@ -157,7 +156,7 @@ def draw(rows: Sequence[MemoryRow], out: Path) -> list[Path]:
             plain_log_axis(axes)
             axes.set_ylabel(label)
         legend(figure, list(panels), columns=3)
-        return save(figure, out / file_name("activations", found[0].device))
+        return save(figure, out / file_name("activations", found[0].device), option="plots")
 
 
 def describe(row: MemoryRow) -> str:

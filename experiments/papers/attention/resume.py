@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from experiments.bench.warm import breaks_context
 from experiments.common.checks import as_list
-from experiments.common.files import beside
+from experiments.common.files import beside, write_text
 from experiments.common.provenance import ROOT
 from experiments.common.records import Records, TimedRow, read
 from experiments.common.text_table import fill
@@ -79,7 +79,7 @@ def publish(
     print("\n" + text)
     if ROOT / "docs" not in path.resolve().parents:  # there pages hold the tables
         table = beside(path, ".md")
-        table.write_text(text, encoding="utf-8")
+        write_text(table, text, "csv")
         written.append(table)
     written += pages.fill(named(rows))
     print("\n".join(f"written: {place}" for place in written))
@@ -106,5 +106,5 @@ class Pages:
         """Fills the pages as they are now. Raises ValueError for a name that is no table."""
         for page in self.paths:
             text = page.read_text(encoding="utf-8")
-            page.write_text(fill(text, tables, self.rows), encoding="utf-8")
+            write_text(page, fill(text, tables, self.rows), "pages")
         return self.paths

@@ -297,7 +297,6 @@ def main(options: dict[str, Any], command: str) -> None:
     runs = read_runs(as_list(options["runs"]))
     found = points(runs, label)
     out = Path(options["out"])
-    out.mkdir(parents=True, exist_ok=True)
     with style():
         paths = save(draw(found), out / SWEEPS[label].replace("_", "-"))
     if options["archive"]:

@@ -4,7 +4,9 @@ import resource
 
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
+from experiments.common.figures import save
 from experiments.common.files import write_whole
 
 
@@ -17,6 +19,20 @@ def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path
     try:
         with pytest.raises(ValueError, match=r"cannot write .*File too large.*with runs="):
             write_whole(path, lambda file: torch.save(tensor, file), "runs")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
+
+
+def test_a_figure_that_does_not_fit_the_disk_leaves_the_old_one(tmp_path):
+    path = tmp_path / "some.png"
+    path.write_bytes(b"old")
+    figure = plt.figure()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ValueError, match=r"cannot write .*some\.png.*with plots="):
+            save(figure, tmp_path / "some", option="plots")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
