@@ -69,8 +69,18 @@ if any(d.name == "triton" and d.version.startswith("3.6.") for d in distribution
 endef
 export CONSTRAINTS
 
+# before torch is fetched: an interpreter that is too old, or another one than $(VENV) has
+VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+.PHONY: python
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) $(VERSION)): make PYTHON=python3.12"; exit 1; }
+	@test "$(origin PYTHON)" = file || ! test -x $(RUN) || \
+	  test "$$($(RUN) $(VERSION))" = "$$($(PYTHON) $(VERSION))" || \
+	  { echo "$(VENV) has Python $$($(RUN) $(VERSION)), not that of $(PYTHON): make clean, or name another VENV"; exit 1; }
+
 # torch comes first and is then held still, so that nothing below can exchange it (or its build) for another.
-$(READY): pyproject.toml
+$(READY): pyproject.toml | python
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) "$(TORCH)"
 	$(RUN) -c "$$CONSTRAINTS" > $(VENV)/constraints.txt

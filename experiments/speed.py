@@ -7,12 +7,15 @@ What the CSV holds already is not measured again, so the same command resumes a 
 See docs/guide/measuring.md.
 """
 
+import os
+import sys
 from typing import Any
 
 from experiments.bench.measure import Bench
 from experiments.bench.reports.table import tables
 from experiments.bench.rows import SpeedRow
 from experiments.bench.speed_run import chosen, in_rounds, run, unmeasured
+from experiments.bench.timing import busy
 from experiments.bench.warm import warm
 from experiments.common.checks import check_options
 from experiments.common.devices import set_defaults
@@ -24,10 +27,16 @@ from experiments.common.records import Records
 @program("speed")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for and prints it as tables."""
-    device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.5}})
+    device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.25}})
     check_options(options, positive="seconds warm_s", whole="rounds", least={"workers": 0})
     wanted = in_rounds(chosen(options, device), options["rounds"])
     allowed = {name: options[name] for name in ("fresh", "allow_changes")}
+    if device.type == "cpu" and (used := busy() or 0) > 0.2 * (os.cpu_count() or 1):
+        print(
+            f"warning: other programs use {used:.1f} of {os.cpu_count()} cores: end them, or times"
+            " and speed-ups will be off",
+            file=sys.stderr,
+        )
     records = Records(options["csv"], SpeedRow, **allowed)
     table = beside(records.path, ".txt")
     if options["workers"]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from experiments.common.records import PeerRow, TimedRow
 
+SLACK = 1.05  # what a time may gain on the ideal one by noise
 OWN = ("reference", "cpu", "triton", "hopper", "hopper_deterministic")  # our own providers
 
 

@@ -66,14 +66,17 @@ def measurements(
 
 
 def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
-    """All of `wanted` in every round, beginning each time with another provider of a case.
+    """Return all of `wanted` in every round, beginning each time with another provider of a case.
+    Every other round takes the cases backwards: dense attention, which comes first, is measured at
+    the end again.
 
     What a provider gains or loses by its place, by the clock or the temperature, then shows as the
     range of the rounds.
     """
     found = []
+    cases = [list(group) for _, group in groupby(wanted, lambda what: what.case)]
     for number in range(rounds):
-        for _, group in groupby(wanted, lambda what: what.case):
+        for group in cases[:: -1 if number % 2 else 1]:
             by_provider: dict[str, list[Measurement]] = {}
             for what in group:
                 repeat = replace(what, round=number + 1)

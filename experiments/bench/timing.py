@@ -1,9 +1,10 @@
 """Time and memory of a call."""
 
 import gc
+import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ class Times(NamedTuple):
     ms_median: float
     ms_p20: float
     ms_p80: float
+    calls: int | None = None
 
 
 def measure(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
@@ -31,8 +33,7 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
         from triton.testing import do_bench
 
         rep = round(1000 * seconds)
-        found = do_bench(call, warmup=rep // 4, rep=rep, quantiles=[0.5, 0.2, 0.8])
-        return Times(*found)  # pyright: ignore[reportOptionalIterable]
+        return _times(do_bench(call, warmup=rep // 4, rep=rep, return_mode="all"))
     call()
     times: list[float] = []
     # At least three repeats, but not for calls so slow that they would take three times as long.
@@ -40,7 +41,29 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return Times(*(1000 * float(t) for t in np.quantile(times, [0.5, 0.2, 0.8])))
+    return _times([1000 * t for t in times])
+
+
+def _times(ms: Any) -> Times:
+    return Times(*map(float, np.quantile(ms, [0.5, 0.2, 0.8])), len(ms))
+
+
+def busy(seconds: float = 0.3) -> float | None:
+    """Return how many cores other programs use now, None where /proc/stat does not tell."""
+    try:
+        before, own = _busy_ticks(), time.process_time()
+        time.sleep(seconds)
+        spent = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+    return (spent - (time.process_time() - own)) / seconds
+
+
+def _busy_ticks() -> int:
+    """Return the clock ticks of all cores since the start that were not idle."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
+    return user + nice + system + sum(interrupts)
 
 
 def in_graph(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:

@@ -29,7 +29,7 @@ from PIL import Image
 from experiments.common.files import write_whole
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page's text, and of one of its two columns
-MAX_ENTRIES = 8  # of a legend
+MAX_ENTRIES = 10  # of a legend
 COLOURS = 128  # of a PNG file
 LEGEND = 100  # characters of a line of a legend
 RC: dict[Any, Any] = {

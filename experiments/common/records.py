@@ -80,12 +80,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow(Row):
-    """A measurement of time in milliseconds: the median, the 20th and the 80th percentile."""
+    """A measurement of time in milliseconds: the median, the 20th and the 80th percentile of the
+    calls.
+    """
 
     status: str = ""  # ok, or the reason why there is no time
     ms_median: float | None = None
     ms_p20: float | None = None
     ms_p80: float | None = None
+    calls: int | None = None  # that the times rest on
 
     @property
     def ms(self) -> float:
@@ -142,6 +145,10 @@ class Records(Generic[R]):
                 f"cannot write {self.path} ({error.strerror}); name another file with csv=PATH"
             ) from None
         self.rows = read(self.path, kind)
+        with open(self.path, newline="") as file:
+            head = tuple(next(csv.reader(file)))
+        if head != columns(kind):  # an added row would not fit
+            _refuse_columns(self.path, columns(kind), head)
 
     def append(self, row: R) -> None:
         """Adds one row to the file."""
@@ -156,7 +163,7 @@ class Records(Generic[R]):
 def read(path: str | Path, kind: type[T]) -> list[T]:
     """The rows of a CSV file, typed; a last line without an end, as a kill leaves it, is skipped.
 
-    A name that ends in .gz is a compressed file.
+    A name that ends in .gz is a compressed file. Columns with a default may be missing.
 
     Raises ValueError with file, line and remedy if the file is missing or does not fit the kind.
     """
@@ -174,16 +181,15 @@ def read(path: str | Path, kind: type[T]) -> list[T]:
     names, found, types_ = columns(kind), [], typing.get_type_hints(kind)
     try:
         head = tuple(next(reader, ()))
-        if head != names:
-            differ = ", ".join(sorted(set(names) ^ set(head))) or "the order"
-            raise ValueError(
-                f"{path} has other columns than this version writes ({differ}); "
-                "move it away or name another file with csv=PATH"
-            )
+        defaults = {
+            f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING
+        }
+        if set(head) - set(names) or set(names) - set(head) - defaults:
+            _refuse_columns(path, names, head)
         for cells in reader:
-            if len(cells) != len(names):
-                raise ValueError(f"{len(cells)} cells instead of {len(names)}")
-            texts = zip(names, cells, strict=True)
+            if len(cells) != len(head):
+                raise ValueError(f"{len(cells)} cells instead of {len(head)}")
+            texts = zip(head, cells, strict=True)
             found.append(kind(**{name: _typed(name, types_[name], cell) for name, cell in texts}))
     except (csv.Error, ValueError) as error:
         if str(error).startswith(str(path)):
@@ -191,6 +197,14 @@ def read(path: str | Path, kind: type[T]) -> list[T]:
         place = f"{path}, line {reader.line_num}"
         raise ValueError(f"{place}: {error}; correct or delete that line") from None
     return found
+
+
+def _refuse_columns(path: Path, names: Iterable[str], head: Iterable[str]) -> None:
+    differ = ", ".join(sorted(set(names) ^ set(head))) or "the order"
+    raise ValueError(
+        f"{path} has other columns than this version writes ({differ}); "
+        "move it away or name another file with csv=PATH"
+    )
 
 
 def last_versions(rows: Iterable[R]) -> list[R]:

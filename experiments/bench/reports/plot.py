@@ -1,7 +1,8 @@
 """Figures of experiments.speed from its rows: speed-up by sparsity, time by length."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from experiments.bench.rows import OWN, SpeedRow
 from experiments.common.figures import (
     COLUMN,
     OTHER,
+    PAGE,
     Style,
     curve,
     file_name,
@@ -46,6 +48,7 @@ PROVIDERS = {
     "flex_autotuned": ("FlexAttention, autotuned", Style("#009E73", "^", "--")),
     "flex_flash": ("FlexAttention on FlashAttention-4", Style("#009E73", "p", ":")),
 }
+FLEX = ("flex", "flex_autotuned")  # the peer beside ours in speed-ups
 GREY = "0.35"
 
 
@@ -61,48 +64,58 @@ def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
     return figures
 
 
-# ---- speed-up by sparsity
+# ---- speed-up and rate by sparsity
 
 
 def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
-    """Speed-up over the fastest dense attention against sparsity, a panel for each direction.
+    """Draw a row of two panels for each direction, against sparsity: the speed-up of ours and of
+    FlexAttention over the fastest dense attention, and the rate of the computed blocks of all.
 
-    Masks without a block are left out: half the density is a step to the right, and 0 is no place.
+    Masks without a block are left out: half the density is a step to the right, and density 0 has
+    no place on that axis.
     """
     rows = [row for row in rows if row.density]
-    figure, panels = _panels(rows)
     best, ours = best_dense(rows), best_dense(rows, own=True)
     deepest = max(np.log2(1 / row.density) for row in rows)
-    for axes, group in panels:
-        axes.set_title(f"{group[0].direction}: speed-up over the fastest dense", loc="left")
-        _sparsity_axis(axes, deepest)
+    letters = _letters(rows)
+    figure, panels = _panels(rows, columns=2)
+    for (left, right), group in panels:
+        direction = group[0].direction
+        left.set_title(f"{direction}: speed-up over the fastest dense", loc="left")
+        right.set_title(f"{direction}: TFLOP/s of the computed blocks", loc="left")
+        for axes in (left, right):
+            _sparsity_axis(axes, deepest)
+        right.set_ylim(0, 1.1 * max(row.tflops or 0 for row in group))
         dense, own = (found.get(shape_of(group[0])) for found in (best, ours))
         if dense is None:
-            axes.text(0.5, 0.5, "no dense row", transform=axes.transAxes, ha="center")
-            continue
-        _dense_notes(axes, dense, own)
-        x = np.linspace(0, deepest)
-        reference(axes, list(x), list(2**x), "ideal: 1 / density")
-        _device_limit(axes, group, dense)
+            left.text(0.5, 0.5, "no dense row", transform=left.transAxes, ha="center")
+        else:
+            _dense_notes(left, dense, own)
+            x = np.linspace(0, deepest)
+            reference(left, list(x), list(2**x), "ideal: 1 / density")
+            plain_log_axis(left, base=2, unit="x")
+            left.yaxis.set_major_locator(FixedLocator([2.0**i for i in range(-6, 12)]))
         for provider in _masked_providers(group):
-            _speedup_curves(axes, [r for r in group if r.provider == provider], dense)
-        _keys(axes, group)
-    panels[-1][0].set_xlabel("sparsity: blocks that are skipped (%)")
-    legend(figure, [axes for axes, _ in panels], columns=2)
+            measured = [r for r in group if r.provider == provider]
+            if dense is not None and (provider in OWN or provider in FLEX):
+                _curves(left, measured, lambda row, ms, dense=dense: dense.ms / ms, letters)
+            _curves(right, measured, lambda row, ms: (row.tflops or 0) * row.ms / ms, letters)
+        _keys(right, group, letters)
+    for axes in panels[-1][0]:
+        axes.set_xlabel("sparsity: blocks that are skipped (%)")
+    legend(figure, [axes for row, _ in panels for axes in row], columns=4)
     figure.suptitle(caption(rows[0]), fontsize=8)
     return figure
 
 
 def _sparsity_axis(axes: Axes, deepest: float) -> None:
-    """Sparsity at equal steps of halved density, speed-up at equal steps of doubled speed."""
+    """Mark sparsity at equal steps of halved density."""
     ticks = range(int(np.ceil(deepest - 1e-9)) + 1)
     axes.set_xticks(list(ticks), [f"{100 * (1 - 0.5**t):.3g}" for t in ticks])
-    plain_log_axis(axes, base=2, unit="x")
-    axes.yaxis.set_major_locator(FixedLocator([2.0**i for i in range(-6, 12)]))
 
 
 def _dense_notes(axes: Axes, dense: SpeedRow, own: SpeedRow | None) -> None:
-    """Which dense attention is the 1x, and where our own stands."""
+    """Say which dense attention is the 1x, and where our own stands."""
     axes.axhline(1, color=GREY, lw=1)
     text = f"1x: {_look(dense.provider)[0]}, dense"
     if own is not None and own is not dense:
@@ -110,68 +123,85 @@ def _dense_notes(axes: Axes, dense: SpeedRow, own: SpeedRow | None) -> None:
     axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)
 
 
-def _device_limit(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
-    """What the rates of the device allow for random masks and dense."""
-    ideal = {r.density: r.ideal_ms for r in rows if r.random or r.mask == DENSE}
-    points = sorted((x, ms) for x, ms in ideal.items() if ms)
-    if len(points) > 1:
-        x, ms = np.array(points).T
-        axes.plot(np.log2(1 / x), dense.ms / ms, color=GREY, lw=1, ls="-.", label="device limit")
+def _letters(rows: Iterable[SpeedRow]) -> dict[str, str]:
+    """Return a letter for each mask that is neither random nor dense, in the order of the rows."""
+    texts = dict.fromkeys(r.mask for r in rows if r.mask != DENSE and not r.random)
+    return {text: "abcdefghijklmnopqrstuvwxyz"[i % 26] for i, text in enumerate(texts)}
 
 
-def _speedup_curves(axes: Axes, rows: Sequence[SpeedRow], dense: SpeedRow) -> None:
-    """Random masks as a curve for each block size, smaller ones paler; others as open markers."""
+def _pattern(mask: str) -> str:
+    """Return the text of a mask without its numbers, which the masks of one pattern share."""
+    return re.sub(r"[\d.]+", "#", mask)
+
+
+def _curves(
+    axes: Axes,
+    rows: Sequence[SpeedRow],
+    value: Callable[[SpeedRow, float], float],
+    letters: dict[str, str],
+) -> None:
+    """Draw random masks as a curve for each block size, smaller ones paler, and others as open
+    markers with the letter of their mask; one pattern at several densities is a curve.
+
+    value: of a row and one of its times in ms, what the axis shows.
+    """
     name, style = _look(rows[0].provider)
     masked = sorted((r for r in rows if r.mask != DENSE), key=lambda r: r.density)
     by_block = grouped((r for r in masked if r.random), lambda r: (r.block_q, r.block_k))
     by_block.sort(key=lambda group: -group[0].block_q)
+    look: dict[str, Any] = {"color": style.color, "fontsize": 6.5, "zorder": 9}
+    look |= {"textcoords": "offset points", "xytext": (5, -2)}
     for i, group in enumerate(by_block):
-        _points(axes, group, dense, style, None if i else name, alpha=max(0.3, 1 - 0.25 * i))
+        _points(axes, group, value, style, None if i else name, alpha=max(0.3, 1 - 0.25 * i))
         if i:
-            first = np.log2(1 / group[0].density), dense.ms / group[0].ms
-            look: dict[str, Any] = {"color": style.color, "fontsize": 6.5, "zorder": 9}
-            look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6, "alpha": 0.8}
-            at = {"xytext": (6, -2), "textcoords": "offset points"}
-            axes.annotate(str(group[0].block_q), first, **at, **look)
-    if others := [r for r in masked if not r.random]:
-        label = None if by_block else name
-        _points(axes, others, dense, style, label, line=False, filled=False)
+            at = float(np.log2(1 / group[0].density)), value(group[0], group[0].ms)
+            box = {"fc": "white", "ec": "none", "pad": 0.6, "alpha": 0.8}
+            axes.annotate(str(group[0].block_q), at, bbox=box, **look)
+    label = None if by_block else name
+    for group in grouped((r for r in masked if not r.random), lambda r: _pattern(r.mask)):
+        several = len({r.density for r in group}) > 1
+        _points(axes, group, value, style, label, line=several, filled=False)
+        label = None
+        for row in group:
+            at = float(np.log2(1 / row.density)), value(row, row.ms)
+            axes.annotate(letters[row.mask], at, **look)
 
 
 def _points(
     axes: Axes,
     rows: Sequence[SpeedRow],
-    dense: SpeedRow,
+    value: Callable[[SpeedRow, float], float],
     style: Style,
     label: str | None,
     **look: Any,
 ) -> None:
-    """The speed-ups of rows, with the 20th and the 80th percentile of their times."""
+    """Draw the values of rows, with those of the 20th and the 80th percentile of their times."""
     x = [float(np.log2(1 / r.density)) for r in rows]
     low, y, high = (
-        [dense.ms / (getattr(r, name) or r.ms) for r in rows]
+        [value(r, getattr(r, name) or r.ms) for r in rows]
         for name in ("ms_p80", "ms_median", "ms_p20")
     )
     curve(axes, x, y, style, label, low=low, high=high, **look)
 
 
-def _keys(axes: Axes, rows: Sequence[SpeedRow]) -> None:
-    """Legend entries of what several curves share."""
-    if any(r.mask != DENSE and not r.random for r in rows):
-        axes.plot([], [], "o", mfc="white", color=GREY, label="open: structured masks")
+def _keys(axes: Axes, rows: Sequence[SpeedRow], letters: dict[str, str]) -> None:
+    """Add legend entries of what several curves share, and of what the letters stand for."""
+    for mask, letter in letters.items():
+        text = "\n".join(wrap(f"{letter}: {mask}", 34))
+        axes.plot([], [], "o", mfc="white", color=GREY, label=text)
     sizes = sorted({r.block_q for r in rows if r.random})
     if len(sizes) > 1:
         axes.plot([], [], color=GREY, alpha=0.5, label=f"pale: blocks below {sizes[-1]}")
 
 
 def _masked_providers(rows: Sequence[SpeedRow]) -> list[str]:
-    """Providers that have masked rows, ours first."""
+    """Return the providers that have masked rows, ours first."""
     names = dict.fromkeys(r.provider for r in _compared(rows))
     return sorted(names, key=lambda name: name not in OWN)
 
 
 def _compared(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    """The rows of random masks, or of all masks where no mask is random."""
+    """Return the rows of random masks, or of all masks where no mask is random."""
     masked = [r for r in rows if r.mask != DENSE and r.density]
     return [r for r in masked if r.random] or masked
 
@@ -182,7 +212,7 @@ def _compared(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
 def draw_length(rows: Sequence[SpeedRow]) -> Figure:
     """Time against length on logarithmic axes: dense filled, masked open, a panel a direction."""
     figure, panels = _panels(rows)
-    for axes, group in panels:
+    for (axes,), group in panels:
         axes.set_title(f"{group[0].direction}, time (ms)", loc="left")
         labelled: set[str] = set()
         lines = [line for line in _by_length(group) if len(line) > 1]
@@ -201,8 +231,8 @@ def draw_length(rows: Sequence[SpeedRow]) -> Figure:
         length_axis(axes, [r.n_q for r in group])
         axes.set_xlabel("")
         plain_log_axis(axes)
-    panels[-1][0].set_xlabel("length (tokens)")
-    legend(figure, [axes for axes, _ in panels], columns=2)
+    panels[-1][0][0].set_xlabel("length (tokens)")
+    legend(figure, [axes for (axes,), _ in panels], columns=2)
     masks = dict.fromkeys(r.mask for r in rows if r.mask != DENSE and not r.random)
     figure.suptitle("\n".join([caption(rows[0], length=False), *list(masks)[:2]]), fontsize=8)
     return figure
@@ -232,13 +262,15 @@ def _file(kind: str, row: SpeedRow, *, length: bool = True) -> str:
     return file_name(kind, re.sub(r"\b([BHND]) (?=\d)", r"\1", text))
 
 
-def _panels(rows: Sequence[SpeedRow]) -> tuple[Figure, list[tuple[Axes, list[SpeedRow]]]]:
-    """A panel for each direction, one above the other, as wide as a column."""
+def _panels(
+    rows: Sequence[SpeedRow], columns: int = 1
+) -> tuple[Figure, list[tuple[Sequence[Axes], list[SpeedRow]]]]:
+    """Return a row of panels for each direction, one above the other, and the rows of each."""
     groups = sorted(grouped(rows, lambda r: r.direction), key=lambda g: g[0].direction != "forward")
-    figure, grid = plt.subplots(
-        len(groups), 1, figsize=(COLUMN, 0.2 + 1.95 * len(groups)), sharex=True, squeeze=False
-    )
-    return figure, list(zip(grid.flat, groups, strict=True))
+    width = PAGE if columns > 1 else COLUMN
+    size = (width, 0.2 + 1.95 * len(groups))
+    figure, grid = plt.subplots(len(groups), columns, figsize=size, sharex=True, squeeze=False)
+    return figure, list(zip(grid, groups, strict=True))
 
 
 def _look(provider: str) -> tuple[str, Style]:

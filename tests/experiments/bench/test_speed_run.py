@@ -71,10 +71,11 @@ def test_rounds_measure_all_again_and_begin_with_another_provider(tmp_path):
     assert [t.provider for t in tasks if t.direction == "forward" and t.case == CASE] == [
         *("cpu", "reference"), *("reference", "cpu"), *("cpu", "reference"),
     ]  # fmt: skip
+    assert tasks[8].case == CASE and tasks[15].case == cases[0]  # dense comes last
     assert [t.round for t in tasks] == [1] * 8 + [2] * 8 + [3] * 8
     assert [t.direction for t in tasks[:4]] == ["forward", "backward"] * 2
     rows = run(
-        tasks[:2] + tasks[10:12], Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), ""
+        tasks[:2] + tasks[14:16], Bench(CPU, 0.01), Records(tmp_path / "s.csv", SpeedRow), ""
     )
     assert {(row.provider, row.round) for row in rows} == {("cpu", 1), ("cpu", 2)}
     assert [row.round for row in read(tmp_path / "s.csv", SpeedRow)] == [1, 1, 2, 2]

@@ -92,6 +92,18 @@ def test_other_columns_are_refused_and_left_alone(tmp_path):
     assert path.read_text() == "mask,ms\na,1\n"
 
 
+def test_rows_of_before_an_optional_column_are_read_and_not_added_to(tmp_path):
+    path = tmp_path / "speed.csv"
+    speed(path).append(ROW)
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    place = lines[0].index("calls")
+    path.write_text("".join(",".join(x[:place] + x[place + 1 :]) + "\n" for x in lines))
+    (row,) = read(path, SpeedRow)
+    assert row.calls is None and row.ms == pytest.approx(ROW.ms)
+    with pytest.raises(ValueError, match=r"other columns than this version writes \(calls\)"):
+        speed(path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

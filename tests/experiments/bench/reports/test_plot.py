@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from experiments.bench.grids import make_grid
 from experiments.bench.reports.plot import draw_speed
 from experiments.bench.rows import SpeedRow
-from experiments.common.figures import COLUMN, MAX_ENTRIES, style
+from experiments.common.figures import COLUMN, MAX_ENTRIES, PAGE, style
 from experiments.common.records import Records
 from experiments.plot import draw_all, measured, patterns
 from tests.experiments.bench.bench_cases import ROW
@@ -50,7 +50,7 @@ def test_every_figure_is_drawn(tmp_path):
     names = {path.stem for path in paths}
     assert "speedup-some-cpu-2-threads-b1-h1-n128-d64-float32" in names
     svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
-    for text in ("ideal: 1 / density", "1x: PyTorch SDPA, dense", "FlexAttention", "device limit"):
+    for text in ("ideal: 1 / density", "1x: PyTorch SDPA, dense", "FlexAttention"):
         assert text in svg
 
 
@@ -70,9 +70,12 @@ def test_points_are_at_their_sparsity_speed_and_time():
     assert y == pytest.approx([dense.ms / row.ms for row in sparse])
     for (low, high), value in zip(points.lines[2][0].get_segments(), y, strict=True):
         assert (low[1], high[1]) == pytest.approx((value / 1.1, value / 0.9))
-    limit = next(x for x in speedup.axes[0].get_lines() if x.get_label() == "device limit")
-    found = dict(zip(*(values.round(6) for values in limit.get_data()), strict=True))
-    assert found[0.0] == pytest.approx(10) and max(found.values()) == pytest.approx(10 * max(y))
+    x, y = speedup.axes[1].containers[0].lines[0].get_data()  # beside it the rate
+    assert x == pytest.approx([np.log2(1 / row.density) for row in sparse])
+    assert y == pytest.approx([row.tflops for row in sparse])
+    speedup.draw_without_rendering()
+    ticks = [float(text.get_text()) for text in speedup.axes[-1].get_xticklabels()]
+    assert ticks[:2] == [0, 50]  # sparsity, where half of the blocks are a step
     x, y = length.axes[0].containers[0].lines[0].get_data()
     assert (list(x), list(y)) == ([256, 512], [dense.ms, 4 * dense.ms])
     plt.close("all")
@@ -85,9 +88,10 @@ def test_a_legend_is_short_and_names_what_a_reader_knows():
     with style():
         for figure in draw_speed(rows).values():
             texts = [text.get_text() for text in figure.legends[0].get_texts()]
-            assert len(texts) <= MAX_ENTRIES and not any("_" in text for text in texts)
+            names = [text for text in texts if ": " not in text]  # others have a mask
+            assert len(texts) <= MAX_ENTRIES and not any("_" in text for text in names)
             assert "FlashAttention-4" in texts and "SparseFlash (Hopper)" in texts
-            assert figure.get_figwidth() == COLUMN
+            assert figure.get_figwidth() in (COLUMN, PAGE)
             figure.draw_without_rendering()
             assert figure.legends[0].get_window_extent().width <= figure.bbox.width
             plt.close(figure)
@@ -111,7 +115,7 @@ def test_structured_masks_alone_have_their_speed_up(tmp_path):
     paths = draw_all(measured(csv), tmp_path / "plots")
     assert kinds(paths) == {"speedup", "masks"}
     svg = next(p for p in paths if p.name.startswith("speedup") and p.suffix == ".svg").read_text()
-    assert "FlexAttention" in svg and "open: structured masks" in svg and "device limit" not in svg
+    assert "FlexAttention" in svg and "a: local(32)" in svg and "b: local(64)" in svg
     one = written(tmp_path / "one.csv", mask=["dense", "local:32"], seq_len=256)
     assert kinds(draw_all(measured(one), tmp_path / "one")) == {"masks"}
 

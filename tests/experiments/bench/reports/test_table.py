@@ -33,6 +33,14 @@ def test_a_time_below_the_ideal_is_marked():
     assert "!" not in tables([ROW])
 
 
+def test_a_speed_up_that_no_density_gives_is_told():
+    """Half of the blocks cannot be three times as fast: dense attention was measured too slow."""
+    dense = replace(ROW, mask="dense", density=1.0, ms_median=3.0)
+    fair = replace(ROW, mask="random_blocks(0.5)", density=0.5, ms_median=1.5)
+    assert "ideal speed-up" not in tables([dense, fair])
+    assert "150 % of the ideal speed-up" in tables([dense, replace(fair, ms_median=1.0)])
+
+
 def test_speed_ups_are_over_our_own_dense_attention_of_any_file():
     dense = replace(ROW, mask="dense", ms_median=8.0)
     peer = replace(dense, provider="sdpa", ms_median=1.0)
