@@ -118,7 +118,7 @@ class Mask(Keyed):
         *,
         heads: int | None = None,
     ) -> Stats:
-        """Build, and count: densities, loads, holes, symmetry; see `BlockMask.stats`."""
+        """Build, and count: densities, loads, holes, distances; see `BlockMask.stats`."""
         return self.build(n_q, n_k, block_size, heads=heads).stats()
 
     def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:

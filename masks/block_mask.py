@@ -152,7 +152,7 @@ class BlockMask(Keyed):
         return column_lists(self.grid, self.starts, self.tiles)
 
     def stats(self, *, batch: int | None = None, head: int | None = None) -> Stats:
-        """Densities, loads, holes, symmetry and connection; see `masks.analysis.stats.stats`."""
+        """Densities, loads, holes and distances; see `masks.analysis.stats.stats`."""
         return stats(self, batch=batch, head=head)
 
     def reach(self, layers: int | None = None, **options: Any) -> Reach:

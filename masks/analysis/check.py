@@ -1,5 +1,6 @@
 """What is wrong with a mask, in words, before it is trained."""
 
+import re
 import textwrap
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from masks.analysis.words import count_of
 from masks.checks import flag, integer
 from masks.types import Mask
 
+HARD = "\xa0"  # a space at which no line of a report is broken
 MOST_DIFFERENT = 4  # layers whose speed is looked at
 
 
@@ -21,8 +23,9 @@ class Report:
 
     Attributes:
         text: what was checked, in words.
-        problems: sentences on what the model cannot see, or sees and must not. Each names a remedy
-            where one was found. A remedy that names a depth was built and tried.
+        problems: sentences on what the model cannot see, or sees and must not, and on a mask that
+            saves nothing. Each names a remedy where one was found. A remedy that names a depth or a
+            share of the pairs was built and tried.
         notes: sentences on what costs speed, and on what is worth knowing.
         stats: of every layer that differs.
         reach: through all layers.
@@ -44,10 +47,13 @@ class Report:
         lines = textwrap.wrap(f"{self.text}: {verdict}", 100, break_long_words=False)
         for mark, sentences in (("!", self.problems), ("-", self.notes)):
             for sentence in sentences:
-                lines += textwrap.wrap(
-                    sentence, 100, initial_indent=f"  {mark} ", subsequent_indent="    "
+                whole = re.sub(
+                    r"mask >> .*?(?= computes )", lambda x: x[0].replace(" ", HARD), sentence
                 )
-        return "\n".join(lines)
+                lines += textwrap.wrap(
+                    whole, 100, initial_indent=f"  {mark} ", subsequent_indent="    "
+                )
+        return "\n".join(lines).replace(HARD, " ")
 
 
 def check(
@@ -62,9 +68,10 @@ def check(
     """Look for what is wrong with a mask of self-attention.
 
     The problems are pairs that no depth can connect, or too few layers; tokens in groups that never
-    meet; queries that see nothing, and keys that no query sees; and keys ahead of a causal query.
-    The notes tell of computed blocks that are mostly masked, of rows with much more work than
-    others, and of differences between heads.
+    meet; queries that see nothing, and keys that no query sees; keys ahead of a causal query; and
+    that every block is computed, though few pairs are allowed. The notes tell of computed blocks
+    that are mostly masked, of rows with much more work than others, and of differences between
+    heads.
 
     All heads count together, because a layer passes on what any of them sees, as `reach` explains.
     So do batch entries, except that the reach is that of the first one: a note says so.
@@ -103,7 +110,8 @@ def check(
         elif causal is None and not found.causal:
             worth = findings.precedence(own, blocks) + worth
         if i < MOST_DIFFERENT:
-            worth += findings.speed(own, found, heads)
+            slow, costs = findings.speed(own, found, heads)
+            wrong, worth = wrong + slow, worth + costs
         where = f"Layer {layer}: " if len(different) > 1 else ""
         problems += [where + sentence for sentence in wrong]
         notes += [where + sentence for sentence in worth]

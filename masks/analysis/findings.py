@@ -3,6 +3,7 @@
 import numpy as np
 
 from masks.analysis import loads
+from masks.analysis.orders import Found, best_order
 from masks.analysis.segments import Segments, ranges
 from masks.analysis.stats import Stats
 from masks.analysis.words import count_of, number, percent, spans
@@ -107,18 +108,26 @@ def between_heads(segments: Segments) -> list[str]:
     return found
 
 
-def speed(mask: Mask, found: Stats, heads: int | None) -> list[str]:
-    """What makes the kernels slower than the number of allowed pairs suggests."""
+def speed(mask: Mask, found: Stats, heads: int | None) -> tuple[list[str], list[str]]:
+    """(problems, notes): what makes the kernels slower than the allowed pairs suggest."""
     if not found.pairs:
-        return []
-    said = []
-    if found.waste > MUCH_WASTE:
+        return [], []
+    wrong, said = [], []
+    share = percent(found.element_density / found.flop_density)
+    if every := _every_block(found):
+        blocks, dense, most = every
+        sentence = f"Every block{blocks} is computed: no faster than {dense} attention"
+        if 2 * found.pairs < most:
+            less = _less_waste(mask, found, heads)
+            wrong.append(f"{sentence}, though {share} of the computed pairs are allowed. {less}")
+        else:
+            said.append(f"{sentence}.")
+    elif found.waste > MUCH_WASTE:
         block_q, block_k = found.block_size
-        allowed = percent(found.element_density / found.flop_density)
-        remedy = _less_waste(mask, found, heads)
         said.append(
-            f"Of the pairs in computed blocks only {allowed} are allowed (waste "
-            f"{number(found.waste)}, blocks of {block_q} x {block_k}). {remedy}"
+            f"Of the pairs in computed blocks only {share} are allowed (waste "
+            f"{number(found.waste)}, blocks of {block_q} x {block_k}). "
+            f"{_less_waste(mask, found, heads)}"
         )
     rows, cols = -(-found.n_q // found.block_size[0]), -(-found.n_k // found.block_size[1])
     for load, others, line, way in (
@@ -132,7 +141,23 @@ def speed(mask: Mask, found: Stats, heads: int | None) -> list[str]:
                 f"times the mean: where there is little other work, the {way} pass waits for "
                 f"it.{dense}"
             )
-    return said
+    return wrong, said
+
+
+def _every_block(found: Stats) -> tuple[str, str, int] | None:
+    """(which blocks, which attention, its pairs) that a mask computes all of, allowing fewer pairs.
+
+    None where it skips a block, or allows all of these pairs.
+    """
+    blocks, most = found.blocks, found.slices * found.n_q * found.n_k
+    which, dense = "", "dense"
+    if found.causal:
+        whole = causal().build(found.n_q, found.n_k, found.block_size)
+        blocks, most = found.slices * whole.nnz, found.slices * found.n_q * (found.n_q + 1) // 2
+        which, dense = " on and below the diagonal", "causal"
+    if found.full + found.partial < blocks or found.pairs == most:
+        return None
+    return which, dense, most
 
 
 def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
@@ -140,21 +165,27 @@ def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
     if found.n_q > AT_MOST:
         return "Try smaller blocks, or reorder the tokens."
 
-    def waste(mask: Mask, block_size: int | tuple[int, int]) -> float:
+    def computed(mask: Mask, block_size: int | tuple[int, int]) -> float:
         segments = Segments.of(mask.build(found.n_q, found.n_k, block_size, heads=heads))
-        return loads.area(segments) / loads.allowed_pairs(segments)
+        return loads.area(segments) / (found.slices * found.n_q * found.n_k)
 
     said = []
-    canvas = _canvas(mask)
-    if canvas:
+    much = found.flop_density
+    if canvas := _canvas(mask):
         curve = TRANSFORMS["hilbert" if len(canvas) == 2 else "morton"].function(canvas)
-        less = waste(curve(mask), found.block_size)
-        if less < found.waste / 1.5:
-            said.append(f"The canvas reordered with >> {curve} would waste {number(less)}.")
+        share = computed(curve(mask), found.block_size)
+        order = Found(f"masks.{curve}", share, found.flop_density, found.n_q)
+    else:
+        order = best_order(mask, found.n_q, found.block_size, heads)
+    if order and order.share < order.before / 1.5:
+        at = f" at {order.tokens} tokens" if order.tokens < found.n_q else ""
+        shares = f"{percent(order.share)} of all pairs{at}, not {percent(order.before)}"
+        said.append(f"mask >> {order.text} computes {shares}.")
     for size in (size for size in SMALLER if size < max(found.block_size)):
-        less = waste(mask, size)
-        if less < found.waste / 2:
-            said.append(f"Blocks of {size} x {size} would waste {number(less)}.")
+        share = computed(mask, size)
+        if share < much / 2:
+            shares = f"{percent(share)} of all pairs, not {percent(much)}"
+            said.append(f"Blocks of {size} x {size} compute {shares}.")
             break
     return " ".join(said) or "Reorder the tokens so that those that see each other are neighbours."
 

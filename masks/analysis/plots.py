@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from masks.analysis import loads
-from masks.analysis.reach import EXACT, Reach, reach
+from masks.analysis.reach import Reach, reach
 from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from masks.checks import file_path
@@ -110,8 +110,7 @@ def overview(
     draw_loads(blocks, figure.add_subplot(page[0, 1]), batch=batch, head=head)
     if blocks.n_q == blocks.n_k:
         causal = stats(blocks, batch=batch).causal
-        exact = blocks.n_q <= EXACT
-        found = reach(blocks, SHOWN_LAYERS, causal=causal, exact=exact, batch=batch)
+        found = reach(blocks, SHOWN_LAYERS, causal=causal, batch=batch)
         draw_reach(found, figure.add_subplot(page[1, 1]))
     if path is not None:
         save(figure, path)

@@ -19,7 +19,7 @@ from masks.checks import flag, integer
 from masks.runs import Ints
 from masks.types import BlockMask, Mask
 
-EXACT = 4096  # tokens: up to here the reach of `check` and of pictures is that of tokens
+EXACT = 4096  # tokens: up to here the reach is that of tokens, unless something else is asked for
 MOST_TOKENS = 1 << 15  # of the exact reach
 
 
@@ -109,7 +109,7 @@ def reach(
     layers: int | None = None,
     *,
     causal: bool = False,
-    exact: bool = False,
+    exact: bool | None = None,
     batch: int | None = None,
     head: int | None = None,
 ) -> Reach:
@@ -120,8 +120,9 @@ def reach(
         layers: None goes on until nothing changes (256 layers at most), or to the end of several
             masks.
         causal: count the pairs with k <= q only.
-        exact: by tokens, up to 32768 of them. That takes some hundredths of a second at 4096 tokens
-            and seconds at 32768, more for masks of small pieces that need many layers.
+        exact: True by tokens, up to 32768 of them; False by blocks. None: by tokens up to 4096 of
+            them, where they are not too many pieces. That takes some hundredths of a second at 4096
+            tokens and seconds at 32768, more for masks of small pieces that need many layers.
         batch: which entry, needed where entries have masks of their own.
         head: which head alone; all heads together by default.
 
@@ -132,7 +133,7 @@ def reach(
     stack = list(blocks) if isinstance(blocks, Sequence) else [blocks]
     layers = None if layers is None else integer("layers", layers, min=1)
     flag("causal", causal)
-    flag("exact", exact)
+    asked = exact is not None and flag("exact", exact)
     if not stack:
         raise ValueError("blocks is empty: give a block mask, or one for every layer")
     first = stack[0]
@@ -144,17 +145,23 @@ def reach(
             f"n_q is {first.n_q} and n_k {first.n_k}: only self-attention goes through layers, "
             "so build with n_k = n_q"
         )
-    if exact and first.n_q > MOST_TOKENS:
+    if asked and first.n_q > MOST_TOKENS:
         raise ValueError(
             f"the exact reach of {first.n_q} tokens costs too much: take {MOST_TOKENS} at most, "
             "or exact=False"
         )
+    exact = asked or (exact is None and first.n_q <= EXACT)
     if layers is None and len(stack) > 1:
         layers = len(stack)
     entry = _entry(stack, batch)
     segments = [Segments.of(b, entry if b.batch > 1 else 0, head) for b in stack]
     if exact:
-        segments = [by_token(one) for one in segments]
+        try:
+            segments = [by_token(one) for one in segments]
+        except ValueError:  # too many pieces
+            if asked:
+                raise
+            exact = False
     walk = possibly(segments, causal)
     seen = walk.run(layers)
     least = seen if exact else surely(segments, causal).run(layers)
@@ -189,7 +196,7 @@ def reach_of(
     layers: int | None = None,
     *,
     causal: bool = False,
-    exact: bool = False,
+    exact: bool | None = None,
     block_size: int | tuple[int, int] = 128,
     heads: int | None = None,
     batch: int | None = None,

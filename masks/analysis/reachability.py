@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from masks.analysis.components import block_components, token_components
-from masks.analysis.reach import EXACT, Reach, built, reach
+from masks.analysis.reach import Reach, built, reach
 from masks.analysis.segments import Segments, merged
 from masks.analysis.words import count_of, spans
 from masks.registry import PATTERNS
@@ -43,13 +43,8 @@ class Model:
 
     @cached_property
     def reach(self) -> Reach:
-        """Of the first batch entry: by tokens where that is cheap enough, by blocks elsewhere."""
+        """Of the first batch entry."""
         depth = self.layers if self.mask.per_layer else max(LAYERS, self.layers or 0)
-        if self.seq_len <= EXACT:
-            try:
-                return reach(self.blocks, depth, causal=self.causal, exact=True, batch=0)
-            except ValueError:  # too many intervals of keys
-                pass
         return reach(self.blocks, depth, causal=self.causal, batch=0)
 
     @cached_property

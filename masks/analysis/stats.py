@@ -1,15 +1,12 @@
-"""The numbers of a block mask: densities, loads, holes, symmetry and connection."""
+"""The numbers of a block mask: densities, loads, holes and distances."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from masks.analysis import loads
-from masks.analysis.components import block_components, token_components
 from masks.analysis.loads import Load
 from masks.analysis.segments import Segments, ranges
-from masks.analysis.spectrum import second_eigenvalue
-from masks.analysis.symmetry import is_symmetric
 from masks.analysis.words import number, percent, spans
 from masks.types import BlockMask
 
@@ -33,13 +30,7 @@ class Stats:
         column_load: non-empty blocks of a key block (dK and dV).
         blind, blind_ranges: queries that see no key, and (first, last) of those in any slice.
         unseen, unseen_ranges: keys that no query sees, likewise.
-        symmetric: q sees k exactly when k sees q, token by token.
         back, ahead: the largest q - k and k - q of an allowed pair; None where nothing is allowed.
-        components: connected components of the graph of non-empty blocks.
-        token_components: those of the graph of tokens, never fewer. None where they cost too much,
-            with many partial blocks.
-        second_eigenvalue: of the normalised block graph, in modulus (see
-            `masks.analysis.spectrum.second_eigenvalue`), or None where that is not symmetric.
     """
 
     text: str
@@ -60,12 +51,8 @@ class Stats:
     blind_ranges: Ranges
     unseen: int
     unseen_ranges: Ranges
-    symmetric: bool
     back: int | None
     ahead: int | None
-    components: int
-    token_components: int | None
-    second_eigenvalue: float | None
 
     @property
     def empty(self) -> int:
@@ -98,19 +85,12 @@ class Stats:
             return None
         return max(self.back, self.ahead)
 
-    @property
-    def spectral_gap(self) -> float | None:
-        """1 - second_eigenvalue: the larger it is, the fewer layers spread information."""
-        return None if self.second_eigenvalue is None else 1 - self.second_eigenvalue
-
     def __str__(self) -> str:
         block_q, block_k = self.block_size
         shape = f"{self.n_q} x {self.n_k} tokens, blocks {block_q} x {block_k}"
         if self.slices > 1:
             shape += f", {self.slices} slices together"
-        of_tokens = "" if self.token_components is None else f", of tokens {self.token_components}"
         both = [n for n, yes in zip(("rows", "columns"), self.regular, strict=True) if yes]
-        gap = self.spectral_gap
         lines = [
             ("density", f"blocks {percent(self.block_density)}, pairs "
              f"{percent(self.element_density)}, computed {percent(self.flop_density)} "
@@ -121,13 +101,10 @@ class Stats:
             ("column load", _load(self.column_load)),
             ("blind queries", _holes(self.blind, self.blind_ranges)),
             ("unseen keys", _holes(self.unseen, self.unseen_ranges)),
-            ("symmetric", "yes" if self.symmetric else "no"),
             ("causal", "yes" if self.causal else "no"),
             ("regular", " and ".join(both) or "no"),
             ("sees", "nothing" if self.back is None else
              f"up to {self.back} back and {self.ahead} ahead"),
-            ("components", f"{self.components}{of_tokens}"),
-            ("spectral gap", "none: not symmetric" if gap is None else number(gap)),
         ]  # fmt: skip
         head = [self.text, shape] if self.text else [shape]
         return "\n".join([*head, *(f"  {name:14} {value}" for name, value in lines)])
@@ -137,8 +114,7 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
     """The numbers of all slices together, or of one batch entry, one head, or both.
 
     Exact at a million tokens as well: they come from the runs and the bit tiles, without an N x N
-    array. The components and the eigenvalue are those of the union of the slices, because a layer
-    passes on what any of its heads sees.
+    array.
 
     Raises:
         ValueError: `batch` or `head` out of range.
@@ -150,7 +126,6 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
     full = int(segments.length[segments.full].sum())
     sees, seen = loads.seeing(segments), loads.seen(segments)
     back, ahead = _extents(segments)
-    of_tokens = token_components(segments)
     return Stats(
         text=blocks.text,
         n_q=grid.n_q,
@@ -170,12 +145,8 @@ def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = Non
         blind_ranges=ranges(~np.logical_and.reduce(sees)),
         unseen=int(np.count_nonzero(~seen)),
         unseen_ranges=ranges(~np.logical_and.reduce(seen)),
-        symmetric=is_symmetric(segments),
         back=back,
         ahead=ahead,
-        components=len(np.unique(block_components(segments))),
-        token_components=None if of_tokens is None else len(np.unique(of_tokens)),
-        second_eigenvalue=second_eigenvalue(segments),
     )
 
 

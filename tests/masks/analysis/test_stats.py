@@ -1,7 +1,6 @@
 """The numbers of `stats` against counting in the dense mask, and closed forms."""
 
 import random
-import time
 import tracemalloc
 
 import numpy as np
@@ -9,10 +8,9 @@ import pytest
 
 import masks
 from masks import BlockMask
-from masks.analysis import components, loads, spectrum
+from masks.analysis import components, loads
 from masks.analysis.segments import Segments, ranges, union
 from masks.analysis.stats import stats
-from masks.analysis.symmetry import is_symmetric
 from tests.masks.brute import brute_layout
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
@@ -108,33 +106,12 @@ def test_by_counting(seed: int):
     if len(q):
         assert (found.back, found.ahead) == ((q - k).max(), (k - q).max())
         assert found.bandwidth == abs(q - k).max()
-    assert found.symmetric == (n_q == n_k and np.array_equal(dense, dense.swapaxes(1, 2)))
 
-    assert found.token_components == parts(joined(dense.any(0)))
-    assert found.components <= found.token_components
+    tokens = components.token_components(segments)
+    assert tokens is not None and len(np.unique(tokens)) == parts(joined(dense.any(0)))
     if block[0] == block[1] and n_q == n_k:
-        graph_of_blocks = (layout > 0).any(0)
-        assert found.components == parts(joined(graph_of_blocks))
-        degree = np.maximum(graph_of_blocks.sum(1), 1)
-        if not np.array_equal(graph_of_blocks, graph_of_blocks.T):
-            assert found.second_eigenvalue is None
-        elif len(graph_of_blocks) > 1 and graph_of_blocks.any(1).all():
-            matrix = graph_of_blocks / np.sqrt(np.outer(degree, degree))
-            second = np.sort(np.abs(np.linalg.eigvalsh(matrix)))[-2]
-            assert found.second_eigenvalue == pytest.approx(second, abs=1e-9)
-
-
-@pytest.mark.parametrize("block", [(16, 16), (32, 48), (48, 16)])
-def test_symmetry_notices_one_pair(block: tuple[int, int]):
-    rng = np.random.default_rng(0)
-    dense = rng.random((150, 150)) < 0.1
-    dense |= dense.T
-    assert is_symmetric(Segments.of(BlockMask.from_dense(dense, block)))
-    for _ in range(50):
-        q, k = rng.integers(150, size=2)
-        dense[q, k] ^= True
-        assert is_symmetric(Segments.of(BlockMask.from_dense(dense, block))) == (q == k)
-        dense[q, k] ^= True
+        count = len(np.unique(components.block_components(segments)))
+        assert count == parts(joined((layout > 0).any(0)))
 
 
 def test_slices():
@@ -161,25 +138,21 @@ def test_butterfly_is_a_hypercube():
         blocks = masks.butterfly(16).build(16 << log, block_size=16)
         found = stats(blocks)
         assert found.row_load == found.column_load == (log + 1, log + 1, log + 1)
-        assert found.second_eigenvalue == pytest.approx(1 - 2 / (log + 1))
-        assert found.symmetric and found.regular == (True, True) and found.waste == 1
-    truncated = stats(masks.butterfly(16, levels=3).build(4096, block_size=16))
-    assert truncated.components == truncated.token_components == 256 // 8
-    assert truncated.spectral_gap == 0
+        assert found.regular == (True, True) and found.waste == 1
 
 
 def test_many_different_tiles_give_up_on_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(components, "MOST_TILES", 3)
     dense = np.random.default_rng(0).random((100, 100)) < 0.1
-    found = stats(BlockMask.from_dense(dense, 16))
-    assert found.token_components is None and found.components == 1
+    segments = Segments.of(BlockMask.from_dense(dense, 16))
+    assert components.token_components(segments) is None
+    assert not components.block_components(segments).any()
 
 
 def test_prints_a_table():
     text = str(stats((SPARSE & masks.causal()).build(4096)))
     for words in ("density", "waste", "row load", "blind queries  none", "causal         yes"):
         assert words in text
-    assert "spectral gap   none: not symmetric" in text
     nothing = stats((masks.local(0) - masks.local(0)).build(64, block_size=16))
     assert "64 (0-63)" in str(nothing) and nothing.waste == float("inf")
     assert nothing.bandwidth is None
@@ -198,24 +171,11 @@ def test_intervals():
 
 
 def test_a_million_tokens():
-    """Seconds and megabytes; the target is two seconds, the limit five times that."""
-    blocks = SPARSE.build(1 << 20)
-    begin = time.perf_counter()
-    found = stats(blocks)
-    assert time.perf_counter() - begin < 10
+    found = stats(SPARSE.build(1 << 20))
     assert (found.full, found.partial, found.tiles) == (122878, 24544, 4)
-    assert found.symmetric and found.token_components == 1 and found.bandwidth == (1 << 20) - 1
+    assert found.bandwidth == (1 << 20) - 1
     tracemalloc.start()
     stats(masks.causal().build(1 << 20))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 << 20
-
-
-def test_lanczos_finds_what_the_dense_matrix_has(monkeypatch: pytest.MonkeyPatch):
-    mask = masks.local(40) | masks.butterfly(16) | masks.global_tokens(16)
-    segments = Segments.of(mask.build(700 * 16, block_size=16))
-    iterated = spectrum.second_eigenvalue(segments)
-    monkeypatch.setattr(spectrum, "DENSE", 1000)
-    exact = spectrum.second_eigenvalue(segments)
-    assert exact is not None and iterated == pytest.approx(exact, abs=1e-3) and exact < 0.9
