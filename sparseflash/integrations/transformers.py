@@ -4,24 +4,32 @@ Importing this module registers it. A model then takes `attn_implementation="spa
 it together with a mask. See docs/guide/transformers.md.
 """
 
+from copy import deepcopy
+from functools import cache
+from inspect import signature, unwrap
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import masks
 from masks import Mask
 from masks.registry import by_text
+from sparseflash.arguments import remedy
 from sparseflash.attention import attention
 from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
+from sparseflash.select.pairs import selection_of_pairs
+from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms
 
 with integration("transformers", "5.23"):
+    from transformers.configuration_utils import PreTrainedConfig
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
-    from sparseflash.integrations.transformers_masks import make_mask
+    from sparseflash.integrations.transformers_masks import ModelMask, make_mask
 
 NAME = "sparse"  # names with "flash" would be taken for FlashAttention
 ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask
@@ -29,10 +37,13 @@ ATTRIBUTE = "sparse_mask"  # of a config: the text of the mask
 # Arguments that change the scores, and so cannot be ignored.
 REFUSED = {
     "position_bias": "take attn_implementation='sdpa'",
-    "indices": "take attn_implementation='eager'",
     "cache": "take generate() in place of continuous batching",
     "output_attentions": "take attn_implementation='eager' where the weights are needed",
 }
+# Tensors that change nothing here, or are in the mask already.
+KNOWN = {"position_ids", "max_length_q", "max_length_k", "seq_idx", "num_items_in_batch"}
+LAYER = "sparse_layer"  # of a module without layer_idx: its number
+BLOCK = 64  # of the selection that is made of the choices of a model
 
 
 def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedModel:
@@ -40,41 +51,85 @@ def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedMod
 
     The model's own mask stays: causality, sliding windows, padding and packed sequences. `mask` is
     joined to it with `&`. Its positions count from the first token that is no padding, and in
-    packed sequences from the first token of each.
+    packed sequences from the first token of each. The model gets a config of its own.
 
     Args:
+        model: a model, or the part of one that a mask is meant for, such as `model.get_encoder()`.
         mask: a `masks.Mask` that has a text, its text, or None for the model's own mask alone. The
             text is kept as `sparse_mask` in the config, and so saved and loaded with the model.
 
     Raises:
-        ValueError: a model that transformers cannot switch, or a mask without text. With a mask: a
-            model with a decoder and an encoder, or of several parts; use one part then.
+        ValueError: a model without attention that transformers can switch, or a mask without text.
+            With a mask: a model with a decoder and an encoder, or of several parts.
     """
-    config = model.config
-    model.set_attn_implementation(NAME)
-    if config._attn_implementation != NAME:
-        raise ValueError(
-            f"{type(model).__name__} does not go through AttentionInterface: take a model that"
-            " does, or put sparseflash.BlockSparseAttention into its layers"
-        )
-    if mask is None:
-        if hasattr(config, ATTRIBUTE):
-            delattr(config, ATTRIBUTE)
-        return model
-    two = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
-    if two or any(getattr(config, part, None) for part in config.sub_configs):
-        raise ValueError(
-            f"mask is given for {type(model).__name__}, which has several sequences: call use() for"
-            " the part of the model that it is meant for, and with mask=None for the model"
-        )
     mask = masks.parse(mask) if isinstance(mask, str) else mask
-    if not isinstance(mask, Mask) or not mask.spelled:
+    if mask is not None and not (isinstance(mask, Mask) and mask.spelled):
         raise ValueError(
-            f"mask is {mask!r}; pass a masks.Mask that masks.parse can read, or its text"
-            " (masks.pattern gives a formula a name)"
+            f"mask is {_what(mask)}; pass a masks.Mask that masks.parse can read, or its text"
+            f"{remedy(mask) or ' (masks.pattern gives a formula a name)'}"
         )
-    setattr(config, ATTRIBUTE, mask.key)
+    if mask is not None and (parts := _parts(model)):
+        raise ValueError(
+            f"mask is given for {type(model).__name__}, which has several sequences: call"
+            f" use(part, mask) for a part with one, and use(model) for the model ({parts})"
+        )
+    layers = [module for module in model.modules() if _attends(type(module))]
+    held = [(module, *pair) for module in model.modules() for pair in _configs(module)]
+    own: dict[int, Any] = {}  # copies of configs by the id of the config
+    for module, name, config in held:
+        setattr(module, name, deepcopy(config, own))
+    if layers:
+        model.set_attn_implementation(NAME)
+    if not layers or model.config._attn_implementation != NAME:
+        for module, name, config in held:
+            setattr(module, name, config)
+        raise ValueError(
+            f"{type(model).__name__} has no attention that goes through AttentionInterface: take a"
+            " model that has, or put sparseflash.BlockSparseAttention into its layers"
+        )
+    for config in own.values():
+        if isinstance(config, PreTrainedConfig):
+            vars(config).pop(ATTRIBUTE, None)
+    if mask is not None:
+        setattr(model.config, ATTRIBUTE, mask.key)
+    for number, layer in enumerate(layers):
+        setattr(layer, LAYER, number)
     return model
+
+
+def _what(value: Any) -> str:
+    """A value for an error: a tensor or an array by its dtype and shape."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {type(value).__name__} of {value.dtype}, {tuple(value.shape)}"
+    return repr(value)
+
+
+def _parts(model: PreTrainedModel) -> str:
+    """The parts of a model that has several sequences, for an error; "" for other models."""
+    config, given = model.config, signature(model.forward).parameters
+    two = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
+    two = two and any(name.startswith("encoder_") or "decoder" in name for name in given)
+    if not two and not any(getattr(config, part, None) for part in config.sub_configs):
+        return ""
+    models = [(name, part) for name, part in model.named_modules() if name and _is_model(part)]
+    return ", ".join(f"{name} is a {type(part).__name__}" for name, part in models) or "it has none"
+
+
+def _is_model(module: torch.nn.Module) -> bool:
+    return isinstance(module, PreTrainedModel)
+
+
+def _configs(module: torch.nn.Module) -> list[tuple[str, PreTrainedConfig]]:
+    """The configs that a module holds, by their names."""
+    return [pair for pair in vars(module).items() if isinstance(pair[1], PreTrainedConfig)]
+
+
+@cache
+def _attends(kind: type) -> bool:
+    """Whether a class of modules looks up its attention in AttentionInterface."""
+    functions = [unwrap(f) for base in kind.__mro__ for f in vars(base).values() if callable(f)]
+    codes = [getattr(function, "__code__", None) for function in functions]
+    return any("get_interface" in code.co_names for code in codes if code is not None)
 
 
 def mask_of(config: Any) -> Mask | None:
@@ -91,6 +146,7 @@ _MASKS: dict[str, Mask] = {}
 by_text(_MASKS.clear)
 
 
+@torch.compiler.disable
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -102,6 +158,10 @@ def attend(
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The function of AttentionInterface: (B, N_q, H, D_v), and no weights.
@@ -112,27 +172,96 @@ def attend(
         is_causal: whether None means causal, as for sdpa; by default what the module says.
         s_aux: (H,) learned scores of attention sinks, which have no value.
         softcap: bound of the scores, as in Gemma 2.
+        cu_seq_lens_q, cu_seq_lens_k: ends of the documents that are packed into a sequence, from 0.
+        indices: (B, N_q, n) numbers of the keys that a query may see.
+        block_indices: (B, groups of heads, N_q, n) numbers of blocks of keys, or -1.
     """
-    for name, remedy in REFUSED.items():
-        if (given := others.get(name)) is not None and given is not False:
-            what = f"a {type(given).__name__}" if isinstance(given, Tensor) else repr(given)
-            raise ValueError(f"{name} is {what}, which sparseflash has no place for: {remedy}")
-    if not isinstance(attention_mask, Mask):
+    for name, given in others.items():
+        known = name in KNOWN or not isinstance(given, Tensor)
+        if known and (name not in REFUSED or given is None or given is False):
+            continue
+        cure = REFUSED.get(name, "take attn_implementation='eager'")
+        raise ValueError(f"{name} is {_what(given)}, which sparseflash has no place for: {cure}")
+    n_q, n_k = query.shape[2], key.shape[2]
+    chosen = mask_of(getattr(module, "config", None))
+    if chosen is not None and chosen.per_layer:
+        chosen = chosen.layer(_number(module))
+    documents = _documents(cu_seq_lens_q, cu_seq_lens_k, n_q, n_k)
+    if isinstance(attention_mask, ModelMask):
+        asked = attention_mask.asked
+        if (n_q, n_k) != (asked.n_q, asked.n_k):
+            raise ValueError(
+                f"the model made a mask of {asked.n_q} queries and {asked.n_k} keys, and"
+                f" {type(module).__name__} has {n_q} and {n_k}: take attn_implementation='eager'"
+            )
+        key, value = key[:, :, : asked.used], value[:, :, : asked.used]
+        mask = asked.mask(chosen, documents)
+    else:
         if attention_mask is not None:
-            own = mask_of_tensor(attention_mask, query.shape[2])
+            own = mask_of_tensor(attention_mask, n_q)
         else:
             is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            own = masks.causal() if is_causal and query.shape[2] > 1 else None
-        attention_mask = join(own, mask_of(getattr(module, "config", None)))
-    if attention_mask is not None and attention_mask.per_layer:
-        attention_mask = attention_mask.layer(module.layer_idx)  # pyright: ignore
+            own = masks.causal() if is_causal and n_q > 1 else None
+        mask = join(own, chosen)
+        if documents is not None:
+            mask = (masks.dense() if mask is None else mask) >> masks.packed(documents)
+    if indices is not None or block_indices is not None:
+        mask = _selection(module, query, key, mask, indices, block_indices)
     terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
-    options = {"scale": scaling, "dropout_p": dropout, "terms": terms}
-    out = attention(query, key, value, attention_mask, **options)
+    out = attention(query, key, value, mask, scale=scaling, dropout_p=dropout, terms=terms)
     return out.transpose(1, 2).contiguous(), None
 
 
-def sparse_mask(*, config: Any = None, **given: Any) -> Mask:
+def _number(module: Any) -> int:
+    """The number of a layer."""
+    number = getattr(module, "layer_idx", None)
+    number = getattr(module, LAYER, None) if number is None else number
+    if number is None:
+        raise ValueError(
+            f"the mask differs per layer, and {type(module).__name__} has no number: call use()"
+        )
+    return number
+
+
+def _documents(
+    queries: Tensor | None, keys: Tensor | None, n_q: int, n_k: int
+) -> list[list[int]] | None:
+    """The lengths between the ends of packed documents, which are the same for queries and keys."""
+    if queries is None and keys is None:
+        return None
+    ends = [None if given is None else given.tolist() for given in (queries, keys)]
+    if n_q != n_k or ends[0] != ends[1] or ends[0] is None or ends[0][-1] != n_q:
+        raise ValueError(
+            f"cu_seq_lens_q is {ends[0]} and cu_seq_lens_k {ends[1]}, for {n_q} queries and {n_k}"
+            " keys: give the same to both, which end with the last token of the one sequence"
+        )
+    return [np.diff(ends[0]).tolist()]
+
+
+def _selection(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    mask: Mask | None,
+    indices: Tensor | None,
+    block_indices: Tensor | None,
+) -> Selection:
+    """The keys that the model picked for each query, within `mask`."""
+    size, picked = 1, indices
+    if block_indices is not None:
+        size, picked = module.indexer.block_size, block_indices
+    assert picked is not None
+    count = -(-key.shape[2] // size)
+    at = picked.long() if picked.ndim == 4 else picked.long()[:, None]
+    at = torch.where((at < 0) | (at > count), count, at)
+    pairs = at.new_zeros(*at.shape[:3], count + 1, dtype=torch.bool).scatter(3, at, True)
+    pairs = pairs[..., :count].repeat_interleave(size, 3)[..., : key.shape[2]]
+    found = selection_of_pairs(pairs, query.shape[1], BLOCK)
+    return found if mask is None else found & mask
+
+
+@torch.compiler.disable
+def sparse_mask(*, config: Any = None, **given: Any) -> ModelMask:
     """The function of AttentionMaskInterface: `make_mask`, with the mask that the config has."""
     return make_mask(mask_of(config), **given)
 

@@ -5,12 +5,16 @@ are read: their names and the values that they hold say which mask they are. All
 evaluated for every pair of tokens, as `sdpa` does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import masks
@@ -25,61 +29,189 @@ if tuple(map(int, FOUND.split(".")[:2])) < (5, 23):
 Rows = list[list[int]]  # lengths of the documents of every batch entry
 
 
+@dataclass
+class Asked:
+    """The mask that a model asks for.
+
+    Attributes:
+        own: the mask of the model within a document, or None where only `pairs` has it.
+        real: bool (batch, tokens), False for padding, or None where there is none.
+        documents: of a packed sequence, or None.
+        q_offset, kv_offset: number of the first query and of the first key: what comes before is in
+            the cache, or has left it.
+        n_q, n_k: queries and keys.
+        used: keys that a query may see, the first ones. The others are the end of a static cache.
+        pairs: returns the mask of the model as bool (batch, 1, n_q, n_k).
+    """
+
+    own: Mask | None
+    real: np.ndarray | None
+    documents: Rows | None
+    q_offset: int
+    kv_offset: int
+    n_q: int
+    n_k: int
+    used: int
+    pairs: Callable[[], Tensor]
+    made: dict[Any, Mask] = field(default_factory=dict)
+
+    def mask(self, chosen: Mask | None = None, documents: Rows | None = None) -> Mask:
+        """The mask of n_q queries and the used keys, joined to `chosen`.
+
+        Args:
+            chosen: a mask of the user, of the whole sequence.
+            documents: those of the call, which count more than those of the model.
+
+        Raises:
+            ValueError: `chosen` between two sequences, or documents besides padding.
+        """
+        key = chosen, documents and tuple(map(tuple, documents))
+        if key not in self.made:
+            self.made[key] = self._make(chosen, documents)
+        return self.made[key]
+
+    def _make(self, chosen: Mask | None, documents: Rows | None) -> Mask:
+        n_q, n_k = self.q_offset + self.n_q, self.kv_offset + self.used
+        if chosen is not None and n_q != n_k:
+            raise ValueError(
+                f"there are {n_q} queries and {n_k} keys, and the mask {chosen} is for as many of"
+                " both: take use(model) without a mask"
+            )
+        if documents is not None and self.real is not None:
+            raise ValueError("cu_seq_lens_q is given beside padding: pass one of them")
+        mask, packing = join(self.own, chosen), documents or self.documents
+        if mask is None and documents is not None:
+            mask = masks.dense()
+        if mask is not None:
+            if self.real is not None:
+                dense = mask == masks.dense()
+                mask = to_real(self.real, n_q) if dense else between_real(mask, self.real)
+            elif packing is not None:
+                mask = mask >> masks.packed(packing)
+            if self.q_offset or self.kv_offset:
+                mask = mask >> masks.shift(-self.q_offset, -self.kv_offset)
+        pairs = mask_from(self.pairs().cpu().numpy()) if self.own is None else None
+        mask = join(mask, pairs)
+        assert mask is not None
+        return mask
+
+    def part(self, dim: int, start: int, end: int) -> "Asked":
+        """The mask of the queries (dim 2) or the keys (dim 3) from `start` to `end`."""
+
+        def pairs() -> Tensor:
+            return self.pairs().narrow(dim, start, end - start)
+
+        if dim == 2:
+            at = {"q_offset": self.q_offset + start, "n_q": end - start}
+        else:
+            used = max(min(self.used, end) - start, 1)
+            at = {"kv_offset": self.kv_offset + start, "n_k": end - start, "used": used}
+        return replace(self, **at, pairs=pairs, made={})
+
+
+class ModelMask(Tensor):
+    """What a model gets for a mask: (batch, 1, n_q, n_k), without values until they are needed.
+
+    A range of queries or keys is as light. For any other operation it has the values of `eager`
+    attention, 0 and the lowest number; beside a mask of the user, which has none, it is an error.
+    """
+
+    asked: Asked
+    chosen: Mask | None
+
+    @staticmethod
+    def __new__(
+        cls, asked: Asked, chosen: Mask | None, batch: int, dtype: torch.dtype, device: Any
+    ) -> "ModelMask":
+        shape = batch, 1, asked.n_q, asked.n_k
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.asked, made.chosen = asked, chosen
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"ModelMask{tuple(self.shape)}"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(mine := args[0], ModelMask):
+            asked, kind = mine.asked, func.overloadpacket
+            dtype, device = (kwargs.get(name) or getattr(mine, name) for name in _KIND)
+            same = kind in (_aten.detach, _aten.alias, _aten.clone)
+            if kind is _aten.slice:
+                sliced: tuple[Any, ...] = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+                dim, *bounds, step = sliced
+                start, end, _ = slice(*bounds).indices(mine.shape[dim])
+                if same := dim in (2, 3) and step == 1 and start < end:
+                    asked = asked.part(dim, start, end)
+            if same or (kind is _aten._to_copy and dtype.is_floating_point):
+                return cls(asked, mine.chosen, len(mine), dtype, device)
+        given = tree_map_only(ModelMask, lambda mask: mask._values(func), (args, kwargs))
+        return func(*given[0], **given[1])
+
+    def _values(self, operation: Any) -> Tensor:
+        if self.chosen is not None:
+            raise ValueError(
+                f"the model computes {operation} of its mask {tuple(self.shape)}, to which"
+                f" {self.chosen} is joined: take use(model) without a mask"
+            )
+        pairs = self.asked.pairs()
+        nothing = torch.zeros((), dtype=self.dtype, device=pairs.device)
+        values = torch.where(pairs, nothing, torch.finfo(self.dtype).min)
+        return values.expand(self.shape).to(self.device)
+
+
+_KIND = "dtype", "device"
+_aten: Any = torch.ops.aten
+
+
 def make_mask(
     chosen: Mask | None,
     *,
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
+    q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: Any = "cpu",
     **options: Any,
-) -> Mask:
-    """The mask of q_length queries and kv_length keys that a model asks for, joined to `chosen`.
+) -> ModelMask:
+    """The mask of q_length queries and kv_length keys that a model asks for.
 
     Args:
-        chosen: the user's mask, of the whole sequence.
+        chosen: the user's mask, which attention joins to it.
         q_offset, kv_offset: number of the first query and of the first key: what comes before is in
-            the cache, or has left it.
+            the cache, or has left it. A static cache gives a tensor, and has room for more keys.
         mask_function: (batch, head, query, key) -> bool.
         attention_mask: (batch, tokens), True or 1 for tokens that are no padding.
 
     Raises:
-        ValueError: a static cache, a mask of the user between two sequences, or an attention_mask
-            of another shape.
+        ValueError: an attention_mask of another shape.
     """
     ids, function = _packed(mask_function)
-    own = _read(function)
-    ends = q_offset + q_length, kv_offset + kv_length
-    if isinstance(q_offset, Tensor) or (ends[0] != ends[1] and own != masks.dense()):
-        raise ValueError(
-            f"there are {int(ends[0])} queries and {ends[1]} keys, as with a static cache: take the"
-            " dynamic cache, without cache_implementation='static'"
-        )
-    if chosen is not None and ends[0] != ends[1]:
-        raise ValueError(
-            f"there are {ends[0]} queries and {ends[1]} keys, and the mask {chosen} is for as many"
-            " of both: take use(model) without a mask"
-        )
-    real = None if attention_mask is None else _real(attention_mask, ends[1])
-    mask = join(own, chosen)
-    if mask is not None:
-        if real is not None:
-            mask = to_real(real, ends[0]) if mask == masks.dense() else between_real(mask, real)
-        elif ids is not None:
-            mask = mask >> masks.packed(_lengths(ids))
-        if q_offset or kv_offset:
-            mask = mask >> masks.shift(-q_offset, -kv_offset)
-    if own is None:
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
-        pairs = sdpa_mask(*sizes, mask_function, attention_mask, **options)
-        assert pairs is not None
-        mask = join(mask, mask_from(pairs.cpu().numpy()))
-    assert mask is not None
-    return mask
+    own, first = _read(function), int(q_offset)
+    n_q, n_k = first + q_length, kv_offset + kv_length
+    if own is not None and _causal(function):
+        n_k = min(n_k, n_q)
+    real = None if attention_mask is None else _real(attention_mask, n_k)
+    documents = None if ids is None else _lengths(ids)
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    sizes = batch_size, q_length, kv_length, first, kv_offset
+
+    @cache
+    def pairs() -> Tensor:
+        made = sdpa_mask(*sizes, mask_function, attention_mask, device=device, **options)
+        assert made is not None
+        return made
+
+    offsets = first, kv_offset, q_length, kv_length, n_k - kv_offset
+    asked = Asked(own, real, documents, *offsets, pairs)
+    return ModelMask(asked, chosen, batch_size, dtype, device)
 
 
 def _read(function: Callable[..., Any]) -> Mask | None:
@@ -100,6 +232,13 @@ def _read(function: Callable[..., Any]) -> Mask | None:
             parts = [_read(part) for part in values["mask_functions"]]
             return None if any(part is None for part in parts) else join(*parts)
     return None
+
+
+def _causal(function: Callable[..., Any]) -> bool:
+    """Whether a function that `_read` knows lets no query see a later key."""
+    if _name(function) == "and_masks":
+        return any(map(_causal, _values(function)["mask_functions"]))
+    return _name(function) == "causal_mask_function"
 
 
 _PACKED = dict.fromkeys(("packed_sequence_mask_function", "remap_positions_for_packed_sequence"))

@@ -1,0 +1,286 @@
+"""Models of transformers that pick keys, compute with their masks or use a static cache."""
+
+import os
+from importlib import import_module
+from itertools import product
+
+import pytest
+import torch
+
+import masks
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+sparse = import_module("sparseflash.integrations.transformers")
+
+N, WORDS, PADDED = 40, 64, 9
+SIZES = dict(
+    vocab_size=WORDS, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+)  # fmt: skip
+LATENT = SIZES | dict(
+    num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+    v_head_dim=16, index_n_heads=2, index_head_dim=16, index_topk=5, n_routed_experts=4, n_group=1,
+    topk_group=1, num_experts_per_tok=1, moe_intermediate_size=32, mlp_layer_types=["dense"] * 2,
+)  # fmt: skip
+MODELS = {
+    "llama": SIZES,
+    "mistral": SIZES | dict(sliding_window=9),
+    "gemma3_text": SIZES
+    | dict(head_dim=16, sliding_window=9, layer_types=["sliding_attention", "full_attention"]),
+    "deepseek_v32": LATENT,
+    "glm_moe_dsa": LATENT,
+    "minimax_m3_vl_text": SIZES
+    | dict(head_dim=32, index_n_heads=2, index_head_dim=16, index_block_size=8)
+    | dict(index_topk_blocks=2, num_local_experts=2, num_experts_per_tok=1)
+    | dict(layer_types=["minimax_m3_sparse"] * 2, mlp_layer_types=["dense"] * 2),
+    "deepseek_v4": SIZES
+    | dict(num_key_value_heads=1, head_dim=16, moe_intermediate_size=32, n_routed_experts=4)
+    | dict(num_experts_per_tok=2, q_lora_rank=32, qk_rope_head_dim=8, sliding_window=8)
+    | dict(layer_types=["compressed_sparse_attention"] * 2),
+    "gemma4_text": SIZES
+    | dict(num_hidden_layers=4, sliding_window=8, vocab_size_per_layer_input=WORDS)
+    | dict(hidden_size_per_layer_input=16, num_kv_shared_layers=2)
+    | dict(layer_types=["sliding_attention", "full_attention"] * 2),
+}
+PICKING = ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", "deepseek_v4"]
+BLOCKS = "minimax_m3_vl_text", "left"  # it picks by what it computes of padding on the left
+STATIC = ["mistral", "gemma3_text", "deepseek_v32", "minimax_m3_vl_text", "gemma4_text"]
+
+
+def make(kind, attention="eager", config=None):
+    """A model with random weights."""
+    config = config or transformers.CONFIG_MAPPING[kind](**MODELS[kind])
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.15)
+    return model
+
+
+def words(batch=2, n=N):
+    return torch.randint(3, WORDS, (batch, n), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side):
+    real = torch.ones(2, N, dtype=torch.long)
+    real[1, slice(PADDED) if side == "left" else slice(N - PADDED, None)] = 0
+    return real
+
+
+def generate(model, **options):
+    options |= dict(attention_mask=padding("left"), pad_token_id=0, do_sample=False)
+    return model.generate(words(), max_new_tokens=6, min_new_tokens=6, **options)
+
+
+@pytest.mark.parametrize(
+    "kind, side", [pair for pair in product(PICKING, ["left", "right"]) if pair != BLOCKS]
+)
+def test_models_that_pick_keys(kind, side):
+    model, given = make(kind), dict(attention_mask=padding(side), use_cache=False)
+    real = given["attention_mask"].bool()
+    expected = model(words(), **given).logits[real]
+    expected.square().sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    atol = 1e-5 * max(gradient.abs().max().item() for gradient in gradients)
+    model.zero_grad()
+    found = sparse.use(model)(words(), **given).logits[real]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    found.square().sum().backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    for x, y in zip(found, gradients, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=atol)
+
+
+@pytest.mark.parametrize("kind", [*PICKING, "gemma4_text"])
+def test_generation(kind):
+    model = make(kind)
+    expected = generate(model)
+    assert torch.equal(generate(sparse.use(model)), expected)
+
+
+def test_a_mask_joined_to_the_choice_of_a_model():
+    model = sparse.use(make("minimax_m3_vl_text"), "local(6) | global(1)")
+    found = model(words()).logits
+    pairs = masks.parse("(local(6) | global(1)) & causal()").build(N).to_dense()
+    given = torch.from_numpy(pairs).expand(2, 1, N, N)
+    model.set_attn_implementation("sdpa")
+    expected = model(words(), attention_mask=given).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [None, "butterfly(4) | global(2)"])
+@pytest.mark.parametrize("kind", STATIC)
+def test_a_static_cache(kind, mask):
+    if mask is not None and kind == "deepseek_v32":  # it computes with its mask
+        return
+    model = make(kind)
+    if mask is None:
+        expected = generate(model, cache_implementation="static")
+    else:
+        expected = generate(sparse.use(model, mask))
+    assert torch.equal(generate(sparse.use(model, mask), cache_implementation="static"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled_generation():
+    model = sparse.use(make("mistral"), "butterfly(4) | global(2)")
+    options = transformers.CompileConfig(backend="eager", mode=None)
+    options._compile_all_devices = True  # as on a GPU
+    found = generate(model, cache_implementation="static", compile_config=options)
+    assert torch.equal(found, generate(model))
+
+
+def test_images_before_text():
+    text = dict(model_type="gemma", head_dim=16, **SIZES)
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    sizes |= dict(image_size=32, patch_size=8, projection_dim=64)
+    config = transformers.PaliGemmaConfig(
+        text_config=text,
+        vision_config=dict(model_type="siglip_vision_model", **sizes),
+        image_token_index=WORDS - 1, projection_dim=64, hidden_size=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.PaliGemmaForConditionalGeneration(config).eval()
+    tokens = words()
+    tokens[:, :16], tokens[:, 16:] = WORDS - 1, tokens[:, 16:].clamp(max=WORDS - 2)
+    given = dict(input_ids=tokens, pixel_values=torch.randn(2, 3, 32, 32))
+    training = given | dict(token_type_ids=(torch.arange(N) > 21).long().expand(2, -1))
+    model.set_attn_implementation("eager")
+    expected = model(**training, labels=tokens).loss, model.generate(**given, max_new_tokens=4)
+    sparse.use(model)
+    torch.testing.assert_close(model(**training, labels=tokens).loss, expected[0])
+    assert torch.equal(model.generate(**given, max_new_tokens=4), expected[1])
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_sequences_that_cu_seq_lens_describe(numbered, cache):
+    model = sparse.use(make("mistral"), "local(5) | global(2)")
+    tokens = words(1)
+    parts = [tokens[:, :15], tokens[:, 15:]]
+    collate = transformers.DataCollatorWithFlattening(
+        return_tensors="pt", return_flash_attn_kwargs=True, return_position_ids=numbered
+    )
+    batch = collate([{"input_ids": part[0].tolist()} for part in parts])
+    batch.pop("labels")
+    if not numbered:  # rotary positions go on; attention is the same
+        expected = model(tokens[:, 15:], position_ids=torch.arange(15, N)[None]).logits
+    else:
+        expected = model(tokens[:, 15:]).logits
+    found = model(**batch, use_cache=cache).logits[:, 15:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q is given.*padding"):
+        model(**batch, attention_mask=padding("left")[1:])
+    with pytest.raises(ValueError, match=r"cu_seq_lens_k \[0, 16, 40\]"):
+        model(**batch | dict(cu_seq_lens_k=torch.tensor([0, 16, N])))
+
+
+def test_models_of_one_config_have_masks_of_their_own():
+    config = transformers.LlamaConfig(**MODELS["llama"])
+    a, b = (make("llama", "sdpa", config=config) for _ in range(2))
+    dense = b(words()).logits
+    found = sparse.use(a, "local(2)")(words()).logits
+    assert torch.equal(b(words()).logits, dense) and not torch.allclose(found, dense)
+    sparse.use(b, "dense()")
+    assert torch.equal(a(words()).logits, found) and a.config.sparse_mask == "local(2)"
+    assert not hasattr(config, "sparse_mask")
+
+
+def test_a_part_of_a_model():
+    sizes = dict(vocab_size=WORDS, d_model=32, encoder_layers=2, decoder_layers=1)
+    sizes |= dict(encoder_ffn_dim=32, decoder_ffn_dim=32)
+    sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=2)
+    torch.manual_seed(0)
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    text = "layers(local(8), global(2))"  # its attention modules have no number of their own
+    sparse.use(model)
+    found = sparse.use(model.get_encoder(), text)(words())[0]
+    assert not torch.allclose(found, sparse.use(model.get_encoder())(words())[0])
+    pairs = [masks.parse(text).layer(number).build(N).to_dense() for number in (0, 1)]
+    pairs = [torch.from_numpy(x) for x in pairs]
+
+    def attend(module, q, k, v, mask, **given):
+        number = [layer.self_attn for layer in model.get_encoder().layers].index(module)
+        return transformers.AttentionInterface()["sdpa"](module, q, k, v, pairs[number], **given)
+
+    transformers.AttentionInterface.register("by_number", attend)
+    model.get_encoder().set_attn_implementation("by_number")
+    torch.testing.assert_close(found, model.get_encoder()(words())[0])
+
+
+def call(**given):
+    module = torch.nn.Module()
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    return transformers.AttentionInterface()["sparse"](module, q, k, v, None, **given)
+
+
+@pytest.mark.parametrize(
+    "name", ["position_bias", "sinks", "block_bias", "attention_scores", "output_attentions"]
+)
+def test_an_unknown_tensor_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"{name} is a Tensor of torch.float32, \(1, 2, 8, 8\)"):
+        call(**{name: torch.zeros(1, 2, 8, 8)})
+    call(**{name: None}, position_ids=torch.arange(8)[None], sliding_window=4)
+
+
+def test_a_mask_of_other_lengths_is_refused():
+    config = sparse.use(make("llama")).config
+    create = transformers.masking_utils.create_causal_mask
+    mask = create(config, torch.zeros(1, 8, 32), None, None)
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    module, attend = torch.nn.Module(), transformers.AttentionInterface()["sparse"]
+    expected = attend(module, q, k, v, None)[0]
+    torch.testing.assert_close(attend(module, q, k, v, mask)[0], expected)
+    last = attend(module, q[:, :, -3:], k, v, mask[:, :, -3:])[0]
+    torch.testing.assert_close(last, expected[:, -3:])
+    with pytest.raises(ValueError, match=r"8 queries and 8 keys.*has 8 and 16"):
+        attend(module, q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), mask)
+
+
+def test_a_model_that_computes_with_its_mask():
+    config = sparse.use(make("llama")).config
+    create = transformers.masking_utils.create_causal_mask
+    mask = create(config, torch.zeros(2, N, 32), padding("left"), None)
+    assert (mask.ndim, mask.dtype, mask.shape) == (4, torch.float32, (2, 1, N, N))
+    config._attn_implementation = "eager"
+    eager = create(config, torch.zeros(2, N, 32), padding("left"), None)
+    assert torch.equal(torch.cat([mask, mask + 1], -1), torch.cat([eager, eager + 1], -1))
+    assert torch.equal(mask[:, 0, 3:5] == 0, eager[:, 0, 3:5] == 0)
+    config = sparse.use(make("llama"), "local(3)").config
+    mask = create(config, torch.zeros(2, N, 32), None, None)
+    with pytest.raises(ValueError, match=r"aten.cat.*\(2, 1, 40, 40\).*local\(3\)"):
+        torch.cat([mask, mask], -1)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (torch.zeros(N, N), rf"mask is a Tensor of torch.float32, \({N}, {N}\); pass"),
+        (masks.causal().build(N), "mask is BlockMask"),
+        (masks.causal, r"call it: causal\(...\)"),
+        (lambda q, k: q >= k, "masks.where turns"),
+        (3, "mask is 3; pass"),
+    ],
+)
+def test_a_mask_without_text_is_refused(given, message):
+    model = make("llama")
+    with pytest.raises(ValueError, match=message):
+        sparse.use(model, given)
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("kind", ["mamba", "fnet"])
+def test_a_model_without_attention_is_refused(kind):
+    sizes = dict(vocab_size=WORDS, hidden_size=32, num_hidden_layers=1)
+    config = transformers.CONFIG_MAPPING[kind](**sizes)
+    model = transformers.AutoModel.from_config(config)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} has no attention"):
+        sparse.use(model, "local(2)")
+    assert not hasattr(config, "sparse_mask") and model.config is config
