@@ -22,7 +22,7 @@ from experiments.lra.table import Table, as_text, write
 def main(options: dict[str, Any], command: str) -> None:
     runs = read_runs(as_list(options["runs"]))
     steps = read(options["speed"], StepRow) if options["speed"] else None
-    table = Table(runs, steps)
+    table = Table(runs, steps, options["whole"])
     paths = write(table, Path(options["out"]))
     if options["archive"]:
         paths.append(Path(options["archive"]))

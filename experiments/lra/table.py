@@ -67,21 +67,27 @@ class Section:
 
 
 class Table:
-    """The cells of the table, with the times of measured steps if given."""
+    """The cells of the table, with the times of measured steps if given.
 
-    def __init__(self, runs: Sequence[Run], steps: Sequence[StepRow] | None = None):
+    whole: also show the attentions and tasks of the paper that have no run.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], steps: Sequence[StepRow] | None = None, whole: bool = False
+    ):
         self.cells, self.notes = make_cells(runs)
         if steps is not None:
             self.cells = with_times(self.cells, steps)
-        found = {column for _, column in self.cells}
-        absent = [Column(t, "") for t in lra.AVERAGED if t not in {c.task for c in found}]
-        columns = sorted_columns([*found, *absent])
+        keys, found = ({key[i] for key in self.cells} for i in (0, 1))
+        if whole:
+            usual = {key.attention for key in keys if not key.label}
+            keys |= {RowKey(name, "", "") for name in lra.ATTENTIONS if name not in usual}
+            tasks = {column.task for column in found}
+            found |= {Column(task, "") for task in lra.AVERAGED if task not in tasks}
+        columns = sorted_columns(found)
         self.columns = [c for c in columns if c.task not in lra.PATH]
         self.paths = [c for c in columns if c.task in lra.PATH]
-        keys = {row for row, _ in self.cells}
-        usual = {key.attention for key in keys if not key.label}
-        others = [RowKey(name, "", "") for name in lra.ATTENTIONS if name not in usual]
-        self.rows = sorted_rows([*keys, *others])
+        self.rows = sorted_rows(keys)
 
     def sections(self) -> list[Section]:
         """The tables that the runs support."""

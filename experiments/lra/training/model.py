@@ -40,10 +40,11 @@ def mask_of(model: Classifier, settings: Settings) -> tuple[str | None, float | 
     """
     if not model.masks:
         return None, None
-    layers = (m for m in model.modules() if isinstance(m, BlockSparseAttention))
-    density = fmean(_blocks(layer.mask, model, layer.heads).density for layer in layers)
+    layers = [m for m in model.modules() if isinstance(m, BlockSparseAttention)]
+    blocks = [_blocks(layer.mask, model, layer.heads) for layer in layers]
+    density = fmean(mask.density for mask in blocks)
     if settings.mask is None:
-        return model.masks[0].text, density
+        return blocks[0].text, density
     return f"({settings.mask})&causal" if model.config.causal else settings.mask, density
 
 

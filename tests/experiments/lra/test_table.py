@@ -31,7 +31,7 @@ def table(tmp_path):
     def made(*runs, steps=None):
         for number, (attention, task, options) in enumerate(runs):
             write_run(tmp_path / f"{number:02}", task, attention, **options)
-        return Table(read_runs(str(tmp_path)), steps)
+        return Table(read_runs(str(tmp_path)), steps, whole=True)
 
     return made
 
@@ -394,3 +394,12 @@ def test_the_program_writes_two_files_and_an_archive(tmp_path, run_program):
     assert status == 0 and "Transformer" in printed
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md"]
     assert [run.task for run in read_runs(str(tmp_path / "runs.jsonl"))] == ["listops"]
+
+
+def test_two_runs_are_two_rows_unless_the_whole_table_is_asked_for(tmp_path):
+    for name in ("flash", "sparse"):
+        write_run(tmp_path, "image", name)
+    runs = read_runs(str(tmp_path))
+    assert [row.text for row in Table(runs).rows] == ["FlashAttention", "block-sparse"]
+    assert len(Table(runs).columns) == 1
+    assert len(Table(runs, whole=True).rows) > 5 and len(Table(runs, whole=True).columns) == 5
