@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from experiments.bench.cases import DENSE
+from experiments.bench.cases import DENSE, LAYOUTS
 from experiments.bench.reports.columns import (
     COLUMNS,
     about,
@@ -15,7 +15,8 @@ from experiments.bench.reports.columns import (
     rate,
 )
 from experiments.bench.reports.peers import against_peers, peer_counts, rates, ratios
-from experiments.bench.reports.table import grouped
+from experiments.bench.reports.plot import PROVIDERS
+from experiments.bench.reports.table import best_dense, grouped, shape_of
 from experiments.bench.rows import SpeedRow
 from experiments.common import text_table
 
@@ -102,11 +103,34 @@ def by_version(rows: Sequence[SpeedRow]) -> str:
     return about(chosen) + "\n\n" + text_table.markdown(lines, left=range(len(lines[0])))
 
 
+def speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 128) -> str:
+    """One sentence: how much faster random blocks of this density are than the fastest dense."""
+    chosen = [r for r in measured(rows) if r.head_dim == head_dim and r.layout == LAYOUTS[0]]
+    found = {
+        r.direction: r
+        for r in chosen
+        if r.own and r.random and r.density == density and r.provider in MAIN
+    }
+    dense = best_dense(chosen)
+    if len(found) != 2:
+        return ""
+    row = found["forward"]
+    times = {d: f"{dense[shape_of(r)].ms / r.ms:.1f}" for d, r in found.items()}
+    names = {PROVIDERS[dense[shape_of(r)].provider][0] for r in found.values()}
+    return (
+        f"On one {row.device}, at {row.n_q} tokens and head dim {head_dim} in {row.dtype}, a mask"
+        f" that skips {100 * (1 - density):g} % of the blocks runs {times['forward']} times as fast"
+        f" as the fastest dense attention ({' or '.join(sorted(names))}) in the forward and"
+        f" {times['backward']} times in the backward (torch {row.torch}, {row.date[:10]})."
+    )
+
+
 TABLES: dict[str, Callable[[Sequence[SpeedRow]], str]] = {
     "density": by_density,
     "density_128": partial(by_density, providers=tuple(COLUMNS), head_dim=128),
     "density_64": partial(by_density, providers=tuple(COLUMNS), head_dim=64),
     "masks": by_mask,
+    "speedups": speedups,
     "versions": by_version,
     "peers": against_peers,
     "peer_counts": peer_counts,

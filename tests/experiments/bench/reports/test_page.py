@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.bench.cases import DENSE
-from experiments.bench.reports.page import TABLES, by_density, by_mask, by_version, fill
+from experiments.bench.reports.page import TABLES, by_density, by_mask, by_version, fill, speedups
 from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.provenance import ROOT
@@ -205,6 +205,18 @@ def test_a_page_may_have_tables_of_several_files():
     assert own.startswith("<!-- rows: ratios -->\n<!-- end -->\n") and "time / ours" in own
     other = fill(text, BESIDE, "b.csv")
     assert other.endswith("<!-- rows: rates a/b.csv -->\n<!-- end -->\n") and "| none |" in other
+
+
+def test_one_sentence_says_how_much_faster_half_of_the_blocks_are():
+    times = {("none", "forward"): 4.0, ("none", "backward"): 9.0}
+    times |= {("half", "forward"): 1.6, ("half", "backward"): 6.0}
+    rows = [
+        replace(ROWS[0], provider="cpu", direction=direction, ms_median=ms, head_dim=64, **what)
+        for (name, direction), ms in times.items()
+        for what in ({"mask": "dense", "density": 1.0} if name == "none" else RANDOM,)
+    ]
+    text = speedups(rows, 0.5, 64)
+    assert "skips 50 % of the blocks runs 2.5 times" in text and "1.5 times in the backward" in text
 
 
 @pytest.mark.parametrize(
