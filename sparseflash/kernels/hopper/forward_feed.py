@@ -107,15 +107,18 @@ def scheduler(f):
 
 @gluon.jit
 def _write_empty(f, bh, row0):
-    """Out 0, LSE -inf, or that of the sink, and maxima -inf for the queries row0.. of a tile."""
+    """Out 0, LSE -inf, or those of the sink, and maxima -inf for the queries row0.. of a tile."""
     LANES: gl.constexpr = f.BLOCK_DV // 8  # a lane writes 8 columns
     STEP: gl.constexpr = 32 // LANES  # rows at a time
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [STEP, LANES], [1, 1], [1, 0])
     PIECE: gl.constexpr = f.BLOCK_M & -f.BLOCK_M  # a power of two, as shapes have to be
     nothing = gl.full([PIECE], float("-inf"), gl.float32, WARP)
     lse = nothing
+    out = 0.0
     if f.sink is not None:
-        lse = gl.full([PIECE], 0.0, gl.float32, WARP) + gl.load(f.sink + bh % f.heads)
+        sink = gl.load(f.sink + bh % f.heads)
+        lse = gl.full([PIECE], 0.0, gl.float32, WARP) + sink
+        out = gl.where(sink == sink, 0.0, sink)
     for r in gl.static_range(0, f.BLOCK_M, PIECE):
         q = row0 + r + gl.arange(0, PIECE, WARP)
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + q, lse, mask=q < f.n_q)
@@ -125,12 +128,12 @@ def _write_empty(f, bh, row0):
     h = (bh % f.heads).to(gl.int64)
     origin = f.out + b * f.stride_b + h * f.stride_h
     dim = gl.arange(0, f.BLOCK_DV, gl.SliceLayout(0, LAYOUT))
-    zeros = gl.zeros([STEP, f.BLOCK_DV], f.descs.out.dtype, LAYOUT)
+    values = gl.full([STEP, f.BLOCK_DV], out, f.descs.out.dtype, LAYOUT)
     for r in range(0, f.BLOCK_M, STEP):
         row = row0 + r + gl.arange(0, STEP, gl.SliceLayout(1, LAYOUT))
         inside = (row < f.n_q)[:, None] & (dim < f.dim_v)[None, :]
         to = origin + row.to(gl.int64)[:, None] * f.stride_n + dim[None, :]
-        gl.store(to, zeros, mask=inside)  # [STEP, BLOCK_DV]
+        gl.store(to, values, mask=inside)  # [STEP, BLOCK_DV]
 
 
 # ------------------------------------------------------------------ producer warp

@@ -8,7 +8,7 @@ from sparseflash.kernels.hopper.columns import scaled_rows, store_part, store_sh
 from sparseflash.kernels.hopper.common import WARPGROUP
 from sparseflash.kernels.hopper.forward_feed import shared_rows
 from sparseflash.kernels.hopper.work import HEAD, read
-from sparseflash.kernels.softmax import natural_lse, natural_max, with_sink
+from sparseflash.kernels.softmax import natural_lse, natural_max, nonzero, with_sink
 
 
 @gluon.jit
@@ -32,16 +32,16 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
     """
     ROWS: gl.constexpr = m.type.layout
     l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
-    top = m
+    if f.max_scores is not None:
+        largest = natural_max(m, l)
     if f.sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, sink)  # [64]
-    some = m > float("-inf")
-    l = gl.where(some, l, 1.0)
-    factor = gl.where(some, f.keep_scale / l, 0.0)
+    l = nonzero(l)
+    factor = f.keep_scale / l
     if f.sink is not None:
         factor *= alpha
     o = scaled_rows(acc, factor)
-    lse = gl.where(some, natural_lse(m, l), float("-inf"))
+    lse = natural_lse(m, l)
     whole = part < 2**30
     if f.SPLIT:
         whole = part < 0
@@ -50,7 +50,7 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
             store_part(f.part_out, first * f.BLOCK_DV, o, f.BLOCK_DV)
             gl.store(f.part_lse + first + gl.arange(0, 64, ROWS), lse)
             if f.max_scores is not None:
-                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
+                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), largest)
     if whole:
         store_shared(shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV), o)
         fence_async_shared()
@@ -58,6 +58,6 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
         if f.max_scores is not None:
             at = f.max_scores + bh.to(gl.int64) * f.n_q + r
-            gl.store(at, natural_max(top), mask=r < f.n_q)
+            gl.store(at, largest, mask=r < f.n_q)
     mbarrier.arrive(f.bars.out_full.index(i), count=1)
     return o
