@@ -31,3 +31,17 @@ def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return tensor
 
     return made
+
+
+def surrounded(t: torch.Tensor) -> torch.Tensor:
+    """t (B, H, N, D) as the middle of a larger tensor of NaN, in the same order in memory.
+
+    There are NaN before and behind it in every axis: of tokens more than a block has.
+    """
+    pads = (1, 1, 260, 8)  # of columns as many as leave addresses aligned
+    token_major = t.stride(1) < t.stride(2)
+    order = [0, 2, 1, 3] if token_major else [0, 1, 2, 3]
+    shape = [n + 2 * pad for n, pad in zip(t.shape, pads, strict=True)]
+    around = t.new_full([shape[i] for i in order], float("nan")).permute(order)
+    middle = around[tuple(slice(pad, -pad) for pad in pads)]
+    return middle.copy_(t)

@@ -7,6 +7,7 @@ float32 and float64 are computed as they are, half inputs in float32.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from sparseflash.backends.cpu_blocks import (
     threads_by_head,
     to_blocks,
 )
-from sparseflash.backends.cpu_nonfinite import all_finite, contain_backward, contain_forward
+from sparseflash.backends.cpu_nonfinite import all_finite, mark_keys, mark_rows
 from sparseflash.backends.protocol import (
     NO_TERMS,
     Direction,
@@ -73,13 +74,16 @@ class Forward(NamedTuple):
         assert schedule is not None
 
         def run(
-            q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors
+            q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors, careful: bool
         ) -> Results:
             with threads_by_head(k) as by_heads:
-                return _forward(by_heads, q, k, v, seed, terms, schedule, self.problem)
+                return _forward(by_heads, q, k, v, seed, terms, schedule, self.problem, careful)
 
-        first = run(q, k, v, seed, terms)
-        return first if all_finite(first[0]) else contain_forward(run, q, k, v, seed, terms, first)
+        found = run(q, k, v, seed, terms, careful=False)
+        if all_finite(found.out):
+            return found
+        found = run(q, k, v, seed, terms, careful=True)
+        return mark_rows(partial(run, careful=False), q, k, v, found)
 
 
 class Backward(NamedTuple):
@@ -93,21 +97,25 @@ class Backward(NamedTuple):
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
-        def run(dout: Tensor, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, ...]:
+        def run(
+            dout: Tensor, dlse: Tensor | None, saved: Saved, careful: bool
+        ) -> tuple[Tensor, ...]:
             with threads_by_head(saved.k) as by_heads:
-                return _backward(by_heads, dout, dlse, saved, schedule, self.problem)
+                return _backward(by_heads, dout, dlse, saved, schedule, self.problem, careful)
 
-        found = run(dout, dlse, saved)
+        found = run(dout, dlse, saved, careful=False)
         if not all_finite(*found):
-            found = contain_backward(run, dout, dlse, saved, found)
+            found = run(dout, dlse, saved, careful=True)
+            mark_keys(partial(run, careful=False), dout, saved, found[2])
         dq, dk, dv, *dbias = found
         return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), *dbias)
 
 
 def _forward(
     by_heads: ByHeads, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
-    schedule: Schedule, problem: Problem,
+    schedule: Schedule, problem: Problem, careful: bool,
 ) -> Results:  # fmt: skip
+    """careful: what is hidden is overwritten, as it may not be finite; see `mark_rows`."""
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks = to_blocks(q, block_q, dtype)
@@ -118,7 +126,9 @@ def _forward(
     if terms.sink is not None:  # by query block; rows without a list keep it
         sink = terms.sink.repeat(len(q)).repeat_interleave(len(q_blocks) // q.shape[:2].numel())
         lse_blocks[:] = sink[:, None] * LOG2E
-    tiles, biases = Tiles(schedule, dtype), Biases(schedule, terms, q, by_query=True)
+        out_blocks[sink.isnan()] = math.nan
+    tiles = Tiles(schedule, dtype, by_query=True, careful=careful)
+    biases = Biases(schedule, terms, q, by_query=True)
     cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=True)
 
@@ -135,13 +145,15 @@ def _forward(
                 kv = groups.kv_blocks(chunk.other)
                 k_g = work.gather("kv", k_blocks, kv)
                 scores = biases.add(capped(work.bmm("scores", q_g, k_g.mT), cap), own, chunk.other)
-                tiles.hide(scores, chunk.tile, by_query=True)
+                tiles.hide(scores, chunk.tile)
                 if max_blocks is not None:
                     max_blocks[own] = torch.maximum(max_blocks[own], scores.amax(-1))
                 top, total = _exponentiate(scores, softmax)
                 if (keep := dropout.keep(own, chunk.other)) is not None:
                     scores.mul_(keep)
                 v_g = work.gather("kv", v_blocks, kv)  # in the place of k_g, which is still cached
+                if careful:
+                    v_g.nan_to_num_(0.0, 0.0, 0.0)
                 if softmax is None:
                     acc = work.bmm("acc", scores, v_g)
                 else:
@@ -164,9 +176,12 @@ def _forward(
 
 def _backward(
     by_heads: ByHeads, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule,
-    problem: Problem,
+    problem: Problem, careful: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """By key block, with the scores transposed: only dq is scattered, and always in one order."""
+    """By key block, with the scores transposed: only dq is scattered, and always in one order.
+
+    careful: as in `_forward`; see `mark_keys`.
+    """
     q, k, v, out, lse, seed, terms, _ = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
@@ -174,7 +189,8 @@ def _backward(
     k_blocks, v_blocks = to_blocks(k, block_k, dtype), to_blocks(v, block_k, dtype)
     lse_blocks, delta_blocks = _row_terms(dout, dlse, out, lse, block_q, dtype)
     dq_blocks, dk_blocks, dv_blocks = map(torch.zeros_like, (q_blocks, k_blocks, v_blocks))
-    tiles, biases = Tiles(schedule, dtype), Biases(schedule, terms, q, by_query=False)
+    tiles = Tiles(schedule, dtype, by_query=False, careful=careful)
+    biases = Biases(schedule, terms, q, by_query=False)
     cap = problem.options.softcap * LOG2E
     dropout = Dropout(schedule, q, problem.options.dropout_p, seed, by_query=False)
     if dropout.rescale != 1.0:
@@ -192,23 +208,27 @@ def _backward(
                 q_g = work.gather("q", q_blocks, rows)
                 dout_g = work.gather("dout", dout_blocks, rows)
                 p = capped(work.bmm("p", k_g, q_g.mT), cap)
-                slope = cap_slope(p, cap) if cap else None
+                slope = tiles.clear(cap_slope(p, cap), chunk.tile) if cap else None
                 p = biases.add(p, own, rows)
                 p.sub_(lse_blocks[rows].view(len(own), 1, -1))
-                tiles.hide(p, chunk.tile, by_query=False)
+                tiles.hide(p, chunk.tile)
                 p.exp2_()
                 ds = work.bmm("ds", v_g, dout_g.mT)
                 if (keep := dropout.keep(own, rows)) is not None:
                     ds.mul_(keep)
                 ds.sub_(delta_blocks[rows].view(len(own), 1, -1)).mul_(p)
+                tiles.clear(ds, chunk.tile)
                 biases.gather(ds, own, rows)
                 if slope is not None:
                     ds.mul_(slope)
+                if careful:
+                    q_g.nan_to_num_(0.0, 0.0, 0.0)
+                    dout_g.nan_to_num_(0.0, 0.0, 0.0)
                 dk_g.baddbmm_(ds, q_g)
                 if keep is not None:
                     p.mul_(keep)
                 dv_g.baddbmm_(p, dout_g)
-                dq_g = work.bmm("dq", ds.mT, k_g)
+                dq_g = work.bmm("dq", ds.mT, k_g.nan_to_num(0.0, 0.0, 0.0) if careful else k_g)
                 dq_blocks.index_add_(0, rows.flatten(), dq_g.view(-1, *dq_blocks.shape[1:]))
             dk_blocks.index_add_(0, kv, dk_g)
             dv_blocks.index_add_(0, kv, dv_g)

@@ -141,27 +141,45 @@ class Work:
 
 
 class Tiles:
-    """The bit tiles, looked up a byte at a time: eight score offsets of 0 or -inf each."""
+    """The bit tiles, looked up a byte at a time: eight score offsets of 0 or -inf each.
 
-    def __init__(self, schedule: Schedule, dtype: torch.dtype):
+    careful: a hidden score may be NaN or infinite, to which no offset is added.
+    """
+
+    def __init__(self, schedule: Schedule, dtype: torch.dtype, *, by_query: bool, careful: bool):
         bits, block_k = schedule.bits, schedule.block_k
         full = bits.new_full((1, *bits.shape[1:]), -1)
         self.bytes = torch.cat([bits, full]).view(torch.uint8)[..., : block_k // 8]
         byte = torch.arange(256, dtype=torch.uint8, device=bits.device)
-        bit = byte.unsqueeze(-1) >> byte[:8] & 1
-        self.table = torch.zeros_like(bit, dtype=dtype).masked_fill_(bit == 0, -math.inf)
+        hidden = (byte.unsqueeze(-1) >> byte[:8] & 1) == 0
+        offsets = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -math.inf)
+        self.table, self.by_query, self.careful = hidden if careful else offsets, by_query, careful
 
-    def hide(self, scores: Tensor, tile: Tensor, *, by_query: bool) -> None:
-        """Add -inf where the tiles (lists, n), -1 for a full block, disallow a score.
+    def hide(self, scores: Tensor, tile: Tensor) -> None:
+        """Make scores -inf where the tiles (lists, n), -1 for a full block, disallow them.
 
         scores: (lists, block_q, keys), or (lists, block_k, queries) if not by_query.
         """
-        if not tile.numel():
-            return
-        offsets = embedding(self.bytes[tile].int(), self.table).flatten(-2)
-        offsets = offsets.permute((0, 2, 1, 3) if by_query else (0, 3, 1, 2))
-        _, own, n, other = offsets.shape
-        scores.view(len(tile), own, -1, other)[:, :, :n].add_(offsets)
+        if tile.numel():
+            scores, entries = self._partial(scores, tile)
+            if self.careful:
+                scores.masked_fill_(entries, -math.inf)
+            else:
+                scores.add_(entries)
+
+    def clear(self, x: Tensor, tile: Tensor) -> Tensor:
+        """x, as the scores of `hide`, with 0 where they are hidden, if that may not be finite."""
+        if self.careful and tile.numel():
+            scores, hidden = self._partial(x, tile)
+            scores.masked_fill_(hidden, 0.0)
+        return x
+
+    def _partial(self, scores: Tensor, tile: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of partial blocks, and the entries of the table at their places."""
+        entries = embedding(self.bytes[tile].int(), self.table).flatten(-2)
+        entries = entries.permute((0, 2, 1, 3) if self.by_query else (0, 3, 1, 2))
+        _, own, n, other = entries.shape
+        return scores.view(len(tile), own, -1, other)[:, :, :n], entries
 
 
 class Dropout:

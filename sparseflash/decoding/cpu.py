@@ -43,7 +43,11 @@ class Decode:
             scores = scores.masked_fill(~allowed, -math.inf)
             own = scores.logsumexp(-1)
             p = (scores - own.masked_fill(own == -math.inf, 0.0).unsqueeze(-1)).exp()
-            out[b] = (p.flatten(1, 2) @ v_b).view(out[b].shape)
+            found = p.flatten(1, 2) @ v_b.nan_to_num(0.0, 0.0, 0.0)
+            if (bad := ~v_b.isfinite()).any():  # zero times NaN is NaN, also where it is hidden
+                seen = allowed.expand_as(p).flatten(1, 2)
+                found[seen.to(dtype) @ bad.to(dtype) > 0] = math.nan
+            out[b] = found.view(out[b].shape)
             lse[b] = own.flatten(0, 1)
         return out, lse
 

@@ -59,15 +59,24 @@ def with_sink(m, total, sink):
 
 
 @triton.jit
+def nonzero(total):
+    """The sums of rows, 1 for a row that has seen no key: its output is 0 then and its LSE -inf.
+
+    The sum of a row with a NaN is NaN, though its maximum is not: maxima ignore NaN.
+    """
+    return tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
 def natural_lse(m, total):
     """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
     return (m + tl.log2(total)) * LN2
 
 
 @triton.jit
-def natural_max(m):
-    """The largest logits of rows with maxima m (base 2)."""
-    return m * LN2
+def natural_max(m, total):
+    """The largest logits of rows with maxima m (base 2) and sums `total`, NaN as these are."""
+    return tl.where(total == total, m * LN2, total)
 
 
 # ------------------------------------------------------------------ forward and backward

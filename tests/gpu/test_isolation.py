@@ -9,6 +9,7 @@ import masks
 import sparseflash
 from sparseflash.testing import make_qkv, relative_error
 from tests.gpu_calls import GPU, assert_equal
+from tests.poison import surrounded
 
 pytestmark = GPU
 
@@ -88,18 +89,8 @@ def test_memory_around_the_inputs_does_not_leak(token_major, n, head_dim, backen
     """Inputs are the middle of larger tensors of NaN: tokens, heads and columns around them."""
     mask = masks.local(100) | masks.global_tokens(20)
     qkv = make_qkv(2, 2, n, n, head_dim, dtype=torch.float16, device="cuda")
-
-    def surrounded(t):
-        batch, heads, length, dim = t.shape
-        shape = (batch + 2, heads + 2, length + 300, dim + 16)
-        if token_major:
-            shape = (shape[0], shape[2], shape[1], shape[3])
-        around = torch.full(shape, float("nan"), dtype=t.dtype, device="cuda")
-        around = around.transpose(1, 2) if token_major else around
-        middle = around[1:-1, 1:-1, 150:-150, 8:-8]
-        middle.copy_(t)
-        return middle
-
+    if token_major:
+        qkv = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv]
     inside = [surrounded(t) for t in qkv]
     for m in (mask, None):
         for deterministic in (False, True):

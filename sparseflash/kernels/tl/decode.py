@@ -8,7 +8,7 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.softmax import finite, natural_lse
+from sparseflash.kernels.softmax import finite, natural_lse, nonzero
 from sparseflash.kernels.tl.common import block_start, row_bits
 from sparseflash.kernels.tl.forward import online_softmax
 
@@ -126,7 +126,7 @@ def decode_parts(
             v = tl.load(v_base + v_at, mask=v_inside, other=0.0)  # [BLOCK_N, BLOCK_DV]
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
 
-    total_l = tl.where(l > 0, l, 1.0)
+    total_l = nonzero(l)
     out = (acc / total_l[:, None]).to(Out.dtype.element_ty)
     part_at = part.to(tl.int64)
     o_at = part_at * stride_part + b * stride_ob + q_head * stride_oh + query * stride_on
@@ -165,7 +165,7 @@ def merge_splits(
         acc = acc * alpha + tl.sum(weight[:, None] * values, 0)
         total = total * alpha + tl.sum(weight, 0)
         m = m_new
-    total = tl.where(total > 0, total, 1.0)
+    total = nonzero(total)
     place = out + row // n_q // heads * stride_ob + row // n_q % heads * stride_oh
     place += row % n_q * stride_on
     tl.store(place + col, (acc / total).to(out.dtype.element_ty), mask=col < HEAD_DIM)

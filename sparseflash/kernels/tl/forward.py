@@ -13,6 +13,7 @@ from sparseflash.kernels.dropout import head_keys
 from sparseflash.kernels.softmax import (
     natural_lse,
     natural_max,
+    nonzero,
     probabilities,
     rescale_factor,
     running_max,
@@ -188,12 +189,11 @@ def attention_forward(
         m = tl.where(l == 0, float("-inf"), m)
     rows = q_start + tl.arange(0, BLOCK_M)
     if MaxScores is not None:
-        tl.store(MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(m), mask=rows < n_q)
+        tl.store(MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(m, l), mask=rows < n_q)
     if Sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, tl.load(Sink + h))
         acc *= alpha[:, None]
-    # an empty row has l = 0 and acc = 0: its output is 0 and its LSE -inf
-    total = tl.where(l > 0, l, 1.0)
+    total = nonzero(l)
     acc = acc * (keep_scale / total)[:, None] if DROPOUT else acc / total[:, None]
     o_base = Out + b * stride_ob + h * stride_oh
     store_tile(o_base, q_start, stride_on, n_q, acc, BLOCK_M, HEAD_DIM_V, BLOCK_DV)

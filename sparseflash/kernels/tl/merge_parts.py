@@ -7,7 +7,7 @@ docs/internals/kernels.md has the mathematics.
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.softmax import finite
+from sparseflash.kernels.softmax import finite, nonzero
 from sparseflash.kernels.tl.common import store_tile
 
 
@@ -52,7 +52,7 @@ def merge_parts(
             # [ROWS, BLOCK_DV]
             acc += weight[:, None] * tl.load(part_out + at[:, None] * BLOCK_DV + col[None, :])
         q = tile * BLOCK_M + row
-        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+        acc = acc / nonzero(total)[:, None]
         place = out + (bh // heads) * stride_b + (bh % heads) * stride_h
         place += q.to(tl.int64)[:, None] * stride_n + col[None, :]
         inside = (q < n_q)[:, None] & (col < dim)[None, :]
@@ -61,7 +61,8 @@ def merge_parts(
         if max_scores is not None:
             top = tl.full([ROWS], float("-inf"), tl.float32)
             for i in range(count):
-                top = tl.maximum(top, tl.load(part_max + slot + i * BLOCK_M))  # [ROWS]
+                own = tl.load(part_max + slot + i * BLOCK_M)  # [ROWS]
+                top = tl.maximum(top, own, propagate_nan=tl.PropagateNan.ALL)
             tl.store(max_scores + bh * n_q + q, top, mask=q < n_q)
 
 

@@ -9,7 +9,13 @@ dV have the inverse lists, in `picks_gathered.py`. docs/internals/kernels.md has
 import triton
 import triton.language as tl
 
-from sparseflash.kernels.softmax import gradient_scale, natural_lse, probabilities, to_lse_log2
+from sparseflash.kernels.softmax import (
+    gradient_scale,
+    natural_lse,
+    nonzero,
+    probabilities,
+    to_lse_log2,
+)
 from sparseflash.kernels.tl.common import load_full, load_tile, matrix_origin
 from sparseflash.kernels.tl.forward import online_softmax
 
@@ -186,7 +192,7 @@ def picks_forward(
             BLOCK_N, HEAD_DIM_V, BLOCK_DV, WHOLE, TMA,
         )  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
-    total = tl.where(l > 0, l, 1.0)
+    total = nonzero(l)
     at, inside = rows_of(
         Out + b * stride_ob, query, head, exists, stride_on, stride_oh, HEAD_DIM_V, BLOCK_DV
     )

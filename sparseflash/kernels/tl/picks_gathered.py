@@ -14,6 +14,7 @@ from sparseflash.kernels.softmax import (
     finite,
     gradient_scale,
     natural_lse,
+    nonzero,
     probabilities,
     to_lse_log2,
 )
@@ -125,7 +126,7 @@ def gathered_forward(
         p, alpha, m, l = online_softmax(scores, m, l, scale_log2, True)
         v = load_tile(v_base, key, stride_vn, n_k, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
-    total = tl.where(l > 0, l, 1.0)
+    total = nonzero(l)
     acc /= total[:, None]
     place = _rows_of_parts(Places, z, at, exists, n_q, GROUP, N_PICKS, TOKENS, ROWS)
     _scatter(PartOut, place * HEAD_DIM_V, exists, acc, HEAD_DIM_V, BLOCK_DV)
@@ -214,7 +215,7 @@ def merge_picks(
     b = (z // sel_heads).to(tl.int64)
     head = (z % sel_heads * GROUP + row % GROUP).to(tl.int64)
     if PartLse is not None:
-        total = tl.where(total > 0, total, 1.0)
+        total = nonzero(total)
         acc /= total[:, None]
         tl.store(Lse + (b * sel_heads * GROUP + head) * n_q + query, tl.log(total) + m, mask=exists)
     out_at = b * stride_ob + head * stride_oh + query.to(tl.int64) * stride_on

@@ -180,7 +180,7 @@ def _joined(
         join_picks, grid, blocks, which, who, count, n_q, n_k,
         PICKS=room, BLOCK=constants["BLOCK"], CAUSAL=constants["CAUSAL"], **same,
     )  # fmt: skip
-    whole = n_k % shape.block_n == 0
+    whole = n_k % constants["BLOCK"] == 0  # the tiles of a block may lie beyond n_k
     widths = constants["BLOCK_D"], constants["BLOCK_DV"]
     k_desc, v_desc = descriptors((k, v), shape.block_n, widths) if whole else (None, None)
     launch(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
@@ -74,22 +73,6 @@ def test_what_nobody_wrote_is_not_read(monkeypatch):
         picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
-def test_memory_around_the_inputs_does_not_leak(gathers, monkeypatch):
-    """Inputs are the middle of larger tensors of NaN; the last tile of 32 keys has 16."""
-    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
-    qkv = make_qkv(1, 2, 20, 48, 24, kv_heads=1, dtype=torch.float16)
-    picks = Picks.of(torch.arange(2).expand(1, 1, 20, 2), 32, 48)
-    results = []
-    for pad in (0, 1):
-        middle = (slice(pad, -pad or None),) * 4
-        inside = (F.pad(t, (pad,) * 8, value=torch.nan)[middle] for t in qkv)
-        q, k, v = (t.requires_grad_() for t in inside)
-        out = sparseflash.attention(q, k, v, picks, backend="triton")
-        results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
-    assert all(map(torch.equal, *results))
 
 
 def test_a_limit_below_one_list(monkeypatch):
