@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.checks import block_sizes
+from masks import runs as rl
+from masks.block_lists import EMPTY, FULL
+from masks.checks import block_sizes, integer
 from masks.runs import Bools, Grid
 from masks.tiles import Tiles, assemble, pack_bits
 from masks.types import BlockData
@@ -49,3 +51,45 @@ def from_array(array: Any, block_size: int | tuple[int, int]) -> BlockData:
         col = np.arange(grid.cols)
         codes.append(tiles.codes(pack_bits(blocks), grid.cut(np.full_like(col, row), col)))
     return assemble(tiles, np.arange(grid.size), np.concatenate(codes), text=text)
+
+
+def from_layout(
+    layout: Any, block_size: int | tuple[int, int], n_q: int | None, n_k: int | None
+) -> BlockData:
+    """Return the block mask of whole blocks; see `BlockMask.from_layout`."""
+    data = to_numpy(layout)
+    if data.dtype != bool and not np.issubdtype(data.dtype, np.integer):
+        raise ValueError(f"layout is {data.dtype}: give booleans or integers, 0 for an empty block")
+    if not data.size:
+        raise ValueError(f"layout has shape {data.shape}: give at least one block")
+    batch, heads, *sizes = layout_extents(data.shape, block_size, n_q, n_k)
+    grid = Grid(*sizes, batch, heads)
+    codes = np.where(data.ravel() != 0, FULL, EMPTY).astype(np.int32)
+    starts, codes = rl.compact(np.arange(grid.size), codes, grid.size)
+    return BlockData.of(grid, starts, codes, Tiles(grid).bits, "")
+
+
+def layout_extents(
+    shape: tuple[int, ...], block_size: int | tuple[int, int], n_q: int | None, n_k: int | None
+) -> tuple[int, int, int, int, int, int]:
+    """Return batch, heads, n_q, n_k, block_q and block_k of a layout with this shape.
+
+    Raises ValueError for a shape that is not (rows, cols), (heads, rows, cols) or (batch, heads,
+    rows, cols), and for tokens that have another number of blocks.
+    """
+    if len(shape) not in (2, 3, 4):
+        raise ValueError(
+            f"layout has shape {tuple(shape)}: give (rows, cols), (heads, rows, cols) or"
+            " (batch, heads, rows, cols)"
+        )
+    batch, heads, rows, cols = (1,) * (4 - len(shape)) + tuple(shape)
+    sizes, tokens = block_sizes(block_size), []
+    for name, n, block, count in zip(("n_q", "n_k"), (n_q, n_k), sizes, (rows, cols), strict=True):
+        n = count * block if n is None else integer(name, n, min=0)
+        if -(-n // block) != count:
+            raise ValueError(
+                f"{name} is {n}, {-(-n // block)} blocks of {block} tokens, and layout has {count}:"
+                f" give {name} between {(count - 1) * block + 1} and {count * block}"
+            )
+        tokens.append(n)
+    return batch, heads, *tokens, *sizes

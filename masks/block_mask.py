@@ -13,7 +13,7 @@ from masks import files
 from masks.analysis.plots import overview
 from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
-from masks.arrays import from_array
+from masks.arrays import from_array, from_layout
 from masks.block_lists import EMPTY, FULL, BlockLists, column_lists, row_lists
 from masks.checks import block_sizes, flag
 from masks.crop import coarsen, crop
@@ -93,6 +93,27 @@ class BlockMask(Keyed):
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
         """The block mask of a boolean array or tensor; shapes and errors as in `mask_from`."""
         return cls(*from_array(array, block_size))
+
+    @classmethod
+    def from_layout(
+        cls,
+        layout: ArrayLike,
+        block_size: int | tuple[int, int] = 128,
+        *,
+        n_q: int | None = None,
+        n_k: int | None = None,
+    ) -> "BlockMask":
+        """Return the block mask of whole blocks that a map of blocks gives.
+
+        Args:
+            layout: an array or tensor (rows, cols), (heads, rows, cols) or (batch, heads, rows,
+                cols) of booleans or integers. 0 is an empty block; any other value allows every
+                pair of the block. So this inverts `layout()` for a mask without partial blocks.
+            block_size: tokens, one size or (block_q, block_k).
+            n_q, n_k: tokens; rows * block_q and cols * block_k by default. The last block of a row
+                or column may be cut.
+        """
+        return cls(*from_layout(layout, block_size, n_q, n_k))
 
     @cached_property
     def grid(self) -> Grid:

@@ -113,7 +113,7 @@ def remedy(mask: Any) -> str:
 def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
     """The schedule of a selection or of its plan; None for other masks."""
     if isinstance(mask, Selection):
-        return schedule_from_selection(mask, *extents_of(q, k), q.device)
+        return schedule_from_selection(mask, *extents_of(q, k), q.device, k.shape[1])
     if not isinstance(mask, Schedule):
         return None
     check_extents(mask, *extents_of(q, k))

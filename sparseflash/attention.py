@@ -103,7 +103,8 @@ def attention(
         mask: a `masks.Mask`, a `masks.BlockMask` of these lengths, a `select.Selection` made from q
             and k or its `plan`, the `select.Picks` of each query, a bool array that broadcasts over
             batch and heads ((N_q, N_k), (H_q, N_q, N_k) or (B, H_q, N_q, N_k); True = attend), or
-            None for dense attention. Of a Mask that differs from layer to layer: `mask.layer(i)`.
+            None for dense attention. A mask with a head for each key head is shared by its query
+            heads. Of a Mask that differs from layer to layer: `mask.layer(i)`.
         lengths: (B,) ints, a tensor or a list: keys from number lengths[b] on are not attended to.
             With N_q = N_k they are the lengths of the sequences: the output of later queries is 0,
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
@@ -226,7 +227,7 @@ def explain(
     found = _checked(q, k, v, mask, call, needs_grad=True)
     problem = found.problem
     if found.mask is not None:  # raises where it does not fit
-        schedule_for(found.mask, *extents_of(q, k), problem.device)
+        schedule_for(found.mask, *extents_of(q, k), problem.device, kv_heads=k.shape[1])
     if dropout_p:
         seed_tensor(seed, problem.device)
     if terms is not None:
@@ -377,7 +378,7 @@ def _through_operator(
     mask = as_mask(mask)
     schedule = schedule_of(mask, q, k)
     if isinstance(mask, BlockMask):
-        check_extents(mask, *extents_of(q, k))
+        check_extents(mask, *extents_of(q, k), k.shape[1])
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
     if whole is not None:

@@ -105,17 +105,20 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
         )
 
 
-def check_extents(mask: Any, n_q: int, n_k: int, batch: int, heads: int) -> None:
+def check_extents(
+    mask: Any, n_q: int, n_k: int, batch: int, heads: int, kv_heads: int | None = None
+) -> None:
     """Raise ValueError where a BlockMask, a Selection or a Schedule is for other inputs."""
     if (mask.n_q, mask.n_k) != (n_q, n_k):
         raise ValueError(
             f"the mask is for {mask.n_q} queries and {mask.n_k} keys, q and k have {n_q} and {n_k};"
             f" build it with mask.build({n_q}, {n_k}), or pass the Mask itself"
         )
-    if mask.batch not in (1, batch) or mask.heads not in (1, heads):
+    if mask.batch not in (1, batch) or mask.heads not in (1, heads, kv_heads):
+        of_k = f", k {kv_heads} heads" if kv_heads not in (None, heads) else ""
         raise ValueError(
-            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {batch} and {heads};"
-            " each extent of the mask must be 1 or that of q"
+            f"the mask has batch {mask.batch} and heads {mask.heads}, q has {batch} and {heads}"
+            f"{of_k}; each extent of the mask must be 1 or that of q, or its heads those of k"
         )
 
 

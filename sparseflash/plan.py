@@ -87,7 +87,9 @@ def plan_for(
     if isinstance(problem.mask, str):
         extents = problem.n_q, problem.n_k, problem.batch, problem.heads
         mask = find(problem.mask) if mask is None else mask
-        schedule = schedule_for(mask, *extents, problem.device)  # pyright: ignore
+        schedule = schedule_for(  # pyright: ignore
+            mask, *extents, problem.device, kv_heads=problem.kv_heads
+        )
     run_forward = forward.plan_forward(problem, schedule)
     run_backward = backward.plan_backward(problem, schedule) if backward else None
     walks: list[Walk | None] = [None, None]

@@ -129,33 +129,36 @@ def schedule_for(
     heads: int,
     device: torch.device | str,
     block_size: int | tuple[int, int] = 128,
+    kv_heads: int | None = None,
 ) -> Schedule:
     """The schedule of `mask` for q (batch, heads, n_q, D) and k of n_k keys, from a bounded cache.
 
-    block_size: the blocks that a `Mask` is cut into; a `BlockMask` has its own.
+    block_size: the blocks that a `Mask` is cut into; a `BlockMask` has its own. A mask of
+        `kv_heads` heads is that of the key heads, which their query heads share.
     Raises ValueError for a mask of other lengths, or of a batch or heads that are neither 1 nor
     those of the inputs.
     """
     device = torch.device(device)
     heads_of_mask = heads if isinstance(mask, Mask) and mask.per_head else None
+    group = heads // kv_heads if kv_heads is not None and mask.heads == kv_heads > 1 else 1
     if isinstance(mask, BlockMask):
-        key = ("schedule", mask.key, device)
+        key = ("schedule", mask.key, group, device)
     else:
-        key = ("schedule", mask.key, n_q, n_k, block_size, heads_of_mask, device)
+        key = ("schedule", mask.key, n_q, n_k, block_size, heads_of_mask, group, device)
     schedule: Schedule | None = cache.get(key)
     if schedule is None:
         blocks = mask
         if isinstance(blocks, Mask):
             blocks = blocks.build(n_q, n_k, block_size, heads=heads_of_mask)
-        check_extents(blocks, n_q, n_k, batch, heads)
-        schedule = persistent(partial(to_device, blocks, device), device)._replace(key=key)
+        check_extents(blocks, n_q, n_k, batch, heads, kv_heads)
+        schedule = persistent(partial(to_device, blocks, device, group), device)._replace(key=key)
         cache.put(key, schedule, as_tensors(schedule)[0])
     check_extents(schedule, n_q, n_k, batch, heads)
     return schedule
 
 
-def to_device(blocks: BlockMask, device: torch.device) -> Schedule:
-    """Copy the runs of a block mask to the device and expand them there."""
+def to_device(blocks: BlockMask, device: torch.device, group: int = 1) -> Schedule:
+    """Copy the runs of a block mask to the device and expand them there, `group` times a head."""
     block_q, block_k = blocks.block_size
     cells = blocks.batch * blocks.heads * blocks.rows * blocks.cols
     ends = np.append(blocks.starts[1:], cells)
@@ -168,11 +171,15 @@ def to_device(blocks: BlockMask, device: torch.device) -> Schedule:
     row, col = cell // blocks.cols, cell % blocks.cols
     tile = _cut_tails(tile, row % blocks.rows, col, blocks, first_edge=len(blocks.bits))
     slice_ = row // blocks.rows
-    slices = blocks.batch * blocks.heads
+    slices = blocks.batch * blocks.heads * group
+    if group > 1:
+        slice_ = (slice_[:, None] * group + torch.arange(group, device=device)).flatten()
+        row, col, tile = (x.repeat_interleave(group) for x in (row % blocks.rows, col, tile))
+        row = slice_ * blocks.rows + row
     by_row = _lists(row, col, tile, slices * blocks.rows)
     key_row = slice_ * blocks.cols + col
     by_col = _lists(key_row, row % blocks.rows, tile, slices * blocks.cols)
-    extents = (blocks.batch, blocks.heads, blocks.n_q, blocks.n_k)
+    extents = (blocks.batch, blocks.heads * group, blocks.n_q, blocks.n_k)
     n_partial = int((tile != _FULL).sum())
     return Schedule(by_row, by_col, bits, block_q, block_k, *extents, n_partial)
 

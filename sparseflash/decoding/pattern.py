@@ -38,7 +38,8 @@ def pattern_of(mask: AnyMask, problem: Problem, n: int) -> Pattern:
     if mask is None or causal:
         return Pattern(None, causal, causal)
     if isinstance(mask, Mask):
-        extents = n, n, problem.batch, problem.heads
+        heads = problem.kv_heads if mask.heads == problem.kv_heads else problem.heads
+        extents = n, n, problem.batch, heads
         return Pattern(schedule_for(mask, *extents, problem.device, BLOCK), True, False)
     from_end = (mask.n_q, mask.n_k) == (n, n)
     if not from_end and (mask.n_q, mask.n_k) != (problem.n_q, n):

@@ -11,14 +11,18 @@ from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import BlockLists, Schedule
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import to_device
+from sparseflash.select.words import of_heads
 from sparseflash.tiles.bits import interval_bits
 
 
 @torch.no_grad()
 def schedule_from_selection(
-    selection: Selection, n_q: int, n_k: int, batch: int, heads: int, device: torch.device | str
-) -> Schedule:
+    selection: Selection, n_q: int, n_k: int, batch: int, heads: int, device: torch.device | str,
+    kv_heads: int | None = None,
+) -> Schedule:  # fmt: skip
     """The schedule of `selection` for q (batch, heads, n_q, D) and k of n_k keys on `device`.
+
+    A selection of `kv_heads` heads is that of the key heads, which their query heads share.
 
     Only the device knows the number of blocks. `idx` and `tile` have room for
     `selection.max_blocks` entries, and `ptr` tells where the lists end; `n_partial` is that bound
@@ -26,7 +30,8 @@ def schedule_from_selection(
 
     Raises ValueError for a selection of other extents or on another device.
     """
-    check_extents(selection, n_q, n_k, batch, heads)
+    check_extents(selection, n_q, n_k, batch, heads, kv_heads)
+    selection = of_heads(selection, heads)
     wanted = torch.device(device)
     if selection.device.type != wanted.type or wanted.index not in (None, selection.device.index):
         raise ValueError(f"the selection is on {selection.device}, q on {wanted}: select from q")

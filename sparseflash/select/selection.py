@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.algebra import Mask
+from masks.arrays import layout_extents
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
+from masks.checks import integer
 from masks.runs import Grid
 from masks.tiles import Tiles, assemble
 from sparseflash.select.static import heads_of, static_codes
@@ -44,6 +46,39 @@ class Selection:
     block_size: tuple[int, int]
     max_blocks: int
     owned: int = 0
+
+    @classmethod
+    def from_layout(
+        cls,
+        layout: Tensor,
+        block_size: int | tuple[int, int] = 128,
+        *,
+        n_q: int | None = None,
+        n_k: int | None = None,
+        max_blocks: int | None = None,
+    ) -> "Selection":
+        """Return the selection of whole blocks that a map of blocks gives, without waiting.
+
+        Args:
+            layout: a tensor (rows, cols), (heads, rows, cols) or (batch, heads, rows, cols) of
+                booleans or integers: 0 is an empty block, any other value a full one.
+            block_size, n_q, n_k: as in `masks.BlockMask.from_layout`.
+            max_blocks: a bound on the non-empty blocks, which saves memory for their lists; all by
+                default. More blocks than that fail an assertion on the device.
+        """
+        if not isinstance(layout, Tensor) or layout.is_floating_point():
+            kind = layout.dtype if isinstance(layout, Tensor) else type(layout).__name__
+            raise ValueError(f"layout is {kind}: give a tensor of booleans or integers")
+        batch, heads, n_q, n_k, *sizes = layout_extents(layout.shape, block_size, n_q, n_k)
+        taken = layout.detach().reshape(batch, heads, *layout.shape[-2:]) != 0
+        codes = torch.where(taken, FULL, EMPTY).int()
+        most = taken.numel()
+        if max_blocks is not None:
+            most = min(most, integer("max_blocks", max_blocks, min=0))
+            message = f"layout has more than {most} blocks: give a greater max_blocks"
+            torch._assert_async(taken.sum() <= most, message)  # pyright: ignore
+        bits = codes.new_empty(0, sizes[0], -(-sizes[1] // 32))
+        return cls(codes, bits, n_q, n_k, (sizes[0], sizes[1]), most)
 
     @property
     def batch(self) -> int:

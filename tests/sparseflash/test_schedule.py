@@ -109,7 +109,9 @@ def test_cache_tells_devices_apart(monkeypatch):
     """No other device is needed: all are made on the CPU."""
     made = schedule_module.to_device
     cpu = torch.device("cpu")
-    monkeypatch.setattr(schedule_module, "to_device", lambda blocks, device: made(blocks, cpu))
+    monkeypatch.setattr(
+        schedule_module, "to_device", lambda blocks, _, *more: made(blocks, cpu, *more)
+    )
     for mask in (masks.causal(), masks.causal().build(64)):
         assert schedule_of(mask, device="meta") is not schedule_of(mask)
 

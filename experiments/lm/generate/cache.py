@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from masks import Mask
-from masks.block_lists import EMPTY, FULL
 from sparseflash import BlockSparseAttention, Rotary, attention, decode
 from sparseflash.select import Selection
 from sparseflash.select.pool import pool
@@ -89,10 +88,9 @@ class MobaCache(Cache):
         picked = torch.zeros(*q.shape[:3], self.means.shape[2], dtype=torch.bool, device=q.device)
         picked.scatter_(3, best, True)[..., own] = True
         picked = picked.repeat_interleave(chunk // block, 3)[..., : -(-self.room // block)]
-        codes = torch.where(picked, FULL, EMPTY).int()
-        bits = codes.new_zeros(0, BLOCK_Q, -(-block // 32))  # no block is partial
         most = q.shape[1] * self.moba.k * (chunk // block)
-        return Selection(codes, bits, 1, self.room, (BLOCK_Q, block), most)
+        sizes = {"n_q": 1, "n_k": self.room, "max_blocks": most}
+        return Selection.from_layout(picked, (BLOCK_Q, block), **sizes)
 
 
 class Later(nn.Module):

@@ -145,11 +145,10 @@ class Inputs:
         asking = self.q.unflatten(1, (step.kv_heads, -1)).mean((2, 3)).unsqueeze(2)
         scores = asking @ summary.mT  # (B, H_kv, 1, blocks)
         best = scores.topk(step.blocks).indices
-        codes = torch.full_like(scores, -2, dtype=torch.int32).scatter_(-1, best, -1)
-        block_q = -(-step.n_q // 16) * 16
-        bits = codes.new_zeros(0, block_q, BLOCK // 32)  # no block is partial
-        most = step.batch * step.kv_heads * step.blocks
-        return Selection(codes, bits, step.n_q, step.n, (block_q, BLOCK), most)
+        layout = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+        sizes = {"n_q": step.n_q, "n_k": step.n}
+        sizes["max_blocks"] = step.batch * step.kv_heads * step.blocks
+        return Selection.from_layout(layout, (-(-step.n_q // 16) * 16, BLOCK), **sizes)
 
     def allowed(self, b: int, head: int) -> Tensor:
         """Bool (n_q, n): what the queries of a key head see in the first cache."""
