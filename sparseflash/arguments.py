@@ -110,6 +110,19 @@ def remedy(mask: Any) -> str:
     return ""
 
 
+def check_unused(mask: Any, q: Tensor, k: Tensor) -> None:
+    """Raise ValueError for a mask that does not fit q and k, of which nothing is computed."""
+    if isinstance(mask, np.ndarray | Tensor):
+        shape, wanted = tuple(mask.shape), (*q.shape[:3], k.shape[2])
+        outer = zip(shape[-3::-1], wanted[1::-1], strict=False)
+        if shape[-2:] != wanted[2:] or len(shape) > 4 or any(m not in (1, n) for m, n in outer):
+            raise ValueError(f"mask has shape {shape}; it must broadcast to {wanted}")
+        return
+    mask = as_mask(mask)
+    if isinstance(mask, BlockMask | Selection | Schedule):
+        check_extents(mask, *extents_of(q, k), k.shape[1])
+
+
 def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
     """The schedule of a selection or of its plan; None for other masks."""
     if isinstance(mask, Selection):

@@ -11,6 +11,7 @@ from sparseflash.arguments import (
     as_float,
     as_mask,
     autocast,
+    check_unused,
     contiguous,
     extents_of,
     schedule_of,
@@ -24,6 +25,7 @@ from sparseflash.checks import (
     check_options,
     check_tensors,
     check_transforms,
+    is_empty,
     seed_tensor,
 )
 from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within, padding_for
@@ -95,6 +97,7 @@ def attention(
     the allowed blocks only.
 
     A query with nothing to attend to gives output 0, LSE and largest logit -inf, and gradients 0.
+    So do an empty batch, no queries and no keys.
 
     Args:
         q: (B, H_q, N_q, D), bfloat16, float16, float32 or float64; H_q is a multiple of H_kv.
@@ -139,7 +142,7 @@ def attention(
             q, k, v = contiguous(q, k, v)
             out, lse = picked.attend(q, k, v, mask, as_float(scale))
             return (out, lse) if return_lse else out
-        mask = mask.selection(q.shape[1])
+        mask = None if is_empty(q, k) else mask.selection(q.shape[1])
     if lengths is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
         options |= {"backend": backend, "scale": as_float(scale), **flags}
@@ -208,6 +211,10 @@ def explain(
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
+    check_tensors(q, k, v)
+    if is_empty(q, k):
+        check_unused(mask, q, k)
+        return "forward, backward: there is no sequence, no query or no key, so nothing runs"
     lines = []
     if isinstance(mask, Picks):
         given = lengths, terms, dropout_p, return_max_scores, backend
@@ -217,7 +224,6 @@ def explain(
         mask = mask.selection(q.shape[1])
         lines.append(f"picks become a selection: {reason}")
     if lengths is not None:
-        check_tensors(q, k, v)
         factor = as_float(scale) or q.shape[-1] ** -0.5
         lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
         padding = padding_for(terms, mask, q.shape[2], k.shape[2])
@@ -291,7 +297,7 @@ def plan(
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
     made = prepared(found.problem, found.mask, found.schedule)
     if found.schedule is None:
-        return found.mask
+        return mask if is_empty(q, k) else found.mask
     return found.schedule.with_lists(made.lists(found.schedule))
 
 
@@ -305,6 +311,8 @@ def _traced_plan(
 ) -> Mask | BlockMask | Schedule | None:
     """`plan` as torch.compile traces it: the lists become part of its graph."""
     check_tensors(q, k, v)
+    if is_empty(q, k):
+        return mask
     mask = as_mask(mask)
     schedule = schedule_of(mask, q, k)
     if schedule is None:
@@ -347,6 +355,9 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
     """Check everything, and bring the arguments into the form that a plan takes."""
     check_tensors(q, k, v)
     q, k, v = contiguous(q, k, v)
+    if is_empty(q, k):
+        check_unused(mask, q, k)
+        mask = None
     mask = as_mask(mask)
     schedule = schedule_of(mask, q, k)
     mask = mask if schedule is None else None
@@ -371,6 +382,9 @@ def _through_operator(
         check_transforms(q, k, v, *(t for t in terms if t is not None))
     needs_grad = wants_grad(q, k, v, *terms)
     q, k, v = contiguous(q, k, v)
+    if is_empty(q, k):
+        check_unused(mask, q, k)
+        mask = None
     if compiling and isinstance(mask, np.ndarray | Tensor):
         raise ValueError(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"

@@ -53,10 +53,15 @@ def is_number(x: Any) -> bool:
 
 
 def check_tensors(q: Any, k: Any, *v: Any) -> None:
-    """Raise ValueError for q, k and v that attention does not take, or q and k alone."""
+    """Raise ValueError for q, k and v that attention does not take, or q and k alone.
+
+    An empty batch, no queries and no keys pass: see `is_empty`.
+    """
     for name, t in zip("qkv", (q, k, *v), strict=False):
         if not isinstance(t, Tensor):
-            raise ValueError(f"{name} is a {type(t).__name__}; pass a torch tensor")
+            kind = type(t).__name__
+            order = " and the mask after q, k and v" if kind in ("Mask", "BlockMask") else ""
+            raise ValueError(f"{name} is a {kind}; pass a torch tensor{order}")
         if t.layout != torch.strided or t.is_nested:
             raise ValueError(
                 f"{name} is {'nested' if t.is_nested else 'sparse'}, of layout {t.layout}; pass a"
@@ -67,9 +72,9 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(t.shape)}; it must be (batch, heads, length, head dim)"
             )
-        if 0 in t.shape:
+        if not t.shape[1] or not t.shape[3]:
             raise ValueError(
-                f"{name} has shape {tuple(t.shape)}, no elements; every extent must be at least 1"
+                f"{name} has shape {tuple(t.shape)}; heads and head dim must be at least 1"
             )
         if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
             raise ValueError(
@@ -85,6 +90,11 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
             f"q, k and v are on {q.device}; no backend runs there, move them to cpu or cuda"
         )
     _check_shapes(q, k, *v)
+
+
+def is_empty(q: Tensor, k: Tensor) -> bool:
+    """Whether there is no sequence, no query or no key, so that nothing is computed."""
+    return 0 in (q.shape[0], q.shape[2], k.shape[2])
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:

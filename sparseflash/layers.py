@@ -126,7 +126,7 @@ class BlockSparseAttention(nn.Module):
         """
         _check_tokens("x", x, self.dim)
         if isinstance(lengths, Selection):
-            lengths = self.plan(lengths, x.shape[1])
+            lengths = self.plan(lengths, x.shape[1]) if x.numel() else None
         if context is None:
             qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
             mask = self.mask if lengths is None else lengths
@@ -173,7 +173,8 @@ class BlockSparseAttention(nn.Module):
         if not self.keep_max_scores:
             return found
         out, max_scores = found
-        largest = max_scores.amax((0, 2))
+        empty = max_scores.new_full((1, self.heads, 1), -math.inf)
+        largest = (max_scores if max_scores.numel() else empty).amax((0, 2))
         self.max_scores = largest if torch.compiler.is_compiling() else _unwrapped_max(largest)
         return out
 

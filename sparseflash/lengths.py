@@ -17,7 +17,7 @@ from masks.block_lists import EMPTY, FULL
 from masks.tiles import pack_bits
 from sparseflash.backends.protocol import Results
 from sparseflash.cache import cached
-from sparseflash.checks import check_tensors, readable
+from sparseflash.checks import check_tensors, is_empty, readable
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
@@ -59,6 +59,8 @@ def attend_within(
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     check_tensors(q, k, v)
     lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
+    if is_empty(q, k):
+        return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
@@ -127,7 +129,7 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
             f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
             f" shape ({batch},), one for each sequence of the batch"
         )
-    if readable(lengths):
+    if lengths.numel() and readable(lengths):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > n:
             raise ValueError(

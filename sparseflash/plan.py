@@ -8,6 +8,7 @@ from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
+from sparseflash.backends import nothing
 from sparseflash.backends.protocol import (
     Backward,
     Forward,
@@ -80,6 +81,13 @@ def plan_for(
     """
     plan = cache.get(problem)
     if plan is not None:
+        return plan
+    if 0 in (problem.batch, problem.n_q, problem.n_k):
+        nothing_to_do = Walk(None, ())
+        backward = nothing.Backward() if problem.needs_grad else None
+        run = nothing.Forward(problem), backward, nothing_to_do, nothing_to_do
+        plan = Plan(problem, "none", "none" if backward else None, *run)
+        cache.put(problem, plan, ())
         return plan
     forward = choose(problem, "forward")
     backward = choose(problem, "backward") if problem.needs_grad else None

@@ -9,9 +9,10 @@ from masks import BlockMask, Mask
 from masks.spec import find
 from sparseflash.arguments import remedy
 from sparseflash.backends import triton as portable
+from sparseflash.backends.nothing import nothing
 from sparseflash.backends.protocol import empty_out
 from sparseflash.cache import cache
-from sparseflash.checks import check_options, check_transforms
+from sparseflash.checks import check_options, check_transforms, is_empty
 from sparseflash.decoding import cpu
 from sparseflash.decoding.checks import check_cache, check_no_gradient, check_splits
 from sparseflash.decoding.pattern import AnyMask, Pattern, pattern_of
@@ -32,6 +33,18 @@ class Step(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
         schedule: Schedule | None,
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+class Nothing:
+    """A step of an empty batch, of no queries or over no keys."""
+
+    pattern = Pattern(None, False, False)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
+        schedule: Schedule | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return nothing(q, v)
 
 
 torch.library.define(
@@ -108,15 +121,17 @@ def decode(
         q = q.contiguous()
     if block_table is not None:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-    if isinstance(mask, Selection):
+    empty = is_empty(q, k) or not n
+    if isinstance(mask, Selection) and not empty:
         heads = k.shape[1] if mask.heads == k.shape[1] else q.shape[1]
         mask = schedule_from_selection(mask, q.shape[2], n, q.shape[0], heads, q.device)
-    elif not isinstance(mask, Mask | BlockMask | Schedule | None):
+    elif not isinstance(mask, Mask | BlockMask | Selection | Schedule | None):
         how = remedy(mask) or " (BlockMask.from_dense takes a bool array)"
         raise ValueError(
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a selection of"
             f" sparseflash.select or None{how}"
         )
+    mask = None if empty else mask
     call = None if scale is None else float(scale), splits, backend
     if plain(q, k, v):
         out, lse = _run(q, k, v, lengths, block_table, mask, call)
@@ -152,6 +167,8 @@ def _run(
 
 def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None) -> Step:
     """What steps of one layout share; page: tokens of a page, or 0."""
+    if 0 in (problem.batch, problem.n_q, n):
+        return Nothing()
     why_not = {
         "triton": portable.unsupported(problem, "forward"),
         "cpu": None if problem.device.type == "cpu" else f"it runs on a CPU, not {problem.device}",

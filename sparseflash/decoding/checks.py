@@ -49,7 +49,7 @@ def _check_pages(q: Any, k: Any, v: Any, table: Any) -> None:
         k, v = (t[:1].transpose(1, 2).expand(q.shape[0], -1, -1, -1) for t in (k, v))
     check_tensors(q, k, v)
     fits = isinstance(table, Tensor) and table.ndim == 2 and table.dtype == torch.int32
-    if not fits or table.shape[0] != q.shape[0] or not table.shape[1]:
+    if not fits or table.shape[0] != q.shape[0]:
         shown = type(table).__name__
         if isinstance(table, Tensor):
             shown = f"{table.dtype} of shape {tuple(table.shape)}"

@@ -48,7 +48,7 @@ def documents(
             read.
     """
     block_size = block_sizes(block_size)
-    n, causal, shared = integer("n", n, min=1), flag("causal", causal), flag("shared", shared)
+    n, causal, shared = integer("n", n, min=0), flag("causal", causal), flag("shared", shared)
     offsets = check_offsets("cu_seqlens", cu_seqlens, n)
     left, right = _sides(window, n)
     right = 0 if causal else right
@@ -97,7 +97,7 @@ def _prefix(prefix: int | Tensor, offsets: Tensor) -> int | Tensor:
             f"prefix has shape {tuple(prefix.shape)}, and cu_seqlens {count} documents in"
             f" {len(offsets)} rows: give one number for each"
         )
-    if readable(rows) and rows.min() < 0:
+    if rows.numel() and readable(rows) and rows.min() < 0:
         raise ValueError(f"prefix holds {int(rows.min())}: give integers >= 0")
     return rows
 

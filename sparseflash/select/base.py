@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
-from sparseflash.checks import check_tensors
+from sparseflash.checks import check_tensors, is_empty
 from sparseflash.select.choose import choose
 from sparseflash.select.rules import Rule, candidates_of
 from sparseflash.select.selection import Selection
@@ -36,6 +36,12 @@ class Selector:
         Raises ValueError for inputs that do not fit each other or the selector.
         """
         check_tensors(q, k)
+        if is_empty(q, k):
+            extents = zip((q.shape[2], k.shape[2]), self.block_size, strict=True)
+            shape = *q.shape[:2], *(-(-n // block) for n, block in extents)
+            none = torch.zeros(shape, dtype=torch.bool, device=q.device)
+            sizes = {"n_q": q.shape[2], "n_k": k.shape[2]}
+            return Selection.from_layout(none, self.block_size, **sizes)
         return self.select(q, k)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from masks.algebra import Mask
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, flag, integer
-from sparseflash.checks import check_scale, check_tensors
+from sparseflash.checks import check_scale, check_tensors, is_empty
 from sparseflash.select.base import BlockSelector, selector
 from sparseflash.select.pool import KINDS, SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import adaptive, budget
@@ -147,6 +147,8 @@ def attention_map(
     training; the scores are computed some block rows at a time.
     """
     check_tensors(q, k)
+    if is_empty(q, k):
+        raise ValueError(f"q has shape {tuple(q.shape)}, k {tuple(k.shape)}: give some tokens")
     check_scale(scale)
     flag("causal", causal)
     block_q, block_k = block_sizes(block_size)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import DIRECTIONS, empty_out
-from sparseflash.checks import check_tensors, check_transforms
+from sparseflash.checks import check_tensors, check_transforms, is_empty
 from sparseflash.kernels.device import kernels_of
 from sparseflash.ops.attention import refuse_second_derivative
 from sparseflash.problem import Options, Problem
@@ -54,6 +54,8 @@ def why_not(
     """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
     check_tensors(q, k, v)
     _check(picks, q, k)
+    if is_empty(q, k):
+        return "there is no sequence, no query or no key"
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
     given = {"lengths": lengths is not None, "terms": terms is not None, "dropout": dropout_p > 0}

@@ -123,7 +123,6 @@ OFFSETS = torch.tensor([0, 30, 64])
 REFUSED = {
     "a list": (([0, 30, 64], 64), {}, "cu_seqlens is a list: give a tensor on the device of q"),
     "dtype": ((OFFSETS.float(), 64), {}, "cu_seqlens is torch.float32: give int32 or int64"),
-    "no document": ((OFFSETS[:1], 64), {}, "cu_seqlens has shape (1,): give at least 2 numbers"),
     "shape": ((OFFSETS[None, None], 64), {}, "cu_seqlens has shape (1, 1, 3)"),
     "beyond": ((OFFSETS, 63), {}, "cu_seqlens is 0, 30, 64: it must ascend from 0 to no more than"),
     "lengths": ((OFFSETS.diff(), 64), {}, "cu_seqlens is 30, 34: it must ascend from 0"),
@@ -132,7 +131,7 @@ REFUSED = {
     "an entry": ((torch.tensor([[0, 64], [0, 65]]), 64), {}, "cu_seqlens is 0, 65: it must asc"),
     "many": ((torch.arange(100), 64), {}, "cu_seqlens is 0, 1, 2, 3, .., 97, 98, 99: it must asc"),
     "no entry": ((torch.zeros(0, 3, dtype=torch.int32), 64), {}, "cu_seqlens has shape (0, 3)"),
-    "a number": ((torch.tensor(64), 64), {}, "cu_seqlens has shape (): give at least 2 numbers"),
+    "a number": ((torch.tensor(64), 64), {}, "cu_seqlens has shape ()"),
     "n": ((OFFSETS, 0), {}, "n is 0: give an integer >= 1"),
     "causal": ((OFFSETS, 64), {"causal": 1}, "causal is 1: give True or False"),
     "window": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3): give one number, or"),
