@@ -9,12 +9,48 @@ from torch import Tensor
 
 from masks import BlockMask, Mask, mask_from, parse
 from masks.algebra import Transform
-from sparseflash.checks import check_extents, is_wrapped
+from sparseflash.checks import check_extents, is_empty, is_wrapped
 from sparseflash.schedule import Schedule
 from sparseflash.select.base import Selector
 from sparseflash.select.picks import Picks
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.select.selection import Selection
+
+REMEDIES = {  # what other functions call it: what to write here
+    "attn_mask": "pass mask=, a masks.Mask or a bool tensor, True where allowed",
+    "is_causal": "pass mask=masks.causal()",
+    "causal": 'pass mask=masks.causal(), or masks.causal(align="bottom_right") for flash_attn\'s',
+    "window_size": 'pass mask=masks.local(left, right), or with align="bottom_right" flash_attn\'s',
+    "block_mask": "pass mask=masks.interop.from_flex(block_mask)",
+    "key_padding_mask": "pass lengths=, the number of keys of each sequence",
+    "cache_seqlens": "pass lengths=",
+    "page_table": "pass block_table=",
+    "cu_seqlens": "pass mask=sparseflash.packed.documents(cu_seqlens, n)",
+    "enable_gqa": "leave it out: k and v may have fewer heads than q",
+    "softmax_scale": "pass scale=",
+    "dropout": "pass dropout_p=",
+    "softcap": "pass terms=sparseflash.Terms(softcap=...)",
+    "alibi_slopes": "pass terms=sparseflash.Terms(slopes=...)",
+    "score_mod": "pass terms=sparseflash.Terms(...)",
+    "return_softmax_lse": "pass return_lse=True",
+    "embed_dim": "pass dim=",
+    "num_heads": "pass heads=",
+    "batch_first": "leave it out: x is (batch, N, dim)",
+}
+SAME = {
+    "attention_mask": "attn_mask", "sm_scale": "softmax_scale", "dropout_prob": "dropout",
+    "return_attn_probs": "return_softmax_lse", "cu_seqlens_q": "cu_seqlens",
+    "cu_seqlens_k": "cu_seqlens", "block_tables": "page_table", "num_kv_heads": "num_heads",
+}  # fmt: skip
+
+
+def refuse_unknown(function: str, given: dict[str, Any]) -> None:
+    """Raise TypeError for arguments that a function does not have, with the remedy if known."""
+    for name, value in given.items():
+        shown = type(value).__name__ if isinstance(value, Tensor) else repr(value)
+        text = f"{function}() has no argument {name}, which is {shown[:60]}"
+        how = REMEDIES.get(SAME.get(name, name))
+        raise TypeError(f"{text}: {how}" if how else f"{text}; see help(sparseflash.{function})")
 
 
 def as_float(scale: Any) -> float | None:
@@ -55,7 +91,8 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
     """The mask, that of a bool array made of it; ValueError for anything else."""
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
-            raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed")
+            how = " (mask == 0 where 0 allows and -inf hides)" if mask.is_floating_point() else ""
+            raise ValueError(f"mask is {mask.dtype}: give booleans, True where allowed{how}")
         if not torch.compiler.is_compiling() and is_wrapped(mask):
             raise ValueError(
                 "mask is a tensor that torch.func or torch.vmap maps over, which has no values;"
@@ -90,6 +127,8 @@ def as_mask_or_selector(mask: Any) -> Mask | BlockMask | Selector | None:
 
 def remedy(mask: Any) -> str:
     """How to make a mask of what is none, as the end of an error."""
+    if isinstance(mask, bool):
+        return " (masks.causal() is the mask that is_causal=True means)"
     if isinstance(mask, str):
         return " (masks.parse turns text into a Mask)"
     if isinstance(mask, Selector):
@@ -110,17 +149,18 @@ def remedy(mask: Any) -> str:
     return ""
 
 
-def check_unused(mask: Any, q: Tensor, k: Tensor) -> None:
-    """Raise ValueError for a mask that does not fit q and k, of which nothing is computed."""
+def unless_empty(mask: Any, q: Tensor, k: Tensor) -> Any:
+    """The mask, or None where q and k leave nothing to compute; ValueError where it misfits."""
+    if not is_empty(q, k):
+        return mask
     if isinstance(mask, np.ndarray | Tensor):
         shape, wanted = tuple(mask.shape), (*q.shape[:3], k.shape[2])
         outer = zip(shape[-3::-1], wanted[1::-1], strict=False)
         if shape[-2:] != wanted[2:] or len(shape) > 4 or any(m not in (1, n) for m, n in outer):
             raise ValueError(f"mask has shape {shape}; it must broadcast to {wanted}")
-        return
-    mask = as_mask(mask)
-    if isinstance(mask, BlockMask | Selection | Schedule):
+    elif isinstance(as_mask(mask), BlockMask | Selection | Schedule):
         check_extents(mask, *extents_of(q, k), k.shape[1])
+    return None
 
 
 def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:

@@ -11,10 +11,11 @@ from sparseflash.arguments import (
     as_float,
     as_mask,
     autocast,
-    check_unused,
     contiguous,
     extents_of,
+    refuse_unknown,
     schedule_of,
+    unless_empty,
     wants_grad,
 )
 from sparseflash.backends.protocol import DIRECTIONS, NO_TERMS, Results, TermTensors
@@ -92,6 +93,7 @@ def attention(
     seed: int | Tensor | None = None,
     deterministic: bool = False,
     backend: str = "auto",
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale q k^T, over the allowed keys) v: (B, H_q, N_q, D_v), with time and memory for
     the allowed blocks only.
@@ -132,6 +134,8 @@ def attention(
         RuntimeError: a forward-mode derivative, a second derivative where it is taken, or a first
             call with a mask while a CUDA graph is captured.
     """
+    if unknown:
+        refuse_unknown("attention", unknown)
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     deterministic = _deterministic(deterministic)
@@ -203,17 +207,19 @@ def explain(
     seed: int | Tensor | None = None,
     deterministic: bool = False,
     backend: str = "auto",
+    **unknown: Any,
 ) -> str:
     """Which backend `attention` takes for the forward and which for the backward of these
     arguments, and why not the others: a line for each direction, then one for each backend.
     """
+    if unknown:
+        refuse_unknown("explain", unknown)
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v)
     if is_empty(q, k):
-        check_unused(mask, q, k)
         return "forward, backward: there is no sequence, no query or no key, so nothing runs"
     lines = []
     if isinstance(mask, Picks):
@@ -355,15 +361,10 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
     """Check everything, and bring the arguments into the form that a plan takes."""
     check_tensors(q, k, v)
     q, k, v = contiguous(q, k, v)
-    if is_empty(q, k):
-        check_unused(mask, q, k)
-        mask = None
-    mask = as_mask(mask)
+    mask = as_mask(unless_empty(mask, q, k))
     schedule = schedule_of(mask, q, k)
     mask = mask if schedule is None else None
-    identity = None if mask is None else mask.key
-    if schedule is not None:
-        identity = schedule.facts
+    identity = schedule.facts if schedule else None if mask is None else mask.key
     problem = describe(q, k, v, identity, call, needs_grad)
     return _Checked(q, k, v, mask, schedule, problem)
 
@@ -382,9 +383,7 @@ def _through_operator(
         check_transforms(q, k, v, *(t for t in terms if t is not None))
     needs_grad = wants_grad(q, k, v, *terms)
     q, k, v = contiguous(q, k, v)
-    if is_empty(q, k):
-        check_unused(mask, q, k)
-        mask = None
+    mask = unless_empty(mask, q, k)
     if compiling and isinstance(mask, np.ndarray | Tensor):
         raise ValueError(
             f"mask is a {type(mask).__name__} inside torch.compile; build it outside with mask_from"

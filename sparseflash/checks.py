@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from masks import BlockMask, Mask
+
 
 def check_options(
     scale: Any, dropout_p: Any, backend: Any, backends: tuple[str, ...], **flags: Any
@@ -60,7 +62,7 @@ def check_tensors(q: Any, k: Any, *v: Any) -> None:
     for name, t in zip("qkv", (q, k, *v), strict=False):
         if not isinstance(t, Tensor):
             kind = type(t).__name__
-            order = " and the mask after q, k and v" if kind in ("Mask", "BlockMask") else ""
+            order = "; the mask comes after q, k and v" if isinstance(t, Mask | BlockMask) else ""
             raise ValueError(f"{name} is a {kind}; pass a torch tensor{order}")
         if t.layout != torch.strided or t.is_nested:
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from masks import BlockMask, Mask
 from masks.checks import integer
-from sparseflash.arguments import as_mask_or_selector
+from sparseflash.arguments import as_mask_or_selector, refuse_unknown
 from sparseflash.attention import attention, attention_of_qkv, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
@@ -77,8 +77,11 @@ class BlockSparseAttention(nn.Module):
         keep_max_scores: bool = False,
         deterministic: bool = False,
         backend: str = "auto",
+        **unknown: Any,
     ):
         super().__init__()
+        if unknown:
+            refuse_unknown("BlockSparseAttention", unknown)
         dim, heads = integer("dim", dim, min=1), integer("heads", heads, min=1)
         if kv_heads is not None:
             kv_heads = integer("kv_heads", kv_heads, min=1)
@@ -114,6 +117,7 @@ class BlockSparseAttention(nn.Module):
         *,
         context: Tensor | None = None,
         lengths: Lengths | Selection | Schedule | None = None,
+        **unknown: Any,
     ) -> Tensor:
         """(B, N, dim) from x (B, N, dim).
 
@@ -124,6 +128,8 @@ class BlockSparseAttention(nn.Module):
                 `sparseflash.packed`, or what `plan` made of either. Output beyond the length of a
                 sequence means nothing.
         """
+        if unknown:
+            refuse_unknown("BlockSparseAttention", unknown)
         _check_tokens("x", x, self.dim)
         if isinstance(lengths, Selection):
             lengths = self.plan(lengths, x.shape[1]) if x.numel() else None
@@ -255,9 +261,10 @@ def plan_lengths(
             )
         lengths = check_lengths(lengths, batch, n, device)
         blocks = skip_padding(blocks_of(mask, n, heads[0], device), lengths)
+    n_k = blocks.n_k
     q, k, v = (
-        torch.empty(batch, n, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
-        for h in (heads[0], heads[1], heads[1])
+        torch.empty(batch, tokens, h, head_dim, dtype=dtype, device=device).transpose(1, 2)
+        for tokens, h in ((n, heads[0]), (n_k, heads[1]), (n_k, heads[1]))
     )
     made = plan(blocks, q, k, v, **options)
     assert isinstance(made, Schedule)

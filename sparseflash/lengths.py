@@ -125,9 +125,10 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
             raise ValueError(f"lengths is {lengths!r}; pass a tensor or a list of integers")
         lengths = torch.tensor(values, dtype=torch.int64, device="cpu")
     if lengths.shape != (batch,) or lengths.dtype not in (torch.int32, torch.int64):
+        how = " (mask.sum(1) of a mask of tokens)" if lengths.dtype == torch.bool else ""
         raise ValueError(
             f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
-            f" shape ({batch},), one for each sequence of the batch"
+            f" shape ({batch},), one for each sequence of the batch{how}"
         )
     if lengths.numel() and readable(lengths):
         low, high = int(lengths.min()), int(lengths.max())

@@ -1,13 +1,13 @@
 """The public function `decode`: check the arguments, find the plan of the call, run it."""
 
-from typing import Literal, Protocol, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from masks import BlockMask, Mask
 from masks.spec import find
-from sparseflash.arguments import remedy
+from sparseflash.arguments import refuse_unknown, remedy
 from sparseflash.backends import triton as portable
 from sparseflash.backends.nothing import nothing
 from sparseflash.backends.protocol import empty_out
@@ -78,6 +78,7 @@ def decode(
     return_lse: bool = False,
     splits: int | None = None,
     backend: str = "auto",
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of the last few tokens of each sequence against its cache: (B, H_q, N_q, D_v).
 
@@ -111,6 +112,8 @@ def decode(
         ValueError: inputs that do not fit together, a gradient that is asked for, or a backend that
             cannot run them.
     """
+    if unknown:
+        refuse_unknown("decode", unknown)
     check_options(scale, 0.0, backend, ("triton", "cpu"), return_lse=return_lse)
     check_splits(splits)
     check_no_gradient(q, k, v)

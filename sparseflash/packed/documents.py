@@ -17,6 +17,8 @@ def documents(
     cu_seqlens: Tensor,
     n: int,
     *,
+    cu_seqlens_k: Tensor | None = None,
+    n_k: int | None = None,
     causal: bool = False,
     window: int | tuple[int, int] | None = None,
     prefix: int | Tensor | None = None,
@@ -33,7 +35,11 @@ def documents(
         cu_seqlens: int32 or int64 (M + 1,), where each of M documents begins and the last one ends:
             [0, 3, 8] means lengths 3 and 5. Or (B, M + 1), a packing for every batch entry. A
             document may have no tokens, so `pad` gives every step the same shape.
-        n: tokens of q and k.
+        n: tokens of q and k, or of q alone.
+        cu_seqlens_k: likewise, where the keys of each document begin, if there are more or fewer of
+            them than queries, as with new tokens and a cache. The last query of a document then has
+            the position of its last key, as in flash_attn.
+        n_k: tokens of k, with cu_seqlens_k; n by default.
         causal: a query sees keys up to itself: `& masks.causal()`.
         window: (left, right), or one number for both: `& masks.local(left, right)`.
         prefix: tokens at the beginning of every document that all of it sees, whatever `causal` and
@@ -49,28 +55,41 @@ def documents(
     """
     block_size = block_sizes(block_size)
     n, causal, shared = integer("n", n, min=0), flag("causal", causal), flag("shared", shared)
-    offsets = check_offsets("cu_seqlens", cu_seqlens, n)
-    left, right = _sides(window, n)
+    offsets, offsets_k = check_offsets("cu_seqlens", cu_seqlens, n), None
+    if n_k is not None and cu_seqlens_k is None:
+        raise ValueError(f"n_k is {n_k}, and cu_seqlens_k None: give both")
+    n_k = n if n_k is None else integer("n_k", n_k, min=0)
+    if cu_seqlens_k is not None:
+        offsets_k = check_offsets("cu_seqlens_k", cu_seqlens_k, n_k)
+        if (offsets_k.shape, offsets_k.device) != (offsets.shape, offsets.device):
+            raise ValueError(
+                f"cu_seqlens_k has shape {tuple(cu_seqlens_k.shape)} on {offsets_k.device},"
+                f" cu_seqlens {tuple(cu_seqlens.shape)} on {offsets.device}: give equal ones"
+            )
+    most_tokens = max(n, n_k)
+    left, right = _sides(window, most_tokens)
     right = 0 if causal else right
     length = None if prefix is None else _prefix(prefix, offsets)
     lengths = None
-    if isinstance(length, Tensor):  # beyond n, its sum with a start may pass the end of int32
-        length, lengths = None, length.clamp(max=n)
+    if isinstance(length, Tensor):  # beyond n_k, its sum with a start may pass the end of int32
+        length, lengths = None, length.clamp(max=n_k)
     elif length is not None:
-        length = min(length, n)
-    spans = document_spans(offsets, n, left, right, shared, length, lengths)
-    rows, cols, diagonal = _sizes(n, n, block_size)
+        length = min(length, n_k)
+    spans = document_spans(offsets, offsets_k, n, n_k, left, right, shared, length, lengths)
+    rows, cols, diagonal = _sizes(n, n_k, block_size)
     # A row of blocks within one document has partial blocks where a span begins or ends in it. In
     # one with several documents all blocks of the first and of the last one may be partial. Each
-    # document is the first or last of one such row.
+    # document is the first or last of one such row. With other keys it may be both, of two rows.
+    cross = offsets_k is not None
+    limited = left < most_tokens
     ahead = prefix is not None or not causal
-    edges = 2 + diagonal * (1 + (left < n) + ahead) + (left < n) + shared + (prefix is not None)
-    room = rows * edges + (1 + ahead) * (cols + 2 * rows) + shared * cols
-    most = rows * cols if ahead else touching(n, block_size)
-    if not shared and prefix is None:
+    edges = 2 + diagonal * (1 + limited + ahead) + limited + shared + (prefix is not None)
+    room = rows * edges + (1 + (ahead or cross)) * (cols + 2 * rows) + (1 + cross) * shared * cols
+    most = rows * cols if ahead or cross else touching(n, block_size)
+    if not (shared or cross) and prefix is None:
         most = min(most, rows * (-(-(left + right + block_size[0] - 1) // block_size[1]) + 1))
     batch = len(offsets)
-    return from_spans(spans, block_size, batch * min(room, most), batch * most)
+    return from_spans(spans, block_size, batch * min(room, most), batch * most, n_k=n_k)
 
 
 def _sides(window: Any, n: int) -> tuple[int, int]:

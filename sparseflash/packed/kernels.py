@@ -17,10 +17,12 @@ _LINES = 1024  # lines whose tiles are summed at a time
 
 
 def document_spans(
-    offsets: Tensor, n: int, left: int, right: int, shared: bool, length: int | None,
-    lengths: Tensor | None,
+    offsets: Tensor, offsets_k: Tensor | None, n: int, n_k: int, left: int, right: int,
+    shared: bool, length: int | None, lengths: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """One launch."""
+    own = offsets_k is None
+    offsets_k = offsets.contiguous() if offsets_k is None else offsets_k.contiguous()
     offsets, kind = offsets.contiguous(), "" if length is None else "number"
     if lengths is not None:
         lengths, kind = lengths.contiguous(), "each"
@@ -29,10 +31,10 @@ def document_spans(
     with on(offsets.device):
         launch(
             kernels.document_spans, _grid(batch * n, _TOKENS),
-            offsets, offsets if lengths is None else lengths, made, batch * n, n, count - 1,
-            left, right, length or 0,
+            offsets, offsets_k, offsets if lengths is None else lengths, made, batch * n, n, n_k,
+            count - 1, left, right, length or 0,
             0 if lengths is None or len(lengths) == 1 else lengths.shape[1],
-            SHARED=shared, PREFIX=kind, STEPS=count.bit_length(), SIZE=_TOKENS,
+            OWN=own, SHARED=shared, PREFIX=kind, STEPS=count.bit_length(), SIZE=_TOKENS,
         )  # fmt: skip
     return made
 

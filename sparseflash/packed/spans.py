@@ -15,28 +15,33 @@ Span = tuple[Tensor, Tensor]  # int (batch, tokens) each: the first token that i
 
 
 def document_spans(
-    offsets: Tensor, n: int, left: int, right: int, shared: bool, length: int | None,
-    lengths: Tensor | None,
+    offsets: Tensor, offsets_k: Tensor | None, n: int, n_k: int, left: int, right: int,
+    shared: bool, length: int | None, lengths: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Keys that the queries of `packed.documents` see.
 
+    offsets_k: of the keys, where they are not those of the queries. The last query of a document
+        then has the position of its last key.
     length, lengths: of the prefixes, one for all or (batch or 1, documents); both None: no prefix.
     """
     number, start, stop = stretches(offsets, n)
     token = torch.arange(n, device=offsets.device)
+    others, second = (number > 0) & (start < stop), offsets[:, 1:2].minimum(token + 1)
+    if offsets_k is not None:
+        last, second = offsets_k.gather(1, number + 1), offsets_k[:, 1:2]
+        token, empty = token + (last - stop), start == stop
+        start = offsets_k.gather(1, number)
+        stop = torch.where(empty, start, last)
     spans = []
     if shared:
-        others = (number > 0) & (start < stop)
-        spans.append(
-            (torch.zeros_like(stop), torch.where(others, offsets[:, 1:2].minimum(token + 1), 0))
-        )
+        spans.append((torch.zeros_like(stop), torch.where(others, second, 0)))
     if lengths is not None:
         own = lengths.expand_as(offsets[:, 1:]).gather(1, number)
         spans.append((start, stop.minimum(start + own)))
     elif length is not None:
         spans.append((start, stop.minimum(start + length)))
     spans.append((start.maximum(token - left), stop.minimum(token + right + 1)))
-    return apart(spans, n)
+    return apart(spans, n_k)
 
 
 def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Tensor:

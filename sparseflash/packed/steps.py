@@ -47,7 +47,7 @@ def _spans(like: Tensor, count: int, n: int) -> Tensor:
     return like.new_empty((count, 2, len(like), n), dtype=torch.int32)
 
 
-def _document_shapes(offsets, n, left, right, shared, length, lengths):
+def _document_shapes(offsets, offsets_k, n, n_k, left, right, shared, length, lengths):
     return _spans(offsets, 1 + shared + (length is not None or lengths is not None), n)
 
 
@@ -61,8 +61,8 @@ def _block_shapes(spans, n_other, block_q, block_k, room, columns):
 
 document_spans = _step(
     spans.document_spans,
-    "(Tensor offsets, SymInt n, SymInt left, SymInt right, bool shared, SymInt? length,"
-    " Tensor? lengths) -> Tensor",
+    "(Tensor offsets, Tensor? offsets_k, SymInt n, SymInt n_k, SymInt left, SymInt right,"
+    " bool shared, SymInt? length, Tensor? lengths) -> Tensor",
     _document_shapes,
 )
 diffusion_spans = _step(
@@ -84,9 +84,10 @@ _span_blocks = _step(
 
 
 def from_spans(
-    spans: Tensor, block_size: tuple[int, int], room: int, max_blocks: int, *, columns: bool = False
-) -> Selection:
-    """The mask of n x n tokens in which queries see these spans of keys.
+    spans: Tensor, block_size: tuple[int, int], room: int, max_blocks: int, *,
+    n_k: int | None = None, columns: bool = False,
+) -> Selection:  # fmt: skip
+    """The mask of n x n_k tokens in which queries see these spans of keys; n_k is n by default.
 
     Args:
         spans: int32 (spans, 2, batch, n), see spans.py. By columns they are of the keys: the
@@ -97,12 +98,13 @@ def from_spans(
         max_blocks: a bound on the non-empty blocks of all batch entries.
     """
     n = spans.shape[3]
-    codes, bits, fits = _span_blocks(spans, n, *block_size, room, columns)
+    n_k = n if n_k is None else n_k
+    codes, bits, fits = _span_blocks(spans, n if columns else n_k, *block_size, room, columns)
     if room < codes.numel():
         message = f"more than {room} partial blocks: the offsets are not those of a packing"
         torch._assert_async(fits, message)  # pyright: ignore
     owned = 0 if columns else room
-    return Selection(codes, bits, n, n, block_size, max_blocks, owned)
+    return Selection(codes, bits, n, n_k, block_size, max_blocks, owned)
 
 
 def touching(n: int, block_size: tuple[int, int]) -> int:

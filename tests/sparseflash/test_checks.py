@@ -217,3 +217,38 @@ def test_numbers_of_numpy_pass(dtype):
     ]
     ours, theirs = (sparseflash.attention(**GOOD, **given) for given in options)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name, value, remedy", [
+    ("is_causal", True, "masks.causal()"), ("attn_mask", torch.zeros(40, 40), "mask="),
+    ("window_size", (128, 0), "masks.local"), ("softmax_scale", 0.5, "scale="),
+    ("enable_gqa", True, "leave it out"), ("cu_seqlens_q", None, "packed.documents"),
+    ("num_heads", 4, "heads="), ("dropuot_p", 0.5, "help"),
+])  # fmt: skip
+def test_arguments_of_other_libraries(name, value, remedy):
+    shown = "Tensor" if isinstance(value, torch.Tensor) else value
+    layer = sparseflash.BlockSparseAttention(16, 2)
+    calls = (
+        lambda given: sparseflash.attention(Q, K, V, **given),
+        lambda given: sparseflash.explain(Q, K, V, **given),
+        lambda given: sparseflash.decode(Q, K, V, **given),
+        lambda given: sparseflash.BlockSparseAttention(16, 2, **given),
+        lambda given: layer(torch.zeros(1, 8, 16), **given),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match=re.escape(remedy)) as found:
+            call({name: value})
+        assert f"argument {name}, which is {shown}" in str(found.value)
+
+
+def test_other_orders_and_kinds_of_arguments():
+    attention = sparseflash.attention
+    for mask in (masks.causal(), masks.causal().build(40)):
+        with pytest.raises(ValueError, match=r"q is a (Band|BlockMask); .* after q, k and v"):
+            attention(mask, Q, K, V)
+    with pytest.raises(ValueError, match=r"mask is a bool.*is_causal"):
+        attention(Q, K, V, True)
+    with pytest.raises(ValueError, match=r"mask is torch.float32.*mask == 0"):
+        attention(Q, K, V, torch.zeros(40, 40))
+    with pytest.raises(ValueError, match=r"lengths is torch.bool of shape \(2, 40\).*mask.sum"):
+        attention(Q, K, V, lengths=torch.ones(2, 40, dtype=torch.bool))

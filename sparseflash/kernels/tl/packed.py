@@ -61,30 +61,42 @@ def store_span(Spans, number, place, total, first, stop, there):
     tl.store(to + total, stop.to(tl.int32), mask=there)
 
 
-@triton.jit(do_not_specialize=("total", "n", "documents", "left", "right", "length"))
+@triton.jit(do_not_specialize=("total", "n", "n_k", "documents", "left", "right", "length"))
 def document_spans(
-    Offsets, Lengths, Spans, total, n, documents, left, right, length, lengths_b,
-    SHARED: tl.constexpr, PREFIX: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr,
+    Offsets, OffsetsK, Lengths, Spans, total, n, n_k, documents, left, right, length, lengths_b,
+    OWN: tl.constexpr, SHARED: tl.constexpr, PREFIX: tl.constexpr, STEPS: tl.constexpr,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The spans of packed.documents. PREFIX: of the first `length` tokens of a document, or of
-    those that `Lengths` says ("each"), or of none ("").
+    """The spans of packed.documents. OWN: whether the keys have the offsets of the queries.
+
+    PREFIX: of the first `length` tokens of a document, or of those that `Lengths` says ("each"), or
+    of none ("").
     """
     place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)  # [SIZE]
     there = place < total
     own = tl.minimum(place, total - 1)
     b, token = own // n, own % n
     number, start, stop = stretch(Offsets, b, token, documents, 1, STEPS)
-    first, end = within(tl.maximum(start, token - left), tl.minimum(stop, token + right + 1), n)
+    keys = OffsetsK + b * (documents + 1)
+    others = (number > 0) & (start < stop)
+    last_root = token + 1
+    if not OWN:  # the last query of a document has the position of its last key
+        last_root = tl.zeros_like(token) + n_k
+        last = tl.load(keys + number + 1).to(tl.int64)
+        token += last - stop
+        first_key = tl.load(keys + number).to(tl.int64)
+        stop = tl.where(start < stop, last, first_key)
+        start = first_key
+    first, end = within(tl.maximum(start, token - left), tl.minimum(stop, token + right + 1), n_k)
     if PREFIX != "":
         early = start + length
         if PREFIX == "each":
             early = start + tl.load(Lengths + b * lengths_b + number)
-        head, head_end = within(start, tl.minimum(stop, early), n)
+        head, head_end = within(start, tl.minimum(stop, early), n_k)
     if SHARED:
-        others = (number > 0) & (start < stop)
-        second = tl.load(Offsets + b * (documents + 1) + 1).to(tl.int64)
+        second = tl.load(keys + 1).to(tl.int64)
         zero = tl.zeros_like(token)
-        root, root_end = within(zero, tl.where(others, tl.minimum(second, token + 1), 0), n)
+        root, root_end = within(zero, tl.where(others, tl.minimum(second, last_root), 0), n_k)
         if PREFIX != "":
             root, root_end, head, head_end = joined(root, root_end, head, head_end)
         else:

@@ -43,6 +43,41 @@ def packings(seed: int, count: int):
         yield rng, n, [0, *sorted(cuts.tolist()), n]
 
 
+def dense_of_pairs(q_ends, k_ends, n, n_k, causal, window, prefix, shared) -> np.ndarray:
+    """Bool (n, n_k), pair by pair: the last query of a document stands at its last key."""
+    left, right = window or (n + n_k, n + n_k)
+    seen = np.zeros((n, n_k), bool)
+    for number, ((a, b), (c, d)) in enumerate(zip(pairwise(q_ends), pairwise(k_ends), strict=True)):
+        place, key = np.arange(a, b)[:, None] + d - b, np.arange(c, d)
+        near = (key >= place - left) & (key <= place + right) & ((key <= place) | (not causal))
+        seen[a:b, c:d] = near | (key < c + prefix[number])
+        if shared and number > 0:
+            seen[a:b, : k_ends[1]] = True
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_keys_than_queries(seed):
+    for rng, n, offsets in packings(seed, 40):
+        n_k, count = int(rng.integers(0, 400)), len(offsets) - 1
+        cuts = np.sort(rng.integers(0, n_k + 1, count)).tolist()
+        offsets_k = [0, *cuts[:-1], n_k if rng.integers(2) else cuts[-1]]
+        offsets[-1] = max(offsets[-2], offsets[-1] - int(rng.integers(20)))  # padding
+        window = [None, (int(rng.integers(50)), int(rng.integers(50)))][rng.integers(2)]
+        causal, shared = bool(rng.integers(2)), rng.random() < 0.3
+        prefix = rng.integers(0, 30, count) * rng.integers(2)
+        block_size = BLOCKS[rng.integers(len(BLOCKS))]
+        found = packed.documents(
+            torch.tensor(offsets), n, cu_seqlens_k=torch.tensor(offsets_k), n_k=n_k,
+            causal=causal, window=window, shared=shared, block_size=block_size,
+            prefix=torch.from_numpy(prefix) if prefix.any() else None,
+        )  # fmt: skip
+        assert (found.codes != -2).sum() <= found.max_blocks
+        expected = dense_of_pairs(offsets, offsets_k, n, n_k, causal, window, prefix, shared)
+        if n_k:
+            assert np.array_equal(found.to_block_mask().to_dense()[0, 0], expected)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_the_static_masks(seed):
     for rng, n, offsets in packings(seed, 60):
@@ -130,9 +165,14 @@ REFUSED = {
     "dips": ((torch.tensor([0, 40, 30, 64]), 64), {}, "cu_seqlens is 0, 40, 30, 64: it must asc"),
     "an entry": ((torch.tensor([[0, 64], [0, 65]]), 64), {}, "cu_seqlens is 0, 65: it must asc"),
     "many": ((torch.arange(100), 64), {}, "cu_seqlens is 0, 1, 2, 3, .., 97, 98, 99: it must asc"),
-    "no entry": ((torch.zeros(0, 3, dtype=torch.int32), 64), {}, "cu_seqlens has shape (0, 3)"),
     "a number": ((torch.tensor(64), 64), {}, "cu_seqlens has shape ()"),
-    "n": ((OFFSETS, 0), {}, "n is 0: give an integer >= 1"),
+    "n": ((OFFSETS, -1), {}, "n is -1: give an integer >= 0"),
+    "n_k alone": ((OFFSETS, 64), {"n_k": 80}, "n_k is 80, and cu_seqlens_k None"),
+    "fewer keys": (
+        (OFFSETS, 64),
+        {"cu_seqlens_k": OFFSETS[:2]},
+        "cu_seqlens_k has shape (2,) on cpu",
+    ),
     "causal": ((OFFSETS, 64), {"causal": 1}, "causal is 1: give True or False"),
     "window": ((OFFSETS, 64), {"window": (1, 2, 3)}, "window is (1, 2, 3): give one number, or"),
     "left": ((OFFSETS, 64), {"window": (-1, 2)}, "window is -1: give an integer >= 0"),

@@ -53,7 +53,13 @@ def documents_case(rng: np.random.Generator):
     elif kind == 2:
         shape = int(rng.choice([1, len(offsets)])), offsets.shape[1] - 1
         lengths = torch.from_numpy(rng.integers(0, 30, shape)).to(DEVICE)
-    return "document_spans", (offsets, n, left, right, shared, length, lengths)
+    offsets_k, n_k = None, n
+    if rng.integers(2):
+        n_k = int(rng.integers(1, 400))
+        offsets_k = torch.from_numpy(rng.integers(0, n_k + 1, offsets.shape)).sort(1).values
+        offsets_k = (offsets_k * (torch.arange(offsets.shape[1]) > 0)).to(DEVICE)
+    sides = left, right, shared
+    return "document_spans", (offsets, offsets_k, n, n_k, *sides, length, lengths)
 
 
 def diffusion_case(rng: np.random.Generator):
