@@ -29,18 +29,16 @@ from sparseflash.checks import (
     is_empty,
     seed_tensor,
 )
-from sparseflash.lengths import Lengths, attend_within, check_lengths, keep_within, padding_for
+from sparseflash.lengths import Lengths, attend_within, check_bounds, keep_within, padding_for
 from sparseflash.ops.attention import call_operator, plain, run
 from sparseflash.ops.qkv import call_qkv, parts
-from sparseflash.plan import Plan, plan_for, prepared, traced_specs
+from sparseflash.plan import Plan, plan_for, prepared, traced_plan
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select import picked
 from sparseflash.select.picks import Picks
 from sparseflash.select.selection import Selection
 from sparseflash.terms import Terms, term_options, term_tensors
-from sparseflash.tiles.lists import tile_lists
-from sparseflash.tiles.tile_spec import TileSpec
 
 BoolArray = np.ndarray | Tensor
 AnyMask = Mask | BlockMask | Selection | Picks | Schedule | BoolArray | None
@@ -50,6 +48,7 @@ class Keywords(TypedDict, total=False):
     """Arguments of `attention` that do not change what it returns."""
 
     lengths: Lengths | None
+    starts: Lengths | None
     scale: float | None
     terms: Terms | None
     dropout_p: float
@@ -85,6 +84,7 @@ def attention(
     mask: AnyMask = None,
     *,
     lengths: Lengths | None = None,
+    starts: Lengths | None = None,
     scale: float | None = None,
     terms: Terms | None = None,
     return_lse: bool = False,
@@ -114,6 +114,9 @@ def attention(
             With N_q = N_k they are the lengths of the sequences: the output of later queries is 0,
             their LSE -inf. With N_q != N_k they count keys only. A tensor on a GPU is not read:
             values above N_k then mean N_k, and negative values 0.
+        starts: (B,) ints likewise: keys before number starts[b] are not attended to, as where
+            sequences are padded on the left. With N_q = N_k the output of earlier queries is 0,
+            their LSE -inf. The mask counts tokens from 0, not from the start.
         scale: of the scores; D ** -0.5 by default.
         terms: what the softmax has beside scale q k^T, such as attention sinks; see `Terms`.
         return_lse: also return the natural logarithm of the softmax's denominator, (B, H_q, N_q)
@@ -141,15 +144,15 @@ def attention(
     deterministic = _deterministic(deterministic)
     q, k, v = autocast(q, k, v)
     if isinstance(mask, Picks):
-        given = lengths, terms, dropout_p, return_max_scores, backend
+        given = lengths, starts, terms, dropout_p, return_max_scores, backend
         if picked.why_not(q, k, v, mask, *given) is None:
             q, k, v = contiguous(q, k, v)
             out, lse = picked.attend(q, k, v, mask, as_float(scale))
             return (out, lse) if return_lse else out
         mask = None if is_empty(q, k) else mask.selection(q.shape[1])
-    if lengths is not None:
+    if lengths is not None or starts is not None:
         options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
-        options |= {"backend": backend, "scale": as_float(scale), **flags}
+        options |= {"backend": backend, "scale": as_float(scale), "starts": starts, **flags}
         return attend_within(attention, q, k, v, mask, lengths, terms=terms, **options)
     options = *term_options(terms), return_max_scores
     call = as_float(scale), dropout_p, deterministic, backend, *options
@@ -199,6 +202,7 @@ def explain(
     mask: AnyMask = None,
     *,
     lengths: Lengths | None = None,
+    starts: Lengths | None = None,
     scale: float | None = None,
     terms: Terms | None = None,
     return_lse: bool = False,
@@ -223,17 +227,17 @@ def explain(
         return "forward, backward: there is no sequence, no query or no key, so nothing runs"
     lines = []
     if isinstance(mask, Picks):
-        given = lengths, terms, dropout_p, return_max_scores, backend
+        given = lengths, starts, terms, dropout_p, return_max_scores, backend
         reason = picked.why_not(q, k, v, mask, *given)
         if reason is None:
             return "forward, backward: triton, from the list of each query"
         mask = mask.selection(q.shape[1])
         lines.append(f"picks become a selection: {reason}")
-    if lengths is not None:
+    if lengths is not None or starts is not None:
         factor = as_float(scale) or q.shape[-1] ** -0.5
-        lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
+        lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
         padding = padding_for(terms, mask, q.shape[2], k.shape[2])
-        q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding)
+        q, k, v, mask, _ = keep_within(q, k, v, mask, lengths, factor, padding, starts)
     options = *term_options(terms), return_max_scores
     call = as_float(scale), dropout_p, deterministic, backend, *options
     found = _checked(q, k, v, mask, call, needs_grad=True)
@@ -299,7 +303,9 @@ def plan(
     q, k, v = autocast(q, k, v)
     call = as_float(scale), dropout_p, deterministic, backend, *term_options(None), False
     if torch.compiler.is_compiling():
-        return _traced_plan(q, k, v, mask, call)
+        check_tensors(q, k, v)
+        schedule = None if is_empty(q, k) else schedule_of(as_mask(mask), q, k)
+        return as_mask(mask) if schedule is None else traced_plan(schedule, q, k, v, call)
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
     made = prepared(found.problem, found.mask, found.schedule)
     if found.schedule is None:
@@ -310,26 +316,6 @@ def plan(
 def _deterministic(asked: bool) -> bool:
     """Whether gradients are the same bits: where the call asks for it, or torch is set to it."""
     return asked or torch.are_deterministic_algorithms_enabled()
-
-
-def _traced_plan(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any
-) -> Mask | BlockMask | Schedule | None:
-    """`plan` as torch.compile traces it: the lists become part of its graph."""
-    check_tensors(q, k, v)
-    if is_empty(q, k):
-        return mask
-    mask = as_mask(mask)
-    schedule = schedule_of(mask, q, k)
-    if schedule is None:
-        return mask
-    known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
-    # the lists belong to these lengths: len(range(n)) is n itself where n is a symbol
-    *layouts, facts = (tuple(len(range(n)) for n in numbers) for numbers in known)
-    fields = q.dtype, q.device, facts, call, "", torch.is_grad_enabled()
-    specs = [TileSpec(*spec) for spec in traced_specs(*layouts, *fields)]
-    lists = tuple(tile_lists(schedule, spec, q.device) for spec in specs)
-    return schedule.with_lists(lists)
 
 
 class _Checked(NamedTuple):

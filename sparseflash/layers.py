@@ -117,6 +117,7 @@ class BlockSparseAttention(nn.Module):
         *,
         context: Tensor | None = None,
         lengths: Lengths | Selection | Schedule | None = None,
+        starts: Lengths | None = None,
         **unknown: Any,
     ) -> Tensor:
         """(B, N, dim) from x (B, N, dim).
@@ -127,6 +128,8 @@ class BlockSparseAttention(nn.Module):
             lengths: (B,) ints, how many keys of each sequence count, a mask of
                 `sparseflash.packed`, or what `plan` made of either. Output beyond the length of a
                 sequence means nothing.
+            starts: (B,) ints, the first key of each sequence that counts, with `lengths` that are
+                ints or None. Output before it means nothing.
         """
         if unknown:
             refuse_unknown("BlockSparseAttention", unknown)
@@ -136,7 +139,8 @@ class BlockSparseAttention(nn.Module):
         if context is None:
             qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
             mask = self.mask if lengths is None else lengths
-            if self._whole and isinstance(mask, Mask | BlockMask | Schedule | None):
+            plain = starts is None and isinstance(mask, Mask | BlockMask | Schedule | None)
+            if self._whole and plain:
                 out = self._noted(attention_of_qkv(qkv, self.kv_heads, mask, **self._call))
                 return self.out(out.transpose(1, 2).flatten(2))
             q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
@@ -145,7 +149,8 @@ class BlockSparseAttention(nn.Module):
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return self.out(self.attend(q, k, v, lengths).transpose(1, 2).flatten(2))
+        found = self.attend(q, k, v, lengths, **({} if starts is None else {"starts": starts}))
+        return self.out(found.transpose(1, 2).flatten(2))
 
     def _cross(self, x: Tensor, context: Tensor) -> tuple[Tensor, ...]:
         _check_tokens("context", context, self.dim, len(x))
@@ -163,15 +168,17 @@ class BlockSparseAttention(nn.Module):
         )
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None,
+        starts: Lengths | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attention between heads: (B, heads, N, head_dim) from q of this shape, k and v."""
         mask = self.mask
         if isinstance(lengths, Schedule):
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
-        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **self._call)
+        call = self._call | {"starts": starts}
+        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **call)
         return self._noted(found)
 
     def _noted(self, found: Any) -> Tensor:

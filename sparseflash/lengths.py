@@ -44,31 +44,33 @@ def attend_within(
     lengths: Lengths | None,
     padding: str = "auto",
     *,
+    starts: Lengths | None = None,
     scale: float | None = None,
     terms: Any = None,
     return_lse: bool = False,
     return_max_scores: bool = False,
     **options: Any,
 ) -> Any:
-    """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all).
+    """`attend`, which is `sparseflash.attention`, over the keys within the lengths (None: all), and
+    from the starts on (None: 0).
 
     padding, scale: as in `keep_within`; options: the further arguments of `attend`.
     """
     options |= {"terms": terms, "return_max_scores": return_max_scores}
-    if lengths is None:
+    if lengths is None and starts is None:
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     check_tensors(q, k, v)
-    lengths = check_lengths(lengths, q.shape[0], k.shape[2], q.device)
+    lengths, starts = check_bounds(lengths, starts, q.shape[0], k.shape[2], q.device)
     if is_empty(q, k):
         return attend(q, k, v, mask, scale=scale, return_lse=return_lse, **options)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     n_q, n_k = q.shape[2], k.shape[2]
     padding = padding_for(terms, mask, n_q, n_k, padding)
-    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding)
+    q, k, v, mask, lowest = keep_within(q, k, v, mask, lengths, factor, padding, starts)
     out, lse, *scores = attend(q, k, v, mask, scale=factor, return_lse=True, **options)
     nothing = lse <= lowest  # the query sees no key
     if n_q == n_k:
-        nothing = nothing | ~real_tokens(lengths, n_k)[:, None]
+        nothing = nothing | ~real_tokens(lengths, n_k, starts)[:, None]
     out = out.masked_fill(nothing[..., None], 0.0)
     lse = lse.masked_fill(nothing, -torch.inf)
     # beside a sink the LSE does not tell
@@ -77,10 +79,11 @@ def attend_within(
 
 
 def keep_within(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, scale: float, padding: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor, Any, float]:
-    """q, k, v and mask for attention over the keys within the lengths, and the LSE that a query
-    with no such key does not exceed.
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, lengths: Tensor, scale: float,
+    padding: str = "auto", starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Any, float]:  # fmt: skip
+    """q, k, v and mask for attention over the keys within the bounds, and the LSE that a query with
+    no such key does not exceed.
 
     padding: "skip" leaves out the blocks of padding, for a mask that is None, a `masks.Mask` or a
         `masks.BlockMask`, the same for every batch entry, and N_q = N_k, a multiple of the block
@@ -92,8 +95,8 @@ def keep_within(
         fits = skippable(mask, q.shape[2], k.shape[2]) and k.shape[2] >= SHORTEST
         padding = "skip" if fits and not torch.compiler.is_compiling() else "hide"
     if padding == "skip":
-        return q, k, v, _schedule(mask, lengths, q), -torch.inf
-    return *hide_padding(q, k, v, lengths, scale), mask, HIDDEN / 2
+        return q, k, v, _schedule(mask, lengths, q, starts), -torch.inf
+    return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2
 
 
 def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
@@ -113,7 +116,20 @@ def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto"
     return "skip"
 
 
-def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Tensor:
+def check_bounds(
+    lengths: Lengths | None, starts: Lengths | None, batch: int, n: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """`check_lengths` of both: where the keys of each sequence end, n by default, and begin."""
+    if starts is not None:
+        starts = check_lengths(starts, batch, n, device, "starts")
+    if lengths is None:
+        return torch.full((batch,), n, dtype=torch.int32, device=device), starts
+    return check_lengths(lengths, batch, n, device), starts
+
+
+def check_lengths(
+    lengths: Any, batch: int, n: int, device: torch.device, name: str = "lengths"
+) -> Tensor:
     """int32 (batch,) on the device, side by side, of sequences with room for n keys.
 
     Raises ValueError for lengths of another shape or type, and for values outside [0, n] where they
@@ -122,30 +138,32 @@ def check_lengths(lengths: Any, batch: int, n: int, device: torch.device) -> Ten
     if not isinstance(lengths, Tensor):
         values = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
         if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values):
-            raise ValueError(f"lengths is {lengths!r}; pass a tensor or a list of integers")
+            raise ValueError(f"{name} is {lengths!r}; pass a tensor or a list of integers")
         lengths = torch.tensor(values, dtype=torch.int64, device="cpu")
     if lengths.shape != (batch,) or lengths.dtype not in (torch.int32, torch.int64):
         how = " (mask.sum(1) of a mask of tokens)" if lengths.dtype == torch.bool else ""
         raise ValueError(
-            f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
+            f"{name} is {lengths.dtype} of shape {tuple(lengths.shape)}; pass int32 or int64 of"
             f" shape ({batch},), one for each sequence of the batch{how}"
         )
     if lengths.numel() and readable(lengths):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > n:
             raise ValueError(
-                f"lengths holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
+                f"{name} holds {low if low < 0 else high}; they must lie in 0..{n}, the keys"
             )
     return lengths.to(device, torch.int32, non_blocking=True).contiguous()
 
 
-def real_tokens(lengths: Tensor, n: int) -> Tensor:
-    """Bool (B, n): True for the tokens within the lengths."""
-    return torch.arange(n, device=lengths.device) < lengths[:, None]
+def real_tokens(lengths: Tensor, n: int, starts: Tensor | None = None) -> Tensor:
+    """Bool (B, n): True for the tokens from the starts on, within the lengths."""
+    token = torch.arange(n, device=lengths.device)
+    real = token < lengths[:, None]
+    return real if starts is None else real & (token >= starts[:, None])
 
 
 def hide_padding(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k with further features, up to the next multiple of 8, whose product is 0 for real keys
     and HIDDEN for padding keys; and v. Padding keys and their values become 0, and so do padding
@@ -162,7 +180,7 @@ def hide_padding(
             f" {1 / held.max:.2g} and {1 / held.tiny:.2g}: cast q, k and v to bfloat16 or float32"
         )
     extra = 8 - head_dim % 8
-    padding = ~real_tokens(lengths, n)[:, :, None, None]
+    padding = ~real_tokens(lengths, n, starts)[:, :, None, None]
     ones = torch.full((1, 1, 1, 1), 1 / scale, dtype=q.dtype, device=q.device)
     hide = (padding * (HIDDEN / extra)).to(k.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -184,7 +202,9 @@ def skippable(mask: Any, n_q: int, n_k: int) -> bool:
     return n_q == n_k and n_k % BLOCK == 0 and alike
 
 
-def _schedule(mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor) -> Schedule:
+def _schedule(
+    mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor, starts: Tensor | None
+) -> Schedule:
     batch, heads, n, _ = q.shape
     if not skippable(mask, n, n):
         raise ValueError(
@@ -197,7 +217,7 @@ def _schedule(mask: Mask | BlockMask | None, lengths: Tensor, q: Tensor) -> Sche
             "padding is skip inside torch.compile, which cannot trace the block lists: pass"
             " BlockSparseAttention.plan(lengths, n), made outside, for the lengths"
         )
-    selection = skip_padding(blocks_of(mask, n, heads, q.device), lengths)
+    selection = skip_padding(blocks_of(mask, n, heads, q.device), lengths, starts)
     return schedule_from_selection(selection, n, n, batch, heads, q.device)
 
 
@@ -246,33 +266,47 @@ def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.d
     )
 
 
-def skip_padding(blocks: Blocks, lengths: Tensor) -> Selection:
+def skip_padding(blocks: Blocks, lengths: Tensor, starts: Tensor | None = None) -> Selection:
     """The mask between the blocks of queries and keys that hold real tokens, with the keys cut at
-    the last of these. Made on the device, for every sequence.
+    the first and the last of these. Made on the device, for every sequence.
 
-    A block whose keys are all real is that of the mask. The one key block that holds the last token
-    gets new tiles, one for each tile that the mask has in that column.
+    A block whose keys are all real is that of the mask. The key block that holds the last token,
+    and that which holds the first, get new tiles, one for each tile that the mask has there.
     """
     block = blocks.tiles.shape[1]
     n, max_blocks = len(blocks.starts) * block, len(lengths) * blocks.max_blocks
-    if on_nvidia(lengths):
+    if on_nvidia(lengths) and starts is None:
         codes, bits = kernels_of("select").cut_blocks(*blocks[:5], lengths)
     else:
-        codes, bits = cut_torch(blocks, lengths)
+        codes, bits = cut_torch(blocks, lengths, starts)
     return Selection(codes, bits, n, n, (block, block), max_blocks)
 
 
-def cut_torch(blocks: Blocks, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def cut_torch(
+    blocks: Blocks, lengths: Tensor, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Codes and bits of `skip_padding` in plain torch."""
     batch, slots, known = len(lengths), blocks.column.shape[1], len(blocks.tiles) - 1
     block = blocks.tiles.shape[1]
     n = len(blocks.starts) * block
-    last = lengths.clamp(max=n) - 1
-    tiles = blocks.tiles[blocks.column[last // block]] & blocks.prefix[last % block][:, None, None]
-    first = torch.arange(known, known + batch * slots, slots, dtype=torch.int32, device=last.device)
-    cut = (blocks.place + first[:, None, None, None]).clamp_(min=EMPTY)
-    left = lengths[:, None] - blocks.starts
-    real, whole = left > 0, left >= block
+    last, left = lengths.clamp(max=n) - 1, lengths[:, None] - blocks.starts
+    real, whole, ends = left > 0, left >= block, last[:, None]
+    if starts is not None:
+        begin = starts[:, None] - blocks.starts
+        real, whole = real & (begin < block), whole & (begin <= 0)
+        ends = torch.stack([last, starts.clamp(0, n - 1)], 1)
+    column = ends // block  # (batch, ends), whose tiles are cut
+    keys = blocks.prefix[(last[:, None] - column * block).clamp(0, block - 1)]
+    first = torch.arange(known, known + batch * ends.shape[1] * slots, slots, device=last.device)
+    first = first.int().view(batch, -1)  # new tile of each column
+    number = first[:, :1].expand(-1, len(blocks.starts))
+    if starts is not None:
+        before = starts[:, None] - column * block
+        hidden = blocks.prefix[(before - 1).clamp(0, block - 1)]
+        keys = torch.where(before[..., None] > 0, keys & ~hidden, keys)
+        number = torch.where(last[:, None] // block == blocks.starts // block, number, first[:, 1:])
+    tiles = blocks.tiles[blocks.column[column]] & keys[:, :, None, None]
+    cut = (blocks.place + number[:, None, None]).clamp_(min=EMPTY)
     codes = torch.where(whole[:, None, None], blocks.codes, cut)
     codes = torch.where(real[:, None, :, None] & real[:, None, None], codes, EMPTY)
-    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 1)])
+    return codes, torch.cat([blocks.tiles[:known], tiles.flatten(0, 2)])

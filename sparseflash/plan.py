@@ -146,5 +146,15 @@ def traced_specs(*fields: Any) -> tuple[tuple[Any, ...], ...]:
 traced_specs._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
+def traced_plan(schedule: Schedule, q: Tensor, k: Tensor, v: Tensor, call: Any) -> Schedule:
+    """The schedule with its lists, as torch.compile traces it: they become part of its graph."""
+    known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
+    # the lists belong to these lengths: len(range(n)) is n itself where n is a symbol
+    *layouts, facts = (tuple(len(range(n)) for n in numbers) for numbers in known)
+    fields = q.dtype, q.device, facts, call, "", torch.is_grad_enabled()
+    specs = [TileSpec(*spec) for spec in traced_specs(*layouts, *fields)]
+    return schedule.with_lists(tuple(tile_lists(schedule, spec, q.device) for spec in specs))
+
+
 def _walk(schedule: Schedule | None, specs: Sequence[TileSpec], problem: Problem) -> Walk:
     return Walk(schedule, tuple(tile_lists(schedule, spec, problem.device) for spec in specs))

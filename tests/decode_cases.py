@@ -30,6 +30,7 @@ class Step:
     kv_heads: int = 2
     v_head_dim: int | None = None
     page: int = 0  # tokens of a page; 0: a contiguous cache
+    starts: tuple[int, ...] | None = None
     splits: int | None = None
     scale: float | None = None
     dtype: torch.dtype = torch.float32
@@ -38,14 +39,13 @@ class Step:
     layout: str = field(default="tokens first")  # of the cache in memory, or "heads first"
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, and k and v of a contiguous cache, NaN beyond the lengths."""
+        """q, and k and v of a contiguous cache, NaN outside the starts and the lengths."""
         q, k, v = make_qkv(
             len(self.lengths), self.heads, self.n_q, self.n, self.head_dim, kv_heads=self.kv_heads,
             v_head_dim=self.v_head_dim, dtype=self.dtype, device=self.device, seed=self.seed,
         )  # fmt: skip
-        beyond = torch.arange(self.n) >= torch.tensor(self.lengths)[:, None]
-        beyond = beyond[:, None, :, None].to(self.device)
-        k, v = (t.masked_fill(beyond, float("nan")) for t in (k, v))
+        outside = ~self.within().transpose(2, 3).to(self.device)
+        k, v = (t.masked_fill(outside, float("nan")) for t in (k, v))
         if self.layout == "tokens first":
             q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
         return q, k, v
@@ -55,6 +55,8 @@ class Step:
         q, k, v = self.tensors()
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=self.device)
         options = {"lengths": lengths, "scale": self.scale, "splits": self.splits}
+        if self.starts is not None:
+            options["starts"] = torch.tensor(self.starts, device=self.device)
         if self.page:
             k, v, options["block_table"] = paged(k, v, self.lengths, self.page, self.seed)
             if self.layout == "heads first":
@@ -70,10 +72,16 @@ class Step:
         q, k, v = (t.double().nan_to_num() for t in self.tensors())
         return oracle(q, k, v, self.allowed().to(q.device), self.scale)
 
+    def within(self) -> Tensor:
+        """Bool (B, 1, 1, n): the keys of each sequence."""
+        ends = torch.tensor(self.lengths)[:, None, None, None]
+        starts = torch.tensor(self.starts or (0,))[:, None, None, None]
+        key = torch.arange(self.n)
+        return (key >= starts) & (key < ends)
+
     def allowed(self) -> Tensor:
         """Bool (B, heads or 1, n_q, n): the rows of the last tokens, up to the lengths."""
-        ends = torch.tensor(self.lengths)[:, None, None, None]
-        within = torch.arange(self.n) < ends
+        ends, within = torch.tensor(self.lengths)[:, None, None, None], self.within()
         if self.mask is None:
             return within.expand(-1, 1, self.n_q, -1)
         blocks = self.mask
@@ -149,6 +157,7 @@ def random_step(seed: int, **options: Any) -> Step:
     return Step(
         n_q, n, rng.choice(HEAD_DIMS), lengths, random_mask(rng, heads, n, n_q), heads, kv_heads,
         v_head_dim=rng.choice([None, None, 32, 64]), page=page,
+        starts=rng.choice([None, tuple(rng.randrange(n + 1) for _ in lengths)]),
         splits=rng.choice([None, 1, 2, 3, 7, 20]), scale=rng.choice([None, 0.3]), seed=seed,
         layout=rng.choice(["tokens first", "heads first"]), **options,
     )  # fmt: skip

@@ -30,8 +30,8 @@ class Step(Protocol):
     pattern: Pattern
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
-        schedule: Schedule | None,
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
+        table: Tensor | None, schedule: Schedule | None,
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -41,29 +41,32 @@ class Nothing:
     pattern = Pattern(None, False, False)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
-        schedule: Schedule | None,
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
+        table: Tensor | None, schedule: Schedule | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return nothing(q, v)
 
 
 torch.library.define(
     "sparseflash::decode",
-    "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? table, str mask, Tensor[] schedule,"
-    " int[] numbers, float? scale, int? splits, str backend) -> (Tensor out, Tensor lse)",
+    "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? starts, Tensor? table, str mask,"
+    " Tensor[] schedule, int[] numbers, float? scale, int? splits, str backend)"
+    " -> (Tensor out, Tensor lse)",
 )
 
 
 @overload
 def decode(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
-    lengths: Lengths | None = None, block_table: Tensor | None = None, scale: float | None = None,
+    lengths: Lengths | None = None, starts: Lengths | None = None,
+    block_table: Tensor | None = None, scale: float | None = None,
     return_lse: Literal[False] = False, splits: int | None = None, backend: str = "auto",
 ) -> Tensor: ...  # fmt: skip
 @overload
 def decode(
     q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | Selection = None, *,
-    lengths: Lengths | None = None, block_table: Tensor | None = None, scale: float | None = None,
+    lengths: Lengths | None = None, starts: Lengths | None = None,
+    block_table: Tensor | None = None, scale: float | None = None,
     return_lse: Literal[True], splits: int | None = None, backend: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def decode(
@@ -73,6 +76,7 @@ def decode(
     mask: AnyMask | Selection = None,
     *,
     lengths: Lengths | None = None,
+    starts: Lengths | None = None,
     block_table: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
@@ -98,6 +102,8 @@ def decode(
             each query; its heads are 1, H_kv or H_q.
         lengths: (B,) ints, the keys of each sequence with its new ones; N where None. A tensor on a
             GPU is not read: values above N then mean N, and negative values 0.
+        starts: (B,) ints likewise: keys before number starts[b] are not attended to and not read,
+            as where sequences are padded on the left. Positions still count from 0.
         block_table: int32 (B, pages of a sequence): the page of its keys number page size * j and
             following is block_table[b, j]. N is the page size times the columns. Entries beyond the
             length are not read; the others are not checked, because that would wait for a GPU.
@@ -120,6 +126,8 @@ def decode(
     n = check_cache(q, k, v, block_table)
     if lengths is not None:
         lengths = check_lengths(lengths, q.shape[0], n, q.device)
+    if starts is not None:
+        starts = check_lengths(starts, q.shape[0], n, q.device, "starts")
     if q.stride(-1) != 1:
         q = q.contiguous()
     if block_table is not None:
@@ -137,26 +145,28 @@ def decode(
     mask = None if empty else mask
     call = None if scale is None else float(scale), splits, backend
     if plain(q, k, v):
-        out, lse = _run(q, k, v, lengths, block_table, mask, call)
+        out, lse = _run(q, k, v, lengths, starts, block_table, mask, call)
     else:
         if not torch.compiler.is_compiling():
             check_transforms(q, k, v)
         key = mask.key if isinstance(mask, Mask | BlockMask) else ""
         flat = as_tensors(mask) if isinstance(mask, Schedule) else ([], [])
-        out, lse = torch.ops.sparseflash.decode(q, k, v, lengths, block_table, key, *flat, *call)
+        bounds = lengths, starts, block_table
+        out, lse = torch.ops.sparseflash.decode(q, k, v, *bounds, key, *flat, *call)
     return (out, lse) if return_lse else out
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None, mask: AnyMask,
-    call: tuple[float | None, int | None, str],
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
+    table: Tensor | None, mask: AnyMask, call: tuple[float | None, int | None, str],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out and lse; k and v (pages, H_kv, page, D) where there is a table."""
     scale, splits, backend = call
     identity = mask.facts if isinstance(mask, Schedule) else None if mask is None else mask.key
     options = scale, 0.0, True, backend
     pages = None if table is None else (table.shape[1], table.stride(0))
-    key = "decode", key_of(q, k, v, identity, options, False), pages, lengths is None, splits
+    given = lengths is None, starts is None
+    key = "decode", key_of(q, k, v, identity, options, False), pages, *given, splits
     step: Step | None = cache.get(key)
     if step is None:
         n = k.shape[2] * (1 if table is None else table.shape[1])
@@ -165,7 +175,8 @@ def _run(
         lists = step.pattern.schedule
         cache.put(key, step, as_tensors(lists)[0] if lists else ())
     with no_autocast(q):
-        return step(q, k, v, lengths, table, mask if isinstance(mask, Schedule) else None)
+        dynamic = mask if isinstance(mask, Schedule) else None
+        return step(q, k, v, lengths, starts, table, dynamic)
 
 
 def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None) -> Step:
@@ -191,9 +202,9 @@ def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | N
 
 
 @torch.library.impl("sparseflash::decode", ("CPU", "CUDA"))
-def _decode(q, k, v, lengths, table, mask, schedule, numbers, *call):
+def _decode(q, k, v, lengths, starts, table, mask, schedule, numbers, *call):
     given = from_tensors(schedule, numbers) if schedule else find(mask) if mask else None
-    return _run(q, k, v, lengths, table, given, call)
+    return _run(q, k, v, lengths, starts, table, given, call)
 
 
 @torch.library.register_fake("sparseflash::decode")

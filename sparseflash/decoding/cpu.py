@@ -21,8 +21,8 @@ class Decode:
         self.problem, self.pattern, self.n = problem, pattern, n
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
-        schedule: Schedule | None,
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
+        table: Tensor | None, schedule: Schedule | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem, dtype = self.problem, torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -30,9 +30,10 @@ class Decode:
         out = empty_out(q, v)
         lse = q.new_empty(q.shape[:3], dtype=dtype)
         ends = [self.n] * problem.batch if lengths is None else lengths.tolist()
+        begins = [0] * problem.batch if starts is None else starts.tolist()
         pattern = self.pattern._replace(schedule=schedule or self.pattern.schedule)
-        for b, end in enumerate(ends):
-            keys, allowed = _seen(pattern, b, problem.n_q, end)
+        for b, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            keys, allowed = _seen(pattern, b, problem.n_q, begin, end)
             k_b, v_b = (_rows(cache, table, b, keys).to(dtype) for cache in (k, v))
             q_b = q[b].to(dtype).reshape(heads[0], -1, q.shape[3])
             scores = (q_b @ k_b.mT * problem.scale).unflatten(1, heads[1:])
@@ -52,15 +53,15 @@ class Decode:
         return out, lse
 
 
-def _seen(pattern: Pattern, b: int, n_q: int, end: int) -> tuple[Tensor, Tensor]:
-    """The keys (K,) that queries of sequence b see, and which query sees which: bool (mask heads,
-    n_q, K).
+def _seen(pattern: Pattern, b: int, n_q: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """The keys (K,) from `begin` to `end` that queries of sequence b see, and which query sees
+    which: bool (mask heads, n_q, K).
     """
     token = torch.arange(n_q) + (end - n_q if pattern.from_end else 0)
     schedule = pattern.schedule
     if schedule is None:
-        keys = torch.arange(end)
-        allowed = keys <= token[:, None] if pattern.causal else keys.new_ones(n_q, end).bool()
+        keys = torch.arange(min(begin, end), end)
+        allowed = keys <= token[:, None] if pattern.causal else keys.new_ones(n_q, len(keys)).bool()
         return keys, allowed[None]
     block_q, block_k, heads = schedule.block_q, schedule.block_k, schedule.heads
     # every query of every head that is a token, and its list
@@ -80,7 +81,7 @@ def _seen(pattern: Pattern, b: int, n_q: int, end: int) -> tuple[Tensor, Tensor]
     allowed = torch.zeros(heads, n_q, len(blocks), block_k, dtype=torch.bool)
     allowed[head[owner], (query - token[0])[owner], place] = bits
     keys = (blocks[:, None] * block_k + torch.arange(block_k)).flatten()
-    allowed = allowed.flatten(2) & (keys < end)
+    allowed = allowed.flatten(2) & (keys >= begin) & (keys < end)
     some = allowed.any(0).any(0)
     return keys[some], allowed[..., some]
 

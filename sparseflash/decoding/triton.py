@@ -61,8 +61,8 @@ class Decode:
         }  # fmt: skip
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, table: Tensor | None,
-        schedule: Schedule | None,
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None,
+        table: Tensor | None, schedule: Schedule | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """out (B, H_q, N_q, D_v) and lse (B, H_q, N_q); schedule: that of a dynamic mask."""
         problem = self.problem
@@ -80,16 +80,17 @@ class Decode:
         def arguments():
             step = parts.stride()[1:] if self.parts > 1 else parts.stride()
             args = (
-                q, k, v, parts, part_lse, lengths, table, *lists,
+                q, k, v, parts, part_lse, lengths, starts, table, *lists,
                 *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *step[:3],
                 out.numel(), lse.numel(), 0 if table is None else table.stride(0),
                 scale_log2(problem.scale), problem.n_q, self.n, self.parts, self.m_tiles,
                 self.packs, self.pack, problem.group, *_list_strides(schedule),
             )  # fmt: skip
             grid = (self.parts * self.m_tiles * problem.batch * self.packs,)
-            return grid, args, self.options | {"LENGTHS": lengths is not None}
+            given = {"LENGTHS": lengths is not None, "STARTS": starts is not None}
+            return grid, args, self.options | given
 
-        self.launch_parts((q, k, v, parts, part_lse, lengths, table), arguments, lists)
+        self.launch_parts((q, k, v, parts, part_lse, lengths, starts, table), arguments, lists)
         if self.parts > 1:
             self._merge(parts, part_lse, out, lse)
         return out, lse

@@ -48,8 +48,8 @@ def _check(picks: Picks, q: Tensor, k: Tensor) -> None:
 
 
 def why_not(
-    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, terms: Any, dropout_p: float,
-    max_scores: bool, backend: str,
+    q: Tensor, k: Tensor, v: Tensor, picks: Picks, lengths: Any, starts: Any, terms: Any,
+    dropout_p: float, max_scores: bool, backend: str,
 ) -> str | None:  # fmt: skip
     """Why a call with picks becomes one with a selection, or None; ValueError where they misfit."""
     check_tensors(q, k, v)
@@ -58,7 +58,8 @@ def why_not(
         return "there is no sequence, no query or no key"
     if backend not in ("auto", "triton"):
         return f"backend={backend!r} has no lists for each query"
-    given = {"lengths": lengths is not None, "terms": terms is not None, "dropout": dropout_p > 0}
+    given = {"lengths": lengths is not None, "starts": starts is not None}
+    given |= {"terms": terms is not None, "dropout": dropout_p > 0}
     for name, wanted in (given | {"return_max_scores": max_scores}).items():
         if wanted:
             return f"there is no {name} with lists for each query"

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from masks.checks import integer
-from masks.patterns.bands import causal
 from sparseflash.select.selection import Selection
-from sparseflash.select.words import of_heads, selection_of, words_of
+from sparseflash.select.words import of_heads, selection_of, up_to_itself, words_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,11 +82,9 @@ class Picks:
     def selection(self, heads: int) -> Selection:
         """The same pairs as a `Selection` for q of `heads` heads, with bit tiles for 16 queries.
 
-        Waits for the device, to count the tiles. Raises ValueError where N_q != N_k, and where the
-        heads that pick do not divide `heads`.
+        Waits for the device, to count the tiles. Raises ValueError where the heads that pick do not
+        divide `heads`.
         """
-        if self.n_q != self.n_k:
-            raise ValueError(f"picks of {self.n_q} queries and {self.n_k} keys make no selection")
         if heads % self.heads:
             raise ValueError(f"{self.heads} heads picked, of {heads}: they must divide them")
         count = -(-self.n_k // self.block)
@@ -95,8 +92,8 @@ class Picks:
         taken = at.new_zeros(*at.shape[:3], count + 1, dtype=torch.bool).scatter_(3, at, True)
         words = words_of(taken[..., :count])
         block_k = max(b for b in range(16, 257, 16) if self.block % b == 0)
-        found = selection_of(words, self.n_k, (16, block_k), self.block, None)
-        return of_heads(found & causal() if self.causal else found, heads)
+        found = selection_of(words, self.n_q, self.n_k, (16, block_k), self.block, None)
+        return of_heads(found & up_to_itself(self.n_q, self.n_k) if self.causal else found, heads)
 
     def __repr__(self) -> str:
         return (

@@ -9,7 +9,6 @@ from torch import Tensor
 from masks.algebra import Mask
 from masks.block_lists import EMPTY, FULL
 from masks.checks import block_sizes, flag, integer
-from masks.patterns.bands import causal
 from sparseflash.kernels.device import kernels_of, on_nvidia
 from sparseflash.select.base import Selector, check_slices, selector
 from sparseflash.select.choose import choose
@@ -18,7 +17,15 @@ from sparseflash.select.pool import SCORES_AT_ONCE, dot, pool
 from sparseflash.select.rules import Candidates, Rule
 from sparseflash.select.selection import Selection
 from sparseflash.select.static import heads_of, static_codes
-from sparseflash.select.words import GROUP, by_block, of_heads, selection_of, taken_by, words_of
+from sparseflash.select.words import (
+    GROUP,
+    by_block,
+    of_heads,
+    selection_of,
+    taken_by,
+    up_to_itself,
+    words_of,
+)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -42,16 +49,16 @@ class TokenSelector(Selector):
             integer("capacity", self.capacity, min=1)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
-        n, heads = k.shape[2], q.shape[1]
-        self._check(q, k)
-        mask = causal() & self.within if isinstance(self.within, Mask) else causal()
+        n_q, n_k, heads = q.shape[2], k.shape[2], q.shape[1]
+        seen = up_to_itself(n_q, n_k)
+        mask = seen & self.within if isinstance(self.within, Mask) else seen
         check_slices("within", (mask.batch or 1, mask.heads or 1), q)
         words = self.words(q, k)
         if self.union:
-            return self._union(words, mask, n, heads)
+            return self._union(words, mask, n_q, n_k, heads)
         if (mask.per_head or mask.heads) and words.shape[1] != heads:
             words = words.repeat_interleave(heads // words.shape[1], 1)
-        found = selection_of(words, n, self.block_size, self.chunk, self.capacity) & mask
+        found = selection_of(words, n_q, n_k, self.block_size, self.chunk, self.capacity) & mask
         return of_heads(found, heads)
 
     def picks(self, q: Tensor, k: Tensor) -> Picks:
@@ -62,19 +69,12 @@ class TokenSelector(Selector):
         for name in ("within", "union", "capacity"):
             if getattr(self, name) not in (None, False):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: picks have none")
-        n = k.shape[2]
-        self._check(q, k)
-        taken = taken_by(self.words(q, k), n)
+        taken = taken_by(self.words(q, k), q.shape[2])
         count = taken.shape[3]
         number = torch.arange(count, dtype=torch.int32, device=q.device)
         number = torch.where(taken, number, 2**30 // self.chunk)
         blocks = number.topk(min(self.k, count), largest=False, sorted=True).values
-        return Picks(blocks.sort(-1).values, self.chunk, n)
-
-    def _check(self, q: Tensor, k: Tensor) -> None:
-        if q.shape[2] != k.shape[2]:
-            sizes = f"q has {q.shape[2]} tokens, k {k.shape[2]}"
-            raise ValueError(f"{sizes}: {self} needs as many of both")
+        return Picks(blocks.sort(-1).values, self.chunk, k.shape[2])
 
     def words(self, q: Tensor, k: Tensor) -> Tensor:
         """int16 (B, heads, groups, chunks): who of 16 queries takes a chunk, the first in bit 0.
@@ -88,15 +88,15 @@ class TokenSelector(Selector):
                 return kernels_of("select").pick_chunks(q, k, *sizes, nsa=self.nsa)
         return pick_torch(self, q, k, padded)
 
-    def _union(self, words: Tensor, mask: Mask, n: int, heads: int) -> Selection:
+    def _union(self, words: Tensor, mask: Mask, n_q: int, n_k: int, heads: int) -> Selection:
         """`mask` in the blocks that a query picked."""
         block_q, block_k = self.block_size
         built_with = heads_of(mask, heads)
-        static = static_codes(mask, n, n, self.block_size, built_with, words.device)
+        static = static_codes(mask, n_q, n_k, self.block_size, built_with, words.device)
         unite = kernels_of("select").union_of_picks if on_nvidia(words) else union_torch
         codes = unite(words, static.codes, heads, block_q // GROUP, self.chunk // block_k)
         max_blocks = static.max_blocks * (codes.numel() // static.codes.numel())
-        return Selection(codes, static.bits, n, n, self.block_size, max_blocks)
+        return Selection(codes, static.bits, n_q, n_k, self.block_size, max_blocks)
 
 
 @selector
@@ -112,7 +112,8 @@ def moba(
     """Every query attends to its own chunk and to the k - 1 earlier chunks of the best scores.
 
     The score of a chunk of keys is query times mean key. A query sees keys up to itself, and its
-    own chunk counts among the k. MoBA, arXiv:2502.13189. Needs as many queries as keys.
+    own chunk counts among the k. MoBA, arXiv:2502.13189. With fewer queries than keys, as where a
+    prompt is processed in parts, the last query stands at the last key.
 
     Args:
         chunk: tokens, a multiple of both block sizes.
@@ -152,7 +153,8 @@ def nsa(
     A block is compressed to its mean key. The importance of a block is its probability, a softmax
     over the compressed blocks that end before the query or with it, summed over the query heads
     that share the KV head. The query's own block is always taken, and counts among the k. NSA,
-    arXiv:2502.11089, whose learned compression is the mean here. Needs as many queries as keys.
+    arXiv:2502.11089, whose learned compression is the mean here. With fewer queries than keys the
+    last query stands at the last key.
 
     Args:
         k: blocks of a query; fewer where there are no more.
@@ -176,7 +178,7 @@ def nsa(
 
 def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Tensor:
     """`TokenSelector.words` in plain torch: the scores of some queries at a time."""
-    n, chunk = q.shape[2], selector.chunk
+    n, chunk, offset = q.shape[2], selector.chunk, k.shape[2] - q.shape[2]
     (mean,) = pool((k, chunk, ["mean"]))
     rule = Rule("count", selector.k)
     step = max(chunk, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * mean.shape[2]))
@@ -184,7 +186,7 @@ def pick_torch(selector: TokenSelector, q: Tensor, k: Tensor, padded: int) -> Te
     words = []
     for start in range(0, n, step):
         part = q[:, :, start : start + step].to(mean.dtype)
-        token = torch.arange(start, start + part.shape[2], device=q.device)[:, None]
+        token = torch.arange(start, start + part.shape[2], device=q.device)[:, None] + offset
         scores = importance(part, mean, token, chunk) if selector.nsa else dot(part, mean)
         picks = choose(scores, _candidates(selector, token, mean.shape[2]), rule)
         words.append(words_of(picks == FULL))

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from masks.algebra import Mask
+from masks.patterns.bands import causal
 from masks.tiles import edge_tiles
 from sparseflash.cache import cached
 from sparseflash.select.selection import Selection, number_tiles
@@ -27,18 +29,19 @@ def taken_by(words: Tensor, n: int) -> Tensor:
 
 
 def selection_of(
-    words: Tensor, n: int, block_size: tuple[int, int], chunk: int, capacity: int | None
-) -> Selection:
+    words: Tensor, n_q: int, n_k: int, block_size: tuple[int, int], chunk: int,
+    capacity: int | None,
+) -> Selection:  # fmt: skip
     """The block mask of what every query picked.
 
     words: (B, heads, groups, chunks), whose groups fill the last query block. capacity: room for
         partial blocks, of which those beyond are taken whole; None waits for the device to count.
     """
     block_q, block_k = block_size
-    rows, cols = -(-n // block_q), -(-n // block_k)
+    rows, cols = -(-n_q // block_q), -(-n_k // block_k)
     words = words.unflatten(2, (rows, -1))  # (B, heads, rows, block_q / 16, chunks)
     picked = (words != 0).any(3)
-    partial = picked & (words != _existing(n, block_q, words.device)).any(3)
+    partial = picked & (words != _existing(n_q, block_q, words.device)).any(3)
     per_chunk = chunk // block_k
     picked, partial = (by_block(x, per_chunk, cols) for x in (picked, partial))
     room = min(capacity or int(partial.sum()), picked.numel())
@@ -47,9 +50,14 @@ def selection_of(
     word = words.flatten(0, 2)[row, :, col // per_chunk]  # (T, block_q / 16)
     bit = torch.arange(GROUP, dtype=torch.int16, device=code.device)
     chosen = ((word[..., None] >> bit) & 1).flatten(1) != 0  # (T, block_q)
-    keys = _key_words(n, block_size, code.device)[(col == cols - 1).int()]
+    keys = _key_words(n_k, block_size, code.device)[(col == cols - 1).int()]
     bits = torch.where(chosen[..., None], keys[:, None], 0)
-    return Selection(code, bits, n, n, block_size, code.numel(), owned=room)
+    return Selection(code, bits, n_q, n_k, block_size, code.numel(), owned=room)
+
+
+def up_to_itself(n_q: int, n_k: int) -> Mask:
+    """Return the mask of the keys up to each query, the last of which stands at the last key."""
+    return causal() if n_q == n_k else causal(align="bottom_right")
 
 
 def of_heads(found: Selection, heads: int) -> Selection:

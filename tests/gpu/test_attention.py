@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import masks
+import sparseflash
+from sparseflash import packed, select
 from sparseflash.schedule import schedule_for
+from sparseflash.testing import make_qkv
 from sparseflash.tiles import locality
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
@@ -314,3 +317,20 @@ def test_rows_and_columns_with_nothing(head_dim, token_major, backend):
         for block in ((128, 128), (64, 64), (16, 32)):
             options = {"mask": mask, "block_size": block, "token_major": token_major}
             check_case(backend, 1000, 1000, head_dim, torch.float16, **options)
+
+
+@pytest.mark.parametrize("extents", [(0, 128, 128), (2, 0, 128), (2, 128, 0)])
+def test_nothing_to_compute(extents):
+    batch, n_q, n_k = extents
+    q, k, v = qkv = make_qkv(
+        batch, 4, n_q, n_k, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda", requires_grad=True
+    )
+    offsets = torch.zeros(batch, 2, dtype=torch.int32, device="cuda")
+    forms = [None, masks.causal(), select.top_k(1)(q, k), select.nsa(1)(q, k)]
+    forms.append(packed.documents(offsets, n_q, cu_seqlens_k=offsets, n_k=n_k))
+    for mask in forms:
+        out, lse = sparseflash.attention(*qkv, mask, return_lse=True)
+        assert not out.any() and (lse == -torch.inf).all()
+        assert not any(x.any() for x in torch.autograd.grad(out.sum(), qkv))
+        with torch.no_grad():
+            assert not sparseflash.decode(q, k, v, masks.causal()).any()

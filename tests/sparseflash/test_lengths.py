@@ -101,10 +101,11 @@ def leaves(n_q=256, n_k=256, heads=4, kv_heads=2, dtype=torch.float64):
     return [t.requires_grad_() for t in tensors]
 
 
-def exact(q, k, v, mask, lengths, **options):
+def exact(q, k, v, mask, lengths, starts=(0,), **options):
     """Attention of the reference backend under one boolean array for every sequence."""
     n_q, n_k = q.shape[2], k.shape[2]
-    allowed = np.arange(n_k) < np.array(lengths)[:, None, None, None]
+    lengths, starts = (np.array(x)[:, None, None, None] for x in (lengths, starts))
+    allowed = (np.arange(n_k) >= starts) & (np.arange(n_k) < lengths)
     if n_q == n_k:
         allowed = allowed & allowed.transpose(0, 1, 3, 2)
     if mask is not None:
@@ -345,3 +346,62 @@ def test_every_form_of_lengths():
 def test_explain_takes_lengths():
     q, k, v = leaves(96, 96)
     assert "cpu: chosen" in sparseflash.explain(q, k, v, masks.causal(), lengths=[9] * 5)
+
+
+# ---- starts
+
+
+@both_ways
+@pytest.mark.parametrize("seed", range(4))
+def test_starts(how, seed):
+    """Keys and values outside may be anything."""
+    rng, n = np.random.default_rng(seed), 256
+    lengths = None if seed == 1 else rng.integers(0, n + 1, len(FEW)).tolist()
+    starts = [int(rng.integers(0, n + 1)) for _ in FEW[:-2]] + [0, 130]
+    mask = list(MASKS.values())[seed % len(MASKS)]
+    q, k, v = leaves()
+    ends = [n] * len(FEW) if lengths is None else lengths
+    token = torch.arange(n)
+    outside = (token < torch.tensor(starts)[:, None]) | (token >= torch.tensor(ends)[:, None])
+    with torch.no_grad():
+        for t in (k, v):
+            t.masked_fill_(outside[:, None, :, None], 0.0)
+    found = within(how, q, k, v, mask, lengths, starts=starts, return_lse=True)
+    expected = exact(q, k, v, mask, ends, starts, return_lse=True)
+    agree(found, expected, (q, k, v))
+    with torch.no_grad():
+        for t in (k, v):
+            t.masked_fill_(outside[:, None, :, None], float("nan"))
+        if how == "hide":
+            out, lse = within(how, q, k, v, mask, lengths, starts=starts, return_lse=True)
+            torch.testing.assert_close((out, lse), tuple(t.detach() for t in found))
+
+
+def test_starts_of_keys_alone_and_of_terms():
+    q, k, v = leaves(n_q=40)
+    starts = [256, 0, 100, 3, 255]
+    found = sparseflash.attention(q, k, v, starts=starts, return_lse=True)
+    agree(found, exact(q, k, v, None, [256] * 5, starts, return_lse=True), (q, k, v))
+    q, k, v = leaves()
+    terms = sparseflash.Terms(softcap=2.0, slopes=torch.rand(4, dtype=torch.float64))
+    found = sparseflash.attention(q, k, v, lengths=FEW, starts=starts, terms=terms, return_lse=True)
+    expected = exact(q, k, v, None, FEW, starts, terms=terms, return_lse=True)
+    agree(found, expected, (q, k, v))
+
+
+def test_starts_in_a_layer_and_compiled(fresh_dynamo):
+    layer = sparseflash.BlockSparseAttention(32, 4, mask=masks.causal())
+    x, starts = torch.randn(2, 40, 32), torch.tensor([0, 17])
+    out = layer(x, starts=starts)
+    torch.testing.assert_close(out[1, 17:], layer(x[1:, 17:])[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out[:1], layer(x[:1]), rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, starts=starts), out, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_starts():
+    q, k, v = leaves()
+    with pytest.raises(ValueError, match="starts holds 257"):
+        sparseflash.attention(q, k, v, starts=[0, 0, 0, 0, 257])
+    with pytest.raises(ValueError, match="starts holds -1"):
+        sparseflash.decode(*(t.detach() for t in (q, k, v)), starts=[0, 0, 0, 0, -1])

@@ -193,7 +193,7 @@ def _launch_decode(call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
     options = Options(None, 0.0, True, "triton")
     problem = describe(q, k, v, call.mask, options, False)
     step = decoding.Decode(problem, pattern_of(mask, problem, n), n, call.page, splits=4)
-    step(q, k, v, torch.zeros(batch, dtype=torch.int32), table, None)
+    step(q, k, v, torch.zeros(batch, dtype=torch.int32), None, table, None)
 
 
 def _number(pattern: str, text: str) -> int:

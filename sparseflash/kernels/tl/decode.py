@@ -22,22 +22,22 @@ MIN_TILES = tl.constexpr(2)  # of a part: a shorter list has fewer parts
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def decode_parts(
-    Q, K, V, Out, Lse, lengths, table, row_ptr, col_idx, tile_idx, bits,
+    Q, K, V, Out, Lse, lengths, starts, table, row_ptr, col_idx, tile_idx, bits,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_part, stride_part_lse, stride_table, scale_log2,
     n_q, n_k, n_parts, n_tiles, n_heads, pack, group, mask_stride_b, mask_stride_h,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    PAGE: tl.constexpr, LENGTHS: tl.constexpr, LISTED: tl.constexpr, FROM_END: tl.constexpr,
-    PARTIAL: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, LENGTHS: tl.constexpr, STARTS: tl.constexpr, LISTED: tl.constexpr,
+    FROM_END: tl.constexpr, PARTIAL: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q (B, H_q, n_q, HEAD_DIM) and a cache -> parts of Out (B, H_q, n_q, HEAD_DIM_V) and of Lse
     (B, H_q, n_q), stride_part and stride_part_lse apart.
 
     Row r of a tile is query r // pack of head r % pack of the n_heads packs of query heads.
     PAGE: tokens of a page, where `table` names the pages of a sequence; 0: k (B, H_kv, n_k, D).
-    LENGTHS: whether `lengths` limits the keys, or n_k does.
+    LENGTHS: whether `lengths` limits the keys, or n_k does. STARTS: whether `starts` does.
     LISTED: whether there are lists of key blocks. FROM_END: whether query i takes their row
     length - n_q + i, or row i. CAUSAL: no lists, and query i sees the keys up to that position.
     """
@@ -50,6 +50,9 @@ def decode_parts(
     n = n_k
     if LENGTHS:
         n = tl.minimum(tl.maximum(tl.load(lengths + b), 0), n_k).to(tl.int32)
+    first_key = 0
+    if STARTS:
+        first_key = tl.minimum(tl.maximum(tl.load(starts + b), 0), n).to(tl.int32)
 
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     query = row // pack
@@ -83,7 +86,7 @@ def decode_parts(
             tiles = tile_idx + begin
             own_row = exists & (position >= 0) & (position // BLOCK_Q == i)
         else:
-            total = tl.cdiv(n, BLOCK_N)
+            total = tl.cdiv(n, BLOCK_N) - first_key // BLOCK_N
             blocks = col_idx
             tiles = tile_idx
             own_row = exists
@@ -91,9 +94,12 @@ def decode_parts(
         start_t = total * tl.minimum(part, busy) // busy
         end_t = total * tl.minimum(part + 1, busy) // busy
         for t in range(start_t, end_t):
-            start = block_start(blocks, t, BLOCK_K, BLOCK_N, not LISTED)
+            skipped = 0 if LISTED else first_key // BLOCK_N
+            start = block_start(blocks, t + skipped, BLOCK_K, BLOCK_N, not LISTED)
             key = start + tl.arange(0, BLOCK_N)
             real = key < n
+            if STARTS:
+                real = real & (key >= first_key)
             if PAGE == 0:
                 cell = b
                 slot = key

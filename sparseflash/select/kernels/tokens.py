@@ -39,22 +39,26 @@ def pick_chunks(
     chunks = mean.shape[2]
     # zero, as a narrow tile writes only the chunks that it holds
     words = torch.zeros(batch, heads, padded // 16, chunks, dtype=torch.int16, device=q.device)
-    sizes = (n, padded // 16, chunks)
+    offset = k.shape[2] - n  # the last query stands at the last key
+    sizes = (n, offset, padded // 16, chunks)
     with on(q.device):
         begin = 0
         while begin < chunks:  # the first queries see few chunks: narrow tiles do for them
             width = min(NARROW, triton.next_power_of_2(chunks)) if begin == 0 else 2 * begin
             rows, step, warps = tile(max(width, 16), dim, members)
-            end = padded if width >= chunks else width * chunk
-            tiles = -(-(end - begin * chunk) // rows)
+            # queries that two widths have both in a tile are written by the wider one at last
+            tile0 = max(begin * chunk - offset, 0) // rows
+            end = padded if width >= chunks else min(width * chunk - offset, padded)
+            tiles, begin = -(-end // rows) - tile0, width
+            if tiles <= 0:
+                continue
             launch(
                 _pick, (tiles * batch * heads,),
-                q, mean, words, *q.stride()[:3], *sizes, begin * chunk // rows, tiles, heads,
+                q, mean, words, *q.stride()[:3], *sizes, tile0, tiles, heads,
                 count, first, own, dim**-0.5, MEMBERS=members, SHARING=sharing, CHUNK=chunk,
                 HEAD_DIM=dim, STEP=step, PLANES=3 if exact else 1, ROWS=rows, WIDTH=max(width, 16),
                 NSA=nsa, num_warps=warps, num_stages=2,
             )  # fmt: skip
-            begin = width
     return words
 
 
@@ -70,10 +74,10 @@ def _power(dim: int) -> int:
 
 
 @triton.jit(do_not_specialize=(
-    "n", "groups", "chunks", "tile0", "tiles", "heads", "count", "first", "own"
+    "n", "offset", "groups", "chunks", "tile0", "tiles", "heads", "count", "first", "own"
 ))  # fmt: skip
 def _pick(
-    Q, Mean, Words, stride_b, stride_h, stride_n, n, groups, chunks, tile0, tiles, heads,
+    Q, Mean, Words, stride_b, stride_h, stride_n, n, offset, groups, chunks, tile0, tiles, heads,
     count, first, own, scale,
     MEMBERS: tl.constexpr, SHARING: tl.constexpr, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr,
     STEP: tl.constexpr, PLANES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -88,8 +92,9 @@ def _pick(
     tile, bh = tile0 + pid % tiles, (pid // tiles).to(tl.int64)
     b, h = bh // heads, bh % heads
     token = tile * ROWS + tl.arange(0, ROWS)
+    position = token + offset
     chunk = tl.arange(0, WIDTH)
-    last = tl.minimum(tile * ROWS + ROWS, n) - 1  # of the queries that exist
+    last = tl.minimum(tile * ROWS + ROWS, n) - 1 + offset  # position of a query that exists
     means = Mean + (b * (heads // SHARING) + h // SHARING) * chunks * (PLANES * HEAD_DIM)
     near = chunk <= last // CHUNK  # no query of the tile sees the others
     total = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -99,7 +104,7 @@ def _pick(
             queries, means, token, chunk, near, stride_n, n, HEAD_DIM, STEP, PLANES, ROWS, WIDTH
         )
         if NSA:  # softmax over the chunks that lie before the query whole
-            before = (chunk + 1)[None, :] * CHUNK <= token[:, None] + 1
+            before = (chunk + 1)[None, :] * CHUNK <= position[:, None] + 1
             score = tl.where(before, score * scale, -INF)
             top = tl.max(score, 1)
             top = tl.where(top == -INF, 0.0, top)
@@ -109,7 +114,7 @@ def _pick(
             total = score
         else:
             total += score
-    mine = tl.where(token < n, token // CHUNK, -1)[:, None]
+    mine = tl.where((token < n) & (position >= 0), position // CHUNK, -1)[:, None]
     seen = chunk[None, :] <= mine
     forced = seen & ((chunk[None, :] > mine - own) | (chunk[None, :] < first))
     left = count - tl.sum(forced.to(tl.int32), 1)

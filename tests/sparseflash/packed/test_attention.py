@@ -23,7 +23,7 @@ OPTIONS = {
     "causal": {"causal": True},
     "window": {"causal": True, "window": 9, "prefix": 2},
     "shared": {"causal": True, "shared": True},
-    "other keys": {"cu_seqlens_k": torch.tensor([0, 3, 40, 41, 70, N]), "window": (200, 20)},
+    "other keys": {"cu_seqlens_k": torch.tensor([0, 3, 40, 41, 70, N])},
     "prefixes": {"causal": True, "prefix": torch.tensor([2, 0, 30, 1, 4])},
 }
 MASKS = {

@@ -87,19 +87,24 @@ def block_selection(scores: np.ndarray, n_q, n_k, block_size, within, always, ru
 def by_token(
     q: Tensor, k: Tensor, chunk: int, count: int, *, nsa: bool, first=0, own=1
 ) -> np.ndarray:
-    """Bool (B, H, n, n): the chunks that every query picks for itself, up to itself."""
+    """Bool (B, H, n_q, n_k): the chunks that every query picks for itself, up to itself, where the
+    last query stands at the last key.
+    """
     q, k = q.double().numpy(), k.double().numpy()
     batch, heads, n, dim = q.shape
-    group = heads // k.shape[1]
-    chunks = spans(n, chunk)
-    allowed = np.zeros((batch, heads, n, n), bool)
-    for b, h, t in np.ndindex(batch, heads, n):
+    group, n_k = heads // k.shape[1], k.shape[2]
+    chunks = spans(n_k, chunk)
+    allowed = np.zeros((batch, heads, n, n_k), bool)
+    for b, h, i in np.ndindex(batch, heads, n):
+        t = i + n_k - n
+        if t < 0:
+            continue
         mine = t // chunk
         means = [k[b, h // group, c].mean(0) for c in chunks]
         sharing = range(h // group * group, (h // group + 1) * group) if nsa else [h]
         score = np.zeros(mine + 1)
         for head in sharing:
-            dots = np.array([q[b, head, t] @ means[j] for j in range(mine + 1)])
+            dots = np.array([q[b, head, i] @ means[j] for j in range(mine + 1)])
             if nsa:
                 before = [j for j in range(mine + 1) if chunks[j].start + chunk - 1 <= t]
                 weight = np.exp(dots[before] * dim**-0.5)
@@ -109,8 +114,8 @@ def by_token(
         always = [j for j in range(mine + 1) if j > mine - own or j < first]
         order = sorted(range(mine + 1), key=lambda j: (j not in always, -score[j], j))
         for j in order[:count]:
-            allowed[b, h, t, chunks[j]] = True
-        allowed[b, h, t, t + 1 :] = False
+            allowed[b, h, i, chunks[j]] = True
+        allowed[b, h, i, t + 1 :] = False
     return allowed
 
 

@@ -272,7 +272,6 @@ def top_1(within=None):
         (lambda: top_1()(Q, None), "k is a NoneType"),
         (lambda: top_1(THREE_HEADS)(Q, K), r"within has \(batch, heads\) \(1, 3\)"),
         (lambda: top_1(masks.causal().build(64))(Q, K), "pass the Mask it comes from"),
-        (lambda: select.moba(32, 1, 16)(Q[:, :, :32], K), "needs as many of both"),
     ],
 )
 def test_bad_arguments_and_inputs(make, message):

@@ -369,12 +369,8 @@ def test_picks_that_do_not_fit():
             sparseflash.attention(q, k, v, given)
     with pytest.raises(ValueError, match="picks have no plan"):
         sparseflash.plan(Picks.of(GOOD, 16, 48), q, k, v)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    with pytest.raises(ValueError, match="picks of 40 queries and 48 keys make no selection"):
-        Picks.of(GOOD[:, :, :40], 16, 48).selection(2)
     with pytest.raises(ValueError, match="2 heads picked, of 3"):
         Picks.of(GOOD, 16, 48).selection(3)
     for selector in (select.nsa(2, 16, union=True), select.nsa(2, 16, within=masks.local(3))):
         with pytest.raises(ValueError, match="picks have none"):
             selector.picks(q, k)
-    with pytest.raises(ValueError, match="q has 48 tokens, k 40"):
-        select.nsa(2, 16).picks(q, k[:, :, :40])

@@ -4,11 +4,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import masks
+import sparseflash
 from sparseflash import select
 from sparseflash.select import tokens
-from sparseflash.testing import make_qkv
+from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.sparseflash.select.oracle import by_token, dense, dense_of, turning, whole_blocks
 
 CASES = [  # n, heads, kv_heads, chunk, k
@@ -85,3 +87,32 @@ def test_every_batch_entry_and_head_has_its_own_pairs(make, union):
 def test_importance_counts_a_block_from_its_last_token_on():
     found = dense_of(select.nsa(2, block=16, block_q=16)(*turning()), 1, 2)[0, 0, 32:, ::16]
     assert found.tolist() == [[True, False, True]] * 15 + [[False, True, True]]
+
+
+@pytest.mark.parametrize("make", [
+    lambda **options: select.moba(32, 2, 16, **options),
+    lambda **options: select.nsa(3, 32, 16, first=1, own=1, **options),
+], ids=["moba", "nsa"])  # fmt: skip
+@pytest.mark.parametrize("n_q, n_k", [(1, 100), (37, 100), (100, 130), (70, 50)])
+def test_the_last_query_stands_at_the_last_key(make, n_q, n_k):
+    """Where a prompt is processed in parts, the picks are those of the whole."""
+    q, k, v = make_qkv(2, 4, n_q, n_k, 16, kv_heads=2, requires_grad=True)
+    made = make()
+    options = {"first": 1} if made.nsa else {}
+    exact = by_token(q.detach(), k.detach(), 32, made.k, nsa=made.nsa, **options)
+    whole = whole_blocks(exact, (16, 16 if not made.nsa else 32))
+    assert np.array_equal(dense_of(made(q, k), 2, 4), exact)
+    limits = dense(masks.causal(align="bottom_right"), n_q, n_k, 4)
+    assert np.array_equal(dense_of(make(union=True)(q, k), 2, 4), whole & limits)
+    if n_q <= n_k:
+        start = n_k - n_q
+        before = torch.randn(2, 4, start, 16)
+        all_rows = dense_of(made(torch.cat([before, q.detach()], 2), k), 2, 4)
+        assert np.array_equal(all_rows[:, :, start:], exact)
+    wanted, _ = oracle(q, k, v, torch.from_numpy(exact))
+    gradients = torch.autograd.grad(wanted.sum(), (q, k, v))
+    for mask in (made(q, k), made.picks(q, k)):
+        out = sparseflash.attention(q, k, v, mask)
+        assert relative_error(out, wanted) < 1e-5
+        for a, b in zip(torch.autograd.grad(out.sum(), (q, k, v)), gradients, strict=True):
+            assert relative_error(a, b) < 1e-4

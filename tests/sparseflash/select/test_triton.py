@@ -70,11 +70,12 @@ def test_pick(n, heads, kv_heads, dim, selector, kind, monkeypatch):
         k[:, :, 3], k[:, :, 20], k[:, :, 34:39] = float("nan"), float("inf"), float("-inf")
         if selector.nsa:
             pytest.skip("a softmax over them is not a number anywhere")
-    padded = n + -n % selector.block_size[0]
-    expected = tokens.pick_torch(selector, q, k, padded)
-    sizes = (selector.chunk, selector.k, selector.first, selector.own, padded)
-    found = kernels.pick_chunks(q, k, *sizes, nsa=selector.nsa)
-    assert found.dtype == torch.int16 and torch.equal(found, expected)
+    for queries, keys in ((q, k), (q[:, :, 37:], k), (q, k[:, :, : n - 21])):
+        padded = queries.shape[2] + -queries.shape[2] % selector.block_size[0]
+        expected = tokens.pick_torch(selector, queries, keys, padded)
+        sizes = (selector.chunk, selector.k, selector.first, selector.own, padded)
+        found = kernels.pick_chunks(queries, keys, *sizes, nsa=selector.nsa)
+        assert found.dtype == torch.int16 and torch.equal(found, expected)
 
 
 def test_importance_counts_a_block_from_its_last_token_on():
