@@ -68,15 +68,21 @@ def nonzero(total):
 
 
 @triton.jit
+def with_nan(m, total):
+    """The maxima of rows, NaN where their sums are."""
+    return tl.where(total == total, m, total)
+
+
+@triton.jit
 def natural_lse(m, total):
     """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
     return (m + tl.log2(total)) * LN2
 
 
 @triton.jit
-def natural_max(m, total):
-    """The largest logits of rows with maxima m (base 2) and sums `total`, NaN as these are."""
-    return tl.where(total == total, m * LN2, total)
+def natural_max(m):
+    """The largest logits of rows with maxima m (base 2)."""
+    return m * LN2
 
 
 # ------------------------------------------------------------------ forward and backward

@@ -8,7 +8,7 @@ from sparseflash.kernels.hopper.columns import scaled_rows, store_part, store_sh
 from sparseflash.kernels.hopper.common import WARPGROUP
 from sparseflash.kernels.hopper.forward_feed import shared_rows
 from sparseflash.kernels.hopper.work import HEAD, read
-from sparseflash.kernels.softmax import natural_lse, natural_max, nonzero, with_sink
+from sparseflash.kernels.softmax import natural_lse, natural_max, nonzero, with_nan, with_sink
 
 
 @gluon.jit
@@ -33,7 +33,8 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
     ROWS: gl.constexpr = m.type.layout
     l = gl.convert_layout(gl.sum(sums, 1), ROWS, assert_trivial=True)  # [64]
     if f.max_scores is not None:
-        largest = natural_max(m, l)
+        m = with_nan(m, l)
+    top = m
     if f.sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, sink)  # [64]
     l = nonzero(l)
@@ -50,7 +51,7 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
             store_part(f.part_out, first * f.BLOCK_DV, o, f.BLOCK_DV)
             gl.store(f.part_lse + first + gl.arange(0, 64, ROWS), lse)
             if f.max_scores is not None:
-                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), largest)
+                gl.store(f.part_max + first + gl.arange(0, 64, ROWS), natural_max(top))
     if whole:
         store_shared(shared_rows(f.bufs.q, i, f.descs.out, f.BLOCK_DV), o)
         fence_async_shared()
@@ -58,6 +59,6 @@ def store_out(f, acc, m, sums, sink, i, bh, row, part):
         gl.store(f.lse + bh.to(gl.int64) * f.n_q + r, lse, mask=r < f.n_q)
         if f.max_scores is not None:
             at = f.max_scores + bh.to(gl.int64) * f.n_q + r
-            gl.store(at, largest, mask=r < f.n_q)
+            gl.store(at, natural_max(top), mask=r < f.n_q)
     mbarrier.arrive(f.bars.out_full.index(i), count=1)
     return o

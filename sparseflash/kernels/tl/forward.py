@@ -17,6 +17,7 @@ from sparseflash.kernels.softmax import (
     probabilities,
     rescale_factor,
     running_max,
+    with_nan,
     with_sink,
 )
 from sparseflash.kernels.tl.common import (
@@ -189,7 +190,9 @@ def attention_forward(
         m = tl.where(l == 0, float("-inf"), m)
     rows = q_start + tl.arange(0, BLOCK_M)
     if MaxScores is not None:
-        tl.store(MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(m, l), mask=rows < n_q)
+        tl.store(
+            MaxScores + bh.to(tl.int64) * n_q + rows, natural_max(with_nan(m, l)), mask=rows < n_q
+        )
     if Sink is not None:  # one more key, whose value is 0
         m, l, alpha = with_sink(m, l, tl.load(Sink + h))
         acc *= alpha[:, None]
