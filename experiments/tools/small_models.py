@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-TOKENS, WORDS, SPECIAL, MOST = 24, 128, 96, 60_000_000
+TOKENS, WORDS, SPECIAL, MOST = 24, 128, 96, 130_000_000
 CLASSES = [  # in the order of preference
     f"MODEL_{kind}MAPPING_NAMES"
     for kind in (
         "FOR_SEQ_TO_SEQ_CAUSAL_LM_",
         "FOR_SPEECH_SEQ_2_SEQ_",
-        "FOR_CAUSAL_LM_",
         "FOR_IMAGE_TEXT_TO_TEXT_",
+        "FOR_CAUSAL_LM_",
         "",
     )
 ]
@@ -43,9 +43,9 @@ SIZES: list[tuple[str, int | None]] = [
     (r"layers?(_per_stack)?$|^depth$|_depth$|num_blocks?$", 2),
     (r"max_.*positions?|max_.*length|max_.*embeddings|^n_positions$|^n_ctx$|^seq_len", 256),
     (r"topk_blocks|index_kpool", 2),
-    (r"sliding_window|chunk_size|block_size|window_size|local_attention$|index_topk", 8),
+    (r"sliding_window|chunk_size|block_size|local_attention$|index_topk", 8),
     (r"rank$", 16),
-    (r"image_size|img_size|^input_size$", 32),
+    (r"image_size|img_size|^input_size$|window_size", 32),
     (r"patch_size", 8),
     (r"num_frames|frames_per_clip", 4),
     (r"hidden_size|d_model|n_embd|dim$|width|d_ff$|ffn|intermediate|inner|n_embed|hidden", 64),
@@ -54,6 +54,14 @@ SIZES: list[tuple[str, int | None]] = [
 # Changes for the architectures that the rules alone do not make.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_kv_shared_layers": 2},
+    "gemma3": {"mm_tokens_per_image": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},
+    "owlvit_text_model": {"max_position_embeddings": 32},
+    "owlv2_text_model": {"max_position_embeddings": 32},
+    "mimi": {"upsample_groups": 64},
     "bamba": {"attn_layer_indices": [1]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "esm": {"vocab_size": WORDS},
@@ -75,8 +83,8 @@ def small(cls: type[PreTrainedConfig]) -> dict[str, Any]:
             changes[name] = BACKBONE
         elif isinstance(value, PreTrainedConfig):
             changes[name] = small(type(value)) | {"model_type": value.model_type}
-        elif value is None and name == "num_experts_per_tok":
-            changes[name] = 2
+        elif value is None and name in ("num_experts_per_tok", "head_dim"):
+            changes[name] = 16 if name == "head_dim" else 2
         elif isinstance(value, bool) or value is None:
             continue
         elif re.search(r"_token_id$|_token_index$|_id$", name) and isinstance(value, int):
@@ -123,7 +131,7 @@ def class_of(kind: str) -> type[PreTrainedModel]:
     module = import_module(config.__module__.replace("configuration_", "modeling_"))
     for cls in vars(module).values():
         if inspect.isclass(cls) and issubclass(cls, PreTrainedModel):
-            if cls.config_class is config and "forward" in vars(cls):
+            if getattr(cls, "config_class", None) is config and "forward" in vars(cls):
                 return cls
     raise LookupError(f"{kind} has no model")
 
@@ -147,7 +155,7 @@ def build(kind: str) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0, parameter[0].numel() ** -0.5)
+                parameter.normal_(0, max(1, parameter[0].numel()) ** -0.5)
     return model
 
 
@@ -204,6 +212,10 @@ def inputs(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         "grid_thw": lambda: torch.tensor([[1, 4, 4]]),
         "inputs_embeds": lambda: noise(2, TOKENS, 64),
         "query_embeds": lambda: noise(2, 8, 64),
+        "input_features_mask": lambda: torch.ones(2, time, dtype=torch.long),
+        "past_values": lambda: noise(
+            2, find(config, "context_length"), find(config, "num_input_channels", default=1)
+        ),
     }
     required = [
         name
