@@ -39,7 +39,7 @@ from sparseflash.integrations.transformers import NAME, use
 
 ROWS = Path("docs/results/architectures.jsonl")
 PACKAGES = tuple(str(Path(__file__).parents[2] / name) for name in ("sparseflash", "masks"))
-CLOSE, SECONDS, GIBIBYTES = 2e-4, 120, 10
+CLOSE, SECONDS, GIBIBYTES = 2e-4, 300, 10
 Row = dict[str, Any]
 Outputs = dict[str, Tensor]
 Step = Callable[[], Any]

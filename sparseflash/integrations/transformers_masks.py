@@ -209,6 +209,8 @@ def make_mask(
         assert made is not None
         return made
 
+    if own is None:
+        pairs()  # here, since __torch_dispatch__ has no vmap
     offsets = first, kv_offset, q_length, kv_length, n_k - kv_offset
     asked = Asked(own, real, documents, *offsets, pairs)
     return ModelMask(asked, chosen, batch_size, dtype, device)

@@ -253,6 +253,10 @@ def test_a_model_that_computes_with_its_mask():
     eager = create(config, torch.zeros(2, N, 32), padding("left"), None)
     assert torch.equal(torch.cat([mask, mask + 1], -1), torch.cat([eager, eager + 1], -1))
     assert torch.equal(mask[:, 0, 3:5] == 0, eager[:, 0, 3:5] == 0)
+    config._attn_implementation = "sparse"
+    both = transformers.masking_utils.create_bidirectional_mask  # evaluated by torch.vmap
+    mask = both(config, torch.zeros(1, 8, 32), None, and_mask_function=lambda b, h, q, k: q < k + 3)
+    assert torch.equal((mask == 0)[0, 0], torch.ones(8, 8).tril(2).T.bool())
     config = sparse.use(make("llama"), "local(3)").config
     mask = create(config, torch.zeros(2, N, 32), None, None)
     with pytest.raises(ValueError, match=r"aten.cat.*\(2, 1, 40, 40\).*local\(3\)"):
