@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def picks(seed: int, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     _check((q, k, v), dout, chosen, "triton")
 
 
-def _check(qkv: tuple[Tensor, ...], dout: Tensor, mask: object, backend: str) -> None:
+def _check(qkv: tuple[Tensor, ...], dout: Tensor, mask: Any, backend: str) -> None:
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
         options = {"return_lse": True, "backend": backend, "deterministic": True}

@@ -138,7 +138,8 @@ def check(
         "lengths": lengths, "return_lse": True, "return_max_scores": case.max_scores,
         "backend": backend,
     }  # fmt: skip
-    out, lse, *maxima = sparseflash.attention(*leaves[:3], blocks, **options)
+    q, k, v = leaves[:3]
+    out, lse, *maxima = sparseflash.attention(q, k, v, blocks, **options)
     cotangents = given.dout, given.dlse.masked_fill(lse == -INF, 0.0).to(lse.dtype)
     dq, dk, dv, *dsink = torch.autograd.grad((out, lse), leaves, cotangents)
     found = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
