@@ -13,7 +13,7 @@ import torch
 
 import masks
 from experiments.bench.mask_build.child import BUILDERS
-from experiments.bench.mask_build.named_masks import make
+from experiments.bench.mask_build.named_masks import GALLERY, OF_LENGTH, make
 from experiments.bench.mask_build.run import run, table
 from experiments.bench.rows import BuildRow
 from experiments.common.checks import check_options
@@ -36,10 +36,11 @@ def main(options: dict[str, Any], command: str) -> None:
         choices={"builders": BUILDERS},
     )
     masks.causal().build(16, block_size=options["block_size"])
+    names = [str(mask) for mask in options["mask"]]
+    options["mask"] = [*GALLERY, *OF_LENGTH] if names == ["gallery"] else names
     for mask in options["mask"]:
         for n in options["seq_len"]:
-            make(str(mask), n)  # an error of the text or the length, before anything is measured
-    options["mask"] = [str(mask) for mask in options["mask"]]
+            make(mask, n)  # an error of the text or the length, before anything is measured
     builders = options["builders"] or [
         name for name in BUILDERS if name != "schedule" or device.type == "cuda"
     ]

@@ -29,19 +29,21 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     build, counts = BUILDERS[case["builder"]](case)
+    # NumPy in one thread is not slower for what else the machine does
+    clock = time.process_time if case["builder"] in ("masks", "where") else time.perf_counter
     before = peak_mib()
-    start = time.perf_counter()
+    start = clock()
     built = build()
-    first = 1000 * (time.perf_counter() - start)
+    first = 1000 * (clock() - start)
     found = {"ms_first": first, "import_mib": before, "peak_mib": peak_mib()} | counts(built)
     del built
     times: list[float] = []
     while len(times) < 3 or sum(times) < 1000 * case["seconds"]:
         if times and times[0] > 10_000 * case["seconds"]:
             break  # once is enough of a slow one
-        start = time.perf_counter()
+        start = clock()
         build()
-        times.append(1000 * (time.perf_counter() - start))
+        times.append(1000 * (clock() - start))
     at = np.quantile(times, (0.5, 0.2, 0.8), method="nearest").tolist()
     return found | dict(zip(("ms_median", "ms_p20", "ms_p80"), at, strict=True))
 
@@ -76,12 +78,15 @@ def builder(case: dict[str, Any], mask: Any):
     n, block = case["seq_len"], case["block"]
     cache = importlib.import_module("masks.build").cache
 
+    heads = 1 if mask.period == 0 else None  # a head of many, or as many as repeat
+
     def build():
         cache.clear()
-        return mask.build(n, block_size=block)
+        return mask.build(n, block_size=block, heads=heads)
 
     def counts(blocks):
-        return {"runs": len(blocks.starts), "tiles": len(blocks.bits), "nnz": blocks.nnz}
+        found = {"runs": len(blocks.starts), "tiles": len(blocks.bits), "nnz": blocks.nnz}
+        return found | {"density": blocks.density}
 
     return build, counts
 

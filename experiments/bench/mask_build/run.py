@@ -47,7 +47,7 @@ def measure(row: BuildRow, device: torch.device, options: dict[str, Any]) -> Bui
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return replace(row, status=f"failed: {last[:200]}")
     found: dict[str, Any] = {"status": OK} | json.loads(done.stdout.splitlines()[-1])
-    if found["status"] == OK:
+    if found["status"] == OK and "density" not in found:
         found["density"] = found["nnz"] / (-(-row.seq_len // row.block)) ** 2
     return replace(row, **found)
 
