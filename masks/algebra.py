@@ -9,6 +9,7 @@ canonical texts are; the text is Python, and `masks.parse` reads it back.
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,8 +24,9 @@ from masks.block_mask import BlockMask
 from masks.build import build
 from masks.checks import integer
 from masks.registry import Keyed, remember
-from masks.runs import Grid
-from masks.types import Placed
+from masks.repeats import joined
+from masks.runs import Bools, Grid, Ints
+from masks.types import Placed, Repeats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +60,10 @@ class Mask(Keyed):
     def place(self, grid: Grid) -> Placed:
         """Classify every block of `grid`."""
         raise NotImplementedError
+
+    def repeats(self, grid: Grid) -> Repeats | None:
+        """Which block rows of `grid` look the same, or None where that is not known."""
+        return None
 
     def layer(self, index: int) -> "Mask":
         """The mask of layer `index`, >= 0; the mask itself where all layers have the same."""
@@ -230,12 +236,16 @@ class _Join(Mask):
             parts += operand.parts if isinstance(operand, cls) else [operand]
         return cls(tuple(parts))
 
+    def repeats(self, grid: Grid) -> Repeats | None:
+        return joined([part.repeats(grid) for part in self.parts])
+
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]
         return Placed(
             runs=reduce(lambda a, b: rl.merge(a, b, self.operator), (p.runs for p in placed)),
             allowed=lambda s, q, k: reduce(self.operator, (p.allowed(s, q, k) for p in placed)),
             signature=lambda x: [column for p in placed for column in p.signature(x)],
+            changes=any_changes(placed),
         )
 
 
@@ -268,11 +278,25 @@ class Not(Mask):
     def __invert__(self) -> Mask:
         return self.part
 
+    def repeats(self, grid: Grid) -> Repeats | None:
+        return self.part.repeats(grid)
+
     def place(self, grid: Grid) -> Placed:
         inner = self.part.place(grid)
         return Placed(
-            rl.invert(inner.runs), lambda s, q, k: ~inner.allowed(s, q, k), inner.signature
+            rl.invert(inner.runs),
+            lambda s, q, k: ~inner.allowed(s, q, k),
+            inner.signature,
+            inner.changes,
         )
+
+
+def any_changes(placed: list[Placed]) -> Callable[[Ints, Ints], Bools] | None:
+    """`Placed.changes` of what is made of others, pair by pair."""
+    found = [p.changes for p in placed if p.changes is not None]
+    if len(found) < len(placed):
+        return None
+    return lambda s, q: reduce(np.logical_or, (changes(s, q) for changes in found))
 
 
 def inherit(

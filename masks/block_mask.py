@@ -82,7 +82,7 @@ class BlockMask(Keyed):
             raise ValueError(f"bits have shape {bits.shape}: give (T, *{tile_shape})")
         if starts.ndim != 1 or starts.shape != tiles.shape or not len(starts):
             raise ValueError(f"starts {starts.shape}, tiles {tiles.shape}: give (R,) twice, R >= 1")
-        if starts[0] != 0 or starts[-1] >= self.grid.size or (np.diff(starts) <= 0).any():
+        if starts[0] != 0 or starts[-1] >= self.grid.size or (starts[1:] <= starts[:-1]).any():
             raise ValueError(f"starts must ascend from 0 and stay below {self.grid.size}")
         if tiles.min() < EMPTY or tiles.max() >= len(bits):
             raise ValueError(f"tiles must lie between {EMPTY} and {len(bits) - 1}")

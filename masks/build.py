@@ -1,5 +1,7 @@
 """From an expression to the exact `BlockMask` of one length, without an N x N array.
 
+Of a mask whose rows repeat (`masks.repeats`) a few rows are evaluated, and the others copied.
+
 1. The leaves classify the blocks as runs, and the operators merge the runs (`masks.runs`).
 2. Only MIXED blocks are looked at, in chunks. Blocks with equal signatures have equal tiles, so one
    of each is evaluated token by token; the tiles are then deduplicated by content.
@@ -19,8 +21,9 @@ from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
 from masks.registry import by_text
+from masks.repeats import Copies
 from masks.runs import Grid, Ints
-from masks.tiles import Tiles, pack_bits
+from masks.tiles import Tiles, ordered, pack_bits
 from masks.types import BlockData, Mask, Placed
 
 BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
@@ -49,7 +52,7 @@ def build(
     )
     blocks = cache.get((mask.key, grid))
     if blocks is None:
-        blocks = BlockMask(*resolve(mask.place(grid), grid, mask.key))
+        blocks = BlockMask(*resolve(mask, grid))
         cache.put((mask.key, grid), blocks)
     return blocks
 
@@ -73,12 +76,19 @@ def _extent(name: str, mask: Mask, fixed: int | None, period: int, given: int | 
     return given or period
 
 
-def resolve(placed: Placed, grid: Grid, text: str = "") -> BlockData:
+def resolve(mask: Mask, grid: Grid) -> BlockData:
     """Evaluate the mixed blocks, and join everything to the block mask of the grid's tokens."""
     tiles = Tiles(grid)
-    decided = np.where(placed.runs.codes == rl.FULL, FULL, EMPTY).astype(np.int32)
-    starts, codes = settle(placed, grid, decided, lambda x: _evaluate(placed, grid, x, tiles))
-    return BlockData.of(grid, starts, codes, tiles.bits, text)
+
+    def look(window: Grid) -> tuple[Ints, NDArray[np.int32]]:
+        placed = mask.place(window)
+        decided = np.where(placed.runs.codes == rl.FULL, FULL, EMPTY).astype(np.int32)
+        return settle(placed, window, decided, lambda x: _evaluate(placed, window, x, tiles))
+
+    repeats = mask.repeats(grid)
+    copies = Copies(grid, repeats) if repeats else None
+    starts, codes = copies.runs(look) if copies and copies.worthwhile else look(grid)
+    return BlockData.of(grid, starts, codes, ordered(tiles, codes), mask.key)
 
 
 def settle(
@@ -126,14 +136,46 @@ def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.i
         q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
         k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
         q, k = np.clip(q, 0, grid.n_q - 1), np.clip(k, 0, grid.n_k - 1)
-        allowed = placed.allowed(s[:, None, None], q, k)
-        shape = (len(row), grid.block_q, grid.block_k)
-        codes[part] = tiles.codes(pack_bits(np.broadcast_to(allowed, shape)), grid.cut(row, col))
+        which, seen = _stretches(placed, s, q)
+        allowed = placed.allowed(s[:, None, None], seen, k)
+        bits = pack_bits(np.broadcast_to(allowed, (*seen.shape[:2], grid.block_k)))
+        if which is not None:
+            line = which + np.arange(len(row))[:, None] * seen.shape[1]
+            bits = bits.reshape(-1, bits.shape[2]).take(line, axis=0)
+        codes[part] = tiles.codes(bits, grid.cut(row, col))
     return codes
+
+
+def _stretches(placed: Placed, s: Ints, q: Ints) -> tuple[Ints | None, Ints]:
+    """(which, seen): query q[t, i] has the keys of seen[t, which[t, i]]; those of its own if None.
+
+    Args:
+        s, q: (T,) and (T, block_q, 1).
+    """
+    if placed.changes is None:
+        return None, q
+    new = placed.changes(s[:, None], q[:, :, 0])
+    new[:, 0] = False
+    which = np.cumsum(new, axis=1)
+    count = int(which[:, -1].max()) + 1
+    if 2 * count > q.shape[1]:
+        return None, q
+    seen = np.repeat(q[:, :1], count, axis=1)
+    np.put_along_axis(seen, which[:, :, None], q, axis=1)  # the last of each stretch
+    return which, seen
 
 
 def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:
     """(first, group): the first members of the groups of equal rows, ascending, and all numbers."""
+    number = _joined(columns)
+    if number is not None:
+        count = len(number)
+        seen = np.full(int(number.max()) + 1, count)
+        seen[number[::-1]] = np.arange(count - 1, -1, -1)  # the first place of each number
+        first = np.sort(seen[seen < count])
+        rank = np.empty(count, np.int64)
+        rank[first] = np.arange(len(first))
+        return first, rank[seen[number]]
     order = np.lexsort(columns)  # stable, so each group starts with its first member
     begins = np.zeros(len(order), bool)
     begins[0] = True
@@ -145,6 +187,18 @@ def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:
     group = np.empty(len(order), np.int64)
     group[order] = rank[np.cumsum(begins) - 1]
     return np.sort(first), group
+
+
+def _joined(columns: list[Ints]) -> Ints | None:
+    """One number >= 0 for the columns, equal for equal rows; None where it may be large."""
+    number, extent = np.zeros_like(columns[0]), 1
+    for column in columns:
+        low, high = int(column.min()), int(column.max())
+        extent *= high - low + 1
+        if extent > 4 * BLOCKS_AT_ONCE:
+            return None
+        number = number * (high - low + 1) + (column - low)
+    return number
 
 
 class Cache:

@@ -9,7 +9,7 @@ The codes are ordered like the truth values of Kleene's logic: false, unknown, t
 maximum, `&` the minimum, and `~` counts from the other end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,8 +30,9 @@ class Grid:
     """Block geometry of one mask at one length: tokens, block sizes and the number of slices.
 
     Block row 0 begins with query `q_origin`, and block column 0 with key `k_origin`. Beyond 0 the
-    grid is a window of a longer mask, which ends with it; below 0, its first blocks are cut by the
-    beginning of the sequence as the last ones are by its end.
+    grid is a window of a longer mask; below 0, its first blocks are cut by the beginning of the
+    sequence as the last ones are by its end. The window ends with the mask, or after `q_blocks`
+    block rows and `k_blocks` block columns.
     """
 
     n_q: int
@@ -42,6 +43,8 @@ class Grid:
     heads: int = 1
     q_origin: int = 0
     k_origin: int = 0
+    q_blocks: int | None = None
+    k_blocks: int | None = None
 
     def __post_init__(self):
         for name in ("n_q", "n_k", "block_q", "block_k", "batch", "heads"):
@@ -52,11 +55,11 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        return -(-(self.n_q - self.q_origin) // self.block_q)
+        return self.q_blocks or -(-(self.n_q - self.q_origin) // self.block_q)
 
     @property
     def cols(self) -> int:
-        return -(-(self.n_k - self.k_origin) // self.block_k)
+        return self.k_blocks or -(-(self.n_k - self.k_origin) // self.block_k)
 
     @property
     def area(self) -> int:
@@ -100,10 +103,23 @@ class Grid:
         """Last existing key of every block column."""
         return np.minimum(self.k_token(np.arange(1, self.cols + 1, dtype=np.int64)), self.n_k) - 1
 
+    def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> "Grid":
+        """Block rows rows[0]..rows[1]-1 and block columns cols[0]..cols[1]-1."""
+        return replace(
+            self,
+            q_origin=self.q_origin + rows[0] * self.block_q,
+            k_origin=self.k_origin + cols[0] * self.block_k,
+            q_blocks=rows[1] - rows[0],
+            k_blocks=cols[1] - cols[0],
+        )
+
     def cut(self, row: Ints, col: Ints) -> Ints:
         """Which ends of the sequence may cut a block: equal numbers, equal existing tokens."""
-        first = (row == 0) * 2 + (col == 0) if min(self.q_origin, self.k_origin) < 0 else 0
-        return first * 4 + (row == self.rows - 1) * 2 + (col == self.cols - 1)
+        q, k = self.q_token(row), self.k_token(col)
+        last = (q + self.block_q >= self.n_q) * 2 + (k + self.block_k >= self.n_k)
+        if min(self.q_origin, self.k_origin) >= 0:
+            return last
+        return last + (q < 0) * 8 + (k < 0) * 4
 
     def split(self, x: Ints) -> tuple[Ints, Ints, Ints]:
         """Flattened positions -> (slice, block row, block column)."""

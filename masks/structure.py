@@ -7,8 +7,9 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask, inherit
 from masks.registry import Example, pattern
+from masks.repeats import joined
 from masks.runs import Bools, Grid, Ints
-from masks.types import Placed
+from masks.types import Placed, Repeats
 
 __all__ = ["heads", "layers"]
 SECTION = "Composition"  # of the gallery
@@ -75,6 +76,9 @@ class Heads(_Turns):
 
     def _layer(self, index: int) -> Mask:
         return heads(*[part.layer(index) for part in self.parts])
+
+    def repeats(self, grid: Grid) -> Repeats | None:
+        return joined([part.repeats(grid) for part in self.parts])
 
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]

@@ -17,6 +17,7 @@ from masks.types import BlockData
 
 Words = NDArray[np.uint32]
 
+CODES_AT_ONCE = 1 << 20  # bounds the memory for their order
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
 
 
@@ -43,8 +44,8 @@ class Tiles:
         self._tiles: list[Words] = []
         q, k = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
         first_q, first_k = max(-grid.q_origin, 0), max(-grid.k_origin, 0)
-        last_q = grid.n_q - grid.q_origin - (grid.rows - 1) * grid.block_q
-        last_k = grid.n_k - grid.k_origin - (grid.cols - 1) * grid.block_k
+        last_q = (grid.n_q - grid.q_origin - 1) % grid.block_q + 1
+        last_k = (grid.n_k - grid.k_origin - 1) % grid.block_k + 1
         ends = product((0, first_q), (0, first_k), (grid.block_q, last_q), (grid.block_k, last_k))
         exists = [(q >= a) & (q < c) & (k >= b) & (k < d) for a, b, c, d in ends]
         self.exists = pack_bits(np.stack(exists))  # by Grid.cut
@@ -53,6 +54,9 @@ class Tiles:
         """`count` tiles in parts that are small enough to be unpacked."""
         at_once = max(1, PAIRS_AT_ONCE // (self.grid.block_q * self.grid.block_k))
         return (slice(i, min(i + at_once, count)) for i in range(0, count, at_once))
+
+    def __len__(self) -> int:
+        return len(self._tiles)
 
     @property
     def bits(self) -> Words:
@@ -98,13 +102,29 @@ def assemble(
     starts = np.append(0, np.stack([x, x + length], axis=1))
     both = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
     starts, both = rl.compact(starts, both.astype(np.int32), grid.size)
-    partial = both >= 0
-    used, first, rank = np.unique(both[partial], return_index=True, return_inverse=True)
-    order = np.argsort(first)  # normal form: by appearance
-    new = np.empty(len(used), np.int32)
-    new[order] = np.arange(len(used))
-    both[partial] = new[rank]
-    return BlockData.of(grid, starts, both, tiles.bits[used[order]], text)
+    return BlockData.of(grid, starts, both, ordered(tiles, both), text)
+
+
+def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:
+    """The bits of the tiles that are used, in the order of their appearance.
+
+    `codes` becomes their numbers in it.
+    """
+    order = np.arange(0)
+    new = np.full(len(tiles) + 2, -3, np.int32)
+    new[[EMPTY, FULL]] = EMPTY, FULL  # from the end
+    parts = [codes[i : i + CODES_AT_ONCE] for i in range(0, len(codes), CODES_AT_ONCE)]
+    for part in parts:
+        unseen = part[new[part] == -3]
+        if len(unseen):
+            first = np.unique(unseen, return_index=True)[1]
+            unseen = unseen[np.sort(first)]
+            new[unseen] = np.arange(len(order), len(order) + len(unseen))
+            order = np.append(order, unseen)
+    if len(order) != len(tiles) or (order != np.arange(len(order))).any():
+        for part in parts:
+            part[:] = new[part]
+    return tiles.bits[order]
 
 
 def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:

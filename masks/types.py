@@ -20,6 +20,20 @@ class Placed(NamedTuple):
     runs: Runs  # the code of every block
     allowed: Callable[[Ints, Ints, Ints], Bools]  # of (slice, query, key) arrays, broadcasting
     signature: Callable[[Ints], list[Ints]]  # columns for block positions; equal rows: equal tiles
+    # of (slice, query): whether its keys may be others than those of query - 1; None: any may
+    changes: Callable[[Ints, Ints], Bools] | None = None
+
+
+class Repeats(NamedTuple):
+    """Which block rows of a mask look the same.
+
+    In rows of one kind, blocks of columns that differ as the moves of the rows do have equal codes
+    and tiles, apart from those in the first `head` columns and those that an end cuts.
+    """
+
+    kind: Ints  # (rows,)
+    move: Ints | None  # (rows,) in block columns; None where any moves will do
+    head: int = 0
 
 
 class BlockData(NamedTuple):
@@ -101,6 +115,7 @@ class Mask(Protocol):
     @property
     def per_layer(self) -> bool: ...
     def place(self, grid: Grid) -> Placed: ...
+    def repeats(self, grid: Grid) -> Repeats | None: ...
     def layer(self, index: int) -> "Mask": ...
     def build(
         self,

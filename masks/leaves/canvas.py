@@ -14,6 +14,7 @@ from masks.checks import flag, integer
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.types import Repeats
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
 PAIRS_AT_ONCE = 1 << 22  # and of `runs_in_order`
@@ -46,9 +47,11 @@ class OnCanvas(Leaf):
         allowed = np.ones(np.broadcast_shapes(s.shape, q.shape, k.shape), bool)
         places = zip(self._coordinates(q), self._coordinates(k), self.windows, strict=True)
         for at_q, at_k, (first, last, step) in places:
-            allowed &= (first[at_q] <= at_k) & (at_k <= last[at_q])
+            low, high, at_k = (x.astype(np.int32) for x in (first[at_q], last[at_q], at_k))
+            allowed &= low <= at_k
+            allowed &= at_k <= high
             if step > 1:
-                allowed &= (at_k - first[at_q]) % step == 0
+                allowed &= low % step == at_k % step
         return allowed
 
     def _coordinates(self, token: Ints) -> list[Ints]:
@@ -61,12 +64,38 @@ class OnCanvas(Leaf):
 
     def runs(self, grid: Grid) -> Runs:
         self._check(grid)
-        outer, inner, steps = self._boxes(grid, np.arange(grid.n_q))
+        outer, inner, steps = self._boxes(grid)
         runs = _union(grid, self._columns(grid, *outer, steps, touched=True), rl.MIXED)
         if not self._fills:
             return runs
         full = _union(grid, self._columns(grid, *inner, steps, touched=False), rl.FULL)
         return rl.merge(runs, full, np.maximum)
+
+    def repeats(self, grid: Grid) -> Repeats:
+        # A row moves with the first key of its first window. It follows from where its queries wrap
+        # and from the windows of all places that they can have, relative to the first one. Windows
+        # end with the canvas, or on the first axis with the keys.
+        self._check(grid)
+        q = np.clip(grid.q_token(np.arange(grid.rows)), 0, grid.n_q - 1)
+        origin, columns, stride = np.zeros_like(q), [], prod(self.canvas)
+        for axis, (place, window) in enumerate(
+            zip(self._coordinates(q), self.windows, strict=True)
+        ):
+            low, high, extent = window.first, window.last, self.canvas[axis]
+            if axis:
+                low = low - np.minimum(low, 0) // window.step * window.step
+                high = np.minimum(high, extent - 1)
+            stride //= extent
+            span = (q + grid.block_q - 1) // stride - q // stride
+            met = np.arange(min(int(span.max()) + 1, extent))
+            first, which = np.unique(place, return_inverse=True)
+            at, start = (first[:, None] + met) % extent, low[first, None]
+            wrap = np.minimum(extent - first, len(met))[:, None]
+            content = [low[at] - start, high[at] - start, wrap] + [at - start] * (not self.solid)
+            columns.append(_kinds(np.concatenate(content, axis=1))[which])
+            origin = origin * extent + low[place]
+        moved, phase = np.divmod(origin, grid.block_k)
+        return Repeats(_kinds(np.stack([*columns, phase], axis=1)), moved)
 
     def _check(self, grid: Grid) -> None:
         n = prod(self.canvas)
@@ -82,9 +111,12 @@ class OnCanvas(Leaf):
         """Whether every key inside the windows is allowed."""
         return self.solid and all(window.step == 1 for window in self.windows)
 
-    def _boxes(self, grid: Grid, q: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
-        """(outer, inner, steps), (rows, axes) each, of the block rows, when query i is token q[i].
+    def _boxes(
+        self, grid: Grid, q: Ints | None = None
+    ) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints]:
+        """(outer, inner, steps), (rows, axes) each, of the block rows.
 
+        Query i is token q[i], by default token i.
         Outer is the box (low, high) around all windows of the row's queries, and inner the box that
         all of them share, both clipped to the canvas; keys of outer come in steps.
         """
@@ -92,7 +124,7 @@ class OnCanvas(Leaf):
         lowest = partial(np.minimum.reduceat, indices=grid.q_first - begin)
         highest = partial(np.maximum.reduceat, indices=grid.q_first - begin)
         columns = []
-        places = self._coordinates(q[begin:end])
+        places = self._coordinates(np.arange(begin, end) if q is None else q[begin:end])
         for place, window, extent in zip(places, self.windows, self.canvas, strict=True):
             low = np.maximum(window.first, 0)[place]
             high = np.minimum(window.last, extent - 1)[place]
@@ -158,10 +190,10 @@ class OnCanvas(Leaf):
         return rl.from_segments(grid, x, x + 1, np.concatenate(codes))
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        return self.alike(grid, np.arange(grid.n_q), np.arange(grid.n_k), row, col)
+        return self.alike(grid, None, None, row, col)
 
-    def alike(self, grid: Grid, q: Ints, k: Ints, row: Ints, col: Ints) -> Ints:
-        """(T,) integers, equal for equal tiles, when query i is token q[i], and key j token k[j].
+    def alike(self, grid: Grid, q: Ints | None, k: Ints | None, row: Ints, col: Ints) -> Ints:
+        """(T,) integers, equal for equal tiles, of queries and keys that may be in another order.
 
         A tile follows from the windows of its queries and the places of its keys, each relative to
         those of its first token, and from the difference of the two.
@@ -171,10 +203,11 @@ class OnCanvas(Leaf):
         at_q = grid.q_token(rows)[:, None] + np.arange(grid.block_q)
         at_k = grid.k_token(cols)[:, None] + np.arange(grid.block_k)
         at_q, at_k = np.clip(at_q, 0, grid.n_q - 1), np.clip(at_k, 0, grid.n_k - 1)
-        queries = list(zip(self._coordinates(q[at_q]), self.windows, strict=True))
+        at_q, at_k = at_q if q is None else q[at_q], at_k if k is None else k[at_k]
+        queries = list(zip(self._coordinates(at_q), self.windows, strict=True))
         first = np.stack([window.first[place] for place, window in queries], axis=-1)
         last = np.stack([window.last[place] for place, window in queries], axis=-1)
-        places = np.stack(self._coordinates(k[at_k]), axis=-1)  # (cols, block_k, axes)
+        places = np.stack(self._coordinates(at_k), axis=-1)  # (cols, block_k, axes)
         origin_q, origin_k = first[:, :1], places[:, :1]
         kinds_q = _kinds(np.stack([first - origin_q, last - origin_q]).swapaxes(0, 1))
         kinds_k = _kinds(places - origin_k)

@@ -32,6 +32,9 @@ class Distances(Leaf):
         """Distance of the first query from the first key of a block, as if no end cut it."""
         return grid.q_token(row) - grid.k_token(col) + self.shift(grid)
 
+    def moves(self) -> tuple[int, ...]:
+        return (1,)
+
     def runs(self, grid: Grid) -> Runs:
         # The code of a whole block follows from its offset, so all rows in one phase look the same
         # but for a move. A block that an end cuts may be MIXED where its tokens are all alike.

@@ -15,8 +15,8 @@ def rectangle_runs(
     Args:
         entry: (R,) slices; the other four, (R,) too, are tokens, and may lie beyond the grid.
     """
-    q_start, q_stop = np.maximum(q_start, grid.q_first[0]), np.minimum(q_stop, grid.n_q)
-    k_start, k_stop = np.maximum(k_start, grid.k_first[0]), np.minimum(k_stop, grid.n_k)
+    q_start, q_stop = np.maximum(q_start, grid.q_first[0]), np.minimum(q_stop, grid.q_last[-1] + 1)
+    k_start, k_stop = np.maximum(k_start, grid.k_first[0]), np.minimum(k_stop, grid.k_last[-1] + 1)
     seen = (q_start < q_stop) & (k_start < k_stop)
     entry, q_start, q_stop = entry[seen], q_start[seen], q_stop[seen]
     k_start, k_stop = k_start[seen], k_stop[seen]

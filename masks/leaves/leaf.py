@@ -9,8 +9,9 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.registry import PATTERNS, named
+from masks.repeats import periodic
 from masks.runs import Bools, Grid, Ints, Runs
-from masks.types import Placed
+from masks.types import Placed, Repeats
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -49,6 +50,17 @@ class Leaf(Mask):
         """
         raise NotImplementedError
 
+    def repeats(self, grid: Grid) -> Repeats | None:
+        period = self.moves()
+        return None if period is None else periodic(grid, *period)
+
+    def moves(self) -> tuple[int, ...] | None:
+        """How the mask repeats: (tokens, first query, first key), where the last two may lack.
+
+        It stays the same when queries and keys move by so many tokens, from the first ones on.
+        """
+        return None
+
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers for MIXED blocks: equal ones have equal tiles.
 
@@ -63,7 +75,13 @@ class Leaf(Mask):
     def _place(self, grid: Grid) -> Placed:
         runs = self.runs(grid)
         signature = by_code(runs, lambda x: self.signature(grid, *grid.split(x)))
-        return Placed(runs, lambda s, q, k: self.allowed(grid, s, q, k), signature)
+        return Placed(
+            runs, lambda s, q, k: self.allowed(grid, s, q, k), signature, self.changes(grid)
+        )
+
+    def changes(self, grid: Grid) -> Callable[[Ints, Ints], Bools] | None:
+        """See `Placed.changes`."""
+        return None
 
 
 def _restored(leaf: type[Leaf], values: tuple[Any, ...], *given: Any) -> Leaf:
@@ -87,7 +105,8 @@ def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed
         s, place = np.divmod(x, grid.area)
         return placed.signature(own_slice[s] * grid.area + place)
 
-    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature)
+    changes = placed.changes and (lambda s, q: placed.changes(own_slice[s], q))
+    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, changes)
 
 
 def by_code(runs: Runs, number: Callable[[Ints], Ints]) -> Callable[[Ints], list[Ints]]:
@@ -107,14 +126,11 @@ class ByLength(Leaf):
     """A pattern that is another leaf at every length."""
 
     def at(self, grid: Grid) -> Leaf:
-        """The leaf of the grid's n_q, n_k and heads; called often."""
+        """The leaf of the grid's n_q, n_k and heads."""
         raise NotImplementedError
 
-    def runs(self, grid: Grid) -> Runs:
-        return self.at(grid).runs(grid)
+    def repeats(self, grid: Grid) -> Repeats | None:
+        return self.at(grid).repeats(grid)
 
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return self.at(grid).allowed(grid, s, q, k)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        return self.at(grid).signature(grid, s, row, col)
+    def _place(self, grid: Grid) -> Placed:
+        return self.at(grid)._place(grid)

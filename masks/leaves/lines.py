@@ -10,6 +10,7 @@ from masks.checks import FAR, integer
 from masks.leaves.geometry import code, from_profiles, row_numbers
 from masks.leaves.leaf import Leaf
 from masks.runs import Bools, Grid, Ints, Runs
+from masks.types import Repeats
 
 
 class TokenSet(NamedTuple):
@@ -79,6 +80,14 @@ class Lines(Leaf):
         col_codes = _codes(self.columns, grid.k_first, grid.k_last)
         profiles = [(0, np.maximum(col_codes, np.uint8(c))) for c in (rl.EMPTY, rl.MIXED, rl.FULL)]
         return from_profiles(grid, profiles, row_codes.astype(np.int64))
+
+    def repeats(self, grid: Grid) -> Repeats:
+        row = _codes(self.queries(grid.n_q), grid.q_first, grid.q_last) != rl.EMPTY
+        kind = np.where(row, np.arange(grid.rows), -1)
+        last = min(int(self.columns.stops.max(initial=0)), grid.n_k)
+        head = -(-max(last - grid.k_origin, 0) // grid.block_k)
+        few = 4 * head <= grid.cols  # else the columns tell the moves apart
+        return Repeats(kind, None, head) if few else Repeats(kind, np.zeros_like(kind))
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         return self.queries(grid.n_q).contains(q) | self.columns.contains(k)

@@ -59,6 +59,7 @@ class ArrayMask(Leaf):
             b, h = divmod(line // grid.rows, grid.heads)
             row = line % grid.rows
             tokens = self.data[b, h, grid.q_first[row] : grid.q_last[row] + 1]
+            tokens = tokens[:, : grid.k_last[-1] + 1]
             some = np.logical_or.reduceat(tokens.any(0), grid.k_first)
             every = np.logical_and.reduceat(tokens.all(0), grid.k_first)
             codes[line] = np.where(every, rl.FULL, np.where(some, rl.MIXED, rl.EMPTY))

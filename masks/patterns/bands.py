@@ -10,6 +10,7 @@ from masks.leaves.geometry import row_intervals
 from masks.leaves.leaf import Leaf
 from masks.registry import Example, canonical, pattern
 from masks.runs import Bools, Grid, Ints, Runs
+from masks.types import Repeats
 
 __all__ = ["causal", "dense", "local", "sliding"]
 SECTION = "Bands and distances"  # of the gallery
@@ -22,6 +23,9 @@ def dense() -> Mask:
 
 
 class Dense(Leaf):
+    def repeats(self, grid: Grid) -> Repeats:
+        return Repeats(np.zeros(grid.rows, np.int64), None)
+
     def runs(self, grid: Grid) -> Runs:
         return rl.constant(rl.FULL)
 

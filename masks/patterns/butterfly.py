@@ -8,7 +8,7 @@ from masks.leaves.leaf import ByLength
 from masks.leaves.token_blocks import TokenBlocks
 from masks.patterns.columns import global_tokens
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Grid, Ints
 
 __all__ = ["butterfly", "pixelfly"]
 SECTION = "Graphs of token blocks"  # of the gallery
@@ -95,13 +95,6 @@ class Butterfly(TokenBlocks):
         cols = np.sort(rows[:, None] ^ strides, axis=1)
         i, place = np.nonzero(cols < n_cols)
         return i, cols[i, place]
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        difference = (q // self.block) ^ (k // self.block)
-        one_bit = (difference & (difference - 1)) == 0  # or none
-        if self.levels is None or self.levels > 62:
-            return one_bit
-        return one_bit & (difference < 1 << self.levels)
 
 
 class SizedButterfly(ByLength):

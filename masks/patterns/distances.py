@@ -107,7 +107,8 @@ def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
 
 class PowerOfTwo(Distances):
     def distance(self, d: Ints) -> Bools:
-        return zero_or_power_of_two(np.abs(d))
+        apart = np.abs(d)
+        return (apart & (apart - 1)) == 0
 
 
 class PowerOfTwoBlocks(TokenBlocks):
@@ -117,13 +118,6 @@ class PowerOfTwoBlocks(TokenBlocks):
         cols = rows[:, None] + np.concatenate([-powers[::-1], [0], powers])
         i, place = np.nonzero((cols >= 0) & (cols < n_cols))
         return i, cols[i, place]
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        return zero_or_power_of_two(np.abs(q // self.block - k // self.block))
-
-
-def zero_or_power_of_two(x: Ints) -> Bools:
-    return (x & (x - 1)) == 0
 
 
 @pattern(
@@ -183,6 +177,9 @@ class LogSparse(Distances):
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         d = q - k
         return (self.distance(d) & ~self._lost(d, k)) | ((d >= 0) & (q < self.dense_rows))
+
+    def moves(self) -> tuple[int, ...]:
+        return 1, self.dense_rows, self.near - 1
 
     def _lost(self, d: Ints, k: Ints) -> Bools:
         """Whether the key is an anchor near the beginning, allowed by no other anchor."""

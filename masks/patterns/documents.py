@@ -1,5 +1,6 @@
 """Documents packed into one sequence, which do not see each other."""
 
+from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
@@ -91,8 +92,7 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     in_order = np.array_equal(q_label, k_label) and len(np.unique(q_label)) == len(q_label)
     if in_order:
         return documents(lengths, None if key_ids is None else key_lengths)
-    cuts, key_cuts, batch = Cuts.of(lengths), Cuts.of(key_lengths), batch_extent(rows)
-    mask = Documents(cuts, key_cuts, q_label, k_label, False, batch)
+    mask = Documents(Cuts.of(lengths), Cuts.of(key_lengths), q_label, k_label, False)
     other = None if key_ids is None else flat(key_rows.tolist())
     return canonical(mask, ids=flat(rows.tolist()), key_ids=other)
 
@@ -120,7 +120,7 @@ def shared_prefix(prefix: int, lengths: Any) -> Mask:
 def _documents(rows: Lengths, key_rows: Lengths, shared: bool) -> Mask:
     number = [np.arange(len(row)) + entry * FAR for entry, row in enumerate(rows)]
     label = np.concatenate(number)
-    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared, batch_extent(rows))
+    return Documents(Cuts.of(rows), Cuts.of(key_rows), label, label, shared)
 
 
 def _differences(name: str, offsets: Any) -> list[list[int]]:
@@ -159,7 +159,10 @@ class Documents(Leaf):
     q_label: Ints  # (pieces of queries,) entry * FAR + number of the document
     k_label: Ints
     shared: bool  # whether document 0 is seen by all
-    batch: int | None
+
+    @property
+    def batch(self) -> int | None:  # type: ignore[override]
+        return batch_extent(self.q.tokens)
 
     def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
         sees = q_label == k_label
@@ -193,6 +196,9 @@ class Documents(Leaf):
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         q_label, k_label = self.q_label[self.q.find(s, q)], self.k_label[self.k.find(s, k)]
         return self._sees(q_label, k_label)
+
+    def changes(self, grid: Grid) -> Callable[[Ints, Ints], Bools]:
+        return lambda s, q: self.q.start[self.q.find(s, q)] == s * FAR + q
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # The signature of a block of at most two pieces a side is where they are cut, and which of

@@ -120,10 +120,13 @@ class BlockDiagonal(Leaf):
         stop = start + self.size
         return rectangle_runs(grid, np.zeros_like(start), start, stop, start, stop)
 
+    def moves(self) -> tuple[int, ...]:
+        return (self.size,)
+
     def _blocks(self, grid: Grid) -> Ints:
         """Numbers of the token blocks that have queries and keys in the grid."""
         low = max(int(grid.q_first[0]), int(grid.k_first[0]))
-        high = min(grid.n_q, grid.n_k) - 1
+        high = min(int(grid.q_last[-1]), int(grid.k_last[-1]))
         first, last = ((token + self.offset) // self.size for token in (low, high))
         return np.arange(first, last + 1, dtype=np.int64)
 

@@ -184,7 +184,7 @@ class PrefixTree(Leaf):
         _cover("nodes", self.stop.shape[1], grid)
         pieces = [
             (s * grid.rows + row, first, after, np.full(len(row), code))
-            for s, stop in enumerate(self.stop[:, : grid.n_k])
+            for s, stop in enumerate(self.stop[:, : grid.k_last[-1] + 1])
             for code, row, first, after in self._touched_and_full(grid, stop)
         ]
         return interval_runs(grid, *map(np.concatenate, zip(*pieces, strict=True)))
@@ -226,8 +226,9 @@ class Hstu(Leaf):
 
     def runs(self, grid: Grid) -> Runs:
         _cover("users", self.stop.shape[1], grid)
-        token = np.arange(grid.n_q)
-        first, stop = self.first[:, : grid.n_q], self.stop[:, : grid.n_q]
+        count = int(grid.q_last[-1]) + 1
+        token = np.arange(count)
+        first, stop = self.first[:, :count], self.stop[:, :count]
         lowest, highest = (
             partial(end.reduceat, indices=grid.q_first, axis=1) for end in (np.minimum, np.maximum)
         )

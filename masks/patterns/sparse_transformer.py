@@ -107,6 +107,9 @@ class Fixed(Leaf):
         summary = (phase >= first) & (phase < first + self.summary)
         return (k <= q) & (summary | (k >= q - q % self.stride))
 
+    def moves(self) -> tuple[int, ...]:
+        return (self.stride,)
+
     def _first(self, head: Ints) -> Ints:
         """First summary key in a chunk."""
         return self.stride - self.summary * (1 + head % self.vertices)

@@ -91,6 +91,9 @@ class Radial(Leaf):
     tokens: int
     least: int
 
+    def moves(self) -> tuple[int, ...]:
+        return (self.tokens,)
+
     def _width(self, apart: Ints) -> Ints:
         """Places of frames so far apart see each other less than this apart; 0: never."""
         apart = np.abs(apart)
@@ -105,7 +108,7 @@ class Radial(Leaf):
         low = np.maximum(grid.q_first[row] - frame * size, 0)
         high = np.minimum(grid.q_last[row] - frame * size, size - 1)
         # with each frame of keys that they see.
-        first, last = int(grid.k_first[0]) // size, (grid.n_k - 1) // size
+        first, last = int(grid.k_first[0]) // size, int(grid.k_last[-1]) // size
         apart = np.arange(first - int(frame[-1]), last - int(frame[0]) + 1)
         apart = apart[self._width(apart) > 0]
         begin = np.searchsorted(apart, first - frame)

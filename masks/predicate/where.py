@@ -16,6 +16,7 @@ from masks.leaves.leaf import Leaf
 from masks.predicate.block_signature import BlockSignature, combine
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
+from masks.predicate.moves import moves
 from masks.predicate.quadtree import Squares, classify
 from masks.registry import PATTERNS, Example, canonical, pattern
 from masks.runs import Bools, Codes, Grid, Ints, Runs
@@ -186,6 +187,9 @@ class Predicate(Leaf):
         with np.errstate(all="ignore"):
             bounds = self._bounds(grid, Squares(1, s, row, col))
             return combine(BlockSignature(bounds, origins).columns(rule))
+
+    def moves(self) -> tuple[int, ...] | None:
+        return None if self.rule is None else moves(self.rule)
 
     def place(self, grid: Grid) -> Placed:
         placed = super().place(grid)

@@ -113,6 +113,9 @@ class FixedLRA(Leaf):
     stride: int
     summary: int
 
+    def moves(self) -> tuple[int, ...]:
+        return (self.stride,)
+
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         phase = k % self.stride
         summary = (phase == 0) | (phase >= self.stride - self.summary)

@@ -6,7 +6,7 @@ from typing import dataclass_transform
 from masks.algebra import Mask, Transform, inherit
 from masks.leaves.leaf import place_own
 from masks.runs import Grid
-from masks.types import Placed
+from masks.types import Placed, Repeats
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -22,6 +22,10 @@ class Placing(Transform):
     def place(self, part: Mask, grid: Grid) -> Placed:
         """`part >> self` on a grid with its own extents."""
         raise NotImplementedError
+
+    def repeats(self, part: Mask, grid: Grid) -> Repeats | None:
+        """`Mask.repeats` of `part >> self`."""
+        return None
 
     def companions(self) -> tuple[Mask, ...]:
         """Masks whose extents the result has as well."""
@@ -53,6 +57,9 @@ class Transformed(Mask):
 
     def _layer(self, index: int) -> Mask:
         return self.part.layer(index) >> self.transform
+
+    def repeats(self, grid: Grid) -> Repeats | None:
+        return self.transform.repeats(self.part, grid)
 
     def place(self, grid: Grid) -> Placed:
         return place_own(self, grid, lambda own: self.transform.place(self.part, own))

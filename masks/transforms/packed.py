@@ -1,5 +1,6 @@
 """A mask inside of every packed document, and a mask moved along."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from masks.registry import Example, canonical, transform
 from masks.runs import Grid
 from masks.transforms.base import Placing
 from masks.transforms.pieces import Pieces
-from masks.types import Placed
+from masks.types import Placed, Repeats
 
 __all__ = ["packed", "shift"]
 
@@ -73,6 +74,23 @@ def shift(q: int, k: int | None = None) -> "Shift":
 class Shift(Placing):
     q: int
     k: int
+
+    def repeats(self, part: Mask, grid: Grid) -> Repeats | None:
+        # Rows and columns before the moved mask, or with its beginning, are kinds of their own.
+        q, k = self.q - grid.q_origin, self.k - grid.k_origin
+        row, col = max(q, 0) // grid.block_q, max(k, 0) // grid.block_k
+        if grid.n_q <= self.q or grid.n_k <= self.k:
+            return None
+        origins = {"q_origin": row * grid.block_q - q, "k_origin": col * grid.block_k - k}
+        lengths = {"n_q": grid.n_q - self.q, "n_k": grid.n_k - self.k}
+        repeats = part.repeats(replace(grid, **lengths, **origins))
+        if repeats is None:
+            return None
+        own = np.arange(row + (origins["q_origin"] < 0))
+        kind = np.append(own, repeats.kind[len(own) - row :] - repeats.kind.min() + len(own))
+        move = repeats.move
+        move = None if move is None else np.append(own, move[len(own) - row :])
+        return Repeats(kind, move, col + max(repeats.head, int(origins["k_origin"] < 0)))
 
     def place(self, part: Mask, grid: Grid) -> Placed:
         return Pieces(part, grid, _piece(self.q, grid.n_q), _piece(self.k, grid.n_k)).place()

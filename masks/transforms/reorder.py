@@ -1,7 +1,6 @@
 """Other orders of the sequence: tiles and space-filling curves make the blocks of images dense."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ class Reorder(Placing):
             return _place_canvas(part, grid, q, k)
         rows = Side.of(q, grid.q_origin, grid.block_q, grid.rows)
         cols = Side.of(k, grid.k_origin, grid.block_k, grid.cols)
-        fine = replace(grid, block_q=rows.grain, block_k=cols.grain, q_origin=0, k_origin=0)
+        fine = Grid(grid.n_q, grid.n_k, rows.grain, cols.grain, grid.batch, grid.heads)
         inner = part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
         signature = by_code(runs, lambda x: x)

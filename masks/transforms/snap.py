@@ -15,7 +15,7 @@ from masks.registry import Example, canonical, transform
 from masks.runs import Bools, Codes, Grid, Ints, Runs
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Placing
-from masks.types import Placed
+from masks.types import Placed, Repeats
 
 __all__ = ["snap"]
 
@@ -44,10 +44,16 @@ class Snap(Placing):
     k: int
     how: str
 
+    def repeats(self, part: Mask, grid: Grid) -> Repeats | None:
+        same = (self.q, self.k) == (grid.block_q, grid.block_k)
+        return part.repeats(grid) if same and grid.q_origin == 0 == grid.k_origin else None
+
     def place(self, part: Mask, grid: Grid) -> Placed:
         q, k = min(self.q, grid.n_q), min(self.k, grid.n_k)
         q_origin, k_origin = max(grid.q_origin, 0) // q * q, max(grid.k_origin, 0) // k * k
-        cells = replace(grid, block_q=q, block_k=k, q_origin=q_origin, k_origin=k_origin)
+        rows, cols = int(grid.q_last[-1]) - q_origin, int(grid.k_last[-1]) - k_origin
+        sizes = {"block_q": q, "block_k": k, "q_blocks": rows // q + 1, "k_blocks": cols // k + 1}
+        cells = replace(grid, **sizes, q_origin=q_origin, k_origin=k_origin)
         return Cells(grid, cells, decided(part.place(cells), cells, self.how)).placed()
 
 

@@ -59,10 +59,15 @@ def check(mask: Mask, blocks: BlockMask, dense: np.ndarray) -> None:
 
 
 def any_grid(rng: random.Random, n_q: int, n_k: int) -> Grid:
-    """A grid that begins before, at, or beyond the first tokens."""
+    """A grid that begins before, at, or beyond the first tokens, and ends anywhere."""
     block_q, block_k = rng.choice([1, 4, 7, 16, 33]), rng.choice([2, 5, 16, 24])
     origins = rng.randrange(1 - block_q, n_q), rng.randrange(1 - block_k, n_k)
-    return Grid(n_q, n_k, block_q, block_k, 1, 1, *rng.choice([origins, origins, (0, 0)]))
+    grid = Grid(n_q, n_k, block_q, block_k, 1, 1, *rng.choice([origins, origins, (0, 0)]))
+    if rng.random() < 0.5:
+        return grid
+    first_row, first_col = rng.randrange(grid.rows), rng.randrange(grid.cols)
+    last_row, last_col = rng.randrange(first_row, grid.rows), rng.randrange(first_col, grid.cols)
+    return grid.window((first_row, last_row + 1), (first_col, last_col + 1))
 
 
 def check_window(mask: Mask, grid: Grid, dense: np.ndarray) -> None:

@@ -1,0 +1,188 @@
+"""Block rows that look alike but for a move: such masks are built from one row of each kind.
+
+A million tokens have 8192 block rows, but all rows of `strided` look the same along the diagonal,
+and those of a canvas differ only near its borders. So a few rows are evaluated, and the others are
+copies that are moved along the keys.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks import runs as rl
+from masks.block_lists import EMPTY, row_segments
+from masks.leaves.geometry import row_numbers
+from masks.runs import Grid, Ints, ranges
+from masks.types import Repeats
+
+NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
+RUNS_AT_ONCE = 1 << 16  # bounds the memory for copies
+Look = Callable[[Grid], tuple[Ints, NDArray[np.int32]]]  # (starts, codes) of a window
+
+
+def periodic(grid: Grid, period: int, first_q: int = 0, first_k: int = 0) -> Repeats:
+    """Of a mask that stays the same when queries and keys both move by `period` tokens.
+
+    Args:
+        first_q, first_k: the tokens from which on it does.
+    """
+    period = lcm(period, grid.block_k)
+    q = grid.q_token(np.arange(grid.rows))
+    kind = np.where(q < first_q, period + q, q % period)
+    head = -(-max(first_k - grid.k_origin, 0) // grid.block_k)
+    return Repeats(kind, q // period * (period // grid.block_k), head)
+
+
+def joined(parts: Sequence[Repeats | None]) -> Repeats | None:
+    """Of a mask that is made of others, pair by pair."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    moves = [part.move for part in known if part.move is not None]
+    columns = [part.kind for part in known] + [move - moves[0] for move in moves[1:]]
+    kind = row_numbers(np.stack(columns, axis=1))
+    return Repeats(kind, moves[0] if moves else None, max(part.head for part in known))
+
+
+class Part(NamedTuple):
+    """Some columns of all lines: line i has the runs low[i]..high[i]-1, moved by move[i]."""
+
+    low: Ints  # (lines,)
+    high: Ints
+    first: Ints  # (runs,) columns before the move
+    code: NDArray[np.int32]
+    move: Ints  # (lines,)
+    begin: int  # the first of the columns, where the first run begins in any case
+
+
+class Copies:
+    """The rows to look at, and the mask that they make.
+
+    Args:
+        grid: begins with the first tokens.
+    """
+
+    def __init__(self, grid: Grid, repeats: Repeats):
+        self.grid, (kind, move, self.head) = grid, repeats
+        self.move = np.zeros_like(kind) if move is None else move
+        self.kind = np.unique(kind, return_inverse=True)[1]
+        if grid.n_q % grid.block_q:  # what the ends cut is a kind of its own
+            self.kind[-1] = self.kind.max() + 1
+        self.stop = grid.n_k // grid.block_k  # columns head..stop-1 move
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether most blocks are copies."""
+        return 2 * self.head < self.stop and 2 * len(self.chosen) <= self.grid.rows
+
+    @cached_property
+    def chosen(self) -> Ints:
+        """Rows of each kind, by kind and then by descending move, that show all its blocks."""
+        order = np.lexsort((-self.move, self.kind))
+        ends = np.flatnonzero(np.diff(self.kind[order], append=-1))
+        begins = np.append(0, ends[:-1] + 1)
+        chosen, span = [*order[begins].tolist(), *order[ends].tolist()], self.stop - self.head
+        far = self.move[order[begins]] - self.move[order[ends]] > span
+        for begin, end in zip(begins[far].tolist(), ends[far].tolist(), strict=True):
+            moves = -self.move[order[begin : end + 1]]  # ascending
+            at = 0
+            while moves[-1] - moves[at] > span:  # more queries than keys: rows between the two
+                at = max(at + 1, int(np.searchsorted(moves, moves[at] + span, "right")) - 1)
+                chosen.append(int(order[begin + at]))
+        rows = np.array(chosen)
+        rows = rows[np.lexsort((rows, -self.move[rows], self.kind[rows]))]
+        kind, move = self.kind[rows], self.move[rows]
+        return rows[np.append(True, (np.diff(kind) != 0) | (np.diff(move) != 0))]
+
+    def runs(self, look: Look) -> tuple[Ints, NDArray[np.int32]]:
+        """(starts, codes) of the grid, from those of some windows of it."""
+        grid = self.grid
+        rows = np.sort(self.chosen)
+        gaps = np.flatnonzero(np.diff(rows) > NEAR)
+        firsts, lasts = rows[np.append(0, gaps + 1)], rows[np.append(gaps, len(rows) - 1)]
+        inner = [
+            self._look(look, (first, last + 1), (self.head, self.stop))
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+        ]
+        line, first, stop, code = map(np.concatenate, zip(*inner, strict=True))
+        kept = np.isin(line % grid.rows, rows)
+        parts = [self._copies(line[kept], first[kept], stop[kept], code[kept])]
+        for cols in ((0, self.head), (self.stop, grid.cols)):
+            if cols[0] < cols[1]:
+                line, first, _, code = self._look(look, (0, grid.rows), cols)
+                every = np.arange(grid.slices * grid.rows)
+                low, high = (np.searchsorted(line, every, side) for side in ("left", "right"))
+                stay = np.zeros_like(every)
+                parts.insert(cols[0] and len(parts), Part(low, high, first, code, stay, cols[0]))
+        return _laid(grid, parts)
+
+    def _look(
+        self, look: Look, rows: tuple[int, int], cols: tuple[int, int]
+    ) -> tuple[Ints, Ints, Ints, NDArray[np.int32]]:
+        """(line, first, stop, code) of the runs of a window, cut where its rows end."""
+        window = self.grid.window(rows, cols)
+        line, first, length, code = row_segments(window, *look(window), empty=EMPTY - 1)
+        s, row = np.divmod(line, window.rows)
+        first = first + cols[0]
+        return s * self.grid.rows + row + rows[0], first, first + length, code
+
+    def _copies(self, line: Ints, first: Ints, stop: Ints, code: NDArray[np.int32]) -> Part:
+        """Columns head..stop-1 of all lines, from the runs of those of the chosen rows."""
+        grid, kinds = self.grid, int(self.kind.max()) + 1
+        # Places are columns before the move. A chosen row shows those that the row before it, of
+        # the same kind and with a larger move, does not.
+        move = self.move[self.chosen]
+        begin, end = self.head - move, self.stop - move
+        again = self.kind[self.chosen[1:]] == self.kind[self.chosen[:-1]]
+        begin[1:] = np.where(again, np.maximum(begin[1:], end[:-1]), begin[1:])
+        rank = np.empty(grid.rows, np.int64)
+        rank[self.chosen] = np.arange(len(self.chosen))
+        s, row = np.divmod(line, grid.rows)
+        at, profile = rank[row], s * kinds + self.kind[row]
+        first, stop = np.maximum(first - move[at], begin[at]), np.minimum(stop - move[at], end[at])
+        kept = np.flatnonzero(first < stop)
+        kept = kept[np.lexsort((first[kept], profile[kept]))]
+        profile, first, code = profile[kept], first[kept], code[kept]
+        new = np.append(True, (profile[1:] != profile[:-1]) | (code[1:] != code[:-1]))
+        profile, first, code = profile[new], first[new], code[new]
+        # One sorted key for the places of all profiles.
+        lowest = -int(self.move.max()) - 1
+        width = int(self.move.max()) - int(self.move.min()) + grid.cols + 2
+        key = profile * width + first - lowest
+        wanted = np.arange(grid.slices)[:, None] * kinds + self.kind
+        wanted = (wanted * width - lowest - self.move).ravel()
+        low = np.searchsorted(key, wanted + self.head, "right") - 1
+        high = np.searchsorted(key, wanted + self.stop, "left")
+        return Part(low, high, first, code, np.tile(self.move, grid.slices), self.head)
+
+
+def _laid(grid: Grid, parts: list[Part]) -> tuple[Ints, NDArray[np.int32]]:
+    """(starts, codes) of lines that are made of parts, from the left to the right."""
+    line = np.arange(grid.slices * grid.rows) * grid.cols
+    low, count, shift, begin, before = [], [], [], [], 0
+    for part in parts:
+        low.append(part.low + before)
+        count.append(part.high - part.low)
+        shift.append(line + part.move)
+        begin.append(line + part.begin)
+        before += len(part.first)
+    low, count, shift, begin = (np.stack(x, axis=1).ravel() for x in (low, count, shift, begin))
+    first, code = (np.concatenate([getattr(part, x) for part in parts]) for x in ("first", "code"))
+    total = np.cumsum(count)
+    starts, codes = np.empty(total[-1], np.int64), np.empty(total[-1], np.int32)
+    steps = np.searchsorted(total, np.arange(0, total[-1], RUNS_AT_ONCE))
+    bounds, size = rl.distinct(np.append(steps, len(total))), 0
+    for here in map(slice, bounds[:-1], bounds[1:]):
+        entry = ranges(low[here], count[here])
+        start, value = first[entry], code[entry]
+        start += np.repeat(shift[here], count[here])
+        start[np.cumsum(count[here]) - count[here]] = begin[here]
+        keep = np.append(size == 0 or value[0] != codes[size - 1], value[1:] != value[:-1])
+        start, value = start[keep], value[keep]
+        starts[size : size + len(start)], codes[size : size + len(start)] = start, value
+        size += len(start)
+    return starts[:size], codes[:size]

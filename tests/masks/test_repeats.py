@@ -1,0 +1,101 @@
+"""Masks whose block rows repeat: exact, and built from few rows."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import masks
+from tests.masks.brute import brute_dense, check
+from tests.masks.cases import composition
+from tests.masks.helpers import mask_of
+
+
+def transformed(rng: random.Random, n_q: int, n_k: int) -> masks.Mask:
+    """A random mask, and half of the time more than that."""
+    q, k = rng.choice([(0, 0), (0, 0), (rng.randrange(90), rng.randrange(90)), (-3, -20)])
+    mask = composition(rng, n_q - q, n_k - k, rng.randrange(2)) >> masks.shift(q, k)
+    match rng.randrange(6):
+        case 0:
+            return mask >> masks.snap(48)
+        case 1:
+            return masks.heads(mask, masks.fixed(24, 3, 2))
+        case 2:
+            return mask | masks.sinks(rng.randrange(50))
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_compositions(seed: int):
+    """Many rows of few kinds: other lengths of keys, odd ones, and blocks of any size."""
+    rng = random.Random(2 * 10**6 + seed)
+    n_q = rng.randrange(300, 800)
+    n_k = rng.choice([n_q, rng.randrange(150, 900)])
+    size = rng.choice([(16, 16), (48, 48), (32, 16), (16, 64), (128, 64), (256, 16)])
+    mask = transformed(rng, n_q, n_k)
+    blocks = mask.build(n_q, n_k, size)
+    check(mask, blocks, brute_dense(mask, n_q, n_k, heads=blocks.heads))
+
+
+def rules(d: int, e: int, f: int) -> list[Any]:
+    return [
+        lambda q, k: (q - k) % d < e,
+        lambda q, k: (q // d) % (f % 5 + 1) == (k // d) % (f % 5 + 1),
+        lambda q, k: (k <= q) & ((k % d >= e) | (q // f == k // f)),
+        lambda q, k: (k < e) | (k >= 2 * f) & (abs(q - k) < e),
+        lambda q, k: (q > f) & ((2 * q - 2 * k + e) // d % 3 == 1),
+        lambda q, k: np.isin(k, [e, f]) | np.isin(q - k, [d, -e]) | (q == f),
+        lambda q, k: (q + k) // d % 3 == 0,  # repeats the other way: every row is looked at
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rules(seed: int):
+    """Divisors, differences and thresholds of a formula say how its rows repeat."""
+    rng = random.Random(seed)
+    for rule in rules(*(rng.randrange(1, 40) for _ in range(3))):
+        n_q, n_k = rng.randrange(500, 900), rng.randrange(500, 900)
+        dense = rule(np.arange(n_q)[:, None], np.arange(n_k))
+        mask = masks.where(rule)
+        check(mask, mask.build(n_q, n_k, rng.choice([16, 48])), dense[None, None])
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [  # at 65536 tokens: 512 x 512 blocks
+        ("strided(64)", 4 * 512),
+        ("strided(1024) | global_tokens(64)", 4 * 512),
+        ("log_sparse(64) >> shift(1000)", 8192),  # 10 dense rows on top
+        ("fixed(128, 8)", 4 * 512),
+        ("fixed(128, 32, 4)", 4 * 4 * 512),
+        ("lra_fixed(50, 10) - local(5)", 25 * 4 * 512),
+        ("radial(256)", 2 * 4 * 512),
+        ("block_diagonal(1000)", 125 * 4 * 2),
+        ("axial((256, 256))", 2 * 4 * 512),
+        ("sliding_tiles((16, 64, 64), (4, 8, 8), 3)", 8192),
+        ("neighborhood((256, 256), 17)", 8192),
+    ],
+)
+@pytest.mark.usefixtures("no_cache")
+def test_blocks_that_are_looked_at(text: str, blocks: int, monkeypatch: pytest.MonkeyPatch):
+    """Far fewer than are partial: their signatures are asked for."""
+    mask, asked = mask_of(text), 0
+
+    def counting(cls: Any) -> None:
+        signature = cls.signature
+
+        def count(self: Any, grid: Any, s: Any, row: Any, col: Any) -> Any:
+            nonlocal asked
+            asked += len(row)
+            return signature(self, grid, s, row, col)
+
+        monkeypatch.setattr(cls, "signature", count)
+
+    def leaves(mask: Any) -> set[type]:
+        return set().union(*map(leaves, mask.parts)) if mask.parts else {type(mask)}
+
+    for leaf in leaves(mask):
+        counting(leaf)
+    mask.build(65536)
+    assert 0 < asked <= blocks
