@@ -19,6 +19,7 @@ from masks.patterns.bigbird import *
 from masks.patterns.bigbird_compat import *
 from masks.patterns.segments import *
 from masks.patterns.documents import *
+from masks.patterns.cells import *
 from masks.patterns.sequences import *
 from masks.patterns.neighborhood import *
 from masks.patterns.video import *
@@ -29,7 +30,6 @@ from masks.transforms.snap import *
 from masks.structure import *
 from masks.predicate.where import *
 from masks.predicate.table import *
-from masks.presets.deepspeed import *
 from masks.presets.lra import *
 
 __all__ = [

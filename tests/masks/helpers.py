@@ -4,6 +4,7 @@ import re
 import time
 
 import numpy as np
+import scipy.sparse
 
 import masks
 from masks import Mask
@@ -14,7 +15,7 @@ LONG = 1 << 20  # tokens
 
 def mask_of(expression: str) -> Mask:
     """Python with the names of `masks`."""
-    return eval(expression, {**vars(masks), "np": np})
+    return eval(expression, {**vars(masks), "np": np, "scipy": scipy})
 
 
 def rows(table: str) -> list[list[str]]:

@@ -23,6 +23,10 @@ documents((5, 0, 70, 1, 100))  =>  176  =>  5*5 + 70*70 + 1 + 100*100
 documents((5, 0, 70, 1, 100)) & causal()  =>  176  =>  5*6/2 + 70*71/2 + 1 + 100*101/2
 documents((4, 9, 0, 30), (50, 0, 7, 3))  =>  43, 60  =>  4*50 + 30*3
 shared_prefix(30, (5, 0, 70, 1, 100))  =>  206  =>  30*206 + 5*5 + 70*70 + 1 + 100*100
+cells((5, 0, 70, 1, 100), ((4,), (), (2,), (0, 1), (0, 2)))
+    =>  176  =>  5*105 + 70*70 + 6 + 100*175
+cells((2, 3, 4), scipy.sparse.csr_array([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))
+    =>  9  =>  2*5 + 3*3 + 4*6
 block_diagonal(50, 20)  =>  120  =>  30*30 + 50*50 + 40*40
 block_diffusion(50)  =>  240  =>  (50*50*2 + 20*20) + 50*50 + 20*100 + (50*50*3 + 20*120)
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
@@ -63,14 +67,13 @@ power_of_two(16)  =>  256  =>  3842
 power_of_two(16) & causal()  =>  256  =>  2049
 bigbird(16, per_head=False, seed=1)  =>  256  =>  2542
 global_rows(144)  =>  5  =>  5*5
-deepspeed_fixed(4)  =>  64  =>  1216
-deepspeed_fixed(8)  =>  64  =>  960
-deepspeed_fixed(8, 4)  =>  64  =>  64*(8 + 4*7)
-deepspeed_fixed(4, attention='unidirectional')  =>  64  =>  640
-deepspeed_fixed(8, attention='unidirectional')  =>  64  =>  512
-deepspeed_bslongformer()  =>  64  =>  314
-deepspeed_local_sliding_window(5)  =>  16  =>  16*3 - 3
-deepspeed_local_sliding_window(5, attention='bidirectional')  =>  16  =>  16*5 - 6
+where(lambda q, k: (q // 64 == k // 64) | (k % 64 >= 48))  =>  64  =>  1216
+where(lambda q, k: (q // 128 == k // 128) | (k % 128 >= 64))  =>  64  =>  64*(8 + 4*7)
+fixed(64, 16) >> snap(16)  =>  64  =>  640
+fixed(128, 16) >> snap(16)  =>  64  =>  512
+local(16) >> snap(16) | global_tokens(16)  =>  64  =>  314
+sliding(32) >> snap(16)  =>  16  =>  16*3 - 3
+local(32) >> snap(16)  =>  16  =>  16*5 - 6
 """
 
 # Full blocks, partial blocks and bit tiles of so many tokens in blocks of a size. Those of images
@@ -157,7 +160,6 @@ random_regular(8, 16)  =>  dense()  =>  16*16
 expander(4, 16)  =>  dense()  =>  10*16
 local_2d((6, 9), 10**6)  =>  dense()  =>  54
 heads(local(5))  =>  local(5)  =>  64
-deepspeed_bslongformer()  =>  local(16) >> snap(16) | global_tokens(16)  =>  1024
 lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1024
 lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1000
 local(30) >> packed((100, 17, 0, 250))  =>  local(30) & documents((100, 17, 0, 250))  =>  367

@@ -151,22 +151,14 @@ fixed(8, -1)  =>  summary is -1
 fixed(8, 1, 0)  =>  vertices is 0
 fixed(8, 3, 3)  =>  vertices is 3: give at most 2
 fixed(8, 1, 2).build(64, heads=3)  =>  repeats after 2
-deepspeed_fixed(4, 3)  =>  num_global_blocks is 3: give a divisor of 4
-deepspeed_fixed(4, 8)  =>  num_global_blocks is 8
-deepspeed_fixed(attention='causal')  =>  attention is 'causal': choose one of
-deepspeed_fixed(attention='unidirectional', horizontal_global_attention=True)
-    =>  needs attention='bidirectional'
-deepspeed_fixed(4, 2, num_different_global_patterns=3)  =>  give at most 2
-deepspeed_variable(local_window_blocks=())  =>  give one size at least
-deepspeed_variable(local_window_blocks=4)  =>  give a tuple of integers
-deepspeed_variable(local_window_blocks=(0,))  =>  one of local_window_blocks is 0
-deepspeed_variable(0, (4,), (3,), (3,))  =>  give one number for each
-deepspeed_variable(0, (4,), (3,), ())  =>  give one number for each
-deepspeed_variable(9).build(128)  =>  draws 9 of 8 blocks: give fewer
-deepspeed_bigbird(2, attention='unidirectional')  =>  give at most 1 for unidirectional
-deepspeed_bigbird().build(32)  =>  needs 3 blocks of 16 tokens, but there are 2
-deepspeed_bslongformer(5).build(64)  =>  needs 5 blocks
-deepspeed_local_sliding_window(0)  =>  num_sliding_window_blocks is 0
+cells((3, 4), ((1,),))  =>  neighbours has 1 lists and sizes 2
+cells((3, 4), ((1,), (2,)))  =>  neighbours of cell 1 have 2: give numbers 0..1
+cells((3, 4), ((1,), (-1,)))  =>  neighbours of cell 1 have -1
+cells((3, 4), ((1,), (0.5,)))  =>  neighbours is tuple: give a list of integers for every cell
+cells((3, 4), (1, 0))  =>  neighbours is tuple
+cells((3, -4), ((1,), (0,)))  =>  a number in sizes is -4
+cells(((3, 4), (4, 3)), ((1,), (0,)))  =>  sizes has 2 lists
+cells((3, 4), ((1,), (0,))).build(8)  =>  have 7 tokens together, but n_q is 8
 lra_local(0)  =>  block is 0
 lra_local(interleaved=1)  =>  interleaved is 1: give True or False
 lra_fixed(50, 51)  =>  summary is 51

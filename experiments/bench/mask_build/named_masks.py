@@ -143,6 +143,12 @@ def _mesh(n: int) -> tuple[np.ndarray, np.ndarray]:
     return cell, (np.abs(y[:, None] - y) <= 1) & (np.minimum(far, across - far) <= 1)
 
 
+def sized(n: int) -> tuple[np.ndarray, list[list[int]]]:
+    """The same as `masks.cells` has them: sizes, and lists of neighbours."""
+    cell, meets = _mesh(n)
+    return np.bincount(cell, minlength=len(meets)), [np.flatnonzero(row).tolist() for row in meets]
+
+
 def documents(n: int) -> list[int]:
     """Lengths of documents, exponentially distributed, that n tokens are packed with."""
     drawn = np.random.default_rng(0).exponential(MEAN_DOCUMENT, n // 100 + 100)
@@ -205,5 +211,6 @@ OF_LENGTH: dict[str, Callable[[int], Any]] = {
     "strided(64) >> packed": lambda n: masks.strided(64) >> masks.packed(documents(n)),
     "local(256) >> permuted": lambda n: masks.local(256) >> masks.permuted(np.arange(n)[::-1]),
     "where: every sixth": lambda n: masks.where(lambda q, k: (q - k) % 24 < 6),
+    "cells": lambda n: masks.cells(*sized(n)),
     "where: mesh": mesh,
 }

@@ -6,6 +6,7 @@ import numpy as np
 
 import masks
 from masks import Mask
+from masks.patterns.cells import Cells
 from masks.patterns.documents import Documents
 from masks.patterns.segments import BlockDiagonal, BlockDiffusion, LongNet
 from tests.masks.oracles import BATCH, HEADS, leaf, oracle, positions, varied
@@ -145,3 +146,20 @@ def _(mask: Documents, n_q: int, n_k: int, heads: int) -> np.ndarray:
 def nested(rows: tuple) -> tuple:
     """A row for every batch entry."""
     return rows if isinstance(rows[0], tuple) else (rows,)
+
+
+@leaf
+def _(rng: random.Random, n_q: int, n_k: int) -> Mask:
+    sizes = any_lengths(rng, max(n_q, n_k))
+    every = range(len(sizes))
+    return masks.cells(sizes, [rng.sample(every, rng.randrange(min(len(sizes), 4))) for _ in every])
+
+
+@oracle(Cells)
+def _(mask: Cells, n_q: int, n_k: int, heads: int) -> np.ndarray:
+    sizes, neighbours = mask.arguments["sizes"], mask.arguments["neighbours"]
+    cell = [number for number, size in enumerate(sizes) for _ in range(size)]
+    dense = np.zeros((n_q, n_k), bool)
+    for q, k in np.ndindex(n_q, n_k):
+        dense[q, k] = cell[k] == cell[q] or cell[k] in neighbours[cell[q]]
+    return dense

@@ -2,23 +2,7 @@
 
 import numpy as np
 
-from masks.presets.deepspeed import deepspeed_fixed, deepspeed_variable
 from masks.presets.lra import lra_bigbird
-from tests.masks.helpers import graph
-
-UNI = "unidirectional"
-
-
-def test_deepspeed_leaks():
-    """More than one global block lets the first of them see the ones after it."""
-    drawn = graph(deepspeed_fixed(4, 2, attention=UNI), 16)[0]
-    assert np.argwhere(np.triu(drawn, 1)).tolist() == [[2, 3], [6, 7], [10, 11], [14, 15]]
-    both = {"global_block_indices": (1, 40), "global_block_end_indices": (3, 41)}
-    drawn = graph(deepspeed_variable(local_window_blocks=(1,), **both, attention=UNI), 6)[0]
-    assert np.argwhere(np.triu(drawn, 1)).tolist() == [[1, 2]]  # a range begins with its first row
-    assert drawn.sum() == 6 + 10 - 2
-    drawn = graph(deepspeed_variable(2, (1,), (), attention=UNI), 50)[0]
-    assert (drawn.sum(1) >= 2).all() and np.triu(drawn, 1).sum() > 30  # draws are everywhere
 
 
 def test_lra_bigbird():

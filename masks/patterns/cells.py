@@ -1,0 +1,107 @@
+"""Cells that see their neighbours: meshes, pixels of a sphere, communities of a graph."""
+
+from itertools import chain, pairwise
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from masks.algebra import Mask
+from masks.leaves.lengths import Cuts, read_lengths
+from masks.patterns.documents import Documents
+from masks.registry import Example, canonical, pattern
+from masks.runs import Bools, Grid, Ints, distinct
+
+__all__ = ["cells"]
+SECTION = "Segments"  # of the gallery
+
+
+@pattern(
+    Example(
+        "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))",
+        "cells of a mesh or sphere, or communities of a graph, that see their neighbours",
+        "N*3*s",
+        "2312.15796",
+        {"s": 32},
+    ),
+    digest=True,
+)
+def cells(sizes: Any, neighbours: Any) -> Mask:
+    """Tokens in cells that see themselves and the cells next to them.
+
+    The tokens are sorted by cell: key k is allowed for query q when the cell of k is that of q or
+    one of its neighbours. GenCast (arXiv 2312.15796) attends like this on the mesh of a sphere.
+    The cells of HEALPix in nested order, those of a grid along a space-filling curve, and
+    communities of a graph are others. Cells that are near each other and in the sequence make few
+    blocks.
+
+    Cell i of m_i tokens allows m_i * (m_i + the sum of m_j over its neighbours j) pairs.
+
+    Args:
+        sizes: tokens of every cell, >= 0, in the order of the tokens; together at least the length
+            that is built. From the cell of every token it is `np.bincount(cell)`, after a sort by
+            it: `order = np.argsort(cell, kind="stable")`.
+        neighbours: for every cell the numbers of those that it sees, or a sparse matrix of SciPy
+            in the form CSR, cells x cells. It need not be symmetric.
+
+    The text holds up to 64 numbers; more show as a digest, which `parse` cannot read.
+    """
+    rows = read_lengths("sizes", sizes)
+    if len(rows) > 1:
+        raise ValueError(f"sizes has {len(rows)} lists: give one number for every cell")
+    count = len(rows[0])
+    lists = _lists(neighbours, count)
+    cell = np.repeat(np.arange(count), [*map(len, lists)])
+    seen = np.fromiter(chain.from_iterable(lists), np.int64, len(cell))
+    own = np.arange(count) * (count + 1)
+    cuts, label = Cuts.of(rows), np.arange(count)
+    pairs = distinct(np.append(cell * count + seen, own))
+    mask = Cells(cuts, cuts, label, label, False, pairs)
+    return canonical(mask, sizes=rows[0], neighbours=lists)
+
+
+def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:
+    """The neighbours of every cell; ValueError where they are none."""
+    if getattr(neighbours, "format", "") == "csr":
+        ends, numbers = neighbours.indptr.tolist(), neighbours.indices.tolist()
+        neighbours = [numbers[first:stop] for first, stop in pairwise(ends)]
+    try:
+        lists = tuple(tuple(map(index, cells)) for cells in neighbours)
+    except TypeError:
+        raise ValueError(
+            f"neighbours is {type(neighbours).__name__}: give a list of integers for every cell, or"
+            " a CSR matrix of SciPy"
+        ) from None
+    if len(lists) != count:
+        raise ValueError(f"neighbours has {len(lists)} lists and sizes {count} cells: give both")
+    for cell, numbers in enumerate(lists):
+        if numbers and not 0 <= min(numbers) <= max(numbers) < count:
+            wrong = next(number for number in numbers if not 0 <= number < count)
+            raise ValueError(f"neighbours of cell {cell} have {wrong}: give numbers 0..{count - 1}")
+    return lists
+
+
+class Cells(Documents):
+    """Documents that see some others."""
+
+    pairs: Ints  # ascending: number of a cell * cells + that of one that it sees
+    _in_order = False
+
+    def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
+        wanted = q_label * len(self.q_label) + k_label
+        at = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
+        return self.pairs[at] == wanted
+
+    def _pairs(self) -> tuple[Ints, Ints]:
+        return np.divmod(self.pairs, len(self.q_label))
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        i, j = self.q.find(s, q), self.k.find(s, k)
+        if i.shape[2:] != (1,) or j.shape[1:2] != (1,):
+            return self._sees(i, j)
+        # The keys of a block are in few cells: those are looked up, and spread.
+        first = j.min(axis=2, keepdims=True)
+        width = int((j - first).max(initial=0)) + 1
+        met = self._sees(i, np.minimum(first + np.arange(width), len(self.q_label) - 1))
+        line = np.arange(met.shape[0] * met.shape[1]).reshape(*met.shape[:2], 1)
+        return met.ravel().take(line * width + (j - first))
