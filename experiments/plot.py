@@ -22,7 +22,7 @@ from experiments.bench.reports.table import newest
 from experiments.bench.rows import SpeedRow
 from experiments.common.checks import as_list
 from experiments.common.figures import save, style
-from experiments.common.files import write_text
+from experiments.common.files import read_text, write_text
 from experiments.common.program import program
 from experiments.common.records import OK, read
 
@@ -69,10 +69,8 @@ def main(options: dict[str, Any], command: str) -> None:
     every = [row for row in read(options["csv"], SpeedRow) if triton in (None, row.triton)]
     filled = {}
     for page in map(Path, as_list(options["pages"])):
-        try:
-            filled[page] = fill(page.read_text(), every, str(options["csv"]))
-        except OSError as error:
-            raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+        text = read_text(page, "name another page", f"pages={page}")
+        filled[page] = fill(text, every, str(options["csv"]))
     print(f"rows: {options['csv']}")
     for path in draw_all(rows, options["out"]):
         print(f"plot: {path}")

@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from yaml import YAMLError
-
 from experiments.common.checks import as_list, check_options
+from experiments.common.files import read_yaml
 from experiments.common.program import program
 from experiments.common.records import read as read_rows
 from experiments.lra.run_files import read_runs
@@ -33,17 +31,6 @@ from experiments.lra.sweep.runs import FORM, sweep_runs
 from experiments.lra.training.clock import Interrupted
 
 SPEED = Path("docs/results/lra/speed.csv")  # in a clone
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A sweep from a file. Raises ValueError if it cannot be read."""
-    try:
-        sweep = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, ValueError, YAMLError) as error:
-        raise ValueError(f"file={path} cannot be read: {error}") from error
-    if not isinstance(sweep, dict):
-        raise ValueError(f"file={path} is not a sweep: {FORM}")
-    return {str(name): value for name, value in sweep.items()}
 
 
 @contextmanager
@@ -65,7 +52,9 @@ def run(options: dict[str, Any]) -> bool:
     begun = time.monotonic()
     check_options(options, optional="minutes part_mib", positive="minutes part_mib")
     places = slots(options["gpus"], options["at_once"], options["processes"])
-    sweep = options["sweep"] if options["file"] is None else read(Path(options["file"]))
+    file, sweep = options["file"], options["sweep"]
+    if file is not None:
+        sweep = read_yaml(Path(file), FORM, f"file={file}")
     compiled = None if options["compiled"] is None else Path(options["compiled"])
     runs = sweep_runs(sweep, options["with"])
     speed = SPEED if options["speed"] is None and SPEED.exists() else options["speed"]

@@ -1,12 +1,37 @@
-"""Files that are there whole or not at all, and names that follow from what is in them."""
+"""Files: written whole or not at all, and read so that a fault is one error with their name.
 
+There is one reader for each kind of file. Files are data: nothing in one is run, none unpacks to
+more than `RATIO` times its size, and what a library advises about a damaged file is not passed on.
+"""
+
+import bz2
+import gzip
 import hashlib
+import io
 import json
-from collections.abc import Callable, Mapping
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from masks.files import replace
+
+RATIO, LEAST = 100, 2**26  # a packed file may hold RATIO times its size, and LEAST bytes anyway
+PACKED = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}  # by their first bytes
+YAML, DEPTH = 2**18, 20  # bytes and levels of a YAML file
+BOM = b"\xef\xbb\xbf"
+
+T = TypeVar("T")
+
+
+# ---- writing
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
@@ -50,3 +75,186 @@ def digest(values: Mapping[str, Any]) -> str:
     """Twelve hex digits of the values (JSON-able), in whatever order they come."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# ---- reading
+
+
+class DamagedFile(ValueError):
+    """A file that cannot be read, by its name."""
+
+
+@contextmanager
+def reading(name: object, remedy: str, fault: str = "") -> Iterator[None]:
+    """Turn every error inside the block into a `DamagedFile` of one line.
+
+    Args:
+        name: of the file, with the option that names it if the error should say so.
+        remedy: what to do about it.
+        fault: what is wrong, for libraries whose own message would mislead.
+    """
+    try:
+        yield
+    except DamagedFile:
+        raise
+    except Exception as error:  # whatever a library finds in the bytes
+        if isinstance(error, OSError) and error.strerror:
+            fault = f"cannot be read ({error.strerror})"
+        raise DamagedFile(
+            f"{name} {fault or f'cannot be read ({reason(error)})'}: {remedy}"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's message, or what stands for it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return line.partition("; use sys.")[0]  # of numbers with thousands of digits
+
+
+class Unpacked:
+    """The content of a file, unpacked if it is packed with gzip, xz or bzip2.
+
+    `read` raises ValueError beyond the bound of `RATIO`.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        size, _ = file.seek(0, os.SEEK_END), file.seek(0)
+        start, _ = file.read(6), file.seek(0)
+        kinds = (kind for magic, kind in PACKED.items() if start.startswith(magic))
+        kind = next(kinds, None)
+        self._file: Any = file if kind is None else kind(file)
+        self._left = max(LEAST, RATIO * size)
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            return b"".join(iter(lambda: self.read(2**20), b""))
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"it unpacks to more than {RATIO} times its size")
+        return data
+
+
+def read_bytes(path: Path, remedy: str, name: object = None) -> bytes:
+    """Return the content of a file, unpacked if it is packed."""
+    with reading(name or path, remedy), open(path, "rb") as file:
+        return Unpacked(file).read()
+
+
+def read_text(path: Path, remedy: str, name: object = None) -> str:
+    """Return the text of a file in UTF-8, packed or not, without a byte-order mark."""
+    data = read_bytes(path, remedy, name)
+    with reading(name or path, remedy):
+        return data.decode("utf-8-sig")
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Return the value. Raise ValueError unless it is a dict."""
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}, and not a table")
+    return value
+
+
+def read_json(path: Path, remedy: str, kind: Callable[[Any], T] = table) -> T:
+    """Return what `kind` makes of the JSON in a file, by default a dict."""
+    text = read_text(path, remedy)
+    with reading(path, remedy):
+        return kind(json.loads(text))
+
+
+def read_json_lines(path: Path, remedy: str, *, cut: bool = False) -> list[dict[str, Any]]:
+    """Return the dicts of a file with one JSON object a line, packed or not.
+
+    cut: allow half a last line, as a killed process leaves it.
+    """
+    data = read_bytes(path, remedy)
+    found, lines = [], data.removeprefix(BOM).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        with reading(f"{path}, line {number}", remedy):
+            try:
+                found += [table(json.loads(line))] if line.strip() else []
+            except ValueError:
+                if not (cut and number == len(lines)):
+                    raise
+    return found
+
+
+def read_yaml(path: Path, remedy: str, name: object = None) -> dict[str, Any]:
+    """Return the table in a YAML file. Aliases are refused, since they can stand for any size."""
+    import yaml  # only what is run with Hydra has it
+    from omegaconf import OmegaConf
+
+    text = read_text(path, remedy, name)
+    with reading(name or path, remedy):
+        if len(text) > YAML:
+            raise ValueError(f"it has more than {YAML // 1024} KiB")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"line {event.start_mark.line + 1} has an alias")
+            opens = isinstance(event, yaml.CollectionStartEvent)
+            depth += opens - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                raise RecursionError
+        found: Any = table(OmegaConf.to_container(OmegaConf.create(text)))
+        return {str(key): value for key, value in found.items()}
+
+
+def read_lines(path: Path, remedy: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file and their numbers, without their ends and a byte-order mark.
+
+    Blank lines at the end are left out; elsewhere they are an error.
+    """
+    blank = 0
+    with reading(path, remedy), open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            line = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
+            if line.strip() and blank:
+                raise DamagedFile(f"{path}, line {blank} is blank: {remedy}")
+            blank = blank or (0 if line.strip() else number)
+            if not blank:
+                yield number, line
+
+
+def read_arrays(path: Path, remedy: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an npz file, packed again or not."""
+    data = io.BytesIO(read_bytes(path, remedy))
+    with reading(path, remedy, "is not an npz file of plain arrays, or it is damaged"):
+        refuse_bomb(data)
+        with np.load(data, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+
+
+def read_array(path: Path, remedy: str, mmap_mode: Any = None) -> NDArray[Any]:
+    """Return the array of an npy file."""
+    with reading(path, remedy, "is not a NumPy file of plain values, or it is damaged"):
+        found = np.load(path, mmap_mode, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise TypeError
+        return found
+
+
+def refuse_bomb(file: IO[bytes]) -> None:
+    """Raise ValueError if the parts of a zip file unpack to more than its size allows."""
+    bound = max(LEAST, RATIO * file.seek(0, os.SEEK_END))
+    with zipfile.ZipFile(file) as packed:
+        if sum(part.file_size for part in packed.infolist()) > bound:
+            raise ValueError(f"it unpacks to more than {RATIO} times its size")
+    file.seek(0)
+
+
+def read_tar(file: IO[bytes], wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and the contents of the wanted files of a tar archive, packed or not.
+
+    Raise ValueError for one that is a link; other errors are of many kinds.
+    """
+    with tarfile.open(fileobj=Unpacked(file), mode="r|") as tar:  # type: ignore[arg-type]
+        for member in tar:
+            if not wanted(member.name) or member.isdir():
+                continue
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise ValueError(f"{member.name} is a link and not a file")
+            yield member.name, content.read()

@@ -25,13 +25,11 @@ Several processes may write to one file.
 import csv
 import dataclasses
 import fcntl
-import gzip
 import inspect
 import io
 import os
 import types
 import typing
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +37,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from experiments.common import provenance
+from experiments.common.files import read_text
 
 OK = "ok"
 
@@ -163,20 +162,15 @@ class Records(Generic[R]):
 def read(path: str | Path, kind: type[T]) -> list[T]:
     """The rows of a CSV file, typed; a last line without an end, as a kill leaves it, is skipped.
 
-    A name that ends in .gz is a compressed file. Columns with a default may be missing.
+    The file may be compressed. Columns with a default may be missing.
 
     Raises ValueError with file, line and remedy if the file is missing or does not fit the kind.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, zlib.error) as error:
-        remedy = f"; measure first: {kind.COMMAND}" if issubclass(kind, Row) else ""
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {path} ({reason}){remedy}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a CSV file in UTF-8 ({error}): move it away") from None
+    remedy = "name another CSV file"
+    if not path.exists() and issubclass(kind, Row):
+        remedy = f"measure first: {kind.COMMAND}"
+    text = read_text(path, remedy)
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
     names, found, types_ = columns(kind), [], typing.get_type_hints(kind)
     try:

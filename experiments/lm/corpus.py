@@ -7,15 +7,14 @@ digest of what was read.
 import hashlib
 import sys
 import sysconfig
-import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from experiments.common.files import read_tar, reading
 from experiments.common.progress import progress
-from experiments.lra.training.checkpoint import first_line
 
 STDLIB, PACKAGES = "stdlib", "packages"
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -138,19 +137,15 @@ def _packages(most: int | None) -> Texts:
 def _archive(path: Path, most: int | None) -> Texts:
     """The reviews in a tar archive of aclImdb."""
     halves: dict[str, list[tuple[str, bytes]]] = {"train": [], "test": []}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                parts = Path(member.name).parts
-                if len(parts) < 3 or parts[-3] not in halves or parts[-2] not in REVIEWS:
-                    continue
-                file = archive.extractfile(member) if member.name.endswith(".txt") else None
-                if file is not None:
-                    halves[parts[-3]].append(("/".join(parts[-3:]), file.read()))
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(
-            f"data={path} is no archive of aclImdb ({first_line(error)}); {REMEDY}"
-        ) from error
+
+    def wanted(name: str) -> bool:
+        *_, half, kind, name = ("", "", *name.split("/"))
+        return half in halves and kind in REVIEWS and name.endswith(".txt")
+
+    with reading(f"data={path}", f"give an archive of aclImdb; {REMEDY}"), open(path, "rb") as file:
+        for name, content in read_tar(file, wanted):
+            parts = name.split("/")[-3:]
+            halves[parts[0]].append(("/".join(parts), content))
     return _reviews(path.name, halves, most)
 
 

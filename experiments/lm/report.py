@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from experiments.common.files import write_text
+from experiments.common.files import read_text, write_text
 from experiments.common.text_table import MISSING, aligned, markdown
 from experiments.lm.attention import resolve
 from experiments.lm.model import LEARNED, ROTARY
@@ -212,10 +212,7 @@ def _share(value: float | None) -> str:
 
 def _fill(path: Path, plan: str, rows: Sequence[ModelRow]) -> None:
     """Puts the tables of a plan between <!-- lm: PLAN --> and <!-- end --> of a page."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ValueError(f"cannot read pages=[{path}] ({error.strerror})") from None
+    text = read_text(path, "name another page", f"pages=[{path}]")
     filled = filled_page(text, plan, rows)
     write_text(path, filled, "pages")
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from experiments.common.checks import check_options, choose, flag_or_null
 from experiments.common.devices import find_device, free_memory
-from experiments.common.files import digest
+from experiments.common.files import digest, read_yaml, reading
 from experiments.lm.attention import ATTENTIONS, resolve
 from experiments.lm.model import MODELS, POSITIONS, Sizes
 from experiments.lm.windows import MASKED, NEXT
-from experiments.lra.training.checkpoint import first_line
 from experiments.lra.training.config import PRECISIONS, check_training
 from experiments.lra.training.optim import SCHEDULES
 from sparseflash.select import Selector
@@ -149,13 +146,13 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
 
 def read_settings(path: Path) -> Settings:
     """The settings of a run from its config.yaml. Raises ValueError if it cannot be read."""
-    try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return Settings(**values | {"betas": tuple(values["betas"])})
-    except Exception as error:  # whatever YAML finds in the bytes
-        raise ValueError(
-            f"{path} does not hold the settings of a language model ({first_line(error)})"
-        ) from error
+    remedy = "give the folder of a run of experiments.lm"
+    values = read_yaml(path, remedy)
+    with reading(path, remedy):
+        values["betas"] = tuple(values["betas"])
+        settings = Settings(**values)
+        _check(values)
+        return settings
 
 
 def _check(values: dict[str, Any]) -> None:

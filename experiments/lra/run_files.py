@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.files import write_whole
+from experiments.common.files import read_json_lines, reading, write_whole
 from experiments.lra.runs import STARTS, Run
 from experiments.lra.training.journal import JOURNAL, rounded
-from experiments.lra.training.result import RESULT
+from experiments.lra.training.result import RESULT, read_result
 
 POINTS = 200  # of a training curve in an archive
 START = "config mask density device processes versions params task date".split()  # entries
 QUANTITIES = ("loss", "accuracy")
+REMEDY = "move it away"
 
 
 def read_runs(places: str | Sequence[str]) -> list[Run]:
@@ -63,32 +64,14 @@ def read_run(folder: Path) -> Run | None:
 
     Raises ValueError for a file that is not JSON. A killed run may leave half a last line.
     """
-    journal, file = folder / JOURNAL, folder / RESULT
-    lines = _lines(journal, may_end_early=True) if journal.exists() else []
-    result = {}
-    if file.exists():
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is not JSON: {error}") from None
-    begun = any(line["kind"] in STARTS for line in lines)
-    return Run(str(folder), lines, result) if result or begun else None
-
-
-def _lines(path: Path, *, may_end_early: bool = False) -> list[dict[str, Any]]:
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): move it away") from None
-    found, texts = [], text.split("\n")
-    for number, text in enumerate(texts, 1):
-        try:
-            found += [json.loads(text)] if text.strip() else []
-        except json.JSONDecodeError as error:
-            if not (may_end_early and number == len(texts)):
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-    return found
+    journal = folder / JOURNAL
+    lines = read_json_lines(journal, REMEDY, cut=True) if journal.exists() else []
+    result = read_result(folder) or {}
+    with reading(folder, REMEDY, "does not hold the journal and the result of a run"):
+        if any({"kind", "step"} - line.keys() for line in lines):
+            raise KeyError
+        begun = any(line["kind"] in STARTS for line in lines)
+        return Run(str(folder), lines, result) if result or begun else None
 
 
 # ---- archives
@@ -135,10 +118,9 @@ def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _archived(path: Path) -> list[Run]:
-    try:
-        return [_unpacked(path, packed) for packed in _lines(path)]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not an archive of runs: {error!r}") from None
+    lines = read_json_lines(path, REMEDY)
+    with reading(path, REMEDY, "is not an archive of runs"):
+        return [_unpacked(path, packed) for packed in lines]
 
 
 def _unpacked(path: Path, packed: dict[str, Any]) -> Run:

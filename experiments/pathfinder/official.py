@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.common.files import write_text
+from experiments.common.files import read_json, write_text
 from experiments.common.progress import progress
 from experiments.common.threads import threads
 from experiments.pathfinder.generate import VERSION, make
@@ -31,7 +31,7 @@ def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None =
     settings = {"version": VERSION, "seed": seed, **asdict(spec), "margins": list(spec.margins)}
     known = level / SETTINGS
     if known.exists():
-        if json.loads(known.read_text()) != settings:
+        if read_json(known, "give another out=") != settings:
             raise ValueError(
                 f"{level} holds images of other settings (see {known}): give another out="
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from experiments.common.files import write_whole
+from experiments.common.files import read_array, write_whole
 from experiments.common.progress import progress
 from experiments.common.threads import threads
 
@@ -50,11 +50,8 @@ def filled(
                 f"cannot write {path}, {gib:.2f} GiB ({error}): free some space or give another "
                 "folder with cache_dir="
             ) from error
-    try:
-        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-        labels = np.load(labels_path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it and {labels_path}") from error
+    pixels = read_array(path, f"delete it and {labels_path}", "r")
+    labels = read_array(labels_path, f"delete it and {path}")
     if (pixels.shape, labels.shape) != (shape, shape[:1]):
         raise ValueError(f"{path} holds {pixels.shape}, not {shape}: delete it and {labels_path}")
     return pixels, labels

@@ -1,6 +1,5 @@
 """The model of a run, and the tokens that it generates."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.common.files import read_json, table
 from experiments.lm.generate.cache import caches
 from experiments.lm.model import LanguageModel
 from experiments.lm.prepare import make_model
@@ -37,7 +37,8 @@ def load_run(folder: Path, cache_dir: str | None) -> tuple[LanguageModel, Codec,
     if not path.exists():
         raise ValueError(f"run={folder}: no {CHECKPOINT} there; {REMEDY} that has keep=true")
     state = load(path, REMEDY, ("model", "data"))
-    if any("tokens" in entry for entry in json.loads((folder / MANIFEST).read_text())):
+    manifest = read_json(folder / MANIFEST, REMEDY, lambda found: [table(entry) for entry in found])
+    if any("tokens" in entry for entry in manifest):
         raise ValueError(
             f"run={folder}: data={settings.data} has ids without a tokenizer, which cannot read a "
             "prompt; give a run of text"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.common.files import write_whole
+from experiments.common.files import read_tar, reading, table, write_whole
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.training.checkpoint import CHECKPOINT, WEIGHTS
 from experiments.lra.training.config import CONFIG
@@ -81,19 +81,24 @@ def read_export(path: Path, runs: Sequence[SweepRun], compiled: Path | None) -> 
     if not parts:
         raise ValueError(f"import={path}: no such file; export=FILE writes one")
     found: dict[str, dict[str, bytes]] = defaultdict(dict)
-    try:
+    code: dict[str, bytes] = {}
+    with reading(f"import={path}", "export it again"):
         data = io.BytesIO(b"".join(part.read_bytes() for part in parts))
-        with tarfile.open(fileobj=data, mode="r:xz") as tar:
-            for member in tar:
-                folder, _, name = member.name.partition("/")
-                if folder == RUNS and (content := tar.extractfile(member)):
-                    place, _, name = name.rpartition("/")
-                    found[place][name] = content.read()
-                elif folder == COMPILED and compiled and (content := tar.extractfile(member)):
-                    _add_file(compiled, name, content.read())
-    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
-        raise ValueError(f"import={path} cannot be read: {error}") from error
-    taken = sum(_take(run, found[_place(run)]) for run in runs if _place(run) in found)
+        for member, content in read_tar(data, lambda name: name.startswith((RUNS, COMPILED))):
+            folder, _, name = member.partition("/")
+            if folder == RUNS:
+                place, _, name = name.rpartition("/")
+                found[place][name] = content
+            elif folder == COMPILED and compiled:
+                if not (compiled / name).resolve().is_relative_to(compiled.resolve()):
+                    raise ValueError(f"{name} lies outside {compiled}")
+                code |= {} if (compiled / name).exists() else {name: content}
+        ends = {place: _end(files) for place, files in found.items()}
+    for name, content in code.items():
+        path = Path(str(compiled), name)
+        write_whole(path, lambda file, content=content: file.write(content), "compiled")
+    places = {_place(run): run for run in runs}
+    taken = sum(_take(run, found[at], *ends[at]) for at, run in places.items() if at in found)
     return f"imported: {path}, {taken} of its {len(found)} runs"
 
 
@@ -101,15 +106,6 @@ def _parts(path: Path) -> list[Path]:
     """The files path.00, path.01, ..., path.100, ... in order."""
     found = [part for part in path.parent.glob(f"{path.name}.*") if part.suffix[1:].isdecimal()]
     return sorted(found, key=lambda part: int(part.suffix[1:]))
-
-
-def _add_file(folder: Path, name: str, content: bytes) -> None:
-    """Writes a file that the folder lacks. Raises tarfile.TarError for a name outside of it."""
-    path = folder / name
-    if folder.resolve() not in path.resolve().parents:
-        raise tarfile.TarError(f"{name} lies outside {folder}")
-    if not path.exists():
-        write_whole(path, lambda file: file.write(content), "compiled")
 
 
 def _place(run: SweepRun) -> str:
@@ -130,16 +126,16 @@ def _files(run: SweepRun, weights: bool) -> Iterator[Path]:
                 yield folder / name
 
 
-def _take(run: SweepRun, files: Mapping[str, bytes]) -> bool:
+def _take(run: SweepRun, files: Mapping[str, bytes], complete: bool, step: int) -> bool:
     """Writes the files of a run if they are further than those here; returns whether."""
     folder = run.settings.folder
     with run.claim() as claim:
         if claim is None or run.complete:
             return False
         journal = folder / JOURNAL
-        complete = json.loads(files.get(RESULT, b"{}")).get("complete")
-        here = _last_step(journal.read_bytes()) if journal.exists() else -1
-        if not complete and _last_step(files.get(JOURNAL, b"")) <= here:
+        with reading(journal, "delete it to start over"):
+            here = _last_step(journal.read_bytes()) if journal.exists() else -1
+        if not complete and step <= here:
             return False
         for name in set(FILES) - files.keys():  # weights from before would stand for those there
             (folder / name).unlink(missing_ok=True)
@@ -149,7 +145,13 @@ def _take(run: SweepRun, files: Mapping[str, bytes]) -> bool:
     return True
 
 
+def _end(files: Mapping[str, bytes]) -> tuple[bool, int]:
+    """Whether a run is complete, and the last step of its journal."""
+    result = table(json.loads(files.get(RESULT, b"{}")))
+    return bool(result.get("complete")), _last_step(files.get(JOURNAL, b""))
+
+
 def _last_step(journal: bytes) -> int:
     """The step of its last whole line; -1 without any. A killed run may leave half a line."""
     *_, last = b'{"step": -1}', *journal.split(b"\n")[:-1]
-    return json.loads(last)["step"]
+    return int(table(json.loads(last))["step"])

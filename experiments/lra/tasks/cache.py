@@ -1,14 +1,13 @@
 """Arrays kept on disk between runs, written whole or not at all."""
 
 import sys
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.common.files import digest, write_whole
+from experiments.common.files import DamagedFile, digest, read_arrays, write_whole
 from experiments.lra.tasks.task import Split
 
 Arrays = dict[str, np.ndarray]
@@ -25,10 +24,9 @@ def cached(
     path = cache_dir / f"{name}-{digest({'format': FORMAT, **key})}.npz"
     if path.exists():
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            print(f"{path} cannot be read ({error}): making it again", file=sys.stderr)
+            return read_arrays(path, "making it again")
+        except DamagedFile as error:
+            print(error, file=sys.stderr)
     arrays = make()
     write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
     return arrays

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.common.files import read_lines
 from experiments.common.progress import progress
 from experiments.lra.tasks.cache import Arrays, cached, cached_files, named, padded_split
 from experiments.lra.tasks.listops_trees import (
@@ -21,6 +22,7 @@ from experiments.lra.tasks.listops_trees import (
     generate,
 )
 from experiments.lra.tasks.task import (
+    AGAIN,
     SPLITS,
     Task,
     best_constant,
@@ -113,16 +115,16 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ValueError: a row is not an expression and its value. Names the file and the line.
     """
     flats, labels = [], []
-    with open(path, "rb") as file:
-        if file.readline().strip() != HEADER:
-            raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
-        for number, line in enumerate(progress(file, None, f"reading {path.name}"), 2):
-            try:
-                flat, label = _row(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            flats.append(flat)
-            labels.append(label)
+    lines = read_lines(path, AGAIN)
+    if next(lines, (1, b""))[1].strip() != HEADER:
+        raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
+    for number, line in progress(lines, None, f"reading {path.name}"):
+        try:
+            flat, label = _row(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        flats.append(flat)
+        labels.append(label)
     if not labels:
         raise ValueError(f"{path} has no rows")
     for start in range(0, len(labels), BATCH):
@@ -133,7 +135,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _row(line: bytes) -> tuple[bytes, int]:
     """The token ids and the label of a line."""
-    text, tab, target = line.rstrip(b"\r\n").partition(b"\t")
+    text, tab, target = line.partition(b"\t")
     if not tab or b"\t" in target:
         raise ValueError("not two columns with one tab between")
     if len(target) != 1 or not target.isdigit():

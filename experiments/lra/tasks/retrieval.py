@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.common.files import read_lines
 from experiments.common.progress import progress
 from experiments.lra.tasks.cache import cached_files, pad
 from experiments.lra.tasks.task import (
+    AGAIN,
     SPLITS,
     Split,
     Task,
@@ -73,18 +75,17 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ValueError: a row has not five columns, or its label is not 0 or 1. Names file and line.
     """
     flat, lengths, labels = bytearray(), [], []
-    with open(path, "rb") as file:
-        for number, line in enumerate(progress(file, None, f"reading {path.name}"), 1):
-            cells = line.rstrip(b"\r\n").split(b"\t")
-            if len(cells) != len(COLUMNS):
-                raise ValueError(
-                    f"{path}, line {number}: {len(cells)} columns instead of {len(COLUMNS)}: "
-                    f"{', '.join(COLUMNS)}"
-                )
-            labels.append(_label(path, number, cells[0]))
-            texts = [text[:most] for text in cells[3:]]
-            lengths.append([len(text) for text in texts])
-            flat += texts[0] + texts[1]
+    for number, line in progress(read_lines(path, AGAIN), None, f"reading {path.name}"):
+        cells = line.split(b"\t")
+        if len(cells) != len(COLUMNS):
+            raise ValueError(
+                f"{path}, line {number}: {len(cells)} columns instead of {len(COLUMNS)}: "
+                f"{', '.join(COLUMNS)}"
+            )
+        labels.append(_label(path, number, cells[0]))
+        texts = [text[:most] for text in cells[3:]]
+        lengths.append([len(text) for text in texts])
+        flat += texts[0] + texts[1]
     if not labels:
         raise ValueError(f"{path} has no rows")
     ids = np.frombuffer(flat, np.uint8)

@@ -11,6 +11,7 @@ import numpy as np
 import masks
 
 SPLITS = ("train", "val", "test")
+AGAIN = "unpack the LRA release again"
 PATHFINDER = {f"pathfinder{size}": size for size in (32, 64, 128, 256)}
 
 
@@ -125,7 +126,7 @@ def release_files(
     paths = {split: root / name for split, name in names.items()}
     for path in paths.values():
         if not path.is_file():
-            raise ValueError(f"no {path.name} in {root}: unpack the LRA release again")
+            raise ValueError(f"no {path.name} in {root}: {AGAIN}")
     return paths
 
 

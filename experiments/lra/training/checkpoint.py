@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.files import write_whole
+from experiments.common.files import reading, refuse_bomb, write_whole
 
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"
@@ -33,10 +33,9 @@ def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[
     Raises:
         ValueError: the file cannot be read, or holds something else.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for damaged files
-        raise ValueError(f"{path} cannot be read ({first_line(error)}): {remedy}") from error
+    with reading(path, remedy, "is not a checkpoint, or it is damaged"), open(path, "rb") as file:
+        refuse_bomb(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this version: {remedy}")
     if missing := [name for name in needs if name not in state]:
@@ -57,11 +56,14 @@ def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[
     Raises ValueError if the file is not a checkpoint or the weights of a run.
     """
     state = load(path, remedy, ("step", "best", "model", "about"))
-    source, about = state["best"] or state, state["about"]
-    weights = source.get("model") if isinstance(source, dict) else None
-    if not isinstance(weights, dict) or not isinstance(about, dict) or ABOUT - about.keys():
-        raise ValueError(f"{path} does not hold the weights of a run: {remedy}")
-    return weights, source["step"], about
+    with reading(path, remedy, "does not hold the weights of a run"):
+        source, about = state["best"] or state, state["about"]
+        weights, step = source["model"], source["step"]
+        if not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+            raise TypeError
+        if not isinstance(step, int) or ABOUT - about.keys():
+            raise ValueError
+        return weights, step, about
 
 
 def refuse_shapes(
@@ -76,11 +78,6 @@ def refuse_shapes(
             raise ValueError(
                 f"{path} does not fit this model ({name} is {there} there, {own} here): {remedy}"
             )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if there is none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextmanager

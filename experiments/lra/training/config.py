@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 import masks
 from experiments.common.checks import check_options, choose, flag_or_null, is_number, share
 from experiments.common.devices import find_device
-from experiments.common.files import digest
+from experiments.common.files import digest, read_yaml, reading
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.tasks.task import PATHFINDER
 from experiments.lra.training.optim import SCHEDULES
@@ -202,16 +202,13 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 def read_settings(path: Path) -> Settings:
     """The settings of a run from its config.yaml. Raises ValueError if it cannot be read."""
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(values, dict):
-            raise ValueError("it is not a table of settings")
+    remedy = "give the folder of a run"
+    values = read_yaml(path, remedy)
+    with reading(path, remedy):
         check_fields(values)
-    except Exception as error:  # whatever YAML finds in the bytes
-        raise ValueError(f"{path} does not hold the settings of a run: {error}") from error
-    settings: dict[str, Any] = {str(name): value for name, value in values.items()}
-    settings["betas"] = tuple(settings["betas"])
-    return Settings(**settings)
+        _check(values)
+        values["betas"] = tuple(values["betas"])
+        return Settings(**values)
 
 
 def check_fields(values: Mapping[Any, Any]) -> None:

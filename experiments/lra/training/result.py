@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from experiments.common.devices import device_name
-from experiments.common.files import write_whole
+from experiments.common.files import read_json, read_yaml, reading, write_whole
 from experiments.common.provenance import code_version, now
 from experiments.lra.models import dropout as hidden
 from experiments.lra.models.attention.registry import options_of
@@ -19,6 +17,7 @@ from experiments.lra.training.journal import duration, rounded
 from sparseflash import dropout
 
 RESULT = "result.json"
+RECREATE = "delete it to recreate it"
 SOURCES = ("masks", "sparseflash", "experiments/lra")  # the code that a result depends on
 
 
@@ -59,13 +58,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     path = folder / RESULT
     if not path.exists():
         return None
-    try:
-        result = json.loads(path.read_text())
-        if not isinstance(result, dict) or "complete" not in result:
-            raise ValueError("it is not the result of a run")
-        return result
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it to recreate it") from error
+    result = read_json(path, RECREATE)
+    with reading(path, RECREATE, "is not the result of a run"):
+        result["complete"]
+    return result
 
 
 def refuse_other_settings(settings: Settings) -> None:
@@ -73,12 +69,7 @@ def refuse_other_settings(settings: Settings) -> None:
     folder = settings.folder
     if not any((folder / name).exists() for name in (CHECKPOINT, RESULT)):
         return
-    try:
-        old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-        if not isinstance(old, dict):
-            raise ValueError("it is not a table of settings")
-    except Exception as error:  # whatever YAML finds in the bytes
-        raise ValueError(f"{folder / CONFIG} cannot be read ({error}): move {folder}") from error
+    old = read_yaml(folder / CONFIG, f"move {folder}")
     differences = [
         text
         for name, value in settings.identity().items()

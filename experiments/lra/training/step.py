@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.common.devices import device_name
-from experiments.lra.training.checkpoint import first_line
+from experiments.common.files import reason
 from experiments.lra.training.config import PRECISIONS, Settings
 from experiments.lra.training.data import DeviceSplit, Order, stream
 from experiments.lra.training.device import (
@@ -136,7 +136,7 @@ class Trainer:
             if not compile or lacks_memory(error):
                 raise
             raise ValueError(
-                f"torch.compile fails ({type(error).__name__}: {first_line(error)}): compile=false"
+                f"torch.compile fails ({type(error).__name__}: {reason(error)}): compile=false"
                 " trains without it, at half the speed or less"
             ) from error
         self.load(before)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from experiments.bench.warm import breaks_context
 from experiments.common.checks import as_list
-from experiments.common.files import beside, write_text
+from experiments.common.files import beside, read_text, write_text
 from experiments.common.provenance import ROOT
 from experiments.common.records import Records, TimedRow, read
 from experiments.common.text_table import fill
@@ -95,10 +95,7 @@ class Pages:
         self.rows = f"{csv.resolve().parent.name}/{csv.name.removesuffix('.gz')}"
         self.paths = [Path(page) for page in as_list(pages)]
         for page in self.paths:
-            try:
-                text = page.read_text(encoding="utf-8")
-            except OSError as error:
-                raise ValueError(f"cannot read pages={page} ({error.strerror})") from None
+            text = read_text(page, "name another page", f"pages={page}")
             if f" {self.rows} -->" not in text:
                 raise ValueError(f"pages={page}: it has no line <!-- rows: NAME {self.rows} -->")
 

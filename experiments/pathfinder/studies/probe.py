@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from experiments.common.files import digest, write_whole
+from experiments.common.files import digest, read_arrays, write_whole
 from experiments.common.progress import progress
 from experiments.common.threads import threads
 from experiments.pathfinder.generate import VERSION, Images, ends, make
@@ -60,8 +60,8 @@ def seen_on_disk(
                 write_whole(
                     path, lambda file, x=x, y=y: np.savez(file, seen=x, labels=y), "cache_dir"
                 )
-            with np.load(path) as file:
-                found.append((file["seen"], file["labels"]))
+            arrays = read_arrays(path, "delete it to recreate it")
+            found.append((arrays["seen"], arrays["labels"]))
     begin = first - starts[0]
     both = (np.concatenate(parts)[begin : begin + n] for parts in zip(*found, strict=True))
     x, labels = map(torch.from_numpy, both)

@@ -1,13 +1,22 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and what is read of damaged ones."""
 
+import bz2
+import gzip
+import io
+import json
+import lzma
 import resource
+import tarfile
 
+import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
 
+from experiments.common import files
 from experiments.common.figures import save
 from experiments.common.files import write_whole
+from experiments.lra.training import checkpoint
 
 
 def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path):
@@ -42,3 +51,148 @@ def test_a_place_below_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write .*file/new .*another place with out="):
         write_whole(tmp_path / "file" / "new", lambda file: None, "out")
+
+
+# ---- reading
+
+
+def made(write, *values, **named):
+    file = io.BytesIO()
+    write(file, *values, **named)
+    return file.getvalue()
+
+
+def tar(*members, **content):
+    """A tar archive of texts by their names, and of further members."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, text in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text))
+        for member in members:
+            archive.addfile(member)
+    return file.getvalue()
+
+
+def read_tar(path, remedy):
+    with files.reading(path, remedy), open(path, "rb") as file:
+        return dict(files.read_tar(file, lambda name: name != "other"))
+
+
+def link(name, target):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return info
+
+
+STATE, VALUES = {"a": 1, "format": checkpoint.FORMAT}, {"a": np.arange(3)}
+TABLE, JSON = {"a": [1, 2.5]}, b'{"a": [1, 2.5]}\n'
+KINDS = {  # of files: their reader, a whole file, and what is in it
+    "json": (files.read_json, JSON, TABLE),
+    "jsonl": (files.read_json_lines, JSON * 2, [TABLE, TABLE]),
+    "jsonl.gz": (files.read_json_lines, gzip.compress(JSON * 2), [TABLE, TABLE]),
+    "jsonl.bz2": (files.read_json_lines, bz2.compress(JSON * 2), [TABLE, TABLE]),
+    "yaml": (files.read_yaml, b"a:\n- 1\n- 2.5\n", TABLE),
+    "npz": (files.read_arrays, made(np.savez, **VALUES), VALUES),
+    "npz.xz": (files.read_arrays, lzma.compress(made(np.savez, **VALUES)), VALUES),
+    "npy": (files.read_array, made(np.save, VALUES["a"]), VALUES["a"]),
+    "tar.gz": (read_tar, gzip.compress(tar(one=b"1", two=b"2")), {"one": b"1", "two": b"2"}),
+    "pt": (checkpoint.load, made(lambda file: torch.save(STATE, file)), STATE),
+}
+
+
+def refused(read, path):
+    """The error of a file: one line with its name, the remedy and no advice of a library."""
+    with pytest.raises(ValueError) as error:
+        read(path, "fix it")
+    told = str(error.value)
+    assert told.startswith(str(path)) and told.endswith(": fix it") and "\n" not in told
+    assert not any(word in told for word in ("allow_pickle", "weights_only", "sys.", "Errno"))
+    return told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_anywhere_is_one_error(tmp_path, kind):
+    read, whole, content = KINDS[kind]
+    path = tmp_path / f"some.{kind}"
+    path.write_bytes(whole)
+    np.testing.assert_equal(read(path, "fix it"), content)
+    rng, errors = np.random.default_rng(0), 0
+    for _ in range(150):
+        data = bytearray(whole)
+        if rng.random() < 0.3:
+            del data[rng.integers(len(data)) :]
+        for place in rng.integers(len(data), size=3) if data else ():
+            data[place] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            read(path, "fix it")
+        except ValueError:
+            errors += bool(refused(read, path))
+    assert errors > 20
+    path.unlink()
+    assert "No such file" in refused(read, path)
+
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+DEEP, DIGITS, ZEROS = "[" * 10_000, "1" * 5000, bytes(2**24)
+LOOP = tar(link("a", "b"), link("b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "words"),
+    [
+        ("json", b"[1]", "list"),
+        ("json", DEEP.encode(), "nested too deeply"),
+        ("json", f'{{"a": {DIGITS}}}'.encode(), "digits"),
+        ("jsonl", b"{}\n[1]\n", "line 2"),
+        ("jsonl", f"{{}}\n\n{DIGITS}\n".encode(), "line 3"),
+        ("jsonl.gz", gzip.compress(ZEROS), "unpacks to more than"),
+        ("yaml", f"a0: &a0 [x]\n{BOMB}".encode(), "line 2 has an alias"),
+        ("yaml", DEEP.encode(), "nested too deeply"),
+        ("yaml", f"a: {DIGITS}".encode(), "digits"),
+        ("yaml", b"- a", "list"),
+        ("yaml", b"a: 1\n" * 100_000, "KiB"),
+        ("yaml", b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("npz", made(np.savez_compressed, a=np.zeros(2**24, np.uint8)), "is not an npz file"),
+        ("npz", made(np.savez, a=np.array([{}], object)), "is not an npz file"),
+        ("npy", made(np.save, np.array([{}], object)), "is not a NumPy file"),
+        ("npy", made(np.savez, **VALUES), "is not a NumPy file"),
+        ("pt", made(lambda file: torch.save(tarfile.TarInfo, file)), "is not a checkpoint"),
+        ("tar.gz", gzip.compress(tar(link("a", "nothing"))), "a is a link"),
+        ("tar.gz", LOOP, "a is a link"),
+        ("tar.gz", lzma.compress(tar(a=ZEROS)), "unpacks to more than"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_no_file_of_ours_holds_is_refused(tmp_path, monkeypatch, kind, content, words):
+    monkeypatch.setattr(files, "LEAST", 2**16)
+    path = tmp_path / f"some.{kind}"
+    path.write_bytes(content)
+    assert words in refused(KINDS[kind][0], path)
+
+
+def test_links_and_folders_that_are_not_wanted_are_left_alone(tmp_path):
+    path = tmp_path / "some.tar"
+    path.write_bytes(tar(link("other", "nothing"), a=b"1"))
+    assert read_tar(path, "fix it") == {"a": b"1"}
+
+
+def test_lines_have_no_mark_before_and_no_blank_lines_after_them(tmp_path):
+    path = tmp_path / "some.tsv"
+    path.write_bytes(b"\xef\xbb\xbfa\tb\r\nc\n\n \r\n")
+    assert list(files.read_lines(path, "fix it")) == [(1, b"a\tb"), (2, b"c")]
+    path.write_bytes(b"a\n\nb\n")
+    assert "line 2 is blank" in refused(lambda *given: list(files.read_lines(*given)), path)
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(TABLE).encode())
+    assert files.read_json(path, "") == TABLE == files.read_json_lines(path, "")[0]
+
+
+def test_half_a_last_line_is_left_out_of_a_journal(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(JSON + JSON[:-3])
+    assert files.read_json_lines(path, "fix it", cut=True) == [TABLE]
+    path.write_bytes(JSON[:-3] + b"\n" + JSON)
+    with pytest.raises(files.DamagedFile, match="line 1"):
+        files.read_json_lines(path, "fix it", cut=True)

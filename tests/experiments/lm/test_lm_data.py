@@ -237,3 +237,9 @@ def test_a_damaged_archive_member_is_named(tmp_path):
             archive.addfile(info, io.BytesIO(b"\xff"))
     with pytest.raises(ValueError, match=r"train/pos/1_1\.txt is not UTF-8"):
         load(path, tmp_path)
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("aclImdb/test/neg/2_2.txt")
+        info.type, info.linkname = tarfile.SYMTYPE, "nowhere"
+        archive.addfile(info)
+    with pytest.raises(ValueError, match=r"data=.*a\.tar .*neg/2_2\.txt is a link"):
+        load(path, tmp_path)

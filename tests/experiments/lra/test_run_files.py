@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from experiments.common.files import DamagedFile
 from experiments.lra.run_files import POINTS, read_runs, write_archive
 from experiments.lra.table import Table, as_csv
 from tests.experiments.lra.made_runs import write_run
@@ -37,7 +38,7 @@ def test_no_run_says_how_to_make_one(tmp_path):
 def test_a_damaged_journal_names_its_line(tmp_path):
     path = write_run(tmp_path, "listops", "standard") / "journal.jsonl"
     path.write_text(path.read_text().replace('"kind": "val"', '"kind": val', 1))
-    with pytest.raises(ValueError, match=r"journal\.jsonl, line 3 is not JSON"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 3 cannot be read"):
         read_runs(str(tmp_path))
 
 
@@ -154,5 +155,14 @@ def test_a_run_is_traced_if_all_its_sessions_are(tmp_path):
 @pytest.mark.parametrize("text", ['{"run": "a"}\n', "[1]\n", '{"run": "a", "start": \n'])
 def test_a_damaged_archive_names_its_file(tmp_path, text):
     (tmp_path / "some.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"some\.jsonl(, line 1)? is not"):
+    with pytest.raises(DamagedFile, match=r"some\.jsonl"):
         read_runs(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "result.json"])
+def test_files_of_a_run_that_are_no_tables_are_named(tmp_path, name):
+    path = write_run(tmp_path, "listops", "standard")
+    for text in ("[1]\n", '{"kind": 1}\n', '{"complete": [], "seed": []}'):
+        (path / name).write_text(text + "\n")
+        with pytest.raises(DamagedFile, match=rf"{path}.*: "):
+            read_runs(str(tmp_path))

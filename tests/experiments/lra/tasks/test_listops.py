@@ -236,7 +236,7 @@ def test_official_files_are_read_as_the_trees_they_were_written_from(release):
         ("( ( [MIN\0 3 ) ] )\t3", "line 4: .* is not a token"),
         ("( (  [MIN 3 ) ] )\t3", "line 4: the tokens of .* are not one blank apart"),
         ("\t3", "line 4: the expression is empty"),
-        ("", "line 4: not two columns"),
+        ("", "line 4 is blank"),
         ("( )\t3", "line 4: the expression is empty"),
         ("( ( [MIN ( [MAX ] ) ) ] )\t3", "line 4: the brackets do not make one expression"),
         ("( ( [MIN 3 ) )\t3", "line 4: the brackets do not make one expression"),

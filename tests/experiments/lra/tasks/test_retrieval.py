@@ -51,6 +51,15 @@ def test_bytes_labels_and_lengths_are_those_of_the_files(release):
                 assert not tokens[len(text) :].any()
 
 
+def test_a_mark_before_and_blank_lines_after_the_rows_are_no_text(release):
+    before = load(release).splits["train"]
+    path = release / "lra_release" / "tsv_data" / "new_aan_pairs.train.tsv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b"\n\r\n")
+    after = load(release).splits["train"]
+    np.testing.assert_array_equal(after.tokens, before.tokens)
+    np.testing.assert_array_equal(after.labels, before.labels)
+
+
 def test_limit_and_max_length(release):
     task = load(release, limit=2, max_length=8)
     assert task.splits["test"].tokens.shape == (2, 2, 8)
@@ -62,7 +71,7 @@ def test_limit_and_max_length(release):
     [
         (b"1.0\ta\tb\tone text", "line 2: 4 columns instead of 5: label, id1"),
         (b"1.0\ta\tb\tone\ttwo\tthree", "line 2: 6 columns instead of 5"),
-        (b"", "line 2: 1 columns instead of 5"),
+        (b"", "line 2 is blank"),
         (b"yes\ta\tb\tc\td", "line 2: the label is 'yes', not 0 or 1"),
         (b"2\ta\tb\tc\td", "line 2: the label is '2', not 0 or 1"),
         (b"nan\ta\tb\tc\td", "line 2: the label is 'nan', not 0 or 1"),

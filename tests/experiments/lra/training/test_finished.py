@@ -73,16 +73,26 @@ def shorten(path: Path) -> None:
     torch.save(state, path)
 
 
+LACKS_A_STEP = {"model": {}, "step": 1, "best": {"model": {}}, "about": {}}
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: shutil.rmtree(folder), r"no config\.yaml there; give the folder"),
-        (lambda folder: (folder / "config.yaml").write_text("a: ["), "does not hold the settings"),
+        (lambda folder: (folder / "config.yaml").write_text("a: ["), r"config\.yaml cannot be"),
         (lambda folder: (folder / "config.yaml").write_text("a: 1"), "setting='a': choose from"),
-        (lambda folder: (folder / "weights.pt").write_bytes(b"PK"), r"weights\.pt cannot be read"),
+        (
+            lambda folder: (folder / "weights.pt").write_bytes(b"PK"),
+            r"weights\.pt is not a checkpoint",
+        ),
         (
             lambda folder: checkpoint.save(folder / "weights.pt", {"model": {}}),
             r"weights\.pt has no step, best, about: give the folder of a finished run",
+        ),
+        (
+            lambda folder: checkpoint.save(folder / "weights.pt", LACKS_A_STEP),
+            r"weights\.pt does not hold the weights of a run: give the folder of a finished run",
         ),
         (
             lambda folder: [(folder / name).unlink() for name in ("weights.pt", "checkpoint.pt")],

@@ -232,7 +232,7 @@ def test_refusals(place):
     refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
     refuse(place, "init_from=nowhere: no weights there", init_from="nowhere", name="new")
     path = place / "kept.pt"
-    for content, words in ((b"junk", "cannot be read"), (None, "has no step, best, about")):
+    for content, words in ((b"junk", "is not a checkpoint"), (None, "has no step, best, about")):
         path.write_bytes(content) if content else checkpoint.save(path, {"model": {}})
         # never advises to delete the folder, whatever else is in it
         words = rf"{path} {words}.*: init_from= takes the folder of a run, or its weights; give an"

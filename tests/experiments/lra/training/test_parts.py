@@ -355,7 +355,7 @@ def test_a_broken_checkpoint_says_so(tmp_path):
     checkpoint.save(path, {"x": torch.arange(1000)})
     for data in (b"", b"junk", path.read_bytes()[:900]):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*: delete it to"):
+        with pytest.raises(ValueError, match=r"checkpoint.pt is not a checkpoint.*: delete it to"):
             checkpoint.load(path)
     torch.save({"other": 1}, path)
     with pytest.raises(ValueError, match="not a checkpoint of this version"):
