@@ -30,7 +30,7 @@ class Example(NamedTuple):
         code: a Python expression of `masks`, for N = 256 tokens.
         use: what the pattern is good for, in a line.
         count: the allowed pairs as an expression of N and of the names in `given`, or "" where
-            there is no closed form. The gallery and the tests compare it with the mask.
+            there is no closed form. The tests compare it with the mask.
         source: a number of arXiv, or a library.
         given: the values of the other names in `count`, by default those of `BLOCKS`.
         head: which of two heads is drawn and counted, where they differ.

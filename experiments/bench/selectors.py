@@ -1,6 +1,8 @@
 """The cost of selecting blocks at run time, step by step, beside the attention that it saves."""
 
+import ast
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,11 +11,13 @@ import masks
 import sparseflash
 from experiments.bench.rows import SelectRow
 from experiments.bench.timing import graph_ms, measure
+from experiments.common.files import reason
 from experiments.common.records import OK
 from sparseflash import select
 from sparseflash.schedule import Schedule
 from sparseflash.select.schedule import schedule_from_selection
 
+SELECTORS = ("top_k", "mass", "antidiagonal", "gate", "moba", "nsa")
 STEPS = ("selection", "schedule", "forward", "backward", "chain")
 
 
@@ -41,21 +45,34 @@ def default_selectors(density: float, seq_len: int, heads: int, kv_heads: int, h
 
 
 def parse(text: str) -> select.Selector:
-    """The selector of a call such as `top_k(0.1, within=causal())`; the text is run as Python.
+    """Return the selector of a call such as `top_k(0.1, within=causal())`.
 
-    Raises ValueError if the text is no such call.
+    Arguments are constants, masks, and `Gate(...)` of constants. Raise ValueError for another text.
     """
     try:
-        found = eval(text, {"__builtins__": {}}, vars(masks) | vars(select))
-    except Exception as error:
-        found = error
-    if not isinstance(found, select.Selector):
-        why = f" ({found})" if isinstance(found, Exception) else ""
+        return _call(ast.parse(text, mode="eval").body, SELECTORS)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(
-            f"selectors: {text!r} is no selector{why}; "
+            f"selectors: {text!r} is no selector ({reason(error)}); "
             "give a call of sparseflash.select, such as top_k(0.1)"
-        )
-    return found
+        ) from error
+
+
+def _call(node: ast.AST, names: tuple[str, ...]) -> Any:
+    match node:
+        case ast.Call(ast.Name(name), args, keywords) if name in names:
+            named = {str(keyword.arg): _argument(keyword.value) for keyword in keywords}
+            return getattr(select, name)(*map(_argument, args), **named)
+    raise ValueError(f"choose from {', '.join(names)}")
+
+
+def _argument(node: ast.expr) -> Any:
+    """A constant, a gate, or a mask."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        is_gate = isinstance(node, ast.Call) and ast.unparse(node.func) == "Gate"
+        return _call(node, ("Gate",)) if is_gate else masks.parse(ast.unparse(node))
 
 
 def steps(

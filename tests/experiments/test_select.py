@@ -5,6 +5,7 @@ import pytest
 from experiments.bench.rows import SelectRow
 from experiments.bench.selectors import STEPS, parse
 from experiments.common.records import read
+from sparseflash.select import Gate
 
 SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25 device=cpu seconds=1e-4"
 
@@ -21,6 +22,26 @@ def test_rows_of_every_kind(tmp_path, run_program, one_thread):
     status, printed, _ = run_program("select", *words, 'selectors=["moba(128, 1)"]')
     assert status == 0 and "moba(128, 1)" in printed
     assert len(read(tmp_path / "select.csv", SelectRow)) == len(rows) + 5
+
+
+def test_texts_of_selectors():
+    named = "moba(512, 3, union=True)", "mass(0.9, block_size=(64, 128), max_blocks=32)"
+    for text in (*named, "top_k(0.1, pool='bound', within=causal() & ~local(4), always=local(0))"):
+        assert str(parse(str(parse(text)))) == str(parse(text))
+    assert str(parse(named[0])) == named[0]
+    gate = parse("gate(Gate(4, 16, 2, block_size=64), 3)").module
+    assert (type(gate), gate.block_size) == (Gate, (64, 64))
+
+
+ESCAPE = "top_k(select.__globals__['os'].mkdir('{}'))", "[top_k(1), io.open('{}', 'w')][0]"
+ESCAPE += ("top_k(1, within=checks.__builtins__['open']('{}', 'w'))",)
+
+
+@pytest.mark.parametrize("text", ESCAPE)
+def test_a_text_is_not_run(text, tmp_path):
+    with pytest.raises(ValueError, match="is no selector"):
+        parse(text.format(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("text", ["causal()", "top_k(", "nothing(3)", "top_k(-1)"])
