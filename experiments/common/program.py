@@ -168,11 +168,19 @@ def _named_file(name: str, key: str, value: str) -> list[str]:
     ValueError for a file that is not there.
     """
     folders = [entry for entry in _defaults(name).get("defaults", []) if isinstance(entry, dict)]
-    if not any(key in entry for entry in folders) or not re.fullmatch(r"[\w,]+", value):
+    if not any(key in entry for entry in folders):
+        return []
+    if re.search(r"[./\\$]", value):  # the files of another folder could run code
+        choose(key, value, _names(key))
+    if not re.fullmatch(r"[\w,]+", value):
         return []
     for each in value.split(","):
-        choose(key, each, sorted(path.stem for path in (CONF / key).glob("*.yaml")))
+        choose(key, each, _names(key))
     return [f"{key}={value}"]
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
 
 
 def _check_below(config: Any, path: str) -> None:

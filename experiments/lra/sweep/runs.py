@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ from experiments.common.program import check_keys
 from experiments.lra.training.config import Settings, compose_settings
 from experiments.lra.training.result import read_result
 
+MOST = 10_000  # runs of an entry
 SEED = re.compile("seed=(0|[1-9][0-9]*)")
 FORM = (
     "a sweep has common: [overrides], runs: {name: {with: [overrides], after: name}} and known: "
@@ -103,13 +104,15 @@ def sweep_runs(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Sweep
         own = _overrides(f"{name}, with", entry.get("with"))
         try:
             check_keys("train", [*common, *own, *last])
-            variants = list(_variants([*common, *own, *last]))
+            variants = list(islice(_variants([*common, *own, *last]), MOST + 1))
+            if len(variants) > MOST:
+                raise ValueError(f"its lists of values stand for more than {MOST:,} runs")
             before = _before(entry.get("after"), found, [overrides for _, overrides in variants])
             found[name] = [
                 _run("/".join([name, *values]), overrides, after, known)
                 for (values, overrides), after in zip(variants, before, strict=True)
             ]
-        except (ValueError, HydraException) as error:
+        except (ValueError, HydraException, RecursionError) as error:
             raise ValueError(f"sweep, {name}: {error}") from error
     runs = [run for runs in found.values() for run in runs]
     owners: dict[Path, str] = {}
@@ -185,12 +188,16 @@ def _variants(overrides: Sequence[str]) -> Iterator[tuple[list[str], tuple[str, 
     parsed: dict[str, Override] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.get_key_element()
+        if not re.fullmatch(r"\w+(\.\w+)*", key) or key.startswith("hydra"):
+            raise ValueError(
+                f"{override.input_line}: give settings of experiments.train, NAME=VALUE"
+            )
         parsed.pop(key, None)
         parsed[key] = override
     choices = []
     for key, override in parsed.items():
         if override.is_sweep_override():
-            values = list(override.sweep_string_iterator())
+            values = list(islice(override.sweep_string_iterator(), MOST + 1))
             choices.append([(_plain(value), f"{key}={value}") for value in values])
         else:
             choices.append([("", str(override.input_line))])

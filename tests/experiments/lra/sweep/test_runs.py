@@ -68,6 +68,19 @@ def test_all_begin_from_the_only_one_and_the_last_value_counts(tmp_path):
         ({"a": {"with": ["bacth=3"]}}, "sweep, a: option='bacth': .*mean batch"),
         ({"a": {"with": ["batch=0"]}}, "sweep, a: batch=0: give a whole number"),
         ({"a": {"with": ["batch=[3"]}}, "sweep, a: "),
+        (
+            {"a": {"with": ["hydra.callbacks.a._target_=os.getcwd"]}},
+            "a: hydra.callbacks.a.*settings",
+        ),
+        ({"a": {"with": ["hydra/launcher=basic"]}}, "a: hydra/launcher=basic: give settings"),
+        ({"a": {"with": ["task@hydra.x=listops"]}}, "a: task@hydra.x=listops: give settings"),
+        ({"a": {"with": ["++seed=1"]}}, r"a: \+\+seed=1: give settings"),
+        ({"a": {"with": ["+recipe/x=../../evil"]}}, r"a: \+recipe/x=../../evil: give settings"),
+        ({"a": {"with": ["task=../../evil"]}}, "a: task='../../evil': choose from files, "),
+        ({"a": {"with": ["name=../../evil task=${name}"]}}, "sweep, a: "),
+        ({"a": {"with": ["task=${name}"]}}, "a: task=.*{name}': choose from files, "),
+        ({"a": {"with": ["seed=range(1000000000)"]}}, "sweep, a: .* more than 10,000 runs"),
+        ({"a": {"with": [f"betas={'[' * 5000}"]}}, "sweep, a: "),
         ({"a": {}, "b": {}}, "a and b would share the folder .*name="),
         (
             {
