@@ -14,7 +14,7 @@ from typing import IO
 
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.training.checkpoint import CHECKPOINT
-from experiments.lra.training.clock import Interrupted, Stop
+from experiments.lra.training.clock import SIGNALS, Interrupted, Stop
 from experiments.lra.training.result import refuse_other_settings, summary
 
 TRAIN = ("-m", "experiments.train")
@@ -22,7 +22,8 @@ TORCHRUN = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localho
 LEAST = 1.0  # minutes; a run with less time left is not started
 GRACE = 40.0  # seconds in which stopped runs write their checkpoints
 POLL = 0.1  # seconds
-STOPPED = (130, 143, -signal.SIGTERM)  # exit statuses of a process that a signal stopped
+# exit statuses of a process that a signal stopped
+STOPPED = {status for n in SIGNALS for status in (128 + n, -n)}
 
 
 @dataclass

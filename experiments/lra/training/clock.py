@@ -1,6 +1,8 @@
 """Time and interruption: the seconds of a run, its time limit, and signals."""
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +10,7 @@ from types import FrameType
 
 import torch
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Clock:
@@ -67,9 +69,11 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """Says when to stop early: `reason` becomes "minutes", "SIGTERM" or "SIGINT".
+    """Says when to stop early: `reason` becomes "minutes", "SIGTERM", "SIGINT" or "SIGHUP".
 
-    Catches these signals inside its `with` block. A second signal has its usual effect.
+    Catches these signals inside its `with` block, except those that the process ignores, as with
+    nohup. A second signal has its usual effect, but a second SIGHUP has none, since a lost terminal
+    may send several. What went to that terminal goes nowhere from then on.
     """
 
     def __init__(self, minutes: float | None, begun: float):
@@ -84,7 +88,11 @@ class Stop:
         return self._signal
 
     def __enter__(self) -> "Stop":
-        self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        heard = (n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN)
+        self._before = {number: signal.signal(number, self._take) for number in heard}
+        self._terminal = [
+            file.fileno() for file in (sys.__stdout__, sys.__stderr__) if file and file.isatty()
+        ]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,4 +101,9 @@ class Stop:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
-        signal.signal(number, self._before[number])  # type: ignore[arg-type]
+        again = self._before[number]
+        if number == signal.SIGHUP:
+            again = signal.SIG_IGN
+            for descriptor in self._terminal:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        signal.signal(number, again)  # type: ignore[arg-type]

@@ -207,7 +207,7 @@ def test_data_are_of_the_scale_of_the_run(make, monkeypatch):
     assert commands[0][-3:] == ["data_only=true", "device=cpu", "scale=full"]
 
 
-@pytest.mark.parametrize("code", [130, 143, -signal.SIGTERM, 1, -signal.SIGKILL])
+@pytest.mark.parametrize("code", [130, 143, -signal.SIGTERM, 129, 1, -signal.SIGKILL])
 def test_a_run_that_a_signal_stopped_has_not_failed(make, code):
     runs = make({"a": {}})
     queue, process = Queue(runs, [None]), SimpleNamespace(returncode=code, stdout=())

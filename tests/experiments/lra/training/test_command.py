@@ -1,11 +1,17 @@
 """The command itself: killed and started again, on two processes, stopped, refused, swept."""
 
+import fcntl
+import os
 import signal
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
 
 from experiments.lra.training import checkpoint
+from experiments.lra.training.clock import Stop
 from experiments.lra.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     Trained,
@@ -15,7 +21,7 @@ from tests.experiments.lra.training.cases import (
     settings,
     write_data,
 )
-from tests.experiments.lra.training.commands import assert_processes_train_as_one, start
+from tests.experiments.lra.training.commands import ROOT, assert_processes_train_as_one, start
 
 
 def wait_for(process, folder, step):
@@ -58,7 +64,8 @@ def test_two_processes_train_as_one(tmp_path):
     assert_processes_train_as_one(tmp_path, 2, "text", "linear")
 
 
-def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch, number):
     given = ("listops", "linear")
     folder = settings(tmp_path, *given).folder
     advance, steps = Trainer.advance, []
@@ -66,16 +73,53 @@ def test_a_signal_stops_with_a_checkpoint(tmp_path, run_program, monkeypatch):
     def signalled(trainer):
         steps.append(trainer)
         if len(steps) == 3:
-            assert callable(signal.getsignal(signal.SIGTERM))  # or it would end the tests
-            signal.raise_signal(signal.SIGTERM)
+            assert callable(signal.getsignal(number))  # or it would end the tests
+            for _ in range(2 if number == signal.SIGHUP else 1):  # a lost terminal sends several
+                signal.raise_signal(number)
         return advance(trainer)
 
     monkeypatch.setattr(Trainer, "advance", signalled)
     rare = {"steps": 100, "eval_every": 100, "checkpoint_every": 100}
     status, *told = run_program("train", *overrides(tmp_path, *given, **rare))
-    assert status == 143 and "the same command continues from there" in "".join(told), told
+    assert status == 128 + number and "the same command continues from there" in "".join(told), told
     assert checkpoint.load(folder / "checkpoint.pt")["step"] == len(steps) == 3
-    assert journal(folder)[-1]["reason"] == "SIGTERM"
+    assert journal(folder)[-1]["reason"] == number.name
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As nohup ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop(None, 0.0) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.reason is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+WAITS = """
+import sys, time
+from experiments.lra.training.clock import Stop
+with Stop(None, 0.0) as stop:
+    print("ready", flush=True)
+    while stop.reason is None:
+        time.sleep(0.01)
+    print("stopped", file=sys.stderr, flush=True)  # to a terminal that is no longer there
+    open(sys.argv[1], "w").write(stop.reason)
+"""
+
+
+def test_a_lost_terminal_lets_a_run_end_by_itself(tmp_path):
+    ours, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(tmp_path / "said")], cwd=ROOT, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
+    assert process.wait(90) == 0 and (tmp_path / "said").read_text() == "SIGHUP"
 
 
 def test_a_sweep_goes_on_after_a_job_that_cannot_run(tmp_path, run_program):
