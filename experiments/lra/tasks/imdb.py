@@ -1,17 +1,22 @@
 """The labelled reviews of aclImdb (Maas et al., 2011), as bytes."""
 
+import csv
+import io
 import re
 from pathlib import Path
 
 import numpy as np
 
+from experiments.common.files import read_lines, read_text, reading
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, fingerprint
+from experiments.lra.tasks.cache import Arrays, cached, fingerprint, named
 from experiments.lra.tasks.task import require
 
 FOLDER = "aclImdb"
 HALVES = ("train", "test")
 KINDS = ("neg", "pos")  # of label 0 and 1
+CSV = "IMDB Dataset.csv"  # of Kaggle: all reviews in one file, without splits and movies
+SENTIMENTS = {"negative": 0, "positive": 1}
 MOVIE = re.compile(r"/title/(tt\d+)")
 
 
@@ -35,6 +40,36 @@ def reviews(data_dir: Path, cache_dir: Path) -> Arrays:
         return arrays
 
     return cached(cache_dir, "imdb", {"files": fingerprint(paths)}, make)
+
+
+def csv_reviews(path: Path, cache_dir: Path) -> Arrays:
+    """The reviews of a CSV file with the columns review and sentiment, each once.
+
+    The first half is train and the rest is test, in the order of the file. Arrays as in `reviews`,
+    without movies.
+    """
+    form = f"it has the columns review and sentiment ({' or '.join(SENTIMENTS)})"
+
+    def make() -> Arrays:
+        found: dict[bytes, int] = {}
+        rows = csv.DictReader(io.StringIO(read_text(path, form), newline=""), strict=True)
+        with reading(path, form):
+            for row in rows:
+                with reading(f"{path}, line {rows.line_num}", form):
+                    if not row["review"]:
+                        raise ValueError("the review is empty")
+                    found.setdefault(row["review"].encode(), SENTIMENTS[row["sentiment"]])
+            if len(found) < 2:
+                raise ValueError("it has less than two reviews")
+        texts, labels, half = list(found), np.array(list(found.values())), len(found) // 2
+        arrays: Arrays = {}
+        for name, own in (("train", slice(half)), ("test", slice(half, None))):
+            flat = np.frombuffer(b"".join(texts[own]), np.uint8)
+            lengths = np.array([len(text) for text in texts[own]], np.int32)
+            arrays |= named(name, flat, lengths, labels[own])
+        return arrays
+
+    return cached(cache_dir, "imdb-csv", {"files": fingerprint([path])}, make)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -82,7 +117,8 @@ def _movies(path: Path, files: list[Path]) -> np.ndarray:
     if not path.exists():
         return np.full(len(files), -1)
     titles = []
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+    for number, content in read_lines(path, "unpack aclImdb_v1.tar.gz again"):
+        line = content.decode("utf-8", "replace")
         found = MOVIE.search(line)
         if not found:
             raise ValueError(f"{path}, line {number}: {line[:60]!r} is not the address of a movie")

@@ -11,8 +11,15 @@ import numpy as np
 
 from experiments.common.checks import share
 from experiments.lra.tasks.cache import padded_split
-from experiments.lra.tasks.imdb import reviews
-from experiments.lra.tasks.task import Split, Task, best_constant, padded_length, source
+from experiments.lra.tasks.imdb import CSV, FOLDER, csv_reviews, reviews
+from experiments.lra.tasks.task import (
+    Split,
+    Task,
+    best_constant,
+    find,
+    padded_length,
+    source,
+)
 
 BYTE_VOCAB = 257  # 0 pads, byte b is b + 1
 SIZES = (25_000, 25_000, 25_000)
@@ -27,7 +34,7 @@ def load(
     held_out: float = 0.0,
     limit: int | None = None,
 ) -> Task:
-    """The Text task, from `aclImdb`.
+    """The Text task, from `aclImdb`, or else from `IMDB Dataset.csv`, which has no official splits.
 
     Args:
         max_length: bytes kept of a review; the padded length is the next power of two.
@@ -37,7 +44,8 @@ def load(
     """
     length = padded_length(max_length)
     share("held_out", held_out)
-    data = reviews(data_dir, cache_dir)
+    path = find(data_dir, CSV) if find(data_dir, FOLDER) is None else None
+    data = csv_reviews(path, cache_dir) if path else reviews(data_dir, cache_dir)
     whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)
     test = whole("test", limit=limit)
     if held_out:
@@ -47,7 +55,7 @@ def load(
     splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
     return Task(
         name="text",
-        source=source("official", splits, SIZES),
+        source=source("IMDB CSV" if path else "official", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
         splits=splits,

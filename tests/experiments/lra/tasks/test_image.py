@@ -1,8 +1,9 @@
-"""Image: the binary version of CIFAR-10, made small, and files of gray arrays."""
+"""Image: the two versions of CIFAR-10, made small, and files of gray arrays."""
 
 import io
 import lzma
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def records(tmp_path, monkeypatch):
     for name in [name for names in image.BATCHES.values() for name in names]:
         rows = rng.integers(0, 256, (20, 3073), dtype=np.uint8)
         rows[:, 0] = np.arange(20) % 10
-        rows.tofile(folder / name)
+        rows.tofile(folder / f"{name}.bin")
         data[name] = rows
     return data
 
@@ -40,7 +41,7 @@ def test_binary_files_become_gray_and_the_last_tenth_validates(tmp_path, records
     for name, rows in (
         ("train", train[:90]),
         ("val", train[90:]),
-        ("test", records["test_batch.bin"]),
+        ("test", records["test_batch"]),
     ):
         split = task.splits[name]
         assert split.lengths is None and split.tokens.dtype == np.uint8
@@ -50,6 +51,39 @@ def test_binary_files_become_gray_and_the_last_tenth_validates(tmp_path, records
         assert (np.abs(split.tokens - np.floor(levels * 255.5)) <= 1).all()
         assert (split.tokens == np.floor(levels * 255.5)).mean() > 0.999  # float32 rounds
     assert task.baselines["majority"] == pytest.approx(0.1)
+
+
+def pickled(rows, *more):
+    """A batch as Python 2 pickled it, with opcodes before its end."""
+    labels = b"".join(b"K" + bytes([label]) for label in rows[:, 0])
+    size = len(rows).to_bytes(2, "little")
+    return b"".join((
+        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x05K\x01K\x02Kq\x03U\x06labelsq\x04](", labels,
+        b"eU\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K",
+        b"\x01M", size, b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN",
+        b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T", rows[:, 1:].size.to_bytes(4, "little"),
+        rows[:, 1:].tobytes(), b"tbU\x09filenames](U\x05a.pnge", *more, b"u.",
+    ))  # fmt: skip
+
+
+def test_the_python_version_is_read_as_the_binary_one_and_never_unpickled(tmp_path, records):
+    binary = load(tmp_path).splits
+    folder, rows = tmp_path / "py" / "cifar-10-batches-py", records["data_batch_1"]
+    folder.mkdir(parents=True)
+    whole = pickle.loads(pickled(rows), encoding="bytes")
+    assert whole[b"labels"] == rows[:, 0].tolist() and (whole[b"data"] == rows[:, 1:]).all()
+    trap = pickle.dumps(Trap(tmp_path / "trapped"), 2)[2:-1]
+    for name, found in records.items():
+        (folder / name).write_bytes(pickled(found, b"U\x04trap", trap))
+    python = load(tmp_path / "py").splits
+    for name, split in binary.items():
+        np.testing.assert_array_equal(python[name].tokens, split.tokens)
+        np.testing.assert_array_equal(python[name].labels, split.labels)
+    assert not (tmp_path / "trapped").exists()
+    for content in (pickled(rows[:7]), pickled(rows)[:-50], b"junk", pickle.dumps([1])):
+        (folder / "data_batch_2").write_bytes(content)
+        with pytest.raises(ValueError, match=r"data_batch_2 is not a batch of CIFAR-10.*: fetch"):
+            load(tmp_path / "py")
 
 
 def test_gray_of_pure_colours():
@@ -83,7 +117,7 @@ def test_a_truncated_file_is_named_and_nothing_is_cached(tmp_path, records, size
 
 def test_a_wrong_label_or_a_missing_file_is_named(tmp_path, records):
     folder = tmp_path / "cifar-10-batches-bin"
-    rows = records["test_batch.bin"]
+    rows = records["test_batch"]
     rows[4, 0] = 10
     rows.tofile(folder / "test_batch.bin")
     with pytest.raises(ValueError, match=r"test_batch\.bin: the label of image 4 is 10, not 0 to"):
@@ -150,6 +184,7 @@ def test_nothing_pickled_is_executed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"x_train": np.zeros((1, 32, 32), np.uint8), "y_train": np.zeros(1, int)}, "has 1 images"),
         ({"y_test": None}, "y_test.*it holds x_train, y_train"),
         ({"x_test": np.zeros((10, 32, 31), np.uint8)}, r"x_test is uint8 \(10, 32, 31\)"),
         ({"x_train": np.zeros((50, 32, 32))}, "x_train is float64"),
@@ -172,5 +207,5 @@ def test_a_file_that_is_cut_short_is_named(tmp_path, name):
     data = lzma.compress(data) if name.endswith("xz") else data
     for part in (data[: len(data) // 2], b"", b"nonsense", data[:-30]):
         (tmp_path / name).write_bytes(part)
-        with pytest.raises(ValueError, match=f"{name} is not an npz file"):
+        with pytest.raises(ValueError, match=rf"{name} (is not an npz file|cannot be read \(Comp)"):
             load(tmp_path)
