@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from experiments.common.files import digest
+from experiments.common.files import digest, read_array, read_lines, reading
 from experiments.lra.tasks.cache import fingerprint
 from experiments.lra.tasks.task import (
+    AGAIN,
     SPLITS,
     Split,
     Task,
     best_constant,
     pixel_order,
     require,
+    source,
     split_sizes,
 )
 from experiments.pathfinder.generate import VERSION as IMAGES
@@ -31,7 +33,9 @@ from experiments.pathfinder.generate import on_disk
 from experiments.pathfinder.parameters import LEVELS, spec
 from experiments.pathfinder.store import filled
 
-VERSION = 2  # of the cache of the release
+VERSION = 3  # of the cache of the release
+SIZES = (160_000, 20_000, 20_000)  # of a level
+GREY = ("L", "P", "RGB", "1")  # modes of PNG files that hold 8 bits of grey, or fewer
 NUMPY_MAGIC = b"\x93NUMPY"
 # The release's one broken file: there, but empty.
 EMPTY = ("pathfinder32/curv_baseline", "imgs/0/sample_172.png")
@@ -50,7 +54,7 @@ def load(
     cache_dir: str | Path,
     seed: int = 0,
     generate: bool = False,
-    examples: Sequence[int] = (160_000, 20_000, 20_000),
+    examples: Sequence[int] = SIZES,
     difficulty: int = 14,
     documented: bool = False,
     strokes: float | list[float] | None = None,
@@ -102,9 +106,11 @@ def load(
         tokens = images.reshape(len(images), -1)
         tokens = tokens if order == "row" else np.take(tokens, pixel, 1)
         splits[name] = Split(tokens, labels.astype(np.int64))
+    empty = f"pathfinder{size}/{LEVELS[difficulty]}" == EMPTY[0] and len(splits["train"]) < SIZES[0]
+    sizes = (SIZES[0] - empty, *SIZES[1:])
     return Task(
         name=f"pathfinder{size}",
-        source=f"generated v{IMAGES}" if generate else "official",
+        source=f"generated v{IMAGES}" if generate else source("official", splits, sizes),
         classes=2,
         vocab=256,
         splits=splits,
@@ -128,17 +134,22 @@ def _release(
     level = root / LEVELS[difficulty]
     files = _metadata_files(level)
     whole = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    entries = [entry for file in files for entry in read_metadata(file)]
+    entries: dict[str, Entry] = {}
+    for file in files:
+        for entry in read_metadata(file):
+            if entry.image in entries:
+                raise ValueError(f"{file}: {entry.image} is listed twice: delete one of its lines")
+            entries[entry.image] = entry
     if EMPTY[0] == f"{root.name}/{level.name}":
         broken = level / EMPTY[1]
         if broken.exists() and not broken.stat().st_size:
-            entries = [entry for entry in entries if entry.image != EMPTY[1]]
+            entries.pop(EMPTY[1], None)
     if len(entries) < 10:
         raise ValueError(f"{level} has {len(entries)} images: too few for 80 : 10 : 10")
     ends = [0, len(entries) * 8 // 10, len(entries) * 9 // 10, len(entries)]
     arrays = {}
     for name, first, end in zip(SPLITS, ends, ends[1:], strict=False):
-        part = entries[first:end][:limit]
+        part = list(entries.values())[first:end][:limit]
         path = _cache_path(cache, level, name, [level / entry.image for entry in part], whole)
         make = partial(_decode, level, part)
         what = f"Pathfinder-{size}, official {name} images"
@@ -185,18 +196,13 @@ def read_metadata(file: Path) -> list[Entry]:
     The original generator writes such arrays. Nothing is unpickled.
     """
     if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
-        try:
-            rows = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{file}: {error}") from error
+        rows = read_array(file, AGAIN)
         if rows.ndim != 2 or rows.dtype.kind not in "US":
             raise ValueError(f"{file}: {rows.dtype} {rows.shape}, not a table of strings")
         lines = [[str(value) for value in row] for row in rows.astype(str)]
     else:
-        try:
-            lines = [line.split() for line in file.read_text("ascii").splitlines()]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: neither text nor a NumPy array ({error})") from error
+        with reading(file, AGAIN, "is neither text nor a NumPy array"):
+            lines = [line.decode("ascii").split() for _, line in read_lines(file, AGAIN)]
     if not lines:
         raise ValueError(f"{file}: empty")
     return [_entry(file, number, fields) for number, fields in enumerate(lines, 1)]
@@ -222,11 +228,7 @@ def _decode(level: Path, entries: Sequence[Entry], first: int, pixels: np.ndarra
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): fetch it again") from error
-    if pixels.shape != shape or pixels.dtype != np.uint8:
-        raise ValueError(f"{path} is {pixels.dtype} {pixels.shape}, not a grey image {shape}")
-    return pixels
+    with reading(path, "fetch it again"), Image.open(path) as image:
+        if image.size != shape[::-1] or image.mode not in GREY:
+            raise ValueError(f"it is {image.mode} {image.size}, and not a grey image {shape}")
+        return np.asarray(image.convert("L"))

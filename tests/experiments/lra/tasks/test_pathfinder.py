@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.pathfinder import STREAM, load, read_metadata
 from experiments.lra.tasks.task import pixel_order
 from experiments.pathfinder.generate import make
@@ -79,7 +80,8 @@ def test_images_have_several_strokes_in_turn(tmp_path):
 
 def test_what_was_written_is_read(release, tmp_path):
     task, images = read(release, tmp_path), make(spec(32), 0, 0, N)
-    assert (task.name, task.source, task.grid) == ("pathfinder32", "official", (32, 32))
+    assert (task.name, task.grid) == ("pathfinder32", (32, 32))
+    assert task.source == "official, 32 + 4 + 4 examples"
     assert [len(split) for split in task.splits.values()] == [32, 4, 4]
     tokens = np.concatenate([split.tokens for split in task.splits.values()])
     labels = np.concatenate([split.labels for split in task.splits.values()])
@@ -160,10 +162,43 @@ def test_other_empty_and_cut_images_are_errors(release, tmp_path):
     with pytest.raises(ValueError, match=r"sample_5\.png cannot be read"):
         read(release, tmp_path)
     Image.fromarray(np.zeros((16, 32), np.uint8)).save(image)
-    with pytest.raises(ValueError, match=r"sample_5\.png is uint8 \(16, 32\), not a grey image"):
+    with pytest.raises(ValueError, match=r"sample_5\.png .*32.*16.* not a grey image"):
         read(release, tmp_path)
     image.write_bytes(whole)
-    assert read(release, tmp_path).source == "official"  # goes on with what it had
+    assert len(read(release, tmp_path).splits["train"]) == 32  # goes on with what it had
+
+
+def test_images_have_the_grey_values_that_a_viewer_shows(release, tmp_path):
+    image = level_of(release) / "imgs" / "0" / "sample_3.png"
+    grey = Image.open(image)
+    grey.load()
+    for other in (grey.convert("RGB").quantize(256), grey.convert("RGB"), grey):
+        other.save(image)
+        np.testing.assert_array_equal(
+            read(release, tmp_path).splits["train"].tokens[3], np.asarray(grey).ravel()
+        )
+    for other in (grey.convert("I;16"), grey.convert("LA"), grey.convert("RGBA")):
+        other.save(image)
+        with pytest.raises(ValueError, match=r"sample_3\.png .* not a grey image"):
+            read(release, tmp_path)
+
+
+def test_an_image_that_is_listed_twice_is_named(release, tmp_path):
+    metadata = level_of(release) / "metadata"
+    lines = (metadata / "0.npy").read_text().splitlines(keepends=True)
+    (metadata / "1.npy").write_text(lines[7])
+    with pytest.raises(ValueError, match=r"1\.npy: imgs/0/sample_7\.png is listed twice"):
+        read(release, tmp_path)
+
+
+def test_a_release_is_official_if_it_is_whole(tmp_path, monkeypatch):
+    """The counts of a level, one of which has a broken image."""
+    for size, difficulty, sizes in ((32, 14, (16, 2, 2)), (32, 6, (15, 2, 2))):
+        monkeypatch.setattr(pathfinder, "SIZES", (16, 2, 2))
+        write(tmp_path, spec(size, difficulty), 0, sum(sizes))
+        options = {"cache_dir": tmp_path / "cache", "difficulty": difficulty}
+        assert load(size, tmp_path, **options).source == "official"
+        assert load(size, tmp_path, **options, limit=2).source == "official, 2 + 2 + 2 examples"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +222,7 @@ def test_bad_metadata(release, tmp_path, text, message):
 def test_pickles_are_not_executed(release, tmp_path):
     metadata = level_of(release) / "metadata" / "0.npy"
     np.save(metadata, np.array([["imgs/0", 1]], object))
-    with pytest.raises(ValueError, match=r"0\.npy.*allow_pickle"):
+    with pytest.raises(ValueError, match=r"0\.npy is not a NumPy file of plain"):
         read(release, tmp_path)
     np.save(metadata, np.zeros((3, 4)))
     with pytest.raises(ValueError, match="not a table of strings"):
