@@ -140,6 +140,16 @@ def test_a_killed_run_shows_its_best_validation_accuracy_as_such(tmp_path):
     assert any("500 of 1000 steps" in note for note in found.footnotes())
 
 
+def test_the_speed_up_is_a_geometric_mean_over_devices(table):
+    places = ("GPU A", 12.0, 6.0), ("GPU B", 12.0, 1.5)  # 2x and 8x
+    runs = [
+        run(kind, seed=seed, ms=ms, device=device)
+        for seed, (device, *times) in enumerate(places)
+        for kind, ms in zip(("standard", "flash"), times, strict=True)
+    ]
+    assert speedup(table(*runs).cells, FLASH, LISTOPS) == pytest.approx(4.0)
+
+
 def test_the_speed_up_is_a_geometric_mean_over_tasks_of_one_device(table):
     found = table(
         run(ms=12.0),
