@@ -57,7 +57,7 @@ def _untested(version: str) -> str:
 def _verdict(version: str, gpu: str, device: torch.device) -> str | None:
     """Why the self-check failed, now or the last time, or None."""
     path = _file(version, gpu)
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged or none
         return json.loads(path.read_text())["reason"]
     warnings.warn(
         f"{_untested(version)}: checking the Hopper kernels once, for a minute or two", stacklevel=2

@@ -77,15 +77,15 @@ def test_a_new_version_runs_after_a_self_check_that_is_made_once(version, machin
         assert answer() is None and answer() is None
         machine.forget()
     assert machine.runs == 1
-    for change in ("gpu", "version"):
-        if change == "version":
-            machine.triton = "4.1.0"
-        else:
-            (file,) = machine.caches.rglob("*.json")
-            file.unlink()
+    (file,) = machine.caches.rglob("*.json")
+    changes = [file.unlink, lambda: setattr(machine, "triton", "4.1.0")]
+    changes += [lambda text=text: file.write_text(text) for text in ("[]", "[" * 10_000, "{")]
+    for change in changes:
+        machine.triton = version
+        change()
         machine.forget()
         assert answer() is None
-    assert machine.runs == 3
+    assert machine.runs == 1 + len(changes)
 
 
 @pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
