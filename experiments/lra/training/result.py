@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.devices import device_name
-from experiments.common.files import read_json, read_yaml, reading, write_whole
+from experiments.common.files import DamagedFile, read_json, read_yaml, write_whole
 from experiments.common.provenance import code_version, now
 from experiments.lra.models import dropout as hidden
 from experiments.lra.models.attention.registry import options_of
@@ -59,8 +59,8 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     result = read_json(path, RECREATE)
-    with reading(path, RECREATE, "is not the result of a run"):
-        result["complete"]
+    if "complete" not in result:
+        raise DamagedFile(f"{path} is not the result of a run: {RECREATE}")
     return result
 
 

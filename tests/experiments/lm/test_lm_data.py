@@ -166,7 +166,7 @@ BAD = {
     "odd.bin": "has 3 bytes: give uint16 tokens",
     "one.bin": "val.bin is missing",
     "vocabulary": "the vocabulary 257 ids .*made with another tokenizer",
-    "no archive": "is no archive of aclImdb",
+    "no archive": r"a\.tar cannot be read .*: give an archive of aclImdb",
 }
 
 

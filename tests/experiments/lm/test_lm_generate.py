@@ -127,7 +127,7 @@ def test_what_cannot_be_continued_is_one_line(settings, text_of, tmp_path):
         status, text, error = text_of(run.folder, words, prompt=prompt)
         assert status == 2 and not text and why in error and error.count("\n") == 1
     (made.folder / "config.yaml").write_text("task: {name: listops}")
-    assert "does not hold the settings of a language model" in text_of(made.folder)[2]
+    assert "config.yaml cannot be read" in text_of(made.folder)[2]
 
 
 def test_a_tokenizer_that_is_gone_is_named(tmp_path):

@@ -252,7 +252,7 @@ def test_other_settings_in_the_same_folder(place, ran):
     refuse(place, r"settings \(model\.layers 1 -> 3\): ", name="taken", model__layers=3)
     for text in ("{", "[]", "{}"):
         (folder / "result.json").write_text(text)
-        refuse(place, "result.json cannot be read .*delete it to recreate it", name="taken")
+        refuse(place, "result.json .*: delete it to recreate it", name="taken")
     (folder / "result.json").unlink()
     for text in ("lr: [1, 2\nx: }", "- lr"):
         (folder / "config.yaml").write_text(text)
