@@ -9,6 +9,7 @@ from torch import Tensor
 from masks import BlockMask, Mask
 from masks.spec import find
 from sparseflash.backends import nothing
+from sparseflash.backends.cpu_choices import block_size_for
 from sparseflash.backends.protocol import (
     Backward,
     Forward,
@@ -95,9 +96,10 @@ def plan_for(
     if isinstance(problem.mask, str):
         extents = problem.n_q, problem.n_k, problem.batch, problem.heads
         mask = find(problem.mask) if mask is None else mask
-        schedule = schedule_for(  # pyright: ignore
-            mask, *extents, problem.device, kv_heads=problem.kv_heads
-        )
+        assert mask is not None
+        on_cpu = all(backend is None or backend.name == "cpu" for backend in (forward, backward))
+        size = block_size_for(mask, *extents[:2], problem.heads) if on_cpu else 128
+        schedule = schedule_for(mask, *extents, problem.device, size, kv_heads=problem.kv_heads)
     run_forward = forward.plan_forward(problem, schedule)
     run_backward = backward.plan_backward(problem, schedule) if backward else None
     walks: list[Walk | None] = [None, None]

@@ -3,7 +3,8 @@
 Lists of equal length are computed together: their blocks are gathered into one work buffer, so a
 few calls of torch cover many blocks. Long lists go chunk by chunk (forward: online softmax), so
 the memory besides inputs and outputs is that of the buffers, whatever the sequence lengths.
-float32 and float64 are computed as they are, half inputs in float32.
+float32 and float64 are computed as they are, half inputs in float32. Dense calls without terms and
+dropout go through torch's fused operator.
 """
 
 import math
@@ -26,6 +27,7 @@ from sparseflash.backends.cpu_blocks import (
     threads_by_head,
     to_blocks,
 )
+from sparseflash.backends.cpu_choices import fused_backward_of, fused_forward
 from sparseflash.backends.cpu_nonfinite import all_finite, mark_keys, mark_rows
 from sparseflash.backends.protocol import (
     NO_TERMS,
@@ -70,6 +72,9 @@ class Forward(NamedTuple):
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> Results:  # fmt: skip
+        found = fused_forward(self.problem, walk.schedule, q, k, v, seed, terms)
+        if found is not None:
+            return found
         schedule = walk.schedule or self.dense
         assert schedule is not None
 
@@ -94,6 +99,9 @@ class Backward(NamedTuple):
     specs = ()
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
+        found = fused_backward_of(self.problem, walk.schedule, dout, dlse, saved)
+        if found is not None:
+            return Gradients(*found)
         schedule = walk.schedule or self.dense
         assert schedule is not None
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import masks
+from sparseflash import Terms, attention
 from sparseflash.backends import cpu, cpu_blocks, reference
 from sparseflash.backends.protocol import DIRECTIONS
+from sparseflash.plan import plan_for
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
@@ -41,6 +43,64 @@ def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_th
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (63, 100), (257, 1), (700, 520)])
 def test_dense(n_q, n_k):
     check(Case(n_q, n_k, 40, torch.float64, batch=2, heads=4, kv_heads=2), "cpu", "cpu")
+
+
+def calls_of_the_fused_operator(mask, n=256, dtype=torch.float32, **options) -> int:
+    """In a forward and its backward, whose gradients are those of the reference."""
+    q, k, v = (x.requires_grad_() for x in make_qkv(2, 4, n, n, 32, kv_heads=2, dtype=dtype))
+    dout = torch.randn(q.shape).to(dtype)
+
+    def gradients(backend):
+        out = attention(q, k, v, mask, backend=backend, **options)
+        return out, *torch.autograd.grad(out, (q, k, v), dout)
+
+    with torch.profiler.profile() as profile:
+        found = gradients("cpu")
+    for a, b in zip(found, gradients("reference"), strict=True):
+        assert relative_error(a, b.double()) < 3 * torch.finfo(dtype).eps ** 0.8
+    events = {event.key: event.count for event in profile.key_averages()}
+    names = [f"aten::_scaled_dot_product_flash_attention_for_cpu{end}" for end in ("", "_backward")]
+    forward, backward = (events.get(name, 0) for name in names)
+    assert forward == backward
+    return forward
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_calls_take_the_fused_operator(dtype):
+    assert calls_of_the_fused_operator(None, 200, dtype) == 1
+    assert calls_of_the_fused_operator(masks.dense(), 256, dtype) == 1
+
+
+def test_what_the_fused_operator_does_not_compute_goes_by_blocks():
+    assert calls_of_the_fused_operator(masks.causal()) == 0
+    assert calls_of_the_fused_operator(None, dropout_p=0.2, seed=3) == 0
+    assert calls_of_the_fused_operator(None, terms=Terms(softcap=2.0)) == 0
+
+
+def test_a_query_without_a_finite_score_is_empty_in_a_dense_call():
+    q, k, v = make_qkv(1, 1, 64, 64, 16)
+    q[0, 0, 3], k = -math.inf, k.abs()
+    out, lse = attention(q, k, v, return_lse=True, backend="cpu")
+    assert lse[0, 0, 3] == -math.inf and not out[0, 0, 3].any() and lse.isfinite().sum() == 63
+
+
+@pytest.mark.parametrize(
+    ("mask", "size"),
+    [
+        (masks.local(16), 32),
+        (masks.local(64), 64),
+        (masks.random_blocks(0.1, block=64), 64),
+        (masks.local(512), 128),
+        (masks.causal(), 128),
+        (masks.causal().build(4096), 128),
+        (masks.causal().build(4096, block_size=64), 64),
+    ],
+    ids=str,
+)
+def test_narrow_masks_have_smaller_blocks(mask, size):
+    problem = problem_of(*make_qkv(1, 1, 4096, 4096, 16), mask, backend="cpu")
+    walk = plan_for(problem, mask).forward_walk
+    assert walk is not None and walk.schedule is not None and walk.schedule.block_q == size
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
