@@ -2,6 +2,7 @@
 
     python -m experiments.tools.architectures
     python -m experiments.tools.architectures --rows new.jsonl llama gemma3 'qwen.*'
+    python -m experiments.tools.architectures --page docs/support.md
 
 Each model type is built small with random weights, in float32 on the CPU, in a process of its own.
 It runs forward, with padding, in generation with both caches, with an image, and backward, with
@@ -34,6 +35,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from experiments.common.provenance import commit, now
+from experiments.common.text_table import fill, markdown
 from experiments.tools.small_models import build, inputs, with_image
 from sparseflash.integrations.transformers import NAME, use
 
@@ -50,19 +53,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds", nargs="*", default=[".*"], help="model types (expressions)")
     parser.add_argument("--rows", type=Path, default=ROWS, help="file of the rows")
+    parser.add_argument("--page", type=Path, help="page whose tables are made from the rows")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kept = arguments.rows.read_text().splitlines() if arguments.rows.exists() else []
     done = {row["architecture"]: row for row in map(json.loads, kept)}
     wanted = [k for k in CONFIG_MAPPING if any(re.fullmatch(p, k) for p in arguments.kinds)]
+    about = {"transformers": transformers.__version__, "torch": torch.__version__}
+    about |= {"commit": commit(), "date": now()[:10]}
     build("llama")  # imported once, before processes are forked
     with arguments.rows.open("a") as file:
         for kind in (kind for kind in wanted if kind not in done):
-            done[kind] = apart(kind)
+            done[kind] = apart(kind) | about
             file.write(json.dumps(done[kind]) + "\n")
             file.flush()
             print(f"{kind}: {done[kind]['verdict']} {done[kind].get('reason', '')}", flush=True)
-    print(summary([done[kind] for kind in sorted(done)]))
+    rows = [done[kind] for kind in sorted(done)]
+    arguments.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if arguments.page is not None:
+        arguments.page.write_text(fill(arguments.page.read_text(), tables(rows)))
+    print("\n\n".join(table() for table in tables(rows).values()))
 
 
 def apart(kind: str) -> Row:
@@ -265,25 +275,36 @@ def is_ours(error: BaseException) -> bool:
     return clear and raised and frame.filename.startswith(PACKAGES)
 
 
-def summary(rows: list[Row]) -> str:
-    """Return two tables of Markdown: the verdicts by reason, and the results of each step."""
+def tables(rows: list[Row]) -> dict[str, Callable[[], str]]:
+    """Return what makes two tables of Markdown: verdicts by reason, and results by step."""
     verdicts = Counter((row["verdict"], reason_of(row)) for row in rows)
     done = [(name, result) for row in rows for name, result in row.get("steps", {}).items()]
     equal = Counter(name for name, result in done if not isinstance(result, str))
     refused = Counter(name for name, result in done if isinstance(result, str))
-    lines = ["| model types | verdict | reason |", "|---:|---|---|"]
-    lines += [f"| {n} | {verdict} | {why} |" for (verdict, why), n in sorted(verdicts.items())]
-    lines += ["", "| step | compared | refused |", "|---|---:|---:|"]
-    steps = dict.fromkeys(name for name, _ in done)
-    return "\n".join([*lines, *(f"| {n} | {equal[n]} | {refused[n]} |" for n in steps)])
+    names = dict.fromkeys(name for name, _ in done)
+    steps = [(name, str(equal[name]), str(refused[name])) for name in names]
+    found = [(verdict, why, str(count)) for (verdict, why), count in sorted(verdicts.items())]
+    return {
+        "architectures": lambda: markdown([("verdict", "reason", "model types"), *found], (0, 1)),
+        "steps": lambda: markdown([("step", "equal", "refused"), *steps]),
+    }
 
 
 def reason_of(row: Row) -> str:
-    """Return the reason without what differs from model to model."""
-    reason = row.get("reason", "").replace("refused: ", "").partition(":")
-    known = ("does not go through AttentionInterface", "never calls", "position_bias", "is a bias")
-    short = [text for text in known if text in row.get("reason", "")]
-    return short[0] if short else re.sub(r"\d+", "n", reason[0])
+    """Return the reason in words that several model types share."""
+    known = {  # part of the reason: words
+        "goes through AttentionInterface": "attention of their own",
+        "never calls": "no attention through the interface",
+        "position_bias": "`position_bias`, a bias of positions",
+        "is a bias": "a mask that carries a bias",
+        "the model made a mask of": "a mask of other lengths than the keys",
+        "changes the output by": "attention does not reach the output",
+        "ImportError": "needs a package that was not installed",
+        "cannot be built": "cannot be built small by the program's rules",
+        "no inputs": "needs inputs that the program does not make",
+    }
+    reason = row.get("reason", "")
+    return next((words for part, words in known.items() if part in reason), reason[:60])
 
 
 if __name__ == "__main__":
