@@ -225,7 +225,8 @@ def _read(function: Callable[..., Any]) -> Mask | None:
         case "bidirectional_mask_function":
             return masks.dense()
         case "sliding_window_overlay":
-            return masks.local(values["sliding_window"] - 1, FAR)
+            width = values["sliding_window"]  # 0 for layers that Qwen2-MoE does not have
+            return masks.local(width - 1, FAR) if width > 0 else ~masks.dense()
         case "sliding_window_bidirectional_overlay":
             return masks.local(values["sliding_window"])
         case "chunked_overlay":  # its chunks begin after the padding, as positions do here

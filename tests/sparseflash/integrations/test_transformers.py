@@ -259,6 +259,7 @@ def test_functions_that_transformers_makes_are_read():
         module.causal_mask_function: "causal()",
         module.bidirectional_mask_function: "dense()",
         module.sliding_window_causal_mask_function(9): "sliding(9)",
+        module.sliding_window_causal_mask_function(0): "~dense()",
         module.sliding_window_bidirectional_mask_function(9): "local(9)",
         chunked: "causal() & block_diagonal(8)",
     }.items():
