@@ -26,6 +26,9 @@ JOINED = (  # no pattern of its own
     Example("causal() - sliding(48)", "without"),
 )
 IN_PYTHON = {  # what is no text of a mask
+    "cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))": lambda: (
+        masks.cells((32,) * 8, ((1, 7), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 0)))
+    ),
     "documents_from_ids((0,) * 60 + (1,) * 100 + (0,) * 96)": lambda: masks.documents_from_ids(
         (0,) * 60 + (1,) * 100 + (0,) * 96
     ),
