@@ -213,7 +213,11 @@ class OnCanvas(Leaf):
         kinds_k = _kinds(places - origin_k)
 
         number = kinds_q[i] * len(cols) + kinds_k[j]
-        for difference in (origin_q[i, 0] - origin_k[j, 0]).T:
+        differences = origin_q[i, 0] - origin_k[j, 0]
+        if self._fills:  # of no matter along an axis whose keys are all in the windows
+            whole = (first.max(axis=1) <= 0) & (last.min(axis=1) >= np.array(self.canvas) - 1)
+            differences = np.where(whole[i], 0, differences)
+        for difference in differences.T:
             low = difference.min()
             number = number * (difference.max() - low + 1) + difference - low
         return number

@@ -105,7 +105,8 @@ def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed
         s, place = np.divmod(x, grid.area)
         return placed.signature(own_slice[s] * grid.area + place)
 
-    changes = placed.changes and (lambda s, q: placed.changes(own_slice[s], q))
+    inner = placed.changes
+    changes = None if inner is None else lambda s, q: inner(own_slice[s], q)
     return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, changes)
 
 

@@ -27,8 +27,8 @@ def moves(rule: Expression) -> tuple[int, int, int] | None:
             side, token = beyond
             first[side] = max(first[side], token)
             return 0
-        inner = [growth(arg) for arg in args]
-        if None in inner:
+        inner = [size for arg in args if (size := growth(arg)) is not None]
+        if len(inner) < len(args):
             return None
         if not any(inner):
             return 0

@@ -6,6 +6,7 @@ import torch
 
 import masks
 from experiments.bench.mask_build import named_masks
+from masks.registry import PATTERNS, TRANSFORMS
 
 
 def test_documents():
@@ -28,3 +29,16 @@ def test_formulas(name: str):
         masks.where(named_masks.formula(name, n, masks.table, np.clip)),
     ):
         assert np.array_equal(mask.build(n).to_dense()[0, 0], allowed)
+
+
+def test_every_name_of_the_gallery_is_measured():
+    """`layers` returns one of its parts, so there is nothing to measure."""
+    measured = " ".join([*named_masks.GALLERY, *named_masks.OF_LENGTH])
+    entries = [entry.function for entry in (PATTERNS | TRANSFORMS).values() if entry.examples]
+    names = {f.__name__ for f in entries if f.__module__.startswith("masks.")}
+    assert {name for name in names if name not in measured} == {"layers"}
+
+
+def test_cells_are_the_formula_of_their_mesh():
+    cells, formula = (named_masks.make(name, 1024) for name in ("cells", "where: mesh"))
+    assert cells.build(1024) == formula.build(1024)
