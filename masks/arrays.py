@@ -62,8 +62,8 @@ def from_layout(
         raise ValueError(f"layout is {data.dtype}: give booleans or integers, 0 for an empty block")
     if not data.size:
         raise ValueError(f"layout has shape {data.shape}: give at least one block")
-    batch, heads, *sizes = layout_extents(data.shape, block_size, n_q, n_k)
-    grid = Grid(*sizes, batch, heads)
+    batch, heads, n_q, n_k, *sizes = layout_extents(data.shape, block_size, n_q, n_k)
+    grid = Grid(n_q, n_k, sizes[0], sizes[1], batch, heads)
     codes = np.where(data.ravel() != 0, FULL, EMPTY).astype(np.int32)
     starts, codes = rl.compact(np.arange(grid.size), codes, grid.size)
     return BlockData.of(grid, starts, codes, Tiles(grid).bits, "")
@@ -92,4 +92,4 @@ def layout_extents(
                 f" give {name} between {(count - 1) * block + 1} and {count * block}"
             )
         tokens.append(n)
-    return batch, heads, *tokens, *sizes
+    return batch, heads, tokens[0], tokens[1], *sizes

@@ -43,13 +43,19 @@ SAME = {
     "cu_seqlens_k": "cu_seqlens", "block_tables": "page_table", "num_kv_heads": "num_heads",
 }  # fmt: skip
 
+ABSENT = {
+    "decode": ("terms", "dropout_p"), "BlockSparseAttention": ("terms", "scale", "return_lse")
+}  # fmt: skip
+
 
 def refuse_unknown(function: str, given: dict[str, Any]) -> None:
     """Raise TypeError for arguments that a function does not have, with the remedy if known."""
     for name, value in given.items():
         shown = type(value).__name__ if isinstance(value, Tensor) else repr(value)
         text = f"{function}() has no argument {name}, which is {shown[:60]}"
-        how = REMEDIES.get(SAME.get(name, name))
+        how = REMEDIES.get(SAME.get(name, name), "pass terms=" if name == "terms" else None)
+        if how and any(f"pass {other}=" in how for other in ABSENT.get(function, ())):
+            how = "take sparseflash.attention, which has it"
         raise TypeError(f"{text}: {how}" if how else f"{text}; see help(sparseflash.{function})")
 
 

@@ -304,12 +304,13 @@ def plan(
     call = as_float(scale), dropout_p, deterministic, backend, *term_options(None), False
     if torch.compiler.is_compiling():
         check_tensors(q, k, v)
-        schedule = None if is_empty(q, k) else schedule_of(as_mask(mask), q, k)
-        return as_mask(mask) if schedule is None else traced_plan(schedule, q, k, v, call)
+        mask = as_mask(mask)
+        schedule = None if is_empty(q, k) else schedule_of(mask, q, k)
+        return mask if schedule is None else traced_plan(schedule, q, k, v, call)  # pyright: ignore
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
     made = prepared(found.problem, found.mask, found.schedule)
     if found.schedule is None:
-        return mask if is_empty(q, k) else found.mask
+        return mask if is_empty(q, k) else found.mask  # pyright: ignore[reportReturnType]
     return found.schedule.with_lists(made.lists(found.schedule))
 
 

@@ -139,8 +139,8 @@ class BlockSparseAttention(nn.Module):
         if context is None:
             qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
             mask = self.mask if lengths is None else lengths
-            plain = starts is None and isinstance(mask, Mask | BlockMask | Schedule | None)
-            if self._whole and plain:
+            fits = isinstance(mask, Mask | BlockMask | Schedule | None)
+            if self._whole and fits and starts is None:
                 out = self._noted(attention_of_qkv(qkv, self.kv_heads, mask, **self._call))
                 return self.out(out.transpose(1, 2).flatten(2))
             q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
@@ -177,7 +177,7 @@ class BlockSparseAttention(nn.Module):
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
-        call = self._call | {"starts": starts}
+        call: dict[str, Any] = self._call | {"starts": starts}
         found = attend_within(attention, q, k, v, mask, lengths, self.padding, **call)
         return self._noted(found)
 

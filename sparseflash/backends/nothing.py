@@ -40,8 +40,8 @@ class Backward(NamedTuple):
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
         bias = saved.terms.bias
         of_bias = None if bias is None else torch.zeros_like(bias)
-        zeros = (torch.zeros_like(t) for t in saved[:3])
-        return Gradients(*zeros, sink_gradient(dout, dlse, saved), of_bias)
+        dq, dk, dv = (torch.zeros_like(t) for t in saved[:3])
+        return Gradients(dq, dk, dv, sink_gradient(dout, dlse, saved), of_bias)
 
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

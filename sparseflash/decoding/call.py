@@ -142,7 +142,7 @@ def decode(
             f"mask is a {type(mask).__name__}; pass a masks.Mask, a masks.BlockMask, a selection of"
             f" sparseflash.select or None{how}"
         )
-    mask = None if empty else mask
+    mask = None if empty or isinstance(mask, Selection) else mask
     call = None if scale is None else float(scale), splits, backend
     if plain(q, k, v):
         out, lse = _run(q, k, v, lengths, starts, block_table, mask, call)

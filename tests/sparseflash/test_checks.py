@@ -221,7 +221,7 @@ def test_numbers_of_numpy_pass(dtype):
 
 @pytest.mark.parametrize("name, value, remedy", [
     ("is_causal", True, "masks.causal()"), ("attn_mask", torch.zeros(40, 40), "mask="),
-    ("window_size", (128, 0), "masks.local"), ("softmax_scale", 0.5, "scale="),
+    ("window_size", (128, 0), "masks.local"), ("batch_first", True, "leave it out"),
     ("enable_gqa", True, "leave it out"), ("cu_seqlens_q", None, "packed.documents"),
     ("num_heads", 4, "heads="), ("dropuot_p", 0.5, "help"),
 ])  # fmt: skip
@@ -243,6 +243,9 @@ def test_arguments_of_other_libraries(name, value, remedy):
 
 def test_other_orders_and_kinds_of_arguments():
     attention = sparseflash.attention
+    for given in ({"softcap": 5.0}, {"terms": Terms(softcap=5.0)}, {"alibi_slopes": 1}):
+        with pytest.raises(TypeError, match=f"{next(iter(given))}.*take sparseflash.attention"):
+            sparseflash.decode(Q, K, V, **given)
     for mask in (masks.causal(), masks.causal().build(40)):
         with pytest.raises(ValueError, match=r"q is a (Band|BlockMask); .* after q, k and v"):
             attention(mask, Q, K, V)

@@ -110,7 +110,7 @@ def caches(layers: Sequence[BlockSparseAttention], room: int) -> Iterator[None]:
     rotaries = [layer.rotary for layer in layers]
     for layer in layers:
         cache = (MobaCache if isinstance(layer.mask, TokenSelector) else Cache)(layer, room)
-        layer.attend = cache.attend
+        layer.attend = cache.attend  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(layer.rotary, Rotary):
             layer.rotary = Later(layer.rotary, cache)
     try:
