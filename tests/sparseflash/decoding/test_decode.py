@@ -319,7 +319,8 @@ def test_the_kernels_say_why_not():
 def test_opcheck(dtype):
     (q, k, v), options = Step(2, 64, 32, (64, 30), page=16, dtype=dtype).arguments()
     k, v = k.transpose(1, 2), v.transpose(1, 2)
-    rest = options["lengths"], options["block_table"], LISTED.key, [], [], None, 2, "cpu"
+    starts = torch.tensor([3, 0], dtype=torch.int32)
+    rest = options["lengths"], starts, options["block_table"], LISTED.key, [], [], None, 2, "cpu"
     torch.library.opcheck(torch.ops.sparseflash.decode.default, (q, k, v, *rest))
 
 

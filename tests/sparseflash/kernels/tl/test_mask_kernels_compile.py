@@ -29,7 +29,8 @@ n, offsets = 512, torch.tensor([[0, 100, 512]])
 def launch():
     prefixes = (None, None), (3, None), (None, offsets[:, 1:])
     for shared, prefix in zip((True, True, False, False), (*prefixes, prefixes[0])):
-        packed.document_spans(offsets, n, n, 0, shared, *prefix)
+        for offsets_k in (None, offsets):
+            packed.document_spans(offsets, offsets_k, n, n, n, 0, shared, *prefix)
     for interleaved in (False, True):
         packed.diffusion_spans(offsets, n, 32, interleaved)
     packed.tree_spans(offsets, offsets, n)
