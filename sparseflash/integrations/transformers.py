@@ -92,8 +92,11 @@ def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedMod
             vars(config).pop(ATTRIBUTE, None)
     if mask is not None:
         setattr(model.config, ATTRIBUTE, mask.key)
+    only_eager = not (model._supports_sdpa or model._supports_flash_attn)
     for number, layer in enumerate(layers):
         setattr(layer, LAYER, number)
+        if only_eager:
+            layer.is_causal = False  # eager attention goes by the mask alone
     return model
 
 
@@ -187,6 +190,8 @@ def attend(
     if chosen is not None and chosen.per_layer:
         chosen = chosen.layer(_number(module))
     documents = _documents(cu_seq_lens_q, cu_seq_lens_k, n_q, n_k)
+    if isinstance(attention_mask, ModelMask) and attention_mask.shape[2] == 1 < n_q:
+        attention_mask = attention_mask.expand(-1, -1, n_q, -1)  # values: all queries see the same
     if isinstance(attention_mask, ModelMask):
         asked = attention_mask.asked
         if (n_q, n_k) != (asked.n_q, asked.n_k):

@@ -244,6 +244,27 @@ def test_a_mask_of_other_lengths_is_refused():
         attend(module, q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), mask)
 
 
+def test_a_model_with_eager_attention_alone():
+    """Its mask has one row, for all queries, and eager attention ignores what is_causal says."""
+    sizes = dict(hidden_size=64, num_hidden_layers=2)
+    text = sizes | dict(vocab_size=WORDS, num_attention_heads=4, intermediate_size=32)
+    config = transformers.BridgeTowerConfig(
+        text_config=text, vision_config=sizes | dict(patch_size=8, image_size=32),
+        num_attention_heads=4, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BridgeTowerModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    given = dict(input_ids=words(), pixel_values=torch.randn(2, 3, 32, 32))
+    given["attention_mask"] = padding("right")
+    expected = model(**given)
+    found = sparse.use(model)(**given)
+    for name in ("text_features", "image_features", "pooler_output"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-3)
+
+
 def test_a_model_that_computes_with_its_mask():
     config = sparse.use(make("llama")).config
     create = transformers.masking_utils.create_causal_mask
