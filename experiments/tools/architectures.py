@@ -40,7 +40,7 @@ from experiments.common.text_table import fill, markdown
 from experiments.tools.small_models import build, inputs, with_image
 from sparseflash.integrations.transformers import NAME, use
 
-ROWS = Path("docs/results/architectures.jsonl")
+ROWS = Path("docs/results/cpu/architectures.jsonl")
 PACKAGES = tuple(str(Path(__file__).parents[2] / name) for name in ("sparseflash", "masks"))
 CLOSE, SECONDS, GIBIBYTES = 2e-4, 300, 10
 Row = dict[str, Any]

@@ -61,6 +61,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},
     "owlvit_text_model": {"max_position_embeddings": 32},
     "owlv2_text_model": {"max_position_embeddings": 32},
+    "step3p5": {"sliding_window": 8},
     "mimi": {"upsample_groups": 64},
     "bamba": {"attn_layer_indices": [1]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -230,6 +231,8 @@ def inputs(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     for chosen in (first, {*names} - {"inputs_embeds"}, {"inputs_embeds"}):
         found = {name: known[name]() for name in known if name in chosen and name in names}
         yield found
+        if "pixel_values" in found:
+            yield found | {"pixel_values": noise(2, frames, channels, height, width)}
         if "input_features" in found:
             yield found | {"input_features": noise(2, time, mels)}
         if "input_values" in found:
