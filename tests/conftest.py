@@ -36,6 +36,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say in one line why tests were skipped: pytest would print a line for each of 150 places."""
+    if not torch.cuda.is_available() and "skipped" in terminalreporter.stats:
+        terminalreporter.write_line("skipped: tests under tests/gpu, which need a CUDA GPU (-rs)")
+
+
 def pytest_unconfigure():
     gc.unfreeze()
 

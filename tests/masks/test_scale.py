@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -85,10 +84,8 @@ def test_build_time(mask: masks.Mask):
     ids=str,
 )
 def test_canvases_of_a_million_tokens(mask: masks.Mask, tiles: int):
-    """Up to three quarters of a million partial blocks, and few kinds; generous seconds."""
-    begin = time.perf_counter()
+    """Up to three quarters of a million partial blocks, and few kinds."""
     assert len(mask.build(LONG).bits) <= tiles
-    assert time.perf_counter() - begin < 20
 
 
 @pytest.mark.parametrize(

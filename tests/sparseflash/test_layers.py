@@ -382,7 +382,7 @@ LAYER, OF_BLOCKS, X = make(), make(mask=masks.local(3).build(128)), tokens()
         (lambda: LAYER.plan([3, 4], 128.0), "n is 128.0"),
         (lambda: LAYER.plan([], 128), r"lengths is \[\]; give that of one sequence"),
         (lambda: LAYER.plan([[3]], 128), r"lengths is \[\[3\]\]; pass a tensor or a list"),
-        (lambda: OF_BLOCKS.plan([3], 128), "takes a multiple of 128, and None or a Mask"),
+        (lambda: OF_BLOCKS.plan([3], 100), "takes a multiple of 128, and None, a Mask"),
         (lambda: Rotary(base=1.0), "base is 1.0"),
         (lambda: Rotary(base=float("inf")), "base is inf; it must be a finite number above 1"),
         (lambda: Rotary(base="1e4"), "base is '1e4'; it must be a finite number above 1"),

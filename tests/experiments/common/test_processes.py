@@ -28,14 +28,12 @@ def test_ctrl_c_does_not_reach_a_process(capfd):
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_interrupted_program_does_not_wait_for_its_processes(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored at the end
-    begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), processes(1) as pool:
-        calls = [pool.submit(time.sleep, 60) for _ in range(9)]
+        calls = [pool.submit(time.sleep, 3600) for _ in range(9)]
         while not calls[0].running():
             time.sleep(0.01)
         assert calls[-1].cancel()  # as map does with those that are left
         raise KeyboardInterrupt
-    assert time.monotonic() - begun < 30
 
 
 def test_an_interrupt_while_a_process_starts_is_not_lost(monkeypatch):

@@ -13,7 +13,7 @@ from experiments.common.records import OK, Records, read
 from tests.experiments.bench.bench_cases import CPU, ORIGIN
 
 ROW = BuildRow(mask="local:256", builder="masks", seq_len=4096, block=128, density=None, **ORIGIN)
-OPTIONS = {"seconds": 0.01, "limit_s": 60, "limit_gib": None, "block_size": 128}
+OPTIONS = {"seconds": 0.01, "limit_s": 60, "limit_gib": 100.0, "block_size": 128}
 
 
 def test_a_measurement():

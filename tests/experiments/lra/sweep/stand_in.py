@@ -52,7 +52,7 @@ def events(place: Path) -> list[str]:
 
 def wait(ready: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Returns when something is there. `process` must not have ended before."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 1200
     while not ready():
         assert time.monotonic() < end and (process is None or process.poll() is None)
         time.sleep(0.01)

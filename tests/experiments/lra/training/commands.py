@@ -24,7 +24,7 @@ def start(given: Sequence[str], launcher: Sequence[str] = (sys.executable,)) -> 
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> str:
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=1800)
     assert process.returncode == code, err
     return out + err
 

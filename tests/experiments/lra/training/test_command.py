@@ -26,7 +26,7 @@ from tests.experiments.lra.training.commands import ROOT, assert_processes_train
 
 def wait_for(process, folder, step):
     """Returns once the journal tells of this step."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 900
     while not any(line["step"] >= step for line in journal(folder)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "no step in time"
