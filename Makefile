@@ -36,7 +36,7 @@ PAGE := docs/results/h100/page.csv
 page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
 	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)
-	$(RUN) -m experiments.select csv=docs/results/h200/select.csv
+	$(RUN) -m experiments.selection csv=docs/results/h200/select.csv
 	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page 'pages=[README.md,docs/results/hopper.md]'
 
 # one thread each: those of several processes would take turns on the same cores

@@ -84,7 +84,7 @@ class BuildRow(PeerRow):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectRow(TimedRow):
-    """A step of a selector, whose text is `mask`: experiments.select."""
+    """A step of a selector, whose text is `mask`: experiments.selection."""
 
     step: str  # selection | schedule | forward | backward | chain
     batch: int
@@ -102,7 +102,7 @@ class SelectRow(TimedRow):
     graph_share: float | None = None  # as `share`
 
     WHAT = "step batch heads kv_heads n_q n_k head_dim dtype block_q block_k".split()
-    COMMAND = "python -m experiments.select"
+    COMMAND = "python -m experiments.selection"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 if isinstance(error, OSError):
                     if error.filename is None:  # of no place that an option names
                         raise
-                    text = f"cannot use {error.filename} ({error.strerror}): name another place"
+                    text = _place(error)
                 print(f"error: {text}", file=sys.stderr, flush=True)
                 if HydraConfig.get().mode != RunMode.MULTIRUN:
                     sys.exit(2)
@@ -91,7 +92,14 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
                 return print(help_text(CONF, name, " ".join(command), about))
             try:
                 check_keys(name, sys.argv[1:])
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are ours to print
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+            except OSError as error:  # a folder that Hydra makes
+                if error.filename is None:
+                    raise
+                sys.exit(_fail(f"error: {_place(error)}"))
+            except HydraException as error:
+                sys.exit(_fail(f"error: {' '.join(str(error).split())}"))
             except ValueError as error:
                 sys.exit(_fail(f"error: {error}"))
             except KeyboardInterrupt:
@@ -104,6 +112,10 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         return entry
 
     return decorate
+
+
+def _place(error: OSError) -> str:
+    return f"cannot use {error.filename} ({error.strerror}): name another place"
 
 
 def _options(config: DictConfig) -> Any:
@@ -133,6 +145,7 @@ def check_keys(name: str, arguments: list[str]) -> None:
     have, with those they have, and for a value that Hydra cannot read.
     """
     given, below, files = [], [], []
+    own = _config_dir(arguments)
     flag = ""  # the argument before: those of Hydra may take a word
     for text in arguments:
         if not re.search("[=~]", text) and not text.startswith("-") and flag in SWITCHES:
@@ -143,7 +156,7 @@ def check_keys(name: str, arguments: list[str]) -> None:
             _check_value(text, found[0])
             if not found[1] and found[3] != "hydra":
                 below += [found[2]] if "." in found[2] else []
-                files += _named_file(name, found[2], text.removeprefix(found[0]))
+                files += _named_file(name, found[2], text.removeprefix(found[0]), own)
     if not set(given) - {"hydra"}:
         return
     known = [str(key) for key in _composed(name)]
@@ -152,7 +165,23 @@ def check_keys(name: str, arguments: list[str]) -> None:
     swept = {file.partition("=")[0] for file in files if "," in file}
     below = [path for path in below if path.split(".")[0] not in swept]
     for path in below:
-        _check_below(_composed(name, *(f for f in files if "," not in f)), path)
+        overrides = [f for f in files if "," not in f]
+        overrides += [f"hydra.searchpath=[file://{own}]"] if own else []
+        _check_below(_composed(name, *overrides), path)
+
+
+def _config_dir(arguments: list[str]) -> Path | None:
+    """Return the folder of --config-dir, in which a user has files of their own such as
+    task/mine.yaml. Raises ValueError if it is not there.
+    """
+    for text, after in pairwise([*arguments, ""]):
+        flag, given, value = text.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folder = Path(value if given else after).resolve()
+            if not folder.is_dir():
+                raise ValueError(f"--config-dir {folder}: there is no such folder")
+            return folder
+    return None
 
 
 @cache  # a sweep checks its entries one by one
@@ -163,24 +192,25 @@ def _composed(name: str, *files: str) -> DictConfig:
         return hydra.compose(name, list(files))
 
 
-def _named_file(name: str, key: str, value: str) -> list[str]:
-    """The override, if the option names files of a folder of conf, such as task=listops. Raises
-    ValueError for a file that is not there.
+def _named_file(name: str, key: str, value: str, own: Path | None) -> list[str]:
+    """Return the override, if the option names files of a folder of conf or of `own`, such as
+    task=listops. Raises ValueError for a file that is not there.
     """
     folders = [entry for entry in _defaults(name).get("defaults", []) if isinstance(entry, dict)]
     if not any(key in entry for entry in folders):
         return []
     if re.search(r"[./\\$]", value):  # the files of another folder could run code
-        choose(key, value, _names(key))
+        choose(key, value, _names(key, own))
     if not re.fullmatch(r"[\w,]+", value):
         return []
     for each in value.split(","):
-        choose(key, each, _names(key))
+        choose(key, each, _names(key, own))
     return [f"{key}={value}"]
 
 
-def _names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+def _names(folder: str, own: Path | None) -> list[str]:
+    found = [path for conf in (CONF, own) if conf for path in (conf / folder).glob("*.yaml")]
+    return sorted({path.stem for path in found})
 
 
 def _check_below(config: Any, path: str) -> None:

@@ -39,12 +39,12 @@ BAD = {
     "plot csv=docs/results/h200/limits.csv.gz pages=[LICENSE]": "the page has no line <!-- rows",
     "speed rounds=0": "rounds=0: give a whole number",
     "compare csv=none.csv": "none.csv cannot be read",
-    "select density=abc": "density='abc': give a number above 0",
-    "select heads=two": "heads='two': give a whole number",
-    "select kv_heads=0": "kv_heads=0: give a whole number",
-    "select seconds=0": "seconds=0: give a number above 0",
-    "select dtype=float8": "dtype='float8': choose from float32",
-    "select 'selectors=[\"causal()\"]'": "'causal()' is no selector",
+    "selection density=abc": "density='abc': give a number above 0",
+    "selection heads=two": "heads='two': give a whole number",
+    "selection kv_heads=0": "kv_heads=0: give a whole number",
+    "selection seconds=0": "seconds=0: give a number above 0",
+    "selection dtype=float8": "dtype='float8': choose from float32",
+    "selection 'selectors=[\"causal()\"]'": "'causal()' is no selector",
     "mask_build seq_len=x": "seq_len='x': give a whole number",
     "mask_build limit_gib=x": "limit_gib='x': give a number above 0",
     "mask_build mask=[] seq_len=64": "mask=[]: give at least one",
@@ -162,7 +162,9 @@ def test_python_m_runs_each_program():
 def test_a_bad_option_is_one_line(command, run_program, tmp_path):
     module, *words = shlex.split(command)
     csv = tmp_path / "rows.csv"
-    measures = module.startswith(("speed", "select", "lra_speed", "mask_build", "tune", "papers."))
+    measures = module.startswith(
+        ("speed", "selection", "lra_speed", "mask_build", "tune", "papers.")
+    )
     if measures and "csv=" not in command:
         words.append(f"csv={csv}")
     status, _, error = run_program(module, *words)

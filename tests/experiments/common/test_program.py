@@ -254,3 +254,31 @@ def test_help_names_the_choices_of_a_group():
     lines = help_text(CONF, "train", "COMMAND", None).splitlines()
     (found,) = [line for line in lines if line.strip().startswith("attention=sparse")]
     assert "flash" in found and "reformer" in found
+
+
+def test_files_of_a_users_folder_stand_beside_ours(monkeypatch, capsys, tmp_path):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [listops]\ntask: { max_length: 77 }\n"
+    )
+    seen = []
+    words = ["--config-dir", str(tmp_path), "task=mine", "task.limit=3"]
+    assert run(monkeypatch, lambda options, _: seen.append(options), *words, name="train") == 0
+    assert seen[0]["task"]["max_length"] == 77 and seen[0]["task"]["name"] == "listops"
+    assert run(monkeypatch, main_of_no_use, *words[:2], "task=other", name="train") == 2
+    assert "mine" in capsys.readouterr().err
+    words[1] = str(tmp_path / "nowhere")
+    assert run(monkeypatch, main_of_no_use, *words, name="train") == 2
+    assert "nowhere: there is no such folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "below"
+    assert run(monkeypatch, main_of_no_use, f"hydra.run.dir={place}") == 2
+    told = capsys.readouterr().err
+    assert str(place) in told and told.count("\n") == 1
+
+
+def main_of_no_use(options, command):
+    raise AssertionError("it must not run")

@@ -12,14 +12,14 @@ SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25 device=
 
 def test_rows_of_every_kind(tmp_path, run_program, one_thread):
     words = [f"csv={tmp_path}/select.csv", *SMALL.split()]
-    assert run_program("select", *words)[0] == 0
+    assert run_program("selection", *words)[0] == 0
     rows = read(tmp_path / "select.csv", SelectRow)
     kinds = {row.mask.split("(")[0] for row in rows}
     assert kinds == {"top_k", "mass", "antidiagonal", "gate", "moba", "nsa"}
     assert [row.step for row in rows[:5]] == list(STEPS)
     assert all(row.ms_graph is None and row.graph_share is None for row in rows)
     assert all(row.ms_median > 0 and 0 < row.density <= 1 for row in rows)
-    status, printed, _ = run_program("select", *words, 'selectors=["moba(128, 1)"]')
+    status, printed, _ = run_program("selection", *words, 'selectors=["moba(128, 1)"]')
     assert status == 0 and "moba(128, 1)" in printed
     assert len(read(tmp_path / "select.csv", SelectRow)) == len(rows) + 5
 

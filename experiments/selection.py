@@ -1,7 +1,7 @@
 """Measures what selecting blocks costs beside the attention that it saves.
 
-    python -m experiments.select
-    python -m experiments.select seq_len=4096 'selectors=["top_k(4)","moba(512, 3)"]'
+    python -m experiments.selection
+    python -m experiments.selection seq_len=4096 'selectors=["top_k(4)","moba(512, 3)"]'
 
 For each selector, one CSV row per step: the selection from q and k, its schedule, attention forward
 and backward with the schedule made beforehand, and the whole chain. `share` is
@@ -26,7 +26,7 @@ DEFAULTS = {
 }
 
 
-@program("select")
+@program("selection")
 def main(options: dict[str, Any], command: str) -> None:
     """Measures what the configuration asks for, prints it and appends it to the CSV."""
     device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.5}})
