@@ -92,23 +92,23 @@ def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedMod
             vars(config).pop(ATTRIBUTE, None)
     if mask is not None:
         setattr(model.config, ATTRIBUTE, mask.key)
-    only_eager = not (model._supports_sdpa or model._supports_flash_attn)
+    state: dict[str, Any] = {}
+    if not (model._supports_sdpa or model._supports_flash_attn):
+        state["is_causal"] = False  # eager attention goes by the mask alone
     for number, layer in enumerate(layers):
-        setattr(layer, LAYER, number)
-        if only_eager:
-            layer.is_causal = False  # eager attention goes by the mask alone
+        vars(layer).update(state, **{LAYER: number})
     return model
 
 
 def _what(value: Any) -> str:
-    """A value for an error: a tensor or an array by its dtype and shape."""
+    """Return a value for an error: a tensor or an array by its dtype and shape."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"a {type(value).__name__} of {value.dtype}, {tuple(value.shape)}"
     return repr(value)
 
 
 def _parts(model: PreTrainedModel) -> str:
-    """The parts of a model that has several sequences, for an error; "" for other models."""
+    """Return the parts of a model of several sequences, for an error; "" for other models."""
     config, given = model.config, signature(model.forward).parameters
     two = config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
     two = two and any(name.startswith("encoder_") or "decoder" in name for name in given)
@@ -123,13 +123,13 @@ def _is_model(module: torch.nn.Module) -> bool:
 
 
 def _configs(module: torch.nn.Module) -> list[tuple[str, PreTrainedConfig]]:
-    """The configs that a module holds, by their names."""
+    """Return the configs that a module holds, by their names."""
     return [pair for pair in vars(module).items() if isinstance(pair[1], PreTrainedConfig)]
 
 
 @cache
 def _attends(kind: type) -> bool:
-    """Whether a class of modules looks up its attention in AttentionInterface."""
+    """Return whether a class of modules looks up its attention in AttentionInterface."""
     functions = [unwrap(f) for base in kind.__mro__ for f in vars(base).values() if callable(f)]
     codes = [getattr(function, "__code__", None) for function in functions]
     return any("get_interface" in code.co_names for code in codes if code is not None)
@@ -218,7 +218,7 @@ def attend(
 
 
 def _number(module: Any) -> int:
-    """The number of a layer."""
+    """Return the number of a layer; raise ValueError where it has none."""
     number = getattr(module, "layer_idx", None)
     number = getattr(module, LAYER, None) if number is None else number
     if number is None:
@@ -231,7 +231,7 @@ def _number(module: Any) -> int:
 def _documents(
     queries: Tensor | None, keys: Tensor | None, n_q: int, n_k: int
 ) -> list[list[int]] | None:
-    """The lengths between the ends of packed documents, which are the same for queries and keys."""
+    """Return the lengths of packed documents, from the ends that queries and keys share."""
     if queries is None and keys is None:
         return None
     ends = [None if given is None else given.tolist() for given in (queries, keys)]
@@ -251,7 +251,7 @@ def _selection(
     indices: Tensor | None,
     block_indices: Tensor | None,
 ) -> Selection:
-    """The keys that the model picked for each query, within `mask`."""
+    """Return the keys that the model picked for each query, within `mask`."""
     size, picked = 1, indices
     if block_indices is not None:
         size, picked = module.indexer.block_size, block_indices

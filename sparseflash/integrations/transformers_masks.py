@@ -56,7 +56,7 @@ class Asked:
     made: dict[Any, Mask] = field(default_factory=dict)
 
     def mask(self, chosen: Mask | None = None, documents: Rows | None = None) -> Mask:
-        """The mask of n_q queries and the used keys, joined to `chosen`.
+        """Return the mask of n_q queries and the used keys, joined to `chosen`.
 
         Args:
             chosen: a mask of the user, of the whole sequence.
@@ -96,7 +96,7 @@ class Asked:
         return mask
 
     def part(self, dim: int, start: int, end: int) -> "Asked":
-        """The mask of the queries (dim 2) or the keys (dim 3) from `start` to `end`."""
+        """Return the mask of the queries (dim 2) or keys (dim 3) from `start` to `end`."""
 
         def pairs() -> Tensor:
             return self.pairs().narrow(dim, start, end - start)
@@ -181,7 +181,7 @@ def make_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> ModelMask:
-    """The mask of q_length queries and kv_length keys that a model asks for.
+    """Return the mask of q_length queries and kv_length keys that a model asks for.
 
     Args:
         chosen: the user's mask, which attention joins to it.
@@ -238,7 +238,7 @@ def _read(function: Callable[..., Any]) -> Mask | None:
 
 
 def _causal(function: Callable[..., Any]) -> bool:
-    """Whether a function that `_read` knows lets no query see a later key."""
+    """Return whether a function that `_read` knows lets no query see a later key."""
     if _name(function) == "and_masks":
         return any(map(_causal, _values(function)["mask_functions"]))
     return _name(function) == "causal_mask_function"

@@ -8,7 +8,7 @@ from sparseflash.select.selection import Selection, number_tiles
 
 
 def selection_of_pairs(pairs: Tensor, heads: int, block: int) -> Selection:
-    """The selection of bool (B, H, N_q, N_k) for q of `heads` heads, a multiple of H.
+    """Return the selection of bool (B, H, N_q, N_k) for q of `heads` heads, a multiple of H.
 
     Waits for the device, to count the tiles.
     """
