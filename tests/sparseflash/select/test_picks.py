@@ -320,7 +320,7 @@ def test_wide_heads_and_distant_tokens_become_a_selection():
         (near, apart, near, "strides below 2**23"),
         (near, near, near, "None"),
     ):
-        reason = module.why_not(q, k, v, picks, None, None, 0.0, False, "triton")
+        reason = module.why_not(q, k, v, picks, None, None, None, 0.0, False, "triton")
         assert message in str(reason)
 
 
