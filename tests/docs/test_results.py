@@ -24,6 +24,13 @@ def kinds() -> Iterator[type[Row]]:
 KINDS = {columns(kind): kind for kind in kinds()}
 
 
+def kind_of(names: tuple[str, ...]) -> type[Row]:
+    """The kind of row with these columns; a file of before the newest, `calls`, has one less."""
+    return KINDS.get(names) or next(
+        kind for known, kind in KINDS.items() if names == tuple(x for x in known if x != "calls")
+    )
+
+
 def files() -> list[Path]:
     """The CSV files that hold measurements; tables that are derived from them name no source."""
     found = sorted([*RESULTS.rglob("*.csv"), *RESULTS.rglob("*.csv.gz")])
@@ -47,12 +54,12 @@ def history():
 
 
 def test_there_are_measurements():
-    assert len(files()) >= 8 and set(map(head, files())) <= set(KINDS)
+    assert len(files()) >= 8 and all(map(kind_of, map(head, files())))
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_every_row_names_the_commit_it_was_measured_at(path: Path):
-    kind = KINDS[head(path)]
+    kind = kind_of(head(path))
     for source, commit in {(row.source, row.commit) for row in read(path, kind)}:
         if commit != UNTRACED:
             found = trace(source, kind.SOURCES, commit)
