@@ -2,6 +2,7 @@
 # make docs                    the documentation as a site, in build/site
 # make compile-matrix            all kernels with every supported Triton, without a GPU
 # make page                      measure the figures of the first page on this GPU, and fill it
+# make tour                      run the notebook of the guide and store its outputs
 # make wheel                     the wheel and the source distribution in dist, always the same bytes
 #   PYTHON=python3.12            the interpreter that .venv is made with
 #   VENV=/path/to/venv           use (or make) this environment
@@ -24,7 +25,7 @@ PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-compile
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: speed page test lint docs compile-matrix wheel install clean
+.PHONY: speed page test lint docs tour compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -54,6 +55,11 @@ docs: $(DOCS)
 
 compile-matrix: $(READY)
 	$(RUN) -m experiments.compile_matrix $(ARGS)
+
+tour: $(DOCS)
+	mkdir -p build/tour && cp docs/guide/tour.ipynb build/tour
+	cd build/tour && PYTHONPATH=$(CURDIR) $(abspath $(RUN)) -m nbconvert --to notebook --execute --inplace tour.ipynb
+	cp build/tour/tour.ipynb docs/guide
 
 wheel: $(READY)
 	$(RUN) -m hatchling build
