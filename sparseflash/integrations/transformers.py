@@ -41,7 +41,8 @@ REFUSED = {
     "output_attentions": "take attn_implementation='eager' where the weights are needed",
 }
 # Tensors that change nothing here, or are in the mask already.
-KNOWN = {"position_ids", "max_length_q", "max_length_k", "seq_idx", "num_items_in_batch"}
+KNOWN = {"input_ids", "position_ids", "seq_idx", "num_items_in_batch"}
+KNOWN |= {"max_length_q", "max_length_k"}
 LAYER = "sparse_layer"  # of a module without layer_idx: its number
 BLOCK = 64  # of the selection that is made of the choices of a model
 

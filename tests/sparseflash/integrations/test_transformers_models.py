@@ -227,7 +227,8 @@ def call(**given):
 def test_an_unknown_tensor_is_refused_by_name(name):
     with pytest.raises(ValueError, match=rf"{name} is a Tensor of torch.float32, \(1, 2, 8, 8\)"):
         call(**{name: torch.zeros(1, 2, 8, 8)})
-    call(**{name: None}, position_ids=torch.arange(8)[None], sliding_window=4)
+    numbers = torch.arange(8)[None]
+    call(**{name: None}, position_ids=numbers, input_ids=numbers, sliding_window=4)
 
 
 def test_a_mask_of_other_lengths_is_refused():
