@@ -62,6 +62,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "owlvit_text_model": {"max_position_embeddings": 32},
     "owlv2_text_model": {"max_position_embeddings": 32},
     "step3p5": {"sliding_window": 8},
+    "yolos": {"image_size": [32, 48]},
     "mimi": {"upsample_groups": 64},
     "bamba": {"attn_layer_indices": [1]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
