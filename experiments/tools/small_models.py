@@ -256,7 +256,7 @@ def with_image(model: PreTrainedModel) -> dict[str, Tensor] | None:
             "pixel_values": noise(16, volume),
             "image_grid_thw": torch.tensor([[1, 4, 4]]),
         }
-    found = model.get_image_features(**extra)
+    found = model.get_image_features(**extra)  # pyright: ignore
     found = found if isinstance(found, (Tensor, list, tuple)) else found.pooler_output
     count = sum(x.shape[:-1].numel() for x in ([found] if isinstance(found, Tensor) else found))
     tokens = words(1, TOKENS + count)
