@@ -29,7 +29,7 @@ from PIL import Image
 from experiments.common.files import write_whole
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page's text, and of one of its two columns
-MAX_ENTRIES = 10  # of a legend
+MAX_ENTRIES = 8  # of a legend
 COLOURS = 128  # of a PNG file
 LEGEND = 100  # characters of a line of a legend
 RC: dict[Any, Any] = {
@@ -117,20 +117,24 @@ def reference(axes: Axes, x: Sequence[float], y: Sequence[float], label: str) ->
 
 
 def legend(
-    figure: Figure, axes: Sequence[Axes], columns: int = 3, title: str | None = None
+    figure: Figure,
+    axes: Sequence[Axes],
+    columns: int = 3,
+    title: str | None = None,
+    most: int = MAX_ENTRIES,
 ) -> None:
     """One legend below all panels, each label once, in fewer columns where it would be wider than
     the figure.
 
-    Of more than MAX_ENTRIES labels it shows the first and counts the others, so draw what matters
+    Of more than `most` labels it shows the first and counts the others, so draw what matters
     first, and group what belongs together under one label.
     """
     found = [pair for a in axes for pair in zip(*a.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in reversed(found)}
     labels = list(dict.fromkeys(label for _, label in found))
-    if len(labels) > MAX_ENTRIES:
-        more = f"and {len(labels) - MAX_ENTRIES} more"
-        labels, title = labels[:MAX_ENTRIES], more if title is None else f"{title}; {more}"
+    if len(labels) > most:
+        more = f"and {len(labels) - most} more"
+        labels, title = labels[:most], more if title is None else f"{title}; {more}"
     for ncols in range(columns, 0, -1):
         drawn = figure.legend(
             [handles[label] for label in labels],

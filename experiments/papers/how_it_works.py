@@ -179,5 +179,5 @@ if __name__ == "__main__":
     try:
         for path in main(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT):
             print(path)
-    except OSError as error:
-        sys.exit(f"error: cannot use {error.filename} ({error.strerror}): name another folder")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

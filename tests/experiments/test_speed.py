@@ -12,11 +12,12 @@ from experiments.common.provenance import ROOT
 from experiments.common.records import OK, read
 
 SPEED = """
+    rounds=1
     seq_len=128 heads=1 head_dim=16 block_size=32 device=cpu providers=[cpu,sdpa] seconds=0.01
     mask=[dense,"random:0.5:block=32","random:0.25:block=32",local:32]
 """.split()
 PROGRAMS = """
-    speed select mask_build lra_speed papers.io papers.accuracy papers.decode papers.memory
+    speed selection mask_build lra_speed papers.io papers.accuracy papers.decode papers.memory
     papers.picks papers.packed_masks papers.attention_table papers.term_costs
 """.split()
 

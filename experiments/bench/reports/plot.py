@@ -103,7 +103,7 @@ def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
         _keys(right, group, letters)
     for axes in panels[-1][0]:
         axes.set_xlabel("sparsity: blocks that are skipped (%)")
-    legend(figure, [axes for row, _ in panels for axes in row], columns=4)
+    legend(figure, [axes for row, _ in panels for axes in row], columns=4, most=12)
     figure.suptitle(caption(rows[0]), fontsize=8)
     return figure
 

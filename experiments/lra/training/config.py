@@ -306,6 +306,10 @@ def _attention(
     given = {key: value for key, value in given.items() if value is not None}
     for key, value in given.items():
         if attention["name"] != "sparse":
-            raise ValueError(f"{key}={value} is for attention=sparse; {attention['name']} has none")
-    masks.parse(mask or "dense").build(256, block_size=block_size or 128)
+            name = attention["name"]
+            raise ValueError(f"{key}={value} is for attention=sparse; {name} takes none")
+    if mask is not None:
+        masks.parse(mask)
+    if block_size is not None:
+        masks.dense().build(256, block_size=block_size)  # refuses another size
     return {**attention, **given}

@@ -134,7 +134,9 @@ def test_causal_rows_and_head_dims_are_told_apart(tmp_path, monkeypatch):
     assert len(set(texts)) == 3 and found["ms_plain_d128_causal"]() == "Not measured yet."
     text = tables(rows)
     assert "1 heads of 16" in text and "1 heads of 32" in text and "padding, causal" in text
-    monkeypatch.setattr(length_report, "save", lambda figure, stem: plt.close(figure) or [stem])
+    monkeypatch.setattr(
+        length_report, "save", lambda figure, stem, **_: plt.close(figure) or [stem]
+    )
     stems = [path.stem for path in draw_all(rows, tmp_path)]
     assert len(set(stems)) == 8 and sum("causal" in stem for stem in stems) == 4
 

@@ -124,7 +124,7 @@ def test_points_of_nearly_one_time_lie_inside_the_axes(monkeypatch, tmp_path):
     rows = read(ROOT / "docs/results/cpu/io.csv", IoRow)
     rows = [replace(row, ms_median=2 + row.block / 1e6) for row in rows if row.block]
     figures = []
-    monkeypatch.setattr(io_report, "save", lambda figure, stem: figures.append(figure) or [])
+    monkeypatch.setattr(io_report, "save", lambda figure, stem, **_: figures.append(figure) or [])
     io_report.draw(rows, tmp_path)
     left, right, _ = figures[0].axes
     for axes in (left, right):
@@ -134,7 +134,7 @@ def test_points_of_nearly_one_time_lie_inside_the_axes(monkeypatch, tmp_path):
 def test_the_points_of_the_figure_are_those_of_the_rows(monkeypatch, tmp_path):
     rows = read(ROOT / "docs/results/h200/io.csv", IoRow)
     figures = []
-    monkeypatch.setattr(io_report, "save", lambda figure, stem: figures.append(figure) or [])
+    monkeypatch.setattr(io_report, "save", lambda figure, stem, **_: figures.append(figure) or [])
     io_report.draw(rows, tmp_path)
     rows = io_report.newest(rows)
     blocks = {row.block: row for row in rows if row.part == "block"}

@@ -105,7 +105,8 @@ class Sparse(Flash):
             mask = default_mask(self.length, class_token=self.class_token)
         mask = (masks.parse(mask) if isinstance(mask, str) else mask).layer(self.layer)
         mask = mask & masks.causal() if self.causal else mask
-        self._take(mask, block_size or default_block(self.length))
+        least = 32 if self.without_plan == "skip" else 16  # blocks whose padding is skipped
+        self._take(mask, block_size or max(least, default_block(self.length)))
         self._check_padding()
 
 

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from experiments.bench.grids import make_grid
 from experiments.bench.reports.plot import draw_speed
 from experiments.bench.rows import SpeedRow
-from experiments.common.figures import COLUMN, MAX_ENTRIES, PAGE, style
+from experiments.common.figures import COLUMN, PAGE, style
 from experiments.common.records import Records
 from experiments.plot import draw_all, measured, patterns
 from tests.experiments.bench.bench_cases import ROW
@@ -89,7 +89,7 @@ def test_a_legend_is_short_and_names_what_a_reader_knows():
         for figure in draw_speed(rows).values():
             texts = [text.get_text() for text in figure.legends[0].get_texts()]
             names = [text for text in texts if ": " not in text]  # others have a mask
-            assert len(texts) <= MAX_ENTRIES and not any("_" in text for text in names)
+            assert len(texts) <= 12 and not any("_" in text for text in names)
             assert "FlashAttention-4" in texts and "SparseFlash (Hopper)" in texts
             assert figure.get_figwidth() in (COLUMN, PAGE)
             figure.draw_without_rendering()

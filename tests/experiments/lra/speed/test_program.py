@@ -115,7 +115,7 @@ def test_a_row_says_which_mask_it_had(no_interpreter):
     default = measure_case(0.01, "command", case("sparse"))
     given = measure_case(0.01, "command", case("sparse", mask="causal"))
     assert (default.option, given.option, given.mask) == ("", "causal", "causal")
-    assert "butterfly" in default.mask and default.density == 1.0  # of one block
+    assert "butterfly" in default.mask and 0 < default.density < 1
 
 
 def test_what_was_measured_is_not_measured_again_but_failures_are(tmp_path, capsys):
