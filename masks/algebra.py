@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_OF_A_BUILT_MASK = frozenset({*vars(BlockMask), *BlockMask.__annotations__})
+
+
 class Mask(Keyed):
     """An immutable, hashable, picklable expression. Make one with the functions of `masks`.
 
@@ -177,7 +180,7 @@ class Mask(Keyed):
     if not TYPE_CHECKING:  # type checkers name the missing attribute themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in {*vars(BlockMask), *BlockMask.__annotations__}:
+            if name in _OF_A_BUILT_MASK:
                 raise AttributeError(f"a mask has no length, so no {name}: build(n).{name} has it")
             raise AttributeError(f"a mask has no attribute {name!r}")
 

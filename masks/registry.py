@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -184,6 +185,8 @@ def _origin(function: Callable[..., Any]) -> tuple[str, str]:
 
 def plain(value: Any) -> Any:
     """Plain Python numbers and tuples, from arrays, tensors and lists."""
+    if type(value) is int:
+        return operator.index(value)  # the number of what torch.compile traces as a symbol
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
