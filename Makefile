@@ -1,4 +1,6 @@
 # make test | speed | lint       set up once (in .venv, or in the environment VENV names), then do it
+# make test-oldest | test-newest   imports, compilation, operators and integrations with the oldest
+#                              and the newest torch, in .venv-oldest and .venv-newest
 # make docs                    the documentation as a site, in build/site
 # make compile-matrix            all kernels with every supported Triton, without a GPU
 # make page                      measure the figures of the first page on this GPU, and fill it
@@ -25,7 +27,7 @@ PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-compile
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: speed page test lint docs tour compile-matrix wheel install clean
+.PHONY: speed page test test-oldest test-newest lint docs tour compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -43,6 +45,13 @@ page: $(READY)
 # one thread each: those of several processes would take turns on the same cores
 test: $(READY)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+OF_TORCH := $(addprefix tests/sparseflash/,test_imports.py test_compile.py test_export.py \
+	test_shards.py ops integrations)
+test-oldest: TORCH_TESTED := VENV=.venv-oldest TORCH=torch==2.11.0
+test-newest: TORCH_TESTED := VENV=.venv-newest TORCH=torch
+test-oldest test-newest:
+	$(MAKE) test $(TORCH_TESTED) ARGS="$(OF_TORCH) $(ARGS)"
 
 lint: $(READY)
 	$(RUN) -m ruff check .
@@ -98,4 +107,4 @@ $(DOCS): $(READY)
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
