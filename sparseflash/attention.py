@@ -31,13 +31,13 @@ from sparseflash.checks import (
 )
 from sparseflash.lengths import Lengths, attend_within, check_bounds, keep_within, padding_for
 from sparseflash.ops.attention import call_operator, plain, run
-from sparseflash.ops.qkv import call_qkv, parts
 from sparseflash.plan import Plan, plan_for, prepared, traced_plan
 from sparseflash.problem import Problem, describe, key_of
 from sparseflash.schedule import Schedule, schedule_for
 from sparseflash.select import picked
 from sparseflash.select.picks import Picks
 from sparseflash.select.selection import Selection
+from sparseflash.shards import is_sharded, on_shards
 from sparseflash.terms import Terms, term_options, term_tensors
 
 BoolArray = np.ndarray | Tensor
@@ -132,6 +132,9 @@ def attention(
         backend: "auto" picks the fastest that can run the forward, and the fastest that can run the
             backward; a named backend runs both. See `explain`.
 
+    DTensors keep a sharding of the batch and of the heads where the mask does not differ along it;
+    any other sharding, or one with dropout, is gathered first. The results are DTensors.
+
     Raises:
         ValueError: inputs that do not fit together, or a backend that cannot run them.
         RuntimeError: a forward-mode derivative, a second derivative where it is taken, or a first
@@ -142,6 +145,10 @@ def attention(
     flags = {"return_lse": return_lse, "return_max_scores": return_max_scores}
     check_options(scale, dropout_p, backend, NAMES, deterministic=deterministic, **flags)
     deterministic = _deterministic(deterministic)
+    if type(q) is not Tensor and is_sharded(q):
+        options = {"dropout_p": dropout_p, "seed": seed, "deterministic": deterministic}
+        options |= {"backend": backend, "scale": scale, **flags}
+        return on_shards(attention, q, k, v, mask, lengths, starts, terms, **options)
     q, k, v = autocast(q, k, v)
     if isinstance(mask, Picks):
         given = lengths, starts, terms, dropout_p, return_max_scores, backend
@@ -167,32 +174,6 @@ def attention(
         seed = seed_tensor(seed, q.device) if dropout_p else None
         return run(plan, q, k, v, seed, tensors, schedule).asked(return_lse)
     return _through_operator(q, k, v, mask, seed, tensors, call).asked(return_lse)
-
-
-def attention_of_qkv(
-    qkv: Tensor,
-    kv_heads: int,
-    mask: AnyMask = None,
-    *,
-    dropout_p: float = 0.0,
-    deterministic: bool = False,
-    backend: str = "auto",
-    return_max_scores: bool = False,
-) -> Any:
-    """`attention` of the parts of qkv, (B, N, H + 2 kv_heads, D): the queries, keys and values of
-    all heads, in this order. What torch.compile makes of it writes the gradient of qkv in place.
-    """
-    options = {"dropout_p": dropout_p, "deterministic": deterministic, "backend": backend}
-    if not torch.compiler.is_compiling() or not wants_grad(qkv):
-        options["return_max_scores"] = return_max_scores
-        return attention(*parts(qkv, kv_heads), mask, **options)
-    flags = {"deterministic": deterministic, "return_max_scores": return_max_scores}
-    check_options(None, dropout_p, backend, NAMES, **flags)
-    options["deterministic"] = _deterministic(deterministic)
-    (qkv,) = contiguous(*autocast(qkv))
-    call = None, *options.values(), *term_options(None), return_max_scores
-    inputs = *parts(qkv, kv_heads), mask, None, NO_TERMS
-    return _through_operator(*inputs, call, (qkv, kv_heads)).asked(return_lse=False)
 
 
 def explain(
@@ -263,15 +244,15 @@ def explain(
 
 @overload
 def plan(
-    mask: Selection | Schedule, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None,
-    dropout_p: float = 0.0, deterministic: bool = False, backend: str = "auto",
+    mask: Mask | BlockMask | BoolArray | Selection | Schedule, q: Tensor, k: Tensor, v: Tensor, *,
+    scale: float | None = None, dropout_p: float = 0.0, deterministic: bool = False,
+    backend: str = "auto",
 ) -> Schedule: ...  # fmt: skip
 @overload
 def plan(
-    mask: Mask | BlockMask | BoolArray | None, q: Tensor, k: Tensor, v: Tensor, *,
-    scale: float | None = None, dropout_p: float = 0.0, deterministic: bool = False,
-    backend: str = "auto",
-) -> Mask | BlockMask | None: ...  # fmt: skip
+    mask: None, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None,
+    dropout_p: float = 0.0, deterministic: bool = False, backend: str = "auto",
+) -> None: ...  # fmt: skip
 def plan(
     mask: AnyMask,
     q: Tensor,
@@ -282,17 +263,17 @@ def plan(
     dropout_p: float = 0.0,
     deterministic: bool = False,
     backend: str = "auto",
-) -> Mask | BlockMask | Schedule | None:
+) -> Schedule | None:
     """Prepare calls of `attention` with this mask and inputs like these; pass the result as `mask`.
 
-    For a selection the result holds the block lists that `attention` otherwise makes at every
-    call; several calls, such as those of the layers of a model, then share them. It is a tuple of
-    tensors, so torch.compile takes it as an input of one graph. It is a snapshot with the lifetime
-    of ordinary tensors: it belongs to the stream that it was made on, and one made while a CUDA
-    graph is captured is made again by every replay.
+    The result holds the block lists. It is a tuple of tensors and numbers, so torch.compile takes
+    it as an input, and one graph serves the plans of many masks, such as a window that grows. A
+    mask itself is a constant of its graph. None, dense attention, stays None.
 
-    For a static mask the plan and its block lists go into the cache, and the result is the mask (an
-    array becomes a `masks.Mask`).
+    `attention` makes the lists of a selection at every call; several calls, such as those of the
+    layers of a model, share those of its plan. Such a plan is a snapshot with the lifetime of
+    ordinary tensors: it belongs to the stream that it was made on, and one made while a CUDA graph
+    is captured is made again by every replay.
 
     Only device, dtype, shapes and strides of q, k and v count. Calls with others are right too, but
     prepare again. The backward is prepared where gradients are enabled.
@@ -308,10 +289,14 @@ def plan(
         schedule = None if is_empty(q, k) else schedule_of(mask, q, k)
         return mask if schedule is None else traced_plan(schedule, q, k, v, call)  # pyright: ignore
     found = _checked(q, k, v, mask, call, needs_grad=torch.is_grad_enabled())
-    made = prepared(found.problem, found.mask, found.schedule)
-    if found.schedule is None:
-        return mask if is_empty(q, k) else found.mask  # pyright: ignore[reportReturnType]
-    return found.schedule.with_lists(made.lists(found.schedule))
+    problem, schedule = found.problem, found.schedule
+    if found.mask is not None:
+        schedule = schedule_for(found.mask, *extents_of(q, k), q.device, kv_heads=k.shape[1])
+        problem = problem._replace(mask=schedule.facts)
+    made = prepared(problem, schedule=schedule and schedule.with_lists(()))
+    if schedule is None:  # dense attention, or nothing to attend to
+        return mask  # pyright: ignore[reportReturnType]
+    return schedule.with_lists(made.lists(schedule))
 
 
 def _deterministic(asked: bool) -> bool:
@@ -358,12 +343,9 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: 
 
 def _through_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: int | Tensor | None, terms: TermTensors,
-    call: Any, whole: tuple[Tensor, int] | None = None,
+    call: Any,
 ) -> Results:  # fmt: skip
-    """The call as a compiler, a transform, a mode or a subclass has to see it.
-
-    whole: the tensor that q, k and v are parts of, and the number of heads of k.
-    """
+    """Run the call through the operator, for compilers, transforms, modes and subclasses."""
     check_tensors(q, k, v)
     compiling = torch.compiler.is_compiling()
     if not compiling:
@@ -381,6 +363,4 @@ def _through_operator(
         check_extents(mask, *extents_of(q, k), k.shape[1])
     key = mask.key if isinstance(mask, Mask | BlockMask) else ""
     seed = seed_tensor(seed, q.device) if call[1] else None
-    if whole is not None:
-        return call_qkv(*whole, key, schedule, seed, call)
     return call_operator(q, k, v, key, schedule, seed, terms, call, needs_grad)

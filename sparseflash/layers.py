@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from masks import BlockMask, Mask
 from masks.checks import integer
 from sparseflash.arguments import as_mask_or_selector, refuse_unknown
-from sparseflash.attention import attention, attention_of_qkv, plan
+from sparseflash.attention import attention, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
 from sparseflash.lengths import (
@@ -30,6 +30,7 @@ from sparseflash.lengths import (
 from sparseflash.schedule import Schedule
 from sparseflash.select.base import Selector
 from sparseflash.select.selection import Selection
+from sparseflash.shards import separable
 
 
 class BlockSparseAttention(nn.Module):
@@ -55,10 +56,15 @@ class BlockSparseAttention(nn.Module):
             sequences and queries, and all that torch.vmap maps over, in `max_scores`: (heads,)
             float32, or float64 like the weights, without a gradient; None before the first forward.
         deterministic, backend: as in `sparseflash.attention`.
+        device, dtype: of the parameters, as in `torch.nn.Linear`.
 
-    The parameters are those of two linear layers: `qkv`, whose rows are the queries, keys and
-    values of all heads in this order, and `out`. Raises ValueError for arguments out of range, and
-    for a mask that differs from layer to layer where `layer` is None.
+    The parameters are those of four linear layers: `q`, `k`, `v` and `out`. Their features are
+    those of head 0, then of head 1, and so on. So tensor parallelism splits them by heads: q, k and
+    v by `ColwiseParallel`, out by `RowwiseParallel`. A split into any other share than the same
+    share of whole heads raises ValueError in `forward`.
+
+    Raises ValueError for arguments out of range, and for a mask that differs from layer to layer
+    where `layer` is None.
     """
 
     def __init__(
@@ -77,6 +83,8 @@ class BlockSparseAttention(nn.Module):
         keep_max_scores: bool = False,
         deterministic: bool = False,
         backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **unknown: Any,
     ):
         super().__init__()
@@ -107,9 +115,10 @@ class BlockSparseAttention(nn.Module):
         self.keep_max_scores = keep_max_scores
         self.max_scores: Tensor | None = None
         self.rotary = rotary
-        self.widths = [n * self.head_dim for n in (heads, self.kv_heads, self.kv_heads)]
-        self.qkv = nn.Linear(dim, sum(self.widths), bias)
-        self.out = nn.Linear(self.widths[0], dim, bias)
+        inner, shared = heads * self.head_dim, self.kv_heads * self.head_dim
+        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q, self.k, self.v = (nn.Linear(dim, n, **made) for n in (inner, shared, shared))
+        self.out = nn.Linear(inner, dim, **made)
 
     def forward(
         self,
@@ -137,35 +146,38 @@ class BlockSparseAttention(nn.Module):
         if isinstance(lengths, Selection):
             lengths = self.plan(lengths, x.shape[1]) if x.numel() else None
         if context is None:
-            qkv = self.qkv(x).unflatten(2, (-1, self.head_dim))
-            mask = self.mask if lengths is None else lengths
-            fits = isinstance(mask, Mask | BlockMask | Schedule | None)
-            if self._whole and fits and starts is None:
-                out = self._noted(attention_of_qkv(qkv, self.kv_heads, mask, **self._call))
-                return self.out(out.transpose(1, 2).flatten(2))
-            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+            context = x
         else:
-            q, k, v = self._cross(x, context)
+            _check_tokens("context", context, self.dim, x.shape[0])
+        features = self.q(x), self.k(context), self.v(context)
+        self._check_heads(*(t.shape[2] for t in features))
+        q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in features)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         found = self.attend(q, k, v, lengths, **({} if starts is None else {"starts": starts}))
         return self.out(found.transpose(1, 2).flatten(2))
 
-    def _cross(self, x: Tensor, context: Tensor) -> tuple[Tensor, ...]:
-        _check_tokens("context", context, self.dim, len(x))
-        own, other = self.widths[0], sum(self.widths[1:])
-        qkv = self.qkv
-        if type(qkv) is nn.Linear and not (qkv._forward_pre_hooks or qkv._forward_hooks):
-            weights = qkv.weight.split([own, other])
-            biases = (None, None) if qkv.bias is None else qkv.bias.split([own, other])
-            q = nn.functional.linear(x, weights[0], biases[0])
-            kv = nn.functional.linear(context, weights[1], biases[1])
-        else:  # an adapter in its place, or a hook that makes its weights
-            q, kv = qkv(x)[..., :own], qkv(context)[..., own:]
-        return tuple(
-            t.unflatten(2, (-1, self.head_dim)) for t in (q, *kv.split(self.widths[1:], dim=2))
-        )
+    def _check_heads(self, *widths: int) -> None:
+        """Raise ValueError unless q, k and v have the features of all heads, or of a share of them
+        that the options can run on.
+        """
+        whole = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
+        if list(widths) == whole:
+            return
+        parts = whole[0] // max(widths[0], 1)
+        if not parts or self.kv_heads % parts or [width * parts for width in widths] != whole:
+            raise ValueError(
+                f"q, k and v have {widths} features, of {tuple(whole)} for {self.heads} query and"
+                f" {self.kv_heads} key heads of {self.head_dim}: split all three into the same"
+                " number of parts, a divisor of the key heads"
+            )
+        if self._options["dropout_p"] or not separable(self.mask)[1]:
+            raise ValueError(
+                f"the layer has {self.heads // parts} of {self.heads} heads, but dropout, or the"
+                f" mask {self.mask}, depends on the number of the head: pass use_local_output=False"
+                " to ColwiseParallel"
+            )
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths | Schedule | None = None,
@@ -177,12 +189,9 @@ class BlockSparseAttention(nn.Module):
             mask, lengths = lengths, None
         elif isinstance(mask, Selector):
             mask = mask(q, k)
-        call: dict[str, Any] = self._call | {"starts": starts}
-        found = attend_within(attention, q, k, v, mask, lengths, self.padding, **call)
-        return self._noted(found)
-
-    def _noted(self, found: Any) -> Tensor:
-        """The output of a call, whose largest logits are noted where they are asked for."""
+        options: dict[str, Any] = self._options | {"return_max_scores": self.keep_max_scores}
+        call = (attention, q, k, v, mask, lengths, self.padding)
+        found = attend_within(*call, starts=starts, **options)
         if not self.keep_max_scores:
             return found
         out, max_scores = found
@@ -192,21 +201,11 @@ class BlockSparseAttention(nn.Module):
         return out
 
     @property
-    def _whole(self) -> bool:
-        """Whether q, k and v go on as one tensor: no `rotary` and no other `attend` takes them."""
-        own = "attend" not in self.__dict__ and type(self).attend is BlockSparseAttention.attend
-        return self.rotary is None and own
-
-    @property
     def _options(self) -> dict[str, Any]:
         dropout = self.dropout if self.training else 0.0
         return {
             "dropout_p": dropout, "deterministic": self.deterministic, "backend": self.backend
         }  # fmt: skip
-
-    @property
-    def _call(self) -> dict[str, Any]:
-        return self._options | {"return_max_scores": self.keep_max_scores}
 
     def plan(
         self, lengths: Lengths | Selection, n: int, dtype: torch.dtype | None = None
@@ -221,10 +220,10 @@ class BlockSparseAttention(nn.Module):
         or a `masks.BlockMask`, the same for every batch entry, and n a multiple of 128 or of the
         block size of the BlockMask, 32, 64 or 128.
         """
-        device = self.qkv.weight.device
+        device = self.q.weight.device
         if dtype is None:
             enabled = torch.is_autocast_enabled(device.type)
-            dtype = torch.get_autocast_dtype(device.type) if enabled else self.qkv.weight.dtype
+            dtype = torch.get_autocast_dtype(device.type) if enabled else self.q.weight.dtype
         heads = (self.heads, self.kv_heads)
         shape = (n, heads, self.head_dim)
         return plan_lengths(self.mask, lengths, *shape, dtype, device, **self._options)
@@ -292,7 +291,7 @@ def _check_tokens(name: str, x: Any, dim: int, batch: int | None = None) -> None
     """Raise ValueError unless x is a tensor (batch, N, dim); None: of any batch."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}; pass a torch tensor")
-    if x.ndim != 3 or x.shape[2] != dim or batch not in (None, len(x)):
+    if x.ndim != 3 or x.shape[2] != dim or batch not in (None, x.shape[0]):
         wanted = "batch" if batch is None else batch
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted}, N, {dim})")
 

@@ -92,8 +92,9 @@ def keep_within(
         which cannot trace the block lists.
     """
     if padding == "auto":
-        fits = skippable(mask, q.shape[2], k.shape[2]) and k.shape[2] >= SHORTEST
-        padding = "skip" if fits and not torch.compiler.is_compiling() else "hide"
+        # a compiler must not meet the conditions on N: each would be a guard of its graph
+        hide = torch.compiler.is_compiling() or k.shape[2] < SHORTEST
+        padding = "hide" if hide or not skippable(mask, q.shape[2], k.shape[2]) else "skip"
     if padding == "skip":
         return q, k, v, _schedule(mask, lengths, q, starts), -torch.inf
     return *hide_padding(q, k, v, lengths, scale, starts), mask, HIDDEN / 2

@@ -81,10 +81,10 @@ class Schedule(NamedTuple):
         return self.key is None
 
     def with_lists(self, lists: tuple[TileLists, ...]) -> "Schedule":
-        """This schedule with other lists. A compiled function cannot return the result of
-        `_replace` with torch 2.11.
+        """This schedule with other lists, and without a key. A compiled function cannot return the
+        result of `_replace` with torch 2.11.
         """
-        return Schedule(*self[:-1], lists)
+        return Schedule(*self[:-2], None, lists)
 
     @property
     def facts(self) -> ScheduleFacts:

@@ -190,7 +190,7 @@ def _backward(
 
     careful: as in `_forward`; see `mark_keys`.
     """
-    q, k, v, out, lse, seed, terms, _ = saved
+    q, k, v, out, lse, seed, terms = saved
     block_q, block_k, dtype = schedule.block_q, schedule.block_k, _work_dtype(q)
     width = max(q.shape[3], v.shape[3])
     q_blocks, dout_blocks = to_blocks(q, block_q, dtype), to_blocks(dout, block_q, dtype)

@@ -49,7 +49,7 @@ def fused_backward_of(
     problem: Problem, schedule: Schedule | None, dout: Tensor, dlse: Tensor | None, saved: Saved
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """(dq, dk, dv), likewise; None as well where the LSE has a gradient."""
-    q, k, v, out, lse, seed, terms, _ = saved
+    q, k, v, out, lse, seed, terms = saved
     if dlse is not None or not _fits(problem, schedule, q, k, v, seed, terms):
         return None
     inputs = (x.to(lse.dtype) for x in (dout, *_prepared(q, k, v), out))

@@ -61,7 +61,6 @@ class Saved(NamedTuple):
     lse: Tensor
     seed: Tensor | None
     terms: TermTensors = NO_TERMS
-    room: tuple[Tensor, Tensor, Tensor] | None = None  # where dq, dk and dv may go
 
 
 class Gradients(NamedTuple):

@@ -79,7 +79,7 @@ class Backward(NamedTuple):
     specs = ()
 
     def __call__(self, dout: Tensor, dlse: Tensor | None, saved: Saved, walk: Walk) -> Gradients:
-        q, k, v, out, lse, seed, terms, _ = saved
+        q, k, v, out, lse, seed, terms = saved
         scale, softcap = self.problem.scale, self.problem.options.softcap
         scores, k_wide, v_wide = _scores(q, k, v, scale)
         scores = capped(scores, softcap)

@@ -168,9 +168,9 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, saved: Saved, walk: Walk
     ) -> tuple[Tensor, Tensor]:
         """dk and dv, by key tiles over the columns of the mask."""
-        q, k, v, *_, seed, terms, room = saved
+        q, k, v, *_, seed, terms = saved
         cut = self.kv
-        dk, dv = room[1:] if room else (torch.empty_like(k), torch.empty_like(v))
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
         lists = _lists(walk.schedule, "cols")
 
         def arguments():
@@ -193,9 +193,9 @@ class Backward:
         """dq, by query tiles over the rows of the mask. Where there is a bias, also (parts, B, Hq,
         2): sums of dS for its first entry, and its last. The last parts are those of `distances`.
         """
-        q, k, v, *_, seed, terms, room = saved
+        q, k, v, *_, seed, terms = saved
         cut, bias, ends = self.q, terms.bias, None
-        dq = room[0] if room else torch.empty_like(q)
+        dq = torch.empty_like(q)
         lists = _lists(walk.schedule, "rows")
         n_tiles = cdiv(q.shape[2], cut.tiles.block_m)
         if bias is not None:
@@ -219,7 +219,7 @@ class Backward:
         self, dout: Tensor, delta: Tensor, lse_log2: Tensor, ends: Tensor, saved: Saved, walk: Walk
     ) -> Tensor:
         """dbias, by diagonals of the mask; ends: from `queries`."""
-        q, k, v, *_, seed, terms, _ = saved
+        q, k, v, *_, seed, terms = saved
         cut, bias = self.bias, terms.bias
         assert bias is not None
         lists = _lists(walk.schedule, "rows")

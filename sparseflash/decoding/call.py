@@ -50,7 +50,7 @@ class Nothing:
 torch.library.define(
     "sparseflash::decode",
     "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? starts, Tensor? table, str mask,"
-    " Tensor[] schedule, int[] numbers, float? scale, int? splits, str backend)"
+    " Tensor[]? schedule, SymInt[]? numbers, float? scale, int? splits, str backend)"
     " -> (Tensor out, Tensor lse)",
 )
 
@@ -150,7 +150,7 @@ def decode(
         if not torch.compiler.is_compiling():
             check_transforms(q, k, v)
         key = mask.key if isinstance(mask, Mask | BlockMask) else ""
-        flat = as_tensors(mask) if isinstance(mask, Schedule) else ([], [])
+        flat = as_tensors(mask) if isinstance(mask, Schedule) else (None, None)
         bounds = lengths, starts, block_table
         out, lse = torch.ops.sparseflash.decode(q, k, v, *bounds, key, *flat, *call)
     return (out, lse) if return_lse else out

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from sparseflash.backends.protocol import Gradients, Results, Saved, TermTensors, empty_out
 from sparseflash.cache import cache
+from sparseflash.ops import flops
 from sparseflash.plan import Plan, plan_for
 from sparseflash.problem import describe, key_of
 from sparseflash.schedule import Schedule, as_tensors, from_tensors
 
-# mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention
+# mask: a key, or "" with the tensors and ints of a schedule, or "" alone for dense attention.
+# Without a schedule both are None: AOTInductor cannot pass an empty list of tensors.
 CALL = (
-    "str mask, Tensor[] schedule, int[] numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
+    "str mask, Tensor[]? schedule, SymInt[]? numbers, Tensor? seed, Tensor? sink, Tensor? bias,"
     " Tensor? slopes, float? scale, float dropout_p, bool deterministic, str backend,"
     " float softcap, bool biased, bool max_scores"
 )
@@ -57,9 +59,9 @@ def call_operator(
     terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
 ) -> Results:  # fmt: skip
     """The same through the operator."""
-    flat = as_tensors(schedule) if schedule is not None else ([], [])
+    flat = as_tensors(schedule) if schedule is not None else (None, None)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        found = _Functional.apply(q, k, v, seed, *terms, *flat[0], (mask, flat[1], options))
+        found = _Functional.apply(q, k, v, seed, *terms, *(flat[0] or ()), (mask, flat[1], options))
     else:
         call = mask, *flat, seed, *terms, *options, needs_grad
         found = torch.ops.sparseflash.forward(q, k, v, *call)
@@ -72,10 +74,13 @@ def plain(*tensors: Any) -> bool:
     for t in tensors:
         if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
             return False
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        flops.register()
+        return False
     return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
+        torch._C._are_functorch_transforms_active()
         or torch._C._is_tracing()
         or torch.autograd.forward_ad._current_level >= 0
     )
@@ -114,13 +119,13 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled() or not plain(dout, *saved[:3]):
             # create_graph=True: the operator refuses a second derivative when one is taken
             problem, schedule = ctx.plan.problem, ctx.schedule
-            flat = as_tensors(schedule) if schedule is not None else ([], [])
+            flat = as_tensors(schedule) if schedule is not None else (None, None)
             mask = problem.mask if isinstance(problem.mask, str) else ""
             gradients = torch.ops.sparseflash.backward(
                 dout, dlse, *saved[:5], mask, *flat, saved.seed, *saved.terms, *problem.options
             )
         else:
-            gradients = run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
+            gradients = _run_backward(ctx.plan, dout, dlse, saved, ctx.schedule)
         return *_with_seed(gradients, saved.terms), None, None
 
 
@@ -176,7 +181,7 @@ class _FunctionalBackward(torch.autograd.Function):
 def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
     """The arguments of an operator after q, k and v, or lse; rest: terms, schedule, constants."""
     *tensors, (mask, numbers, options) = rest
-    return mask, tensors[N_TERMS:], numbers, seed, *tensors[:N_TERMS], *options
+    return mask, tensors[N_TERMS:] or None, numbers, seed, *tensors[:N_TERMS], *options
 
 
 def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor | None, ...]:
@@ -197,7 +202,7 @@ def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[An
     return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
 
-def run_backward(
+def _run_backward(
     plan: Plan, dout: Tensor, dlse: Tensor | None, saved: Saved, schedule: Schedule | None
 ) -> Gradients:
     if dout.stride(-1) != 1:
@@ -206,39 +211,37 @@ def run_backward(
         return plan.backward(dout, dlse, saved, schedule)
 
 
-def find_plan(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor], numbers: list[int],
-    options: tuple[Any, ...], needs_grad: bool,
+def _find_plan(
+    qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor] | None,
+    numbers: list[int] | None, options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Plan, Schedule | None]:  # fmt: skip
     """The plan of an operator's call, and the schedule that it brings."""
-    schedule = from_tensors(tensors, numbers) if tensors else None
+    schedule = from_tensors(tensors, numbers) if tensors and numbers else None
     call = *qkv, schedule.facts if schedule else mask or None, options, needs_grad
     plan = cache.get(key_of(*call))
     return plan or plan_for(describe(*call), schedule=schedule), schedule
 
 
-def forward_operator(q, k, v, mask, schedule, numbers, seed, *call):
+@torch.library.impl("sparseflash::forward", ("CPU", "CUDA"))
+def _forward(q, k, v, mask, schedule, numbers, seed, *call):
     *options, needs_grad = call[N_TERMS:]
-    plan, made = find_plan((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, tuple(options), needs_grad)
     with no_autocast(q):
         found = plan.forward(q, k, v, seed, TermTensors(*call[:N_TERMS]), made)
     return tuple(q.new_empty(0, dtype=found.lse.dtype) if t is None else t for t in found)
 
 
-torch.library.impl("sparseflash::forward", ("CPU", "CUDA"), forward_operator)
-
-
 @torch.library.impl("sparseflash::backward", ("CPU", "CUDA"))
 def _backward(dout, dlse, q, k, v, out, lse, mask, schedule, numbers, seed, *call):
     terms, options = call[:N_TERMS], call[N_TERMS:]
-    plan, made = find_plan((q, k, v), mask, schedule, numbers, options, True)
+    plan, made = _find_plan((q, k, v), mask, schedule, numbers, options, True)
     saved = Saved(q, k, v, out, lse, seed, TermTensors(*terms))
-    gradients = run_backward(plan, dout, dlse, saved, made)
+    gradients = _run_backward(plan, dout, dlse, saved, made)
     return tuple(q.new_empty(0) if t is None else t for t in gradients)
 
 
 @torch.library.register_fake("sparseflash::forward")
-def forward_shapes(q, k, v, *call):
+def _forward_fake(q, k, v, *call):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     *_, wanted, _needs_grad = call
     lse = q.new_empty(q.shape[:3], dtype=dtype)
@@ -255,7 +258,7 @@ def _save(ctx, inputs, output):
     q, k, v, mask, schedule, numbers, seed, *rest, _needs_grad = inputs
     out, lse, max_scores = output
     ctx.mark_non_differentiable(max_scores)
-    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *schedule)
+    ctx.save_for_backward(q, k, v, out, lse, seed, *rest[:N_TERMS], *(schedule or ()))
     ctx.set_materialize_grads(False)
     ctx.constants = mask, numbers, rest[N_TERMS:]
 
@@ -268,11 +271,9 @@ def _differentiate(ctx, dout, dlse, _):
     gradients = torch.ops.sparseflash.backward(
         dout, dlse, q, k, v, out, lse, *_call(*rest, ctx.constants)
     )
-    # torch takes any empty list for a list of tensors, which wants a list of gradients
-    no_list = None if ctx.constants[1] else []
     dq, dk, dv, *others = _with_seed(gradients, terms)
     no_options = (None for _ in (*ctx.constants[2], "needs_grad"))
-    return dq, dk, dv, None, [None] * len(schedule), no_list, *others, *no_options
+    return dq, dk, dv, None, [None] * len(schedule) or None, None, *others, *no_options
 
 
 def refuse_second_derivative(ctx, *gradients):

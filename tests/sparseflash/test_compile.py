@@ -89,6 +89,38 @@ def test_a_plan_for_every_call_takes_one_graph():
     assert graphs_of(attention, calls) == 1
 
 
+def on_cpu(q, k, v, mask, **options):
+    return attention(q, k, v, mask, backend="cpu", **options)
+
+
+def test_one_graph_serves_the_plans_of_many_masks():
+    """Such as a window that grows from step to step."""
+    calls = []
+    for seed, window in enumerate(range(10, 100, 10)):
+        qkv, mask = small(120, seed=seed), masks.sliding(window) | masks.sinks(2)
+        plan = sparseflash.plan(mask.build(120, block_size=16), *qkv, backend="cpu")
+        calls.append((qkv, plan))
+        assert_same(run(on_cpu, qkv, plan), run(on_cpu, qkv, mask))
+    assert graphs_of(on_cpu, calls) <= 2  # the second has the sizes as symbols
+
+
+def test_numbers_of_masks_may_become_symbols():
+    def function(q, k, v, w):
+        return on_cpu(q, k, v, masks.sliding(w) & masks.causal() | masks.local_2d((8, 5), w))
+
+    graphs_of(function, [(small(), w) for w in (3, 4, 5)])
+
+
+def test_lengths_take_one_graph_for_every_n():
+    """Also where blocks of padding could be skipped: at 1,024 tokens."""
+
+    def function(q, k, v, lengths):
+        return on_cpu(q, k, v, MASK, lengths=lengths)
+
+    calls = [(small(n), torch.tensor([n, n // 3])) for n in (40, 128, 100, 1024)]
+    assert graphs_of(function, calls) <= 2
+
+
 def test_changes_of_mask():
     given = (masks.causal(), masks.local(4), None, masks.causal())
     graphs_of(attention, [(small(), mask) for mask in given])

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lra.models.attention import Attention
-from experiments.lra.models.attention.base import Projected
 from experiments.lra.models.config import ModelConfig
 from experiments.lra.models.dropout import Dropout
-from sparseflash import BlockSparseAttention
 from sparseflash.schedule import Schedule
 
 
@@ -76,14 +74,8 @@ def initialise(module: nn.Module, config: ModelConfig) -> None:
     """The initial weights of the setting; "nystrom" keeps torch's own for linear layers."""
     if config.setting != "google":
         return
-    parts = {  # matrices in one
-        m.qkv: m.qkv.out_features // m.out.in_features
-        for m in module.modules()
-        if isinstance(m, Projected | BlockSparseAttention)
-    }
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            for weight in layer.weight.detach().chunk(parts.get(layer, 1)):
-                nn.init.xavier_uniform_(weight)
+            nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.normal_(layer.bias, std=1e-6)

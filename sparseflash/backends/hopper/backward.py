@@ -147,7 +147,7 @@ class Backward:
         dq_sum = torch.empty(*self.buffer, self.width, **float32) if self.one_pass else None
         counters = torch.empty(2, dtype=torch.int32, device=q.device)
         inputs = q, saved.k, saved.v, dout
-        call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed, saved.room)
+        call = self.call(*inputs, lse_log2, neg_delta, counters, saved.seed)
         dsink = self.prepare(call, dlse, saved, dq_sum)
         dk, dv = self.cols(call, walk.lists[0], dq_sum)
         dq = self.rows(call, walk.lists[1]) if dq_sum is None else self.finish(call, dq_sum)

@@ -42,11 +42,10 @@ class Call(NamedTuple):
     neg_delta: Tensor  # float32 (B, H, n_pad)  -delta, where the sums of dP begin
     counters: Tensor  # int32 (2,): tiles claimed by the passes over columns and rows
     seed: Tensor | None
-    room: tuple[Tensor, Tensor, Tensor] | None  # where dq, dk and dv go
 
     def gradient(self, i: int) -> Tensor:
         """Of q, k or v: i is 0, 1 or 2."""
-        return empty_like((self.q, self.k, self.v)[i]) if self.room is None else self.room[i]
+        return empty_like((self.q, self.k, self.v)[i])
 
     @property
     def n_pad(self) -> int:

@@ -35,7 +35,8 @@ def model_of(mask, positions):
     model = LanguageModel(sizes, VOCAB, CONTEXT, "sparse", causal, positions=positions).eval()
     with torch.no_grad():
         for block in model.layers:
-            block.attention.qkv.weight.mul_(30)
+            for part in (block.attention.q, block.attention.k, block.attention.v):
+                part.weight.mul_(30)
             block.attention.out.weight.mul_(30)
     return model
 

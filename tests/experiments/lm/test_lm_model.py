@@ -104,7 +104,7 @@ def test_the_model_is_gpt2():
     names = {name for name, _ in model.named_parameters()}
     assert not any("head" in name for name in names)  # the embedding is the head
     assert model.tokens.weight.shape == (64, 32)  # the vocabulary rounded up
-    assert abs(model.layers[0].attention.qkv.weight.std().item() - 0.02) < 0.002
+    assert abs(model.layers[0].attention.q.weight.std().item() - 0.02) < 0.002
     assert abs(model.layers[0].narrow.weight.std().item() - 0.01) < 0.001
     sizes = sum(p.numel() for p in LanguageModel(
         Sizes(12, 768, 12, 50_257), 257, 1024, "sparse", masks.causal()).parameters())  # fmt: skip

@@ -143,7 +143,7 @@ def test_compiled_and_mapped_calls(mask):
 
 def test_opcheck_accepts_the_operator():
     options = None, 0.0, False, "cpu", 0.0, False, True, True
-    arguments = *small(), MASK.key, [], [], *[None] * 4, *options
+    arguments = *small(), MASK.key, *[None] * 6, *options
     torch.library.opcheck(torch.ops.sparseflash.forward.default, arguments)
 
 

@@ -11,7 +11,6 @@ from sparseflash.backends import triton as backend
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.kernels import tma
 from sparseflash.kernels.launch import Launch, _known
-from sparseflash.ops.qkv import parts
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
 from tests.op_cases import INTERPRETED, token_major
@@ -84,12 +83,11 @@ def test_layouts_tell_which_launches_are_repeated(monkeypatch):
     biases = None, torch.rand(4, 3), torch.rand(4, 7)
     layouts = torch.empty_like(q), token_major(q)
     gradients = None, torch.empty(2, 4, 40), torch.empty(2, 4, 1).expand(2, 4, 40)
-    rooms = None, parts(torch.empty(2, 40, 8, 16), 2)
     for given in itertools.product(sinks, biases, slopes):
         terms = TermTensors(*given)
         lse = forward(q, k, v, None, walk, terms).lse
-        for out, dout, dlse, room in itertools.product(layouts, layouts, gradients, rooms):
-            backward(dout, dlse, Saved(q, k, v, out, lse, None, terms, room), walk)
+        for out, dout, dlse in itertools.product(layouts, layouts, gradients):
+            backward(dout, dlse, Saved(q, k, v, out, lse, None, terms), walk)
 
 
 @pytest.fixture

@@ -320,7 +320,8 @@ def test_opcheck(dtype):
     (q, k, v), options = Step(2, 64, 32, (64, 30), page=16, dtype=dtype).arguments()
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     starts = torch.tensor([3, 0], dtype=torch.int32)
-    rest = options["lengths"], starts, options["block_table"], LISTED.key, [], [], None, 2, "cpu"
+    bounds = options["lengths"], starts, options["block_table"]
+    rest = *bounds, LISTED.key, None, None, None, 2, "cpu"
     torch.library.opcheck(torch.ops.sparseflash.decode.default, (q, k, v, *rest))
 
 

@@ -78,22 +78,24 @@ class Attention(nn.Module):
 
 
 class Projected(nn.Module):
-    """One matrix product makes q, k and v of all heads; the attention reads them in place.
+    """An attention between linear layers `q`, `k`, `v` and `out`; there is no `k` where it is q.
 
     rotary: turns queries and keys (B, N, heads, head_dim) by their places.
     """
 
     def __init__(self, attention: Attention, dim: int, *, bias: bool, rotary: nn.Module | None):
         super().__init__()
-        self.shape = (2 if attention.shared_qk else 3, attention.heads, attention.head_dim)
         inner = attention.heads * attention.head_dim
-        self.qkv = nn.Linear(dim, self.shape[0] * inner, bias)
+        self.q = nn.Linear(dim, inner, bias)
+        self.k = None if attention.shared_qk else nn.Linear(dim, inner, bias)
+        self.v = nn.Linear(dim, inner, bias)
         self.attention = attention
         self.out = nn.Linear(inner, dim, bias)
         self.rotary = rotary
 
     def forward(self, x: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        *qk, v = self.qkv(x).unflatten(2, self.shape).unbind(2)
+        made = [layer(x) for layer in (self.q, self.k, self.v) if layer is not None]
+        *qk, v = (t.unflatten(2, (-1, self.attention.head_dim)) for t in made)
         qk = [self.rotary(t) for t in qk] if self.rotary is not None else qk
         *qk, v = (t.transpose(1, 2) for t in (*qk, v))
         return self.out(self.attention(qk[0], qk[-1], v, lengths).transpose(1, 2).flatten(2))

@@ -63,8 +63,9 @@ def test_it_is_the_nystrom_port():
         hidden = torch.arange(40) >= LENGTHS[:, None]
         for block in model.blocks:
             layer.self_attn = attention
-            attention.in_proj_weight.copy_(block.attention.qkv.weight)
-            attention.in_proj_bias.copy_(block.attention.qkv.bias)
+            three = block.attention.q, block.attention.k, block.attention.v
+            attention.in_proj_weight.copy_(torch.cat([part.weight for part in three]))
+            attention.in_proj_bias.copy_(torch.cat([part.bias for part in three]))
             attention.out_proj.load_state_dict(block.attention.out.state_dict())
             layer.linear1.load_state_dict(block.mlp[0].state_dict())
             layer.linear2.load_state_dict(block.mlp[3].state_dict())
@@ -135,11 +136,11 @@ def test_the_google_setting(positions, pool, pair):
     model = make(setting="google", positions=positions, pool=pool, pair=pair)
     config = model.config
     assert model.positions.shape == (40 + (pool == "cls"), config.dim)
-    assert model.blocks[0].attention.qkv.bias is None
+    assert model.blocks[0].attention.q.bias is None
     x = tokens(2, 2) if model.pair else tokens(2)
     assert model(x).shape == (2, 3)
     bound = (6 / (config.dim + config.heads * config.head_dim)) ** 0.5
-    weight = model.blocks[0].attention.qkv.weight.detach()
+    weight = model.blocks[0].attention.q.weight.detach()
     assert 0.95 * bound < weight.abs().max() <= bound
     assert len(model.head) == (5 if model.pair else 3)
 
