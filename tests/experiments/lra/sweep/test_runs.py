@@ -122,6 +122,7 @@ def test_the_sweeps_that_come_with_it():
         "spt_short": 24,
         "spt_text": 6,
         "spt_listops": 6,
+        "listops_long": 9,
         "spt_text_short": 6,
         "spt_image": 6,
         "spt_pathfinder": 14,
