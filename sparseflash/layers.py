@@ -340,7 +340,7 @@ class Rotary(nn.Module):
             )
         wide = torch.promote_types(x.dtype, torch.float32)
         made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table
-        cos, sin = made(x.shape[1], turned, self.base, wide, x.device, start)
+        cos, sin = made(x.shape[1], turned, self.base, wide == torch.float64, x.device, start)
         cos, sin = cos[:, None], sin[:, None]  # (N, 1, turned / 2)
         first, *rest = (x,) if turned == x.shape[-1] else (x[..., :turned], x[..., turned:])
         a, b = first.to(wide).chunk(2, dim=-1)
@@ -352,9 +352,10 @@ class Rotary(nn.Module):
 
 
 def rotary_table(
-    n: int, turned: int, base: float, dtype: torch.dtype, device: torch.device, start: int = 0
+    n: int, turned: int, base: float, double: bool, device: torch.device, start: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (n, turned / 2) of the angles of `Rotary`."""
+    """Cosine and sine (n, turned / 2) of the angles of `Rotary`, in float64 or float32."""
+    dtype = torch.float64 if double else torch.float32
     place = torch.arange(0, turned, 2, dtype=dtype, device=device)
     token = torch.arange(start, start + n, dtype=dtype, device=device)
     angle = token[:, None] * base ** (-place / turned)
@@ -362,14 +363,16 @@ def rotary_table(
 
 
 # An operator, or the compiler would compute power, cosine and sine again for every head and batch.
+# It takes no dtype: AOTInductor of torch 2.11 passes float64 for float32.
 torch.library.define(
     "sparseflash::rotary",
-    "(SymInt n, int turned, float base, ScalarType dtype, Device device, SymInt start=0)"
+    "(SymInt n, int turned, float base, bool double, Device device, SymInt start=0)"
     " -> (Tensor, Tensor)",
 )
 torch.library.impl("sparseflash::rotary", "CompositeExplicitAutograd")(rotary_table)
 
 
 @torch.library.register_fake("sparseflash::rotary")
-def _rotary_fake(n, turned, base, dtype, device, start=0):
+def _rotary_fake(n, turned, base, double, device, start=0):
+    dtype = torch.float64 if double else torch.float32
     return tuple(torch.empty(n, turned // 2, dtype=dtype, device=device) for _ in range(2))

@@ -118,7 +118,7 @@ def test_rotary_in_a_compiled_function(fraction):
     (wanted,) = torch.autograd.grad(rotary(x).sin().sum(), x)
     torch.testing.assert_close(made, wanted)
     torch.testing.assert_close(compiled(x, 5), rotary(x, 5))
-    given = 9, 8, 100.0, torch.float32, torch.device("cpu")
+    given = 9, 8, 100.0, False, torch.device("cpu")
     torch.library.opcheck(torch.ops.sparseflash.rotary, given)
 
 
