@@ -156,7 +156,7 @@ def _stretches(placed: Placed, s: Ints, q: Ints) -> tuple[Ints | None, Ints]:
         return None, q
     new = placed.changes(s[:, None], q[:, :, 0])
     new[:, 0] = False
-    which = np.cumsum(new, axis=1)
+    which = np.cumsum(new, axis=1, dtype=np.int64)
     count = int(which[:, -1].max()) + 1
     if 2 * count > q.shape[1]:
         return None, q

@@ -45,7 +45,8 @@ def measure(call: Callable[[], object], device: torch.device, seconds: float) ->
 
 
 def _times(ms: Any) -> Times:
-    return Times(*map(float, np.quantile(ms, [0.5, 0.2, 0.8])), len(ms))
+    median, p20, p80 = map(float, np.quantile(ms, [0.5, 0.2, 0.8]))
+    return Times(median, p20, p80, len(ms))
 
 
 def busy(seconds: float = 0.3) -> float | None:

@@ -17,7 +17,8 @@ HIDDEN = ("hydra", "defaults")  # sections that are no options
 def help_text(conf: Path, name: str, command: str, about: str | None) -> str:
     """Return the help of a program: its docstring, its groups, then an option a line."""
     text = (conf / f"{name}.yaml").read_text()
-    rows = [*_groups(conf, OmegaConf.create(text).get("defaults", [])), *_options(text)]
+    config: Any = OmegaConf.create(text)
+    rows = [*_groups(conf, config.get("defaults", [])), *_options(text)]
     width = max((len(option) for option, _ in rows if option), default=0)
     lines = [(about or "").strip(), "", f"usage: {command} [OPTION=VALUE ...]", ""]
     lines += [f"  {option:<{width}}  {words}" if option else f"  {words}" for option, words in rows]

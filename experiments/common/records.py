@@ -176,7 +176,9 @@ def read(path: str | Path, kind: type[T]) -> list[T]:
     try:
         head = tuple(next(reader, ()))
         defaults = {
-            f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING
+            f.name
+            for f in dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+            if f.default is not dataclasses.MISSING
         }
         if set(head) - set(names) or set(names) - set(head) - defaults:
             _refuse_columns(path, names, head)

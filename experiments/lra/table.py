@@ -78,7 +78,7 @@ class Table:
         self.cells, self.notes = make_cells(runs)
         if steps is not None:
             self.cells = with_times(self.cells, steps)
-        keys, found = ({key[i] for key in self.cells} for i in (0, 1))
+        keys, found = {row for row, _ in self.cells}, {column for _, column in self.cells}
         if whole:
             usual = {key.attention for key in keys if not key.label}
             keys |= {RowKey(name, "", "") for name in lra.ATTENTIONS if name not in usual}

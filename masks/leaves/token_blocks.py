@@ -62,7 +62,7 @@ class _TokenPairs:
         if whole and grid.q_origin % block == 0 and 1 <= per_block <= 16:
             x, word, codes = self.words()
             runs = rl.from_segments(grid, x, x + 1, codes)
-            signature = by_code(runs, lambda y: word[np.searchsorted(x, y)])
+            signature = by_code(runs, lambda y: word[np.searchsorted(x, y)])  # pyright: ignore[reportArgumentType]
         else:
             entry, row = np.divmod(self.line, len(self.rows))
             row, col = (row + self.first) * block, self.col * block

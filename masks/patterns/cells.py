@@ -49,7 +49,7 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     rows = read_lengths("sizes", sizes)
     if len(rows) > 1:
         raise ValueError(f"sizes has {len(rows)} lists: give one number for every cell")
-    count = len(rows[0])
+    count = len(rows[0])  # pyright: ignore[reportGeneralTypeIssues]
     lists = _lists(neighbours, count)
     cell = np.repeat(np.arange(count), [*map(len, lists)])
     seen = np.fromiter(chain.from_iterable(lists), np.int64, len(cell))
@@ -57,7 +57,7 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     cuts, label = Cuts.of(rows), np.arange(count)
     pairs = distinct(np.append(cell * count + seen, own))
     mask = Cells(cuts, cuts, label, label, False, pairs)
-    return canonical(mask, sizes=rows[0], neighbours=lists)
+    return canonical(mask, sizes=rows[0], neighbours=lists)  # pyright: ignore
 
 
 def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:
@@ -85,7 +85,7 @@ class Cells(Documents):
     """Documents that see some others."""
 
     pairs: Ints  # ascending: number of a cell * cells + that of one that it sees
-    _in_order = False
+    _in_order = False  # pyright: ignore[reportAssignmentType]
 
     def _sees(self, q_label: Ints, k_label: Ints) -> Bools:
         wanted = q_label * len(self.q_label) + k_label

@@ -32,7 +32,8 @@ def moves(rule: Expression) -> tuple[int, int, int] | None:
             return None
         if not any(inner):
             return 0
-        divisor = constant(args[1]) if node.op in ("floor_divide", "remainder") else None
+        divided = node.op in ("floor_divide", "remainder")
+        divisor = constant(args[1]) if divided else None  # pyright: ignore[reportGeneralTypeIssues]
         if node.op == "sum":
             return sum(size * factor for size, factor in zip(inner, node.data[1], strict=True))
         if divisor and inner[0] % divisor == 0:

@@ -208,7 +208,8 @@ def step_times(advance: Callable[[], object], device: torch.device, seconds: flo
     # very slow steps get fewer rounds
     while len(found) < ROUNDS and (not found or time.perf_counter() - begun < 3 * seconds):
         found.append(timed(steps))
-    return Times(*(1000 * float(t) for t in np.quantile(found, [0.5, 0.2, 0.8])))
+    median, p20, p80 = (1000 * float(t) for t in np.quantile(found, [0.5, 0.2, 0.8]))
+    return Times(median, p20, p80, len(found))
 
 
 def clean(device: torch.device) -> None:

@@ -137,7 +137,8 @@ def time_of(calls: Sequence[Call], device: torch.device, seconds: float) -> Time
     if run is None:
         raise ValueError("it waits for the GPU, so that no CUDA graph can hold it")
     times = measure(run, device, seconds)
-    return Times(*(ms / len(calls) for ms in times[:3]))
+    median, p20, p80 = (ms / len(calls) for ms in times[:3])
+    return Times(median, p20, p80)
 
 
 @cache
