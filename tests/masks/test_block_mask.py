@@ -3,7 +3,6 @@
 import dataclasses
 import pickle
 import random
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 import masks
 from masks import BlockLists, BlockMask
+from tests.full_disk import full_disk
 from tests.masks.brute import check
 from tests.masks.cases import any_blocks
 
@@ -165,13 +165,8 @@ def test_a_full_disk_leaves_the_older_file(picture: bool, tmp_path: Path):
         pytest.importorskip("matplotlib")
     path, blocks = tmp_path / "mask.png", masks.random_blocks(0.5).build(1 << 12)
     path.write_bytes(b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large.*mask\.png"):
-            (blocks.draw if picture else blocks.save)(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(1000), pytest.raises(OSError, match=r"File too large.*mask\.png"):
+        (blocks.draw if picture else blocks.save)(path)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
 
 

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import resource
 import tarfile
 
 import numpy as np
@@ -17,19 +16,18 @@ from experiments.common import files
 from experiments.common.figures import save
 from experiments.common.files import write_whole
 from experiments.lra.training import checkpoint
+from tests.full_disk import full_disk
 
 
 def test_tensors_that_do_not_fit_the_disk_leave_the_old_file_and_say_so(tmp_path):
     """torch.save hides what the system says behind an error of its own."""
     path, tensor = tmp_path / "some.pt", torch.zeros(2**16)
     path.write_bytes(b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
-    try:
-        with pytest.raises(ValueError, match=r"cannot write .*File too large.*with runs="):
-            write_whole(path, lambda file: torch.save(tensor, file), "runs")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        full_disk(2**16),
+        pytest.raises(ValueError, match=r"cannot write .*File too large.*with runs="),
+    ):
+        write_whole(path, lambda file: torch.save(tensor, file), "runs")
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
 
 
@@ -37,13 +35,8 @@ def test_a_figure_that_does_not_fit_the_disk_leaves_the_old_one(tmp_path):
     path = tmp_path / "some.png"
     path.write_bytes(b"old")
     figure = plt.figure()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(ValueError, match=r"cannot write .*some\.png.*with plots="):
-            save(figure, tmp_path / "some", option="plots")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(100), pytest.raises(ValueError, match=r"cannot write .*some\.png.*with plots="):
+        save(figure, tmp_path / "some", option="plots")
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
 
 
