@@ -1,0 +1,184 @@
+"""Measurements as JSON lines: a row is a plain dict, and a later row may have more fields.
+
+    rows = Rows("runs/steps.jsonl", key=("task", "length"))
+    row = {"task": "text", "length": 1024, **origin("cpu", "python -m experiments.speed")}
+    if rows.find(row) is None:  # rows with equal keys measure the same thing
+        rows.append(row | {"status": OK, "ms_median": 3.5})
+
+A file grows by whole lines, also when several processes write to it. `read` and `frame` take
+`.jsonl` and `.jsonl.gz`.
+
+A row that has `version`, the version of a peer's package, does not depend on our source. All other
+rows do.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from experiments.common import provenance
+from experiments.common.files import read_json_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OK = "ok"  # the status of a row that has a time; any other status says why it has none
+SOURCES = ("masks", "sparseflash")
+Row = dict[str, Any]
+
+
+class Rows:
+    """A file of rows that can be added to; `rows` are those that it holds.
+
+    Args:
+        path: ends in `.jsonl`. It is created if it does not exist.
+        key: the fields that say what was measured, besides mask, device and versions.
+        sources: the folders whose Python files the digest `source` covers.
+        fresh: write to the next free name (speed-2.jsonl) if the file exists.
+        allow_changes: add to files under docs although code differs from the last commit.
+
+    Raises ValueError for another file name, a damaged line, a file that cannot be written, and
+    for a file under docs if no commit could reproduce its rows.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        key: Sequence[str] = (),
+        sources: tuple[str, ...] = SOURCES,
+        *,
+        fresh: bool = False,
+        allow_changes: bool = False,
+    ):
+        self.path, self.key, self.sources = Path(path), tuple(key), sources
+        if self.path.suffix == ".gz":
+            raise ValueError(f"rows={path} is compressed and cannot be added to: gunzip it first")
+        if self.path.suffix != ".jsonl":
+            raise ValueError(f"rows={path}: give a path that ends in .jsonl")
+        number = 1
+        while fresh and self.path.exists():
+            number += 1
+            self.path = Path(path).with_stem(f"{Path(path).stem}-{number}")
+        if not allow_changes:
+            provenance.check_published(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(b"")
+        except OSError as error:
+            raise ValueError(
+                f"rows={self.path} cannot be written ({error.strerror}): name another file"
+            ) from None
+        self.rows = read(self.path)
+        self._known = {self._of(row): row for row in self.rows}
+
+    def append(self, row: Mapping[str, Any]) -> Row:
+        """Add a row to the file and return it with floats of six digits, as the file has it."""
+        own = {name: _short(value) for name, value in row.items()}
+        self._write(json.dumps(own, ensure_ascii=False).encode() + b"\n")
+        self.rows.append(own)
+        self._known[self._of(own)] = own
+        return own
+
+    def find(self, row: Mapping[str, Any]) -> Row | None:
+        """Return the newest row that measures the same thing with the same versions, or None."""
+        return self._known.get(self._of(row))
+
+    def origin(self, device: str | torch.device, command: str) -> Row:
+        """Return `origin` with the sources of these rows."""
+        return origin(device, command, self.sources)
+
+    def _of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        code = row.get("source") if row.get("version") is None else row["version"]
+        names = (*self.key, "mask", "device", "torch", "triton")
+        return (*(_short(row.get(name)) for name in names), code)
+
+    def _write(self, line: bytes) -> None:
+        """Append a line, after cutting off half a line that a killed process has left."""
+        with open(self.path, "a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if size and file.read(1) != b"\n":
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            file.write(line)
+            os.fsync(file.fileno())
+
+
+def read(path: str | Path, command: str = "") -> list[Row]:
+    """Return the rows of a file. A last line that a kill has cut short is skipped.
+
+    command: the command that measures such rows, for the error where the file is missing.
+    """
+    remedy = f"measure first: {command}" if command else "name another file with rows=PATH"
+    return read_json_lines(Path(path), remedy, cut=True)
+
+
+def frame(rows: str | Path | Iterable[Row]) -> "pd.DataFrame":
+    """Return a file of rows, or a list of rows, as a data frame."""
+    import pandas as pd  # measuring does without
+
+    return pd.DataFrame(read(rows) if isinstance(rows, str | Path) else list(rows))
+
+
+def last_versions(frame: "pd.DataFrame", key: Sequence[str]) -> "pd.DataFrame":
+    """Return the rows of the newest versions of what they measure, in all rounds."""
+    code = frame.source
+    if "version" in frame:
+        code = frame.version.where(frame.version.notna(), code)
+    code = frame[["torch", "triton"]].fillna("").assign(code=code).agg(" ".join, axis=1)
+    names = dict.fromkeys((*key, "mask", "device"))
+    what = [frame[name] for name in names if name in frame and name != "round"]
+    return frame[code == code.groupby(what, dropna=False).transform("last")]
+
+
+def origin(
+    device: str | torch.device, command: str, sources: tuple[str, ...] = SOURCES
+) -> dict[str, Any]:
+    """Return the fields of a row that say where a measurement made now comes from."""
+    return provenance.origin(str(device), command, sources) | gpu(str(device))
+
+
+def gpu(device: str) -> dict[str, Any]:
+    """Return which GPU a device is, its driver and its clocks now; nothing for a CPU.
+
+    `gpu` is a hash of its UUID: it tells two GPUs of one kind apart.
+    """
+    if torch.device(device).type != "cuda":
+        return {}
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return {"gpu": hashlib.sha256(uuid.encode()).hexdigest()[:8], **_driver(uuid), **clocks(device)}
+
+
+def clocks(device: str | torch.device) -> dict[str, int]:
+    """Return the clocks of a GPU in MHz now; nothing for a CPU or without nvidia-smi."""
+    if torch.device(device).type != "cuda":
+        return {}
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    found = _query("clocks.sm,clocks.mem", uuid)
+    return {n: int(v) for n, v in zip(("sm_mhz", "memory_mhz"), found, strict=False) if v.isdigit()}
+
+
+@cache
+def _driver(uuid: str) -> dict[str, str]:
+    return dict(zip(("driver",), _query("driver_version", uuid), strict=False))
+
+
+def _query(what: str, uuid: str) -> list[str]:
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run([*command, f"--id=GPU-{uuid}"], capture_output=True, text=True)
+    except OSError:
+        return []
+    return [text.strip() for text in done.stdout.split(",")] if not done.returncode else []
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

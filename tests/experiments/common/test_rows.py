@@ -1,0 +1,143 @@
+"""Rows in files, and tables of them."""
+
+import gzip
+import multiprocessing
+
+import pytest
+
+from experiments.common import provenance
+from experiments.common.rows import Rows, frame, last_versions, origin, read
+from experiments.common.tables import MISSING, aligned, markdown, mean_std, pivot, short
+
+KEY = ("name", "n", "round")
+
+
+def row(name="a", n=1, source="s", **more):
+    about = {"mask": "dense", "device": "cpu", "torch": "2", "triton": "", "source": source}
+    return {"name": name, "n": n, **about, **more}
+
+
+def test_rows_are_found_again_and_outlive_a_kill(tmp_path):
+    rows = Rows(tmp_path / "new" / "rows.jsonl", KEY)
+    rows.append(row(ms=1.23456789, status="failed"))
+    rows.append(row(ms=2.5, word="Größe | x"))
+    rows.append(row(n=2, density=1 / 3, ms=None))
+    with open(rows.path, "a") as file:
+        file.write('{"name": "a", "n"')  # half a line
+    assert [r["ms"] for r in read(rows.path)] == [1.23457, 2.5, None]
+    again = Rows(rows.path, KEY)
+    assert again.rows == rows.rows == read(rows.path)
+    assert again.find(row())["ms"] == 2.5  # the newest
+    assert again.find(row(source="other")) is None and again.find(row(n=3)) is None
+    again.append(row(n=3, a_new_field=[1, 2]))
+    assert read(rows.path)[-1]["a_new_field"] == [1, 2]
+    assert frame(rows.path).a_new_field.isna().tolist() == [True] * 3 + [False]
+    packed = rows.path.with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(rows.path.read_bytes()))
+    assert read(packed) == again.rows and frame(packed).equals(frame(rows.path))
+
+
+def test_a_peers_row_depends_on_its_version_and_not_on_our_source(tmp_path):
+    rows = Rows(tmp_path / "rows.jsonl", KEY)
+    rows.append(row(version="1", ms=1))
+    assert rows.find(row(source="changed", version="1")) and not rows.find(row(version="2"))
+
+
+def append(path, name):
+    rows = Rows(path, KEY)
+    for n in range(20):
+        rows.append(row(name, n, text=name * 9000))
+
+
+def test_several_processes_write_to_one_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append, args=(path, name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = read(path)
+    assert sorted((r["name"], r["n"]) for r in found) == [(c, n) for c in "abc" for n in range(20)]
+    assert all(r["text"] == r["name"] * 2000 for r in found)
+
+
+def test_fresh_rows_get_a_file_of_their_own(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    names = [Rows(path, KEY, fresh=True).path.name for _ in range(3)]
+    assert names == ["rows.jsonl", "rows-2.jsonl", "rows-3.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl.gz", "file/rows.jsonl"])
+def test_another_place_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=f"rows=.*{name}"):
+        Rows(tmp_path / name, KEY)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read(path)
+    with pytest.raises(ValueError, match=r"missing\.jsonl.*python -m x"):
+        read(tmp_path / "missing.jsonl", "python -m x")
+
+
+def test_published_rows_need_a_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    path = tmp_path / "docs" / "rows.jsonl"
+    for commit in ("", "0123456" + provenance.CHANGES):
+        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
+        with pytest.raises(ValueError, match="commit"):
+            Rows(path, KEY)
+        assert Rows(path, KEY, allow_changes=True).rows == []
+    monkeypatch.setattr(provenance, "commit", lambda: "0123456")
+    Rows(path, KEY)
+
+
+def test_the_origin_says_where_a_row_comes_from():
+    about = origin("cpu", "python -m x")
+    assert about["command"] == "python -m x" and about["torch"] and len(about["source"]) == 12
+    assert "threads" in about["device"] and "gpu" not in about
+
+
+def test_the_last_versions_of_what_was_measured_stay():
+    rows = [
+        row(source="old", round=1, ms=1),
+        row("b", source="old", round=1, ms=2),  # not measured since
+        row("peer", source="old", round=1, version="7", ms=3),
+        row(source="new", round=1, ms=4),
+        row(source="new", round=2, ms=5),
+        row("peer", source="new", round=2, version="7", ms=6),
+    ]
+    assert last_versions(frame(rows), KEY).ms.tolist() == [2, 3, 4, 5, 6]
+    without = [{k: v for k, v in r.items() if k != "version"} for r in rows]
+    assert last_versions(frame(without), KEY).ms.tolist() == [2, 4, 5, 6]
+
+
+def test_a_pivot_keeps_the_order_of_the_rows():
+    rows = [row("b", 2, ms=1.0), row("a", 2, ms=2.0), row("b", None, ms=3.0), row("b", 2, ms=2.0)]
+    table = pivot(frame(rows), ["n"], "name", lambda found: f"{found.ms.mean():g}")
+    assert list(table.columns) == ["n", "b", "a"]
+    assert table.b.tolist() == ["1.5", "3"] and table.a.tolist() == ["2", MISSING]
+
+
+def test_tables_as_text():
+    lines = [["name", "a|b"], ["x", "1,000"], ["long", "–"]]
+    assert aligned(lines) == "name    a|b\nx     1,000\nlong      –"
+    assert markdown(lines).split("\n")[:3] == [
+        r"| name | a\|b |",
+        "| --- | ---: |",
+        "| x | 1,000 |",
+    ]
+    table = frame([{"name": "x", "a|b": "1,000"}, {"name": "long", "a|b": None}])
+    assert markdown(table) == markdown(lines) and aligned(table) == aligned(lines)
+
+
+def test_numbers_as_text():
+    values = [0.12345, 12.345, 1234.5, 0.0, None, float("nan")]
+    assert [*map(short, values)] == ["0.123", "12.3", "1,230", "0", MISSING, MISSING]
+    assert mean_std([1.0, 3.0]) == "2.0 ± 1.4" and mean_std([1.26], 2) == "1.26"
+    assert mean_std([]) == MISSING
