@@ -59,7 +59,7 @@ def test_several_processes_write_to_one_file(tmp_path):
         writer.join()
     found = read(path)
     assert sorted((r["name"], r["n"]) for r in found) == [(c, n) for c in "abc" for n in range(20)]
-    assert all(r["text"] == r["name"] * 2000 for r in found)
+    assert all(r["text"] == r["name"] * 9000 for r in found)
 
 
 def test_fresh_rows_get_a_file_of_their_own(tmp_path):
