@@ -3,6 +3,7 @@
 #                              and the newest torch, in .venv-oldest and .venv-newest
 # make docs                    the documentation as a site, in build/site
 # make compile-matrix            all kernels with every supported Triton, without a GPU
+# make pages                     write README.md and docs/results from docs/templates and the rows
 # make page                      measure the figures of the first page on this GPU, and fill it
 # make tour                      run the notebook of the guide and store its outputs
 # make wheel                     the wheel and the source distribution in dist, always the same bytes
@@ -27,7 +28,7 @@ PIP   := $(RUN) -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-compile
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: speed page test test-oldest test-newest lint docs tour compile-matrix wheel install clean
+.PHONY: speed page pages test test-oldest test-newest lint docs tour compile-matrix wheel install clean
 .DEFAULT_GOAL := test
 
 speed: $(READY)
@@ -40,7 +41,11 @@ page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
 	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)
 	$(RUN) -m experiments.selection csv=docs/results/h200/select.csv
-	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page 'pages=[README.md,docs/results/hopper.md]'
+	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page
+	$(MAKE) pages
+
+pages: $(READY)
+	$(RUN) -m experiments.tools.pages
 
 # one thread each: those of several processes would take turns on the same cores
 test: $(READY)

@@ -2,13 +2,18 @@
 
 import inspect
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "templates" not in page.parts
+]
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r'\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
 ENTRY = re.compile(r"^([a-z]+, )*[a-z_]+: .*\n {4}|^[qkv]: ", re.MULTILINE)
@@ -20,16 +25,17 @@ PACKAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_pictures_of_a_page_exist(page: Path):
-    for found in LINK.findall(CODE.sub("", page.read_text())):
-        link = "".join(found)
-        if link.startswith("http"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{link} leads nowhere"
-        assert not anchor or anchor in anchors(target), f"{link} names no heading"
+def test_links_and_pictures_exist():
+    broken = []
+    for page in PAGES:
+        for found in LINK.findall(CODE.sub("", page.read_text())):
+            path, _, anchor = "".join(found).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if path.startswith("http"):
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {path}#{anchor}")
+    assert not broken
 
 
 def anchors(page: Path) -> set[str]:
@@ -54,3 +60,10 @@ def test_the_reference_has_text_for_every_public_name(package: str):
                 text = inspect.getdoc(each)
                 assert text, f"{package}.{path} has no docstring"
                 assert not ENTRY.search(text), f"{package}.{path}: list arguments below Args:"
+
+
+def test_the_changelog_and_the_citation_name_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    first = re.search(r"^## ([\d.]+)", (ROOT / "docs" / "changelog.md").read_text(), re.MULTILINE)
+    assert first and first[1] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
