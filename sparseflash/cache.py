@@ -37,7 +37,6 @@ class Cache:
         self._pinned: dict[Hashable, _Entry] = {}  # what graphs were captured with
         self._users: dict[int, int] = {}  # id of a kept tensor -> entries that keep it
         self._lock = threading.Lock()
-        self._clock = itertools.count()
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._pinned)
@@ -47,7 +46,7 @@ class Cache:
         entry = self._entries.get(key) or self._pinned.get(key)  # atomic, so they need no lock
         if entry is None:
             return None
-        entry.used = next(self._clock)
+        entry.used = _tick()
         if is_capturing():
             self._pin(key)
         return entry.value
@@ -60,7 +59,7 @@ class Cache:
         with self._lock:
             freed = self._drop(key)
             kept = list({id(t): t for t in tensors}.values())
-            self._entries[key] = _Entry(value, kept, next(self._clock))
+            self._entries[key] = _Entry(value, kept, _tick())
             for t in kept:
                 users = self._users[id(t)] = self._users.get(id(t), 0) + 1
                 self.bytes += t.nbytes if users == 1 else 0
@@ -114,6 +113,17 @@ class _Entry:
     tensors: list[Tensor]
     used: int  # time of the last use
 
+
+_ticks = itertools.count()
+
+
+def _tick() -> int:
+    return next(_ticks)
+
+
+# What torch.compiler.assume_constant_result does, which takes seconds to import the compiler. A
+# traced counter would make a compiled call compile again each time; torch 2.11 cannot trace it.
+_tick._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 cache = Cache(MAX_ENTRIES, MAX_BYTES)
 

@@ -156,6 +156,8 @@ def test_a_layer_takes_a_packed_mask(mask):
     assert_close(found[0, :20], alone(x[:1, :20])[0], name="out")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x, lengths=packing), found, name="compiled")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled(x, lengths=packing)
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
