@@ -14,12 +14,7 @@ from experiments.common.checks import check_options, flag_or_null
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.common.records import Records
-from experiments.lra.training.finished import (
-    AccuracyRow,
-    evaluate_run,
-    run_settings,
-    with_data,
-)
+from experiments.lra.finished import AccuracyRow, evaluate_run, run_settings, with_data
 
 
 @program("evaluate")

@@ -28,7 +28,7 @@ from experiments.lra.sweep.gpus import compiler, shared, slots
 from experiments.lra.sweep.order import in_order, run_minutes
 from experiments.lra.sweep.queue import Queue
 from experiments.lra.sweep.runs import FORM, sweep_runs
-from experiments.lra.training.clock import Interrupted
+from experiments.training.clock import Interrupted
 
 SPEED = Path("docs/results/lra/speed.csv")  # in a clone
 

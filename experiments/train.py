@@ -14,10 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from experiments.common.program import program
-from experiments.lra.training.clock import Interrupted
-from experiments.lra.training.config import make_settings
-from experiments.lra.training.distributed import leave
-from experiments.lra.training.loop import train
+from experiments.lra.run import train
+from experiments.lra.settings import make_settings
+from experiments.training.clock import Interrupted
+from experiments.training.distributed import leave
 
 
 @program("train")

@@ -19,8 +19,8 @@ from experiments.common.program import program
 from experiments.lm.plans import PLANS, run_plan
 from experiments.lm.run import train
 from experiments.lm.settings import make_settings
-from experiments.lra.training.clock import Interrupted
-from experiments.lra.training.distributed import leave
+from experiments.training.clock import Interrupted
+from experiments.training.distributed import leave
 
 
 @program("lm", module="experiments.lm")

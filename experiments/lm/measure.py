@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from experiments.lm.settings import Settings
 from experiments.lm.windows import Windows
-from experiments.lra.training.config import PRECISIONS
-from experiments.lra.training.device import MIB, autocast
+from experiments.training.device import MIB, autocast
+from experiments.training.settings import PRECISIONS
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ from experiments.lm.model import LanguageModel
 from experiments.lm.settings import Settings
 from experiments.lm.tokens import Codec, Corpus, load_corpus, refuse_vocabulary
 from experiments.lm.windows import NEXT, MaskedTokens, Objective, next_token, refuse_short
-from experiments.lra.training.device import lacks_memory
-from experiments.lra.training.distributed import Group
+from experiments.training.device import lacks_memory
+from experiments.training.distributed import Group
 
 
 def read_corpus(settings: Settings, group: Group) -> Corpus:

@@ -13,11 +13,11 @@ from experiments.lm.rows import SOURCES
 from experiments.lm.settings import Settings
 from experiments.lm.tokens import Corpus
 from experiments.lm.windows import NEXT
-from experiments.lra.training.config import PRECISIONS
-from experiments.lra.training.device import peak_mib
-from experiments.lra.training.evaluate import Evaluator
-from experiments.lra.training.journal import duration
-from experiments.lra.training.step import Trainer
+from experiments.training.device import peak_mib
+from experiments.training.evaluate import Evaluator
+from experiments.training.journal import duration
+from experiments.training.settings import PRECISIONS
+from experiments.training.step import Trainer
 
 LAST = 100  # steps whose mean loss is the training loss of a result
 MANIFEST = "manifest.json"

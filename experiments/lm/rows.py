@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from experiments.common.records import Row
 
-SOURCES = ("masks", "sparseflash", "experiments/lm", "experiments/lra/training")
+SOURCES = ("masks", "sparseflash", "experiments/lm", "experiments/training")
 COMMAND = "python -m experiments.lm plan=PLAN"
 
 

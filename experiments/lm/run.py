@@ -11,12 +11,12 @@ from experiments.lm.prepare import explained_memory, read_corpus
 from experiments.lm.result import summary
 from experiments.lm.session import Session
 from experiments.lm.settings import Settings, refuse_memory
-from experiments.lra.training import checkpoint
-from experiments.lra.training.device import reset_memory, same_bits
-from experiments.lra.training.distributed import join
-from experiments.lra.training.journal import Progress
-from experiments.lra.training.result import read_result, refuse_other_settings
-from experiments.lra.training.step import micro_batches
+from experiments.lra.result import read_result, refuse_other_settings
+from experiments.training import state as checkpoint
+from experiments.training.device import reset_memory, same_bits
+from experiments.training.distributed import join
+from experiments.training.journal import Progress
+from experiments.training.step import micro_batches
 
 
 def train(settings: Settings, command: str = "", begun: float | None = None) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from experiments.lm.rows import SOURCES
 from experiments.lm.settings import LAYERS, Settings
 from experiments.lm.tokens import Corpus
 from experiments.lm.windows import Objective, Windows
-from experiments.lra.training import checkpoint, session
-from experiments.lra.training.clock import Clock
-from experiments.lra.training.config import PRECISIONS
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Evaluator
-from experiments.lra.training.journal import Progress
-from experiments.lra.training.step import Trainer, seed_everything
+from experiments.training import session
+from experiments.training import state as checkpoint
+from experiments.training.clock import Clock
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator
+from experiments.training.journal import Progress
+from experiments.training.settings import PRECISIONS
+from experiments.training.step import Trainer, seed_everything
 
 SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
 

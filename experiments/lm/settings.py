@@ -13,8 +13,8 @@ from experiments.common.files import digest, read_yaml, reading
 from experiments.lm.attention import ATTENTIONS, resolve
 from experiments.lm.model import MODELS, POSITIONS, Sizes
 from experiments.lm.windows import MASKED, NEXT
-from experiments.lra.training.config import PRECISIONS, check_training
-from experiments.lra.training.optim import SCHEDULES
+from experiments.training.optim import SCHEDULES
+from experiments.training.settings import PRECISIONS, check_training
 from sparseflash.select import Selector
 
 COUNTS = {

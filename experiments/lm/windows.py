@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.lra.training.evaluate import Sums
+from experiments.training.evaluate import Sums
 
 NEXT, MASKED = "next", "masked"
 SHARES = (0.8, 0.9)  # BERT: 80 % of the hidden tokens are masked, 10 % random, 10 % as they were

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.files import read_json_lines, reading, write_whole
+from experiments.lra.result import RESULT, read_result
 from experiments.lra.runs import STARTS, Run
-from experiments.lra.training.journal import JOURNAL, rounded
-from experiments.lra.training.result import RESULT, read_result
+from experiments.training.journal import JOURNAL, rounded
 
 POINTS = 200  # of a training curve in an archive
 START = "config mask density device processes versions params task date".split()  # entries

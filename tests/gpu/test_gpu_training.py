@@ -5,9 +5,9 @@ import torch
 
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention import make_attention
-from experiments.lra.training import checkpoint
-from experiments.lra.training.device import capture, warm_up
-from experiments.lra.training.step import Trainer
+from experiments.training import state as checkpoint
+from experiments.training.device import capture, warm_up
+from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import journal, settings, train
 from tests.experiments.lra.training.commands import assert_processes_train_as_one
 from tests.gpu_calls import GPU

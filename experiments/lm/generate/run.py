@@ -15,9 +15,10 @@ from experiments.lm.result import MANIFEST
 from experiments.lm.settings import Settings, read_settings
 from experiments.lm.tokens import Codec, load_codec
 from experiments.lm.windows import NEXT
-from experiments.lra.training.checkpoint import CHECKPOINT, load, refuse_shapes
-from experiments.lra.training.config import CONFIG, PRECISIONS
-from experiments.lra.training.device import autocast
+from experiments.lra.settings import CONFIG
+from experiments.training.device import autocast
+from experiments.training.settings import PRECISIONS
+from experiments.training.state import CHECKPOINT, load, refuse_shapes
 
 REMEDY = "give the folder of a run of experiments.lm"
 

@@ -11,22 +11,17 @@ from experiments.bench.timing import MIB, Times
 from experiments.common.records import OK
 from experiments.lra.models.attention import make_attention
 from experiments.lra.models.classifier import Classifier
+from experiments.lra.objectives import classify
+from experiments.lra.settings import Settings, compose_settings, model_sizes
 from experiments.lra.speed.rows import SWEEP, StepRow
 from experiments.lra.speed.shapes import random_task
 from experiments.lra.tasks.task import Task
-from experiments.lra.training.config import PRECISIONS, Settings, compose_settings, model_sizes
-from experiments.lra.training.data import DeviceSplit
-from experiments.lra.training.device import (
-    autocast,
-    capture,
-    lacks_memory,
-    reset_memory,
-    warm_up,
-)
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import classify
-from experiments.lra.training.model import make_model, mask_of
-from experiments.lra.training.step import Trainer, seed_everything
+from experiments.lra.weights import make_model, mask_of
+from experiments.training.data import DeviceSplit
+from experiments.training.device import autocast, capture, lacks_memory, reset_memory, warm_up
+from experiments.training.distributed import Group
+from experiments.training.settings import PRECISIONS
+from experiments.training.step import Trainer, seed_everything
 
 ROUNDS = 5  # of steps at most; the time is their median
 MAX_STEPS = 200  # of a round

@@ -33,7 +33,7 @@ class StepRow(TimedRow):
     WORK: ClassVar = "task length pair batch layers dim heads precision device".split()
     WHAT = (*WORK[:-1], "attention", "option", "mode")
     SOURCES = (
-        *("masks", "sparseflash", "experiments/lra/models", "experiments/lra/training"),
+        *("masks", "sparseflash", "experiments/lra/models", "experiments/training"),
         *("experiments/models", "experiments/training"),  # where the two were before
     )
     COMMAND = "python -m experiments.lra_speed"

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from experiments.common.files import read_tar, reading, table, write_whole
+from experiments.lra.result import RESULT
+from experiments.lra.settings import CONFIG
 from experiments.lra.sweep.runs import SweepRun
-from experiments.lra.training.checkpoint import CHECKPOINT, WEIGHTS
-from experiments.lra.training.config import CONFIG
-from experiments.lra.training.device import MIB
-from experiments.lra.training.journal import JOURNAL
-from experiments.lra.training.result import RESULT
+from experiments.training.device import MIB
+from experiments.training.journal import JOURNAL
+from experiments.training.state import CHECKPOINT, WEIGHTS
 
 # Of a run. A checkpoint needs the journal up to its step, and a result ends the run.
 FILES = (CONFIG, JOURNAL, WEIGHTS, CHECKPOINT, RESULT)

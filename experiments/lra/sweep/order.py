@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from experiments.lra.runs import Run
+from experiments.lra.settings import Settings, model_sizes
 from experiments.lra.speed.rows import StepRow, measured, newest
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.tasks.task import padded_length
-from experiments.lra.training.config import Settings, model_sizes
 
 BESIDES = 0.5  # minutes of a run besides its steps, as those of docs/results/lra/runs took
 SAME_SIZE = {"imdb_same_movie": "retrieval"}

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
+from experiments.lra.result import refuse_other_settings, summary
 from experiments.lra.sweep.runs import SweepRun
-from experiments.lra.training.checkpoint import CHECKPOINT
-from experiments.lra.training.clock import SIGNALS, Interrupted, Stop
-from experiments.lra.training.result import refuse_other_settings, summary
+from experiments.training.clock import SIGNALS, Interrupted, Stop
+from experiments.training.state import CHECKPOINT
 
 TRAIN = ("-m", "experiments.train")
 TORCHRUN = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint localhost:0".split()

@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 
 from experiments.common.files import digest
 from experiments.common.program import check_keys
-from experiments.lra.training.config import Settings, compose_settings
-from experiments.lra.training.result import read_result
+from experiments.lra.result import read_result
+from experiments.lra.settings import Settings, compose_settings
 
 MOST = 10_000  # runs of an entry
 SEED = re.compile("seed=(0|[1-9][0-9]*)")

@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.bench.cases import DTYPES, Case
 from experiments.bench.gate import Gate
 from experiments.bench.timing import MIB, Times, measure, peak_extra_mib
-from experiments.lra.training.device import lacks_memory
+from experiments.training.device import lacks_memory
 
 DIRECTIONS = ("forward", "backward", "both")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -24,7 +24,7 @@ from experiments.common.program import program
 from experiments.common.progress import progress
 from experiments.common.records import Records
 from experiments.common.text_table import MISSING, markdown
-from experiments.lra.training.result import read_result
+from experiments.lra.result import read_result
 from experiments.pathfinder.generate import VERSION, Images, redraw
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import ORIGIN

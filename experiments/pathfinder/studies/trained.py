@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from experiments.common.checks import whole_number
 from experiments.common.devices import find_device
+from experiments.lra.finished import load_model, run_settings
+from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
-from experiments.lra.training.config import PRECISIONS, Settings
-from experiments.lra.training.device import autocast
-from experiments.lra.training.finished import load_model, run_settings
 from experiments.pathfinder.generate import Images, check_seed, make
 from experiments.pathfinder.parameters import Spec, spec
+from experiments.training.device import autocast
+from experiments.training.settings import PRECISIONS
 
 
 @dataclass(frozen=True)

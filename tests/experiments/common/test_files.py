@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from experiments.common import files
 from experiments.common.figures import save
 from experiments.common.files import write_whole
-from experiments.lra.training import checkpoint
+from experiments.training import state as checkpoint
 from tests.full_disk import full_disk
 
 

@@ -13,7 +13,7 @@ from experiments.lm.model import POSITIONS, LanguageModel, Sizes
 from experiments.lm.prepare import make_model
 from experiments.lm.run import train
 from experiments.lm.tokens import BYTE_END, load_codec, load_corpus
-from experiments.lra.training.checkpoint import CHECKPOINT, load
+from experiments.training.state import CHECKPOINT, load
 
 VOCAB, CONTEXT, NEW = 100, 200, 48
 CPU = torch.device("cpu")

@@ -25,10 +25,10 @@ from experiments.lm.run import train
 from experiments.lm.session import Session
 from experiments.lm.settings import LAYERS, make_settings
 from experiments.lm.tokens import load_corpus
-from experiments.lra.training.clock import Interrupted
-from experiments.lra.training.device import reset_memory
-from experiments.lra.training.evaluate import Evaluator
-from experiments.lra.training.step import Trainer
+from experiments.training.clock import Interrupted
+from experiments.training.device import reset_memory
+from experiments.training.evaluate import Evaluator
+from experiments.training.step import Trainer
 
 LEFT = {"complete": False}
 

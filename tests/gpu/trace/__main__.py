@@ -18,9 +18,9 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import Tensor
 
-from experiments.lra.training import loop as training
-from experiments.lra.training.config import make_settings
-from experiments.lra.training.step import Trainer
+from experiments.lra import run as training
+from experiments.lra.settings import make_settings
+from experiments.training.step import Trainer
 from sparseflash.backends.protocol import NO_TERMS, Saved
 from sparseflash.plan import Plan, plan_for
 from sparseflash.schedule import as_tensors, from_tensors

@@ -13,11 +13,11 @@ import masks
 from experiments.lra.models.attention import make_attention
 from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.objectives import classify
 from experiments.lra.tasks.task import Split
-from experiments.lra.training.data import DeviceSplit
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import classify
-from experiments.lra.training.step import Trainer
+from experiments.training.data import DeviceSplit
+from experiments.training.distributed import Group
+from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import settings
 
 MIXED = masks.layers(masks.local(100), masks.dense(), masks.local(100))

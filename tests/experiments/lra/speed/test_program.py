@@ -18,8 +18,8 @@ from experiments.lra.speed.rows import SWEEP, StepRow
 from experiments.lra.speed.shapes import IMDB, SHAPES, random_lengths
 from experiments.lra.speed.together import run_together
 from experiments.lra.tasks.load import loader
-from experiments.lra.training.step import Trainer
 from experiments.lra_speed import plan, run_cases, unmeasured
+from experiments.training.step import Trainer
 
 OPTIONS = {
     "tasks": None,

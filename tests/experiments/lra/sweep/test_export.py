@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.lra.result import refuse_other_settings
 from experiments.lra.sweep.export import read_export, write_export
 from experiments.lra.sweep.queue import Queue
 from experiments.lra.sweep.runs import SweepRun, sweep_runs
-from experiments.lra.training.result import refuse_other_settings
 from tests.experiments.lra.sweep.stand_in import limit
 from tests.experiments.lra.training.cases import Trained, assert_same, overrides
 

@@ -13,7 +13,7 @@ import pytest
 
 from experiments.lra.sweep import queue as queue_module
 from experiments.lra.sweep.queue import Queue, Worker
-from experiments.lra.training.clock import Interrupted
+from experiments.training.clock import Interrupted
 from tests.experiments.lra.sweep.stand_in import events, limit, notes, wait
 
 

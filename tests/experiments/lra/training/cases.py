@@ -10,8 +10,9 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments.lra.training import checkpoint, loop
-from experiments.lra.training.config import Settings, make_settings
+from experiments.lra import run as loop
+from experiments.lra.settings import Settings, make_settings
+from experiments.training import state as checkpoint
 
 TINY = {
     "scale": "full",

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from experiments.lra.training.step import Trainer
+from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import Trained, assert_same, train, write_data
 
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from experiments.lra.training import checkpoint
-from experiments.lra.training.clock import Stop
-from experiments.lra.training.step import Trainer
+from experiments.training import state as checkpoint
+from experiments.training.clock import Stop
+from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import (
     Trained,
     assert_same,
@@ -99,7 +99,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 WAITS = """
 import sys, time
-from experiments.lra.training.clock import Stop
+from experiments.training.clock import Stop
 with Stop(None, 0.0) as stop:
     print("ready", flush=True)
     while stop.reason is None:

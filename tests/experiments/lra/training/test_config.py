@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 
 import experiments.conf
 from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.settings import make_settings, model_sizes
 from experiments.lra.tasks.load import NAMES as TASKS
-from experiments.lra.training.config import make_settings, model_sizes
-from experiments.lra.training.optim import learning_rates
+from experiments.training.optim import learning_rates
 
 CONF = Path(experiments.conf.__path__[0])
 CHOICES = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from experiments.lra.models.attention import NAMES as ATTENTIONS
-from experiments.lra.training.device import same_bits
-from experiments.lra.training.step import Trainer
+from experiments.training.device import same_bits
+from experiments.training.step import Trainer
 
 
 def modes():

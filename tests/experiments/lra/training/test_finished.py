@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from experiments import evaluate
 from experiments.common.records import read
-from experiments.lra.training import checkpoint
-from experiments.lra.training.finished import AccuracyRow
+from experiments.lra.finished import AccuracyRow
+from experiments.training import state as checkpoint
 from tests.experiments.lra.training.cases import Trained
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -12,14 +12,16 @@ import torch
 
 import masks
 from experiments.common.bits import unpack
+from experiments.lra import run as loop
+from experiments.lra.finished import evaluate_run
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.models.attention.flash import default_mask
 from experiments.lra.tasks import pathfinder
 from experiments.lra.tasks.task import pixel_order
-from experiments.lra.training import checkpoint, data, loop
-from experiments.lra.training.finished import evaluate_run
-from experiments.lra.training.journal import rounded
-from experiments.lra.training.step import AHEAD, Trainer
+from experiments.training import data
+from experiments.training import state as checkpoint
+from experiments.training.journal import rounded
+from experiments.training.step import AHEAD, Trainer
 from tests.experiments.lra.training.cases import (
     KINDS,
     TASKS,
@@ -75,7 +77,7 @@ def test_what_a_run_leaves_behind(ran):
     assert unpack(result["correct"]).mean() == pytest.approx(result["accuracy"])
     assert result["data"] == run.state["data"]
     names = {path.name.split(".")[0] for path in run.folder.iterdir()} - {""}
-    assert names == {"config", "journal", "checkpoint", "weights", "result", "events"}
+    assert names == {"config", "journal", "checkpoint", "weights", "result", "run", "events"}
     assert result.keys() >= set(
         "task source attention mask seed steps planned_steps complete accuracy val_accuracy "
         "seconds ms_per_step memory_mib device versions date baselines scale recipe".split()

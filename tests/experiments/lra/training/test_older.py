@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.lra.training.config import read_settings
+from experiments.lra.settings import read_settings
 from tests.experiments.lra.training.cases import settings, train
 
 

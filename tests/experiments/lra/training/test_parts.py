@@ -12,14 +12,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.lra.models.classifier import Classifier, model_config
+from experiments.lra.objectives import Predict, Recorded, classify
+from experiments.lra.run import fingerprint
 from experiments.lra.tasks.task import Split, Task
-from experiments.lra.training import checkpoint
-from experiments.lra.training.data import DeviceSplit, Order, fingerprint
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Evaluator, Predict, Recorded, classify
-from experiments.lra.training.journal import Log
-from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
-from experiments.lra.training.step import AHEAD, Trainer
+from experiments.training import state as checkpoint
+from experiments.training.data import DeviceSplit, Order
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator
+from experiments.training.journal import Log
+from experiments.training.optim import FlatParameters, learning_rates, make_adamw
+from experiments.training.step import AHEAD, Trainer
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from experiments.lra.training import checkpoint, loop
-from experiments.lra.training.evaluate import Evaluator
-from experiments.lra.training.step import Trainer
+from experiments.lra import run as loop
+from experiments.training import state as checkpoint
+from experiments.training.evaluate import Evaluator
+from experiments.training.step import Trainer
 from tests.experiments.lra.training.cases import train
 
 

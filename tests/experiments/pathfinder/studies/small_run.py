@@ -6,8 +6,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments.common.program import CONF
-from experiments.lra.training.config import compose_settings
-from experiments.lra.training.loop import train
+from experiments.lra.run import train
+from experiments.lra.settings import compose_settings
 
 
 def options(program: str, **changes: object) -> dict[str, Any]:

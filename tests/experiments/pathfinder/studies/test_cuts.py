@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from experiments.common.provenance import ROOT
-from experiments.lra.training.config import compose_settings
+from experiments.lra.settings import compose_settings
 from experiments.pathfinder.generate import ends, make, redraw
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.render import ORIGIN

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from experiments.common.devices import device_name
 from experiments.common.files import reason
-from experiments.lra.training.config import PRECISIONS, Settings
-from experiments.lra.training.data import DeviceSplit, Order, stream
-from experiments.lra.training.device import (
+from experiments.lra.settings import Settings
+from experiments.training.data import DeviceSplit, Order, stream
+from experiments.training.device import (
     WARM_UP,
     autocast,
     capture,
@@ -25,9 +25,10 @@ from experiments.lra.training.device import (
     set_random_state,
     warm_up,
 )
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Objective
-from experiments.lra.training.optim import FlatParameters, learning_rates, make_adamw
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Objective
+from experiments.training.optim import FlatParameters, learning_rates, make_adamw
+from experiments.training.settings import PRECISIONS
 
 AHEAD = 128  # steps whose examples are copied to the device at a time
 

@@ -10,21 +10,18 @@ import torch
 from experiments.common.checks import choose
 from experiments.common.records import Row
 from experiments.lra.models.classifier import Classifier
+from experiments.lra.objectives import objective_of
+from experiments.lra.result import SOURCES
+from experiments.lra.settings import CONFIG, Settings, read_settings
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
-from experiments.lra.training.checkpoint import (
-    WEIGHTS,
-    load_weights,
-    refuse_shapes,
-    weights_file,
-)
-from experiments.lra.training.config import CONFIG, PRECISIONS, Settings, read_settings
-from experiments.lra.training.data import DeviceSplit
-from experiments.lra.training.device import lacks_memory
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.evaluate import Evaluator, objective_of
-from experiments.lra.training.model import make_model, mask_of, refuse_other_pairs
-from experiments.lra.training.result import SOURCES
+from experiments.lra.weights import make_model, mask_of, refuse_other_pairs
+from experiments.training.data import DeviceSplit
+from experiments.training.device import lacks_memory
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator
+from experiments.training.settings import PRECISIONS
+from experiments.training.state import WEIGHTS, load_weights, refuse_shapes, weights_file
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
 REMEDY = "give the folder of a finished run"

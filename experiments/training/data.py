@@ -1,27 +1,12 @@
 """Examples on the device, and the order in which training takes them."""
 
-import hashlib
 import warnings
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.lra.tasks.load import load_task
-from experiments.lra.tasks.task import Split, Task
-from experiments.lra.training.config import Settings
-from experiments.lra.training.distributed import Group
-
-
-def load_data(settings: Settings, group: Group) -> Task:
-    """The task of a run. The first process makes the data; the others wait, then read it."""
-    if not group.leads:
-        group.wait()
-    task = load_task(**settings.data())
-    if group.leads:
-        group.wait()
-    return task
-
+from experiments.lra.tasks.task import Split
 
 Batch = tuple[Tensor, Tensor | None, Tensor]  # tokens, lengths, labels
 
@@ -83,15 +68,3 @@ class Order:
 def stream(*numbers: int) -> int:
     """A seed of 63 bits for these numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def fingerprint(task: Task) -> str:
-    """A digest of the task's data: all labels, and the tokens of 256 or more examples a split."""
-    found = hashlib.sha256(f"{task.name} {task.source} {task.vocab} {task.length}".encode())
-    for name in sorted(task.splits):
-        split = task.splits[name]
-        step = max(1, len(split.labels) // 256)
-        found.update(f"{name} {split.tokens.shape} {split.tokens.dtype}".encode())
-        found.update(np.ascontiguousarray(split.labels).tobytes())
-        found.update(np.ascontiguousarray(split.tokens[::step]).tobytes())
-    return found.hexdigest()[:12]

@@ -10,15 +10,16 @@ from omegaconf import OmegaConf
 from experiments.common.devices import device_name
 from experiments.common.files import write_whole
 from experiments.common.provenance import now
-from experiments.lra.training import checkpoint
-from experiments.lra.training.clock import Clock, Interrupted, Stop
-from experiments.lra.training.config import CONFIG
-from experiments.lra.training.data import stream
-from experiments.lra.training.device import peak_mib
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.journal import Log, Progress, duration
-from experiments.lra.training.result import write_result
-from experiments.lra.training.step import Trainer
+from experiments.lra.result import write_result
+from experiments.lra.settings import CONFIG
+from experiments.training import run_file
+from experiments.training import state as checkpoint
+from experiments.training.clock import Clock, Interrupted, Stop
+from experiments.training.data import stream
+from experiments.training.device import peak_mib
+from experiments.training.distributed import Group
+from experiments.training.journal import Log, Progress, duration
+from experiments.training.step import Trainer
 
 STATE = "step model optimizer sums steepest random logged journal seconds training data".split()
 AGAIN = "the same command continues from there"
@@ -34,6 +35,7 @@ class Session(ABC):
     """
 
     log: Log
+    run_about: dict[str, Any]
     trainer: Trainer
     kept: tuple[str, ...]  # the attributes that a checkpoint has beside STATE
     pause: float  # least seconds between checkpoints if checkpoint_every is not given
@@ -107,6 +109,34 @@ class Session(ABC):
         """Writes the first line of the session; returns the device and the parameters as text."""
         trainer, device = self.trainer, device_name(str(self.group.device))
         parameters = sum(p.numel() for p in trainer.model.parameters())
+        session = {
+            "date": now(),
+            "step": trainer.step,
+            "device": device,
+            "processes": self.group.world,
+            "versions": values["versions"],
+            "command": self.command,
+            "compiled": trainer.compiled,
+            "captured": trainer.captured,
+            "started": values.get("started", ""),
+        }
+        old = run_file.read(self.folder) if trainer.step else None
+        self.run_about = {
+            "settings": self.settings.values(),
+            "scaled": getattr(self.settings, "scaled", {}),
+            "task": values.get("task"),
+            "data": self.data,
+            "params": parameters,
+            "mask": values.get("mask"),
+            "density": values["density"],
+            **({"pairs": values["pairs"]} if "pairs" in values else {}),
+            "sessions": [*(old["sessions"] if old else []), session],
+            "complete": False,
+            "reason": None,
+            "result": None,
+        }
+        if self.group.leads:
+            run_file.write(self.folder, self.run_about)
         self.log.write(
             "start" if trainer.step == 0 else "resume",
             trainer.step,
@@ -233,3 +263,5 @@ class Session(ABC):
         self.log.sync()
         if self.group.leads:
             write_result(self.folder, result)
+            ended = {"complete": values["complete"], "reason": reason, "result": result}
+            run_file.write(self.folder, self.run_about | ended)

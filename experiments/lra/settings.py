@@ -1,29 +1,27 @@
 """The settings of a run: checked, complete, and scaled down where there is no GPU."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.checks import check_options, choose, flag_or_null, is_number, share
+from experiments.common.checks import check_options, choose, flag_or_null, share
 from experiments.common.devices import find_device
 from experiments.common.files import digest, read_yaml, reading
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.tasks.task import PATHFINDER
-from experiments.lra.training.optim import SCHEDULES
+from experiments.training.optim import SCHEDULES
+from experiments.training.settings import PRECISIONS, check_training
 
 CONFIG = "config.yaml"
 SCALES = ("auto", "full", "small")
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 COUNTS = {  # the least value of whole numbers
     **dict.fromkeys("batch eval_every log_every".split(), 1),
     **dict.fromkeys("micro_batch eval_batch val_examples checkpoint_every".split(), 1),
@@ -241,20 +239,6 @@ def _fill(
                 changed[full_key] = (place.get(key), value)
                 place[key] = value
     return changed
-
-
-def check_training(values: dict[str, Any]) -> None:
-    """Raises ValueError for settings out of range that all models have, once others are checked."""
-    betas, micro, batch = (values[name] for name in ("betas", "micro_batch", "batch"))
-    if not isinstance(betas, list | tuple) or len(betas) != 2:
-        raise ValueError(f"betas={betas!r}: give two numbers, [0.9,0.999]")
-    for beta in betas:
-        share("betas", beta)
-    decay = values["weight_decay"]
-    if not is_number(decay) or not 0 <= decay < math.inf:
-        raise ValueError(f"weight_decay={decay!r}: give a number, at least 0")
-    if micro is not None and batch % micro:
-        raise ValueError(f"micro_batch={micro} does not divide batch={batch}")
 
 
 def _check(values: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ from experiments.common.files import DamagedFile, read_json, read_yaml, write_wh
 from experiments.common.provenance import code_version, now
 from experiments.lra.models import dropout as hidden
 from experiments.lra.models.attention.registry import options_of
+from experiments.lra.settings import CONFIG, Settings
 from experiments.lra.tasks.task import Task
-from experiments.lra.training.checkpoint import CHECKPOINT
-from experiments.lra.training.config import CONFIG, Settings
-from experiments.lra.training.distributed import Group
-from experiments.lra.training.journal import duration, rounded
+from experiments.training.distributed import Group
+from experiments.training.journal import duration, rounded
+from experiments.training.state import CHECKPOINT
 from sparseflash import dropout
 
 RESULT = "result.json"

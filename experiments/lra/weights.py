@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.models.positions import upsample_axis, upsample_positions
+from experiments.lra.settings import Settings, model_sizes
 from experiments.lra.tasks.task import Task, pixel_order
-from experiments.lra.training import checkpoint
-from experiments.lra.training.config import Settings, model_sizes
+from experiments.training import state as checkpoint
 from masks import BlockMask
 from sparseflash import BlockSparseAttention
 

@@ -1,34 +1,35 @@
 """A training run, from its settings to result.json, in one session or several."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from experiments.common.bits import pack
-from experiments.lra.tasks.task import SPLITS, Task
-from experiments.lra.training import checkpoint, session
-from experiments.lra.training.config import PRECISIONS, Settings
-from experiments.lra.training.data import DeviceSplit, fingerprint, load_data
-from experiments.lra.training.device import MIB, peak_mib, reset_memory, same_bits
-from experiments.lra.training.distributed import Group, join
-from experiments.lra.training.evaluate import Evaluator, Objective, Recorded, objective_of
-from experiments.lra.training.journal import Progress
-from experiments.lra.training.model import (
-    make_model,
-    mask_of,
-    origin,
-    refuse_other_pairs,
-    start_from,
-)
-from experiments.lra.training.result import (
+from experiments.lra.objectives import Recorded, objective_of
+from experiments.lra.result import (
     make_result,
     read_result,
     refuse_other_settings,
     summary,
     versions,
 )
-from experiments.lra.training.step import Trainer, explained_memory, micro_batches, seed_everything
+from experiments.lra.settings import Settings
+from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.task import SPLITS, Task
+from experiments.lra.weights import make_model, mask_of, origin, refuse_other_pairs, start_from
+from experiments.training import session
+from experiments.training import state as checkpoint
+from experiments.training.data import DeviceSplit
+from experiments.training.device import MIB, peak_mib, reset_memory, same_bits
+from experiments.training.distributed import Group, join
+from experiments.training.evaluate import Evaluator, Objective
+from experiments.training.journal import Progress
+from experiments.training.settings import PRECISIONS
+from experiments.training.step import Trainer, explained_memory, micro_batches, seed_everything
 
 
 def train(settings: Settings, command: str = "") -> dict[str, Any]:
@@ -248,3 +249,25 @@ def _explain_scale(settings: Settings, say: Callable[[str], None]) -> None:
             f"scale=small: made for a CPU, not the recipe of the reference{changes}\n"
             "  (scale=full trains the recipe; options on the command line are kept)"
         )
+
+
+def load_data(settings: Settings, group: Group) -> Task:
+    """The task of a run. The first process makes the data; the others wait, then read it."""
+    if not group.leads:
+        group.wait()
+    task = load_task(**settings.data())
+    if group.leads:
+        group.wait()
+    return task
+
+
+def fingerprint(task: Task) -> str:
+    """A digest of the task's data: all labels, and the tokens of 256 or more examples a split."""
+    found = hashlib.sha256(f"{task.name} {task.source} {task.vocab} {task.length}".encode())
+    for name in sorted(task.splits):
+        split = task.splits[name]
+        step = max(1, len(split.labels) // 256)
+        found.update(f"{name} {split.tokens.shape} {split.tokens.dtype}".encode())
+        found.update(np.ascontiguousarray(split.labels).tobytes())
+        found.update(np.ascontiguousarray(split.tokens[::step]).tobytes())
+    return found.hexdigest()[:12]

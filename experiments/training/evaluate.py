@@ -1,0 +1,112 @@
+"""The means of an objective over a split."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.common.progress import progress
+from experiments.training.data import Batch, DeviceSplit, stream
+from experiments.training.device import autocast, capture, random_state, set_random_state, warm_up
+from experiments.training.distributed import Group
+
+SEED = 20_011  # of the random draws of an evaluation: hashes, hidden tokens, examples
+
+Sums = tuple[Tensor, Tensor, Tensor]
+# (model, batch, weights of the examples or None) -> three sums over the examples, or the
+# predicted tokens: cross-entropy (float32, differentiable), number of right answers, number of all
+Objective = Callable[[nn.Module, Batch, Tensor | None], Sums]
+
+
+class Evaluator:
+    """Evaluates a model on the same examples in the same order each time.
+
+    Every example counts once, whatever the batch size and the number of processes.
+
+    Args:
+        examples: how many examples of the split are drawn, once; None: all of them.
+        forward: the model, compiled; None: the model itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: DeviceSplit,
+        objective: Objective,
+        group: Group,
+        *,
+        batch: int,
+        dtype: torch.dtype,
+        examples: int | None = None,
+        forward: nn.Module | None = None,
+    ):
+        self.model, self.split, self.objective = model, split, objective
+        self.forward = model if forward is None else forward
+        self.group, self.device, self.dtype = group, group.device, dtype
+        n = len(split)
+        chosen = torch.arange(n)
+        if examples is not None and examples < n:
+            # A random draw, because official files often have their labels in order.
+            chosen = torch.randperm(n, generator=torch.Generator().manual_seed(SEED))[:examples]
+        self.examples = len(chosen)
+        own = chosen[group.rank :: group.world]
+        share = math.ceil(self.examples / group.world)  # of the process with the most examples
+        batch = min(batch, share)
+        self.batches = math.ceil(share / batch)
+        size = self.batches * batch
+        rows = torch.cat([own, own.new_zeros(size - len(own))]).view(self.batches, batch)
+        weights = (torch.arange(size) < len(own)).float().view(self.batches, batch)
+        self._rows, self._weights = rows.to(self.device), weights.to(self.device)
+        self._batch = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self._graph: Any = None
+
+    def prepare(self, pool: Any) -> None:
+        """Captures a batch as a CUDA graph, in the memory pool of the training step."""
+        with self._quiet():
+            if warm_up(self._body, self.device):
+                self._graph = capture(self._body, self.device, pool)
+
+    def __call__(self, progress_of: str | None = None) -> dict[str, float]:
+        """Mean loss and accuracy. Leaves the random streams of training as they are.
+
+        With `progress_of` it shows the progress on stderr, under this name.
+        """
+        batches: Iterable[int] = range(self.batches)
+        if progress_of is not None:
+            batches = progress(batches, self.batches, progress_of)
+        with self._quiet():
+            self._sums.zero_()
+            self._batch.zero_()
+            for _ in batches:
+                if self._graph is None:
+                    self._body()
+                else:
+                    self._graph.replay()
+            loss, right, count = self.group.sum(self._sums).tolist()
+        return {"loss": loss / count, "accuracy": right / count}
+
+    @torch.no_grad()
+    def _body(self) -> None:
+        rows = self._rows.index_select(0, self._batch).flatten()
+        weights = self._weights.index_select(0, self._batch).flatten()
+        with autocast(self.device, self.dtype):
+            sums = self.objective(self.forward, self.split.batch(rows), weights)
+        self._sums.add_(torch.stack(sums))
+        # The remainder, because the warm-up may run more often than there are batches.
+        self._batch.add_(1).remainder_(self.batches)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Evaluation mode with its own random streams; training's are restored afterwards."""
+        before = random_state(self.device)
+        torch.manual_seed(stream(SEED, self.group.rank))
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()
+            set_random_state(before, self.device)
