@@ -115,7 +115,7 @@ def test_a_run_records_the_mask_that_it_used(ran):
 def test_a_complete_run_is_left_alone(ran, capsys, monkeypatch):
     first = ran(name="done").result
     capsys.readouterr()
-    monkeypatch.setattr(data, "load_task", None)
+    monkeypatch.setattr(loop, "load_task", None)
     assert ran(name="done").result == rounded(first)
     assert "is complete: test accuracy" in capsys.readouterr().err
 
