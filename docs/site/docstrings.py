@@ -9,7 +9,7 @@ NAMES = re.compile(r"^ +\w+(?:, \w+)+(?=: )", re.MULTILINE)
 
 
 class SharedEntries(griffe.Extension):
-    """Keeps the names together: after a space the parser would expect a type."""
+    """Keep the names together: after a space the parser would expect a type."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:

@@ -1,4 +1,4 @@
-"""What mkdocs does not do by itself: the front page, the nav, the API reference and mathematics."""
+"""Make what mkdocs does not: the front page, the nav, the API reference and mathematics."""
 
 import importlib
 import inspect
@@ -20,14 +20,14 @@ PICTURE = re.compile(r'(<img [^>]*src="([^"]+)"[^>]*>)')
 
 
 def on_config(config: Any) -> None:
-    """The nav follows the headings and links of the index pages."""
+    """Make the nav of the headings and links of the index pages."""
     contents = headings(Path(config.docs_dir), "index.md")
     sections = [{title: pages} for title, pages in contents.items()]
     config.nav = [{"Home": "index.md"}, {"Contents": "contents.md"}, *sections]
 
 
 def headings(docs: Path, index: str) -> dict[str, list[Any]]:
-    """The pages that an index links to, each once, by heading; another index brings its own."""
+    """Return the pages that an index links to, by heading; another index adds its own."""
     found: dict[str, list[Any]] = {}
     seen = {index}
     folder = index.removesuffix("index.md")
@@ -47,7 +47,7 @@ def headings(docs: Path, index: str) -> dict[str, list[Any]]:
 
 
 def on_files(files: Files, config: Any) -> None:
-    """The README is the front page. Folders of rows, which pages link to, get a page each."""
+    """Make the README the front page, and a page for each folder of rows."""
     contents = files.src_uris["index.md"]
     files.remove(contents)
     readme = (ROOT / "README.md").read_text().replace("](docs/index.md", "](contents.md")
@@ -67,7 +67,7 @@ def on_files(files: Files, config: Any) -> None:
 
 
 def notebook(file: File) -> str:
-    """The cells of a notebook as a page."""
+    """Return the cells of a notebook as a page."""
     parts = [f'<a href="{Path(file.src_uri).name}">This page as a notebook</a>']
     for cell in json.loads(file.content_string)["cells"]:
         text = "".join(cell["source"])
@@ -76,8 +76,8 @@ def notebook(file: File) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What GitHub reads otherwise: links to folders and the README, pipes in tables, comments."""
-    markdown = re.sub(r"^::: ([\w.]+)\.\*$", reference, markdown, flags=re.MULTILINE)
+    """Translate what GitHub reads otherwise: links to folders and the README, pipes, comments."""
+    markdown = re.sub(r"^::: ([\w.]+)\.\*((?: \w+)*)$", reference, markdown, flags=re.MULTILINE)
     markdown = re.sub(r"\]\(((?:\.\./)*)\.\./README\.md", r"](\1index.md", markdown)
     markdown = markdown.replace(".ipynb)", ".md)")
     markdown = FOLDER.sub(r"](\1/index.md)", markdown)
@@ -90,24 +90,27 @@ def pipes(row: re.Match[str]) -> str:
 
 
 def reference(entry: re.Match[str]) -> str:
-    """An entry for every public name of a package: classes, functions, then families of masks."""
-    package = importlib.import_module(entry[1])
-    groups: dict[str, list[str]] = {"Classes": [], "Functions": []}
-    for name in package.__all__:
+    """Return an entry for every public name of a package.
+
+    The names on the line come first, then classes, functions and families of masks.
+    """
+    package, first = importlib.import_module(entry[1]), entry[2].split()
+    groups: dict[str, list[str]] = {"Begin here": [], "Classes": [], "Functions": []}
+    for name in [*first, *(name for name in package.__all__ if name not in first)]:
         value = getattr(package, name)
         if not isinstance(value, ModuleType):
             home, shown = inspect.getmodule(value) or package, f"{entry[1]}.{name}"
             kind = "Classes" if inspect.isclass(value) else "Functions"
             options = f"    options:\n      heading: {shown}\n      toc_label: {name}"
-            lines = groups.setdefault(getattr(home, "SECTION", kind), [])
-            lines.append(f"::: {home.__name__}.{name}\n{options}")
+            group = "Begin here" if name in first else getattr(home, "SECTION", kind)
+            groups.setdefault(group, []).append(f"::: {home.__name__}.{name}\n{options}")
     return "\n\n".join(
         "\n\n".join([f"## {title}", *lines]) for title, lines in groups.items() if lines
     )
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Formulas become MathML, which browsers show without a script; a picture opens itself."""
+    """Turn formulas into MathML, which needs no script, and link each picture to its full size."""
     return PICTURE.sub(r'<a href="\2">\1</a>', FORMULA.sub(formula, html))
 
 
