@@ -95,14 +95,14 @@ def reference(entry: re.Match[str]) -> str:
     The names on the line come first, then classes, functions and families of masks.
     """
     package, first = importlib.import_module(entry[1]), entry[2].split()
-    groups: dict[str, list[str]] = {"Begin here": [], "Classes": [], "Functions": []}
+    groups: dict[str, list[str]] = {"Start here": [], "Classes": [], "Functions": []}
     for name in [*first, *(name for name in package.__all__ if name not in first)]:
         value = getattr(package, name)
         if not isinstance(value, ModuleType):
             home, shown = inspect.getmodule(value) or package, f"{entry[1]}.{name}"
             kind = "Classes" if inspect.isclass(value) else "Functions"
             options = f"    options:\n      heading: {shown}\n      toc_label: {name}"
-            group = "Begin here" if name in first else getattr(home, "SECTION", kind)
+            group = "Start here" if name in first else getattr(home, "SECTION", kind)
             groups.setdefault(group, []).append(f"::: {home.__name__}.{name}\n{options}")
     return "\n\n".join(
         "\n\n".join([f"## {title}", *lines]) for title, lines in groups.items() if lines
