@@ -52,7 +52,8 @@ OVERVIEW = (  # of 16384 tokens
 )
 HEAD = f"""# Gallery
 
-Made by `python -m experiments.gallery`. The tests compare every count with the mask. Click a picture for its full size.
+Made by `python -m experiments.gallery`. The tests compare every count with the mask.
+Click a picture for its full size.
 
 A picture has {TOKENS} queries (down) and {TOKENS} keys (across), a pixel for every pair, and
 blocks of {BLOCK} x {BLOCK}: blue is allowed in a full block, orange in a partial one, grey is not.
