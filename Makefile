@@ -36,12 +36,12 @@ speed: $(READY)
 	$(RUN) -m experiments.plot
 
 # what is measured already is not measured again; the rows name the commit, so commit first
-PAGE := docs/results/h100/page.csv
+PAGE := docs/results/h100/page.jsonl
 page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
-	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 csv=$(PAGE) $(ARGS)
+	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 rows=$(PAGE) $(ARGS)
 	$(RUN) -m experiments.selection csv=docs/results/h200/select.csv
-	$(RUN) -m experiments.plot csv=$(PAGE) out=docs/figures/page
+	$(RUN) -m experiments.plot rows=$(PAGE) out=docs/figures/page unstable=false
 	$(MAKE) pages
 
 pages: $(READY)
@@ -68,7 +68,7 @@ docs: $(DOCS)
 	@echo "python3 -m http.server -d build/site   shows the site at http://localhost:8000"
 
 compile-matrix: $(READY)
-	$(RUN) -m experiments.compile_matrix $(ARGS)
+	$(RUN) -m experiments.tools.compile_matrix.matrix $(ARGS)
 
 tour: $(DOCS)
 	mkdir -p build/tour && cp docs/guide/tour.ipynb build/tour

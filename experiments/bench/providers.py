@@ -1,16 +1,15 @@
-"""The providers that are measured: our backends and their peers, behind the same two methods.
+"""The providers that are measured: our backends and their peers, by the names in rows.
 
-`unsupported(case, device, direction)` returns the reason why a provider cannot run, or None.
-`prepare(case, device)` does all work that is needed once per mask, and returns a function
-(q, k, v) -> out.
+A provider of your own is a subclass of `Provider`, named as MODULE:NAME, such as
+`providers=[cpu,my_attention:Mine]`.
 """
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from importlib import import_module
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,37 +19,29 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparseflash
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
+from experiments.bench.peers.cudnn import CudnnBlocks, CudnnFlex
+from experiments.bench.peers.fa4 import FlashAttention4
+from experiments.bench.peers.flashinfer import FlashInfer
+from experiments.bench.peers.vsa import Vsa
+from experiments.bench.provider import DIRECTIONS, Attention, Provider
 from experiments.common.checks import choose
 from experiments.common.devices import free_memory
+from experiments.common.figures import Style
 from masks import interop
 from sparseflash.backends.nvidia import nvidia_capability
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-DIRECTIONS = ("forward", "backward")
-
-
-class Provider(Protocol):
-    @property
-    def dense_only(self) -> bool:
-        """Whether it has no masks to skip blocks by: only dense and causal cases concern it."""
-        ...
-
-    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None: ...
-
-    def prepare(self, case: Case, device: torch.device) -> Attention: ...
-
 
 @dataclass(frozen=True)
-class SparseFlash:
+class SparseFlash(Provider):
     """`sparseflash.attention` with one backend, which itself refuses what it cannot run.
 
     A deterministic one is measured backward only, its forward being the same.
     """
 
-    backend: str
+    backend: str = "auto"
     deterministic: bool = False
-    dense_only = False
+
+    own = True
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -78,7 +69,7 @@ class SparseFlash:
 
 
 @dataclass(frozen=True)
-class Sdpa:
+class Sdpa(Provider):
     """torch's scaled_dot_product_attention: the one it chooses itself, or the one named."""
 
     kernel: SDPBackend | None = None
@@ -102,25 +93,19 @@ class Sdpa:
 
 
 @dataclass(frozen=True)
-class Flex:
+class Flex(Provider):
     """Compiled FlexAttention, given full blocks as full ones.
 
     Partial blocks look up their bit tile, but for those of `causal`, which have their formula.
     autotuned: torch times several kernels for the shape while compiling, and takes the fastest.
-    flash: FlashAttention-4 in place of its Triton kernels.
     """
 
     autotuned: bool = False
-    flash: bool = False
-    dense_only = False
 
-    @property
-    def package(self) -> str:
-        return fa4.FlashAttention4.package if self.flash else ""
+    formulas: ClassVar[bool] = True  # whether a mask without partial blocks needs no bits
+    options: ClassVar[dict[str, Any]] = {}
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
-        if self.flash:
-            return _no_flash(case, device, direction)
         if device.type == "cpu" and direction == "backward":
             return "FlexAttention has no backward on a CPU"
         if device.type == "cpu" and not any(map(shutil.which, _compilers())):
@@ -138,39 +123,64 @@ class Flex:
         block_mask = None
         if case.blocks is not None:
             block_mask = interop.to_flex(case.blocks, device)
-            if not (self.flash or block_mask.kv_num_blocks.any()):  # nothing to look up
-                block_mask.mask_mod = noop_mask  # by which flash would take every block for full
+            if self.formulas and not block_mask.kv_num_blocks.any():  # nothing to look up
+                block_mask.mask_mod = noop_mask
             elif case.causal:
                 block_mask.mask_mod = lambda b, h, q, k: q >= k
-        options: dict[str, Any] = {"enable_gqa": case.heads != case.kv_heads}
-        if self.flash:
-            options["kernel_options"] = {"BACKEND": "FLASH"}
+        options = {"enable_gqa": case.heads != case.kv_heads, **self.options}
         return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, **options)
 
 
+class FlexFlash(Flex):
+    """FlexAttention on FlashAttention-4 in place of its Triton kernels."""
+
+    package, install = FlashAttention4.package, FlashAttention4.install
+    modules = FlashAttention4.modules
+    formulas = False  # it would take every block for full
+    options: ClassVar[dict[str, Any]] = {"kernel_options": {"BACKEND": "FLASH"}}
+
+    def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
+        from torch.nn.attention import flex_attention
+
+        if "FLASH" not in get_args(getattr(flex_attention, "_Backend", None)):
+            return f"torch {torch.__version__} has no such backend"
+        if direction == "backward" and case.mask != DENSE and case.block_k % 128:
+            return f"its backward takes multiples of 128 as block_k, not {case.block_k}"
+        return PROVIDERS["fa4"].unsupported(case, device, direction)
+
+
+# In the order of tables. Colours are Okabe and Ito's, which the colour-blind can tell apart.
+BLUE, SKY, ORANGE, RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
+PINK, YELLOW, GREEN, BLACK = "#CC79A7", "#F0E442", "#009E73", "#000000"
+DOTS = (0, (3, 1, 1, 1))
 PROVIDERS: dict[str, Provider] = {
-    "reference": SparseFlash("reference"),
-    "cpu": SparseFlash("cpu"),
-    "triton": SparseFlash("triton"),
-    "hopper": SparseFlash("hopper"),
-    "hopper_deterministic": SparseFlash("hopper", deterministic=True),
-    "sdpa": Sdpa(),
-    "sdpa_flash": Sdpa(SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION),
-    "flex": Flex(),
-    "flex_autotuned": Flex(autotuned=True),
-    "flex_flash": Flex(flash=True),
-    "fa4": fa4.FlashAttention4(),
-    "fa4_window": fa4.FlashAttention4("window"),
-    "fa4_varlen": fa4.FlashAttention4("varlen"),
-    "cudnn_blocks": cudnn.CudnnBlocks(),
-    "cudnn_flex": cudnn.CudnnFlex(),
-    "flashinfer": flashinfer.FlashInfer(),
-    "vsa": vsa.Vsa(),
+    "hopper": SparseFlash("SparseFlash (Hopper)", Style(RED, "s", "-"), "hopper"),
+    "cpu": SparseFlash("SparseFlash (CPU)", Style(BLUE, "o", "-"), "cpu"),
+    "hopper_deterministic": SparseFlash(
+        "SparseFlash, deterministic", Style(RED, "h", ":"), "hopper", True
+    ),
+    "triton": SparseFlash("SparseFlash (Triton)", Style(BLUE, "o", "-"), "triton"),
+    "reference": SparseFlash("float32 reference", Style(BLACK, "x", ":"), "reference"),
+    "fa4": FlashAttention4("FlashAttention-4", Style(SKY, "P", DOTS)),
+    "fa4_window": FlashAttention4("FlashAttention-4, window", Style(SKY, "X", "--"), "window"),
+    "fa4_varlen": FlashAttention4("FlashAttention-4, varlen", Style(SKY, ">", "--"), "varlen"),
+    "cudnn_blocks": CudnnBlocks("cuDNN Frontend, blocks", Style(YELLOW, "<", "-.")),
+    "cudnn_flex": CudnnFlex("cuDNN Frontend, intervals", Style(YELLOW, "d", "--")),
+    "flashinfer": FlashInfer("FlashInfer", Style(BLACK, "*", ":")),
+    "vsa": Vsa("FastVideo VSA", Style(BLACK, "1", "--")),
+    "sdpa_cudnn": Sdpa("PyTorch's cuDNN", Style(PINK, "D", "-."), SDPBackend.CUDNN_ATTENTION),
+    "sdpa_flash": Sdpa(
+        "FlashAttention-2", Style(ORANGE, "v", (0, (5, 1, 1, 1, 1, 1))), SDPBackend.FLASH_ATTENTION
+    ),
+    "sdpa": Sdpa("PyTorch SDPA", Style(PINK, "D", "-.")),
+    "flex": Flex("FlexAttention", Style(GREEN, "^", "--")),
+    "flex_autotuned": Flex("FlexAttention, autotuned", Style(GREEN, "^", "--"), True),
+    "flex_flash": FlexFlash("FlexAttention on FlashAttention-4", Style(GREEN, "p", ":")),
 }
 
 
 def default_providers(device: torch.device) -> list[str]:
+    """Return ours, PyTorch's, and the peers that are installed."""
     if device.type == "cuda":
         hopper = ["hopper"] if nvidia_capability(device) == (9, 0) else []
         peers = installed("fa4", *(("cudnn_blocks", "cudnn_flex") if hopper else ()))
@@ -179,36 +189,27 @@ def default_providers(device: torch.device) -> list[str]:
 
 
 def installed(*names: str) -> tuple[str, ...]:
-    """Those of the providers, all of packages of their own, whose package can be imported."""
-    packages = {"fa4": fa4, "cudnn": cudnn, "flashinfer": flashinfer, "vsa": vsa}
-    return tuple(name for name in names if not packages[name.partition("_")[0]].missing())
-
-
-def concerns(provider: Provider, case: Case, direction: str) -> bool:
-    """Whether a provider is of interest for a case at all, able to run it or not."""
-    if provider.dense_only and case.mask != DENSE and not case.causal:
-        return False
-    choice = getattr(provider, "concerns", None)
-    if choice is not None and not choice(case):
-        return False
-    return direction in getattr(provider, "directions", DIRECTIONS)
+    """Return those of the providers whose package can be imported."""
+    return tuple(name for name in names if not PROVIDERS[name].missing())
 
 
 def find(name: str) -> Provider:
-    """The provider of that name. Raises ValueError, with the choices, if there is none."""
+    """Return the provider of that name, or of a module of the user's own, MODULE:NAME.
+
+    Raises ValueError if there is none.
+    """
+    module, colon, attribute = name.partition(":")
+    if colon and name not in PROVIDERS:
+        try:
+            found = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"providers={name!r} cannot be imported ({error}): name a subclass of"
+                " experiments.bench.provider.Provider"
+            ) from error
+        PROVIDERS[name] = found(attribute) if isinstance(found, type) else found
     choose("providers", name, PROVIDERS)
     return PROVIDERS[name]
-
-
-def _no_flash(case: Case, device: torch.device, direction: str) -> str | None:
-    """Why FlexAttention cannot call FlashAttention-4, or None."""
-    from torch.nn.attention import flex_attention
-
-    if "FLASH" not in get_args(getattr(flex_attention, "_Backend", None)):
-        return f"torch {torch.__version__} has no such backend"
-    if direction == "backward" and case.mask != DENSE and case.block_k % 128:
-        return f"its backward takes multiples of 128 as block_k, not {case.block_k}"
-    return fa4.FlashAttention4().unsupported(case, device, direction)
 
 
 def _compilers() -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from experiments.bench.measure import Bench, Measurement
+from experiments.bench.run import Bench, Measurement, breaks_context
 from experiments.common.processes import Context
 
 LOST = "device lost"  # what a worker answers once a kernel has broken its CUDA context
@@ -60,11 +60,6 @@ def kind(what: Measurement) -> tuple:
     partial = None if case.blocks is None else bool(len(case.blocks.bits))
     head = (what.provider, what.direction, partial, case.causal, case.layout, case.dtype)
     return (*head, case.block_q, case.block_k, *case.shape)
-
-
-def breaks_context(failure: str) -> bool:
-    """Whether every later call in the same process would fail as well."""
-    return "CUDA error" in failure and "out of memory" not in failure
 
 
 def bare(what: Measurement) -> Measurement:

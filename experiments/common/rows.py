@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import subprocess
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 OK = "ok"  # the status of a row that has a time; any other status says why it has none
 SOURCES = ("masks", "sparseflash")
+PROCESS = uuid.uuid4().hex[:8]  # tells the rows of two processes apart
 Row = dict[str, Any]
 
 
@@ -143,7 +145,8 @@ def origin(
     device: str | torch.device, command: str, sources: tuple[str, ...] = SOURCES
 ) -> dict[str, Any]:
     """Return the fields of a row that say where a measurement made now comes from."""
-    return provenance.origin(str(device), command, sources) | gpu(str(device))
+    about = provenance.origin(str(device), command, sources)
+    return about | gpu(str(device)) | {"process": PROCESS}
 
 
 def gpu(device: str) -> dict[str, Any]:
@@ -153,28 +156,28 @@ def gpu(device: str) -> dict[str, Any]:
     """
     if torch.device(device).type != "cuda":
         return {}
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return {"gpu": hashlib.sha256(uuid.encode()).hexdigest()[:8], **_driver(uuid), **clocks(device)}
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return {"gpu": hashlib.sha256(name.encode()).hexdigest()[:8], **_driver(name), **clocks(device)}
 
 
 def clocks(device: str | torch.device) -> dict[str, int]:
     """Return the clocks of a GPU in MHz now; nothing for a CPU or without nvidia-smi."""
     if torch.device(device).type != "cuda":
         return {}
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    found = _query("clocks.sm,clocks.mem", uuid)
-    return {n: int(v) for n, v in zip(("sm_mhz", "memory_mhz"), found, strict=False) if v.isdigit()}
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    values = zip(("sm_mhz", "memory_mhz"), _query("clocks.sm,clocks.mem", name), strict=False)
+    return {field: int(value) for field, value in values if value.isdigit()}
 
 
 @cache
-def _driver(uuid: str) -> dict[str, str]:
-    return dict(zip(("driver",), _query("driver_version", uuid), strict=False))
+def _driver(gpu: str) -> dict[str, str]:
+    return dict(zip(("driver",), _query("driver_version", gpu), strict=False))
 
 
-def _query(what: str, uuid: str) -> list[str]:
+def _query(what: str, gpu: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run([*command, f"--id=GPU-{uuid}"], capture_output=True, text=True)
+        done = subprocess.run([*command, f"--id=GPU-{gpu}"], capture_output=True, text=True)
     except OSError:
         return []
     return [text.strip() for text in done.stdout.split(",")] if not done.returncode else []
@@ -182,3 +185,18 @@ def _query(what: str, uuid: str) -> list[str]:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+class Found(dict[str, Any]):
+    """A row whose fields are attributes as well. One that it has not is None."""
+
+    __getattr__ = dict.get
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def found(frame: "pd.DataFrame | Iterable[Row]", kind: Any = Found) -> list[Any]:
+    """Return the rows of a data frame, with None for what is missing."""
+    rows = frame.to_dict("records") if hasattr(frame, "to_dict") else frame
+    return [kind({k: None if v is None or v != v else v for k, v in r.items()}) for r in rows]

@@ -7,9 +7,9 @@ README.md. CI fails if a page differs from what its template and the rows make. 
 never the page. Templates are Jinja2, in which these names insert tables of the rows below
 docs/results:
 
-    {{ tables("bench.reports.page", "h100/page.csv.gz").density_128 }}
-    {{ tables("bench.reports.page", "h100/page.csv.gz", "head_dim == 128 and n_q == 16384").masks
-       | columns("mask", "density", "`hopper`", "FlashAttention-4") | lines("causal|sliding") }}
+    {{ tables("bench.tables", "h100/page.jsonl.gz").density_128 }}
+    {{ tables("bench.tables", "h100/page.jsonl.gz", "head_dim == 128 and n_q == 16384").masks
+       | columns("mask", "density", "FlashAttention-4") | lines("causal|sliding") }}
     {{ runs("lra/spt_text.jsonl.gz") | pivot("attention", "start", "accuracy", "{:.1f}") }}
 
 - `tables(name, file, where)` calls `experiments.NAME.tables(frame)`, which returns a dict of
@@ -174,7 +174,6 @@ def _lra_table(file: str, where: str) -> Tables:
 
 
 OLD: dict[str, Callable[[str, str], Tables]] = {
-    "bench.reports.page": _old("bench.reports.page", "bench.rows.SpeedRow", "TABLES"),
     "lra.table": _lra_table,
     "papers.attention.io_report": _old(
         "papers.attention.io_report", "papers.attention.rows.IoRow", "named"

@@ -1,61 +1,52 @@
-"""The programs speed, plot and compare from end to end."""
+"""The programs speed and plot from end to end."""
 
-import gzip
 import subprocess
 import sys
 
-import pytest
-
-from experiments.bench.rows import SpeedRow
-from experiments.common.files import beside
 from experiments.common.provenance import ROOT
-from experiments.common.records import OK, read
+from experiments.common.rows import OK, Rows, read
+from experiments.tools.compare import report
+from tests.experiments.bench.bench_cases import ROW
 
 SPEED = """
     rounds=1
     seq_len=128 heads=1 head_dim=16 block_size=32 device=cpu providers=[cpu,sdpa] seconds=0.01
     mask=[dense,"random:0.5:block=32","random:0.25:block=32",local:32]
 """.split()
-PROGRAMS = """
-    speed selection mask_build lra_speed papers.io papers.accuracy papers.decode papers.memory
-    papers.picks papers.packed_masks papers.attention_table papers.term_costs
-""".split()
 
 
 def test_programs_from_end_to_end(tmp_path, run_program):
-    """Three commands at a tiny size: CSV and table, comparisons, plots."""
-    csv = f"csv={tmp_path}/s.csv"
-    command = [sys.executable, "-m", "experiments.speed", csv, *SPEED]
+    """Rows and table, plots, and the maintainers' comparison at a tiny size."""
+    rows = f"rows={tmp_path}/s.jsonl"
+    command = [sys.executable, "-m", "experiments.speed", rows, *SPEED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
-    rows = read(tmp_path / "s.csv", SpeedRow)
-    assert len(rows) == 10 and {row.status for row in rows} == {OK}
-    assert "random:0.5:block=32" in rows[0].command
+    found = read(tmp_path / "s.jsonl")
+    assert len(found) == 10 and {row["status"] for row in found} == {OK}
+    assert "random:0.5:block=32" in found[0]["command"]
     table = (tmp_path / "s.txt").read_text()
     assert "random_blocks(0.25" in table and "sdpa" in table
-    status, printed, _ = run_program("speed", csv, *SPEED)
+    status, printed, _ = run_program("speed", rows, *SPEED)
     assert status == 0 and printed.count("(measured ") == 10
-    assert printed.endswith(f"plots: python -m experiments.plot {csv} out={tmp_path}/plots\n")
-    assert run_program("compare", csv, "own=cpu")[0] == 0
-    assert "summary" in (tmp_path / "s-compared.txt").read_text()
-    assert run_program("plot", csv, f"out={tmp_path}/plots")[0] == 0
+    assert printed.endswith(f"plots: python -m experiments.plot {rows} out={tmp_path}/plots\n")
+    assert run_program("plot", rows, f"out={tmp_path}/plots")[0] == 0
     names = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert [name.split("-")[0] for name in names] == ["masks.png", "masks.svg"] + ["speedup"] * 2
+    assert "geometric mean" in report(found, "cpu") and "sdpa time / cpu time" in report(
+        found, "cpu"
+    )
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_table_never_takes_the_place_of_its_rows(tmp_path, run_program, program):
-    rows = tmp_path / ("s.txt" if program == "speed" else "s.md")
-    status, _, error = run_program(program, f"csv={rows}")
-    assert status == 2 and f"csv={rows}: give a path that ends in .csv" in error
-    assert not rows.exists()
-
-
-def test_compressed_rows_have_their_tables_beside_them(tmp_path, run_program):
-    rows = tmp_path / "s.csv"
-    assert run_program("speed", f"csv={rows}", *SPEED)[0] == 0
-    packed = tmp_path / "packed.csv.gz"
-    packed.write_bytes(gzip.compress(rows.read_bytes()))
-    assert run_program("compare", f"csv={packed}", "own=cpu")[0] == 0
-    assert "summary" in (tmp_path / "packed-compared.txt").read_text()
-    assert beside(tmp_path / "s-0.5.csv.gz", ".md") == tmp_path / "s-0.5.md"
+def test_plot_says_what_it_lacks_and_leaves_out(tmp_path, run_program):
+    rows = Rows(tmp_path / "s.jsonl")
+    words = (f"rows={rows.path}", f"out={tmp_path}/plots")
+    rows.append(ROW | {"status": "failed: x"})
+    status, _, error = run_program("plot", *words)
+    assert status == 2 and "has no time" in error
+    for number, ms in enumerate((1.0, 2.0), 1):
+        rows.append(ROW | {"round": number, "ms_median": ms})
+    status, printed, _ = run_program("plot", *words)
+    assert status == 0 and "differ by more than 15 % in 1 of the cells: drawn" in printed
+    assert run_program("plot", *words, "unstable=false")[0] == 2
+    status, _, error = run_program("plot", *words, "triton=3.7.1")
+    assert status == 2 and "triton=3.7.1" in error

@@ -1,9 +1,8 @@
 """cuDNN Frontend, where it is installed: lists of whole blocks, and intervals of keys."""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,42 +11,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.bench.cases import DENSE, DTYPES, FULL, LAYOUTS, Case
-from experiments.common.packages import why_missing
+from experiments.bench.provider import Attention, Provider, not_hopper
 from masks import BlockMask
 from masks.block_lists import row_segments
 from masks.runs import Ints, expand
 from masks.tiles import unpack_bits
-from sparseflash.backends.nvidia import nvidia_capability, told
 
 PACKAGE = "nvidia-cudnn-frontend"
 INSTALL = "pip install nvidia-cudnn-frontend==1.32.0 'nvidia-cutlass-dsl[cu13]==4.8.1'"
-MODULES = ("cudnn.block_sparse_attention._interface", "cudnn.flex_attention")
 MOST = 16  # intervals of a query; cuDNN's own benchmark goes up to 10
 
 
-@cache
-def missing() -> str | None:
-    """Why cuDNN Frontend cannot be imported, with the remedy, or None."""
-    return why_missing("cuDNN Frontend", INSTALL, *MODULES)
+class Cudnn(Provider):
+    """A kernel of cuDNN Frontend."""
+
+    package, install = PACKAGE, INSTALL
+    modules = ("cudnn.block_sparse_attention._interface", "cudnn.flex_attention")
 
 
-def not_hopper(case: Case, device: torch.device, dtypes: tuple[str, ...]) -> str | None:
-    """Why a peer for Hopper and these data types cannot run a case, or None."""
-    if device.type != "cuda":
-        return f"needs a CUDA device, not {device}"
-    if (capability := nvidia_capability(device)) != (9, 0):
-        return f"measured on compute capability 9.0 only, and {told(capability)}"
-    if case.dtype not in dtypes:
-        return f"takes {' and '.join(dtypes)}, not {case.dtype}"
-    return None
-
-
-@dataclass(frozen=True)
-class CudnnBlocks:
+class CudnnBlocks(Cudnn):
     """`block_sparse_attention`: key blocks of every query block. Blocks of 256 are four of 128."""
-
-    dense_only = False
-    package = PACKAGE
 
     def concerns(self, case: Case) -> bool:
         return case.mask != DENSE
@@ -69,9 +52,9 @@ class CudnnBlocks:
             return f"takes multiples of 64 queries with blocks of 64, not {case.n_q}"
         if len(fine(case).bits):
             return "takes whole blocks only, and the mask has partial ones"
-        return missing()
+        return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+    def prepare(self, case: Case, device: torch.device) -> Attention:
         interface = importlib.import_module("cudnn.block_sparse_attention")
         lists = block_lists(case, device)
         turned = case.layout == LAYOUTS[1]
@@ -134,12 +117,8 @@ def block_lists(case: Case, device: torch.device) -> dict[str, Any]:
     return lists
 
 
-@dataclass(frozen=True)
-class CudnnFlex:
+class CudnnFlex(Cudnn):
     """`cudnn.flex_attention`: a union of intervals of keys for every query."""
-
-    dense_only = False
-    package = PACKAGE
 
     def unsupported(self, case: Case, device: torch.device, direction: str) -> str | None:
         if reason := not_hopper(case, device, ("bfloat16", "float16")):
@@ -150,9 +129,9 @@ class CudnnFlex:
             return f"takes multiples of 8 up to 128 as head dims, not {dims[0]}, {dims[1]}"
         if intervals(case) is None:
             return f"takes intervals of keys: some query has more than {MOST}"
-        return missing()
+        return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+    def prepare(self, case: Case, device: torch.device) -> Attention:
         flex = importlib.import_module("cudnn.flex_attention")
         ends, batch, dtype = intervals(case), case.batch, DTYPES[case.dtype]
         assert ends is not None

@@ -4,28 +4,21 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.bench.cases import CAUSAL, Case
-from experiments.common.packages import why_missing
+from experiments.bench.provider import Attention, Provider
 from masks.interop.fa4 import to_fa4
 
-INSTALL = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
-
-
-@cache
-def missing() -> str | None:
-    """Why FlashAttention-4 cannot be imported, with the remedy, or None."""
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
-    return why_missing("flash_attn.cute", INSTALL, "flash_attn.cute.interface")
+os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compile once a machine
 
 
 @dataclass(frozen=True)
-class FlashAttention4:
+class FlashAttention4(Provider):
     """Block lists by `to_fa4`; partial blocks look up their bits, `causal` has its own kernel.
 
     form: "window" and "varlen" are its own arguments for windows and for packed documents, in place
@@ -33,8 +26,9 @@ class FlashAttention4:
     """
 
     form: str = "blocks"
-    dense_only = False
-    package = "flash-attn-4"
+
+    package, modules = "flash-attn-4", ("flash_attn.cute.interface",)
+    install = "pip install flash-attn-4==4.0.0b36 'nvidia-cutlass-dsl[cu13]==4.7.1'"
 
     def concerns(self, case: Case) -> bool:
         if self.form == "window":
@@ -50,9 +44,9 @@ class FlashAttention4:
             return (
                 f"joins the documents of all batch entries: layout=token_major, not {case.layout}"
             )
-        return missing()
+        return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+    def prepare(self, case: Case, device: torch.device) -> Attention:
         interface = importlib.import_module("flash_attn.cute.interface")
         arguments: dict[str, Any] = {"deterministic": False}
         if self.form == "varlen":

@@ -1,53 +1,41 @@
 """FlashInfer's block-sparse attention, where it is installed, with kernels that need no nvcc."""
 
 import importlib
-import importlib.metadata
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from experiments.bench.cases import DENSE, LAYOUTS, Case
-from experiments.bench.peers.cudnn import not_hopper
-from experiments.common.packages import why_missing
+from experiments.bench.provider import Attention, Provider, not_hopper
 
-INSTALL = "pip install flashinfer-python==0.7.2.post1 'nvidia-cutlass-dsl[cu13]==4.8.1'"
 KERNELS = "flashinfer.experimental.cake_vsa_sm90_cute"
-MODULES = ("flashinfer.sparse", "cutlass.cute", "tvm_ffi", KERNELS)
 MOST = 64  # blocks of a row
 
 
-@cache
-def missing() -> str | None:
-    """Why FlashInfer cannot be imported, or cannot run its CuTe kernels, with the remedy, or None.
-
-    The wheel and the source archive of 0.7.2.post1 have these kernels without their manifest.
-    """
-    if reason := why_missing("FlashInfer", INSTALL, *MODULES):
-        return reason
-    kernels = importlib.import_module(KERNELS)
-    try:
-        kernels.manifest()
-    except FileNotFoundError as error:
-        version = importlib.metadata.version(FlashInfer.package)
-        found = Path(error.filename).name
-        return f"flashinfer-python {version} was packaged without {found}: take another version"
-    return None
-
-
-@dataclass(frozen=True)
-class FlashInfer:
+class FlashInfer(Provider):
     """`VariableBlockSparseAttentionWrapper` with its CuTe kernels; forward only.
 
     Its other kernels are compiled by nvcc when they are first called.
     """
 
-    dense_only = False
-    directions = ("forward",)
     package = "flashinfer-python"
+    install = "pip install flashinfer-python==0.7.2.post1 'nvidia-cutlass-dsl[cu13]==4.8.1'"
+    modules = ("flashinfer.sparse", "cutlass.cute", "tvm_ffi", KERNELS)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return ("forward",)
+
+    def missing(self) -> str | None:
+        """Say also where a wheel has the kernels without their manifest, as 0.7.2.post1 has."""
+        if reason := super().missing():
+            return reason
+        try:
+            importlib.import_module(KERNELS).manifest()
+        except FileNotFoundError as error:
+            found, version = Path(error.filename).name, self.version()["version"]
+            return f"{self.package} {version} was packaged without {found}: take another version"
+        return None
 
     def concerns(self, case: Case) -> bool:
         return case.mask != DENSE
@@ -69,9 +57,9 @@ class FlashInfer:
         counts = (case.blocks.layout() > 0).sum(-1)
         if not 1 <= counts.min() <= counts.max() <= MOST:
             return f"takes rows of 1 to {MOST} blocks, not {counts.min()} to {counts.max()}"
-        return missing()
+        return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+    def prepare(self, case: Case, device: torch.device) -> Attention:
         sparse = importlib.import_module("flashinfer.sparse")
         workspace = torch.empty(128 << 20, dtype=torch.uint8, device=device)
         wrapper = sparse.VariableBlockSparseAttentionWrapper(workspace, backend="cake_cute")

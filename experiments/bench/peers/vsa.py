@@ -1,34 +1,21 @@
 """Video sparse attention of FastVideo, where it is installed: whole blocks of 64."""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.bench.cases import DENSE, LAYOUTS, Case
-from experiments.bench.peers.cudnn import not_hopper
-from experiments.common.packages import why_missing
+from experiments.bench.provider import Attention, Provider, not_hopper
 
-INSTALL = "pip install vsa==0.0.4"
 BLOCK = 64
 
 
-@cache
-def missing() -> str | None:
-    """Why the kernels cannot be imported, with the remedy, or None."""
-    return why_missing("FastVideo's vsa", INSTALL, "vsa_cuda")
-
-
-@dataclass(frozen=True)
-class Vsa:
+class Vsa(Provider):
     """`block_sparse_fwd` and `block_sparse_bwd`, with lists that are made beforehand."""
 
-    dense_only = False
-    package = "vsa"
+    package, install, modules = "vsa", "pip install vsa==0.0.4", ("vsa_cuda",)
 
     def concerns(self, case: Case) -> bool:
         return case.mask != DENSE
@@ -52,9 +39,9 @@ class Vsa:
         layout = case.blocks.layout() > 0
         if not (layout.any(-1).all() and layout.any(-2).all()):
             return "takes rows and columns that have a block each"
-        return missing()
+        return self.missing()
 
-    def prepare(self, case: Case, device: torch.device) -> Callable[..., Tensor]:
+    def prepare(self, case: Case, device: torch.device) -> Attention:
         kernels = importlib.import_module("vsa_cuda")
         assert case.blocks is not None
         kept = torch.from_numpy(case.blocks.layout()).to(device).bool()

@@ -4,6 +4,7 @@ import pytest
 
 from experiments.bench import counters
 from experiments.bench.cases import Case
+from experiments.tools import counters as tool
 
 CASE = Case("dense", 1, 2, 2, 256, 256, 64, "bfloat16", 0, 0)
 PRINTED = """==PROF== Connected to process 1
@@ -29,7 +30,7 @@ def test_what_ncu_prints_is_read():
 
 
 def test_the_report_compares_with_the_least_cost():
-    text = counters.report(counters.parse(PRINTED), CASE, "forward", "NVIDIA H200")
+    text = tool.report(counters.parse(PRINTED), CASE, "forward", "NVIDIA H200")
     needed = 4 * 2 * 256 * 64 * 2 + 2 * 256 * 4
     assert f"{1.5e6 / needed:.2f}x" in text
     assert "tensor_op" in text and "fp64" not in text
@@ -42,14 +43,14 @@ def test_without_ncu_or_a_gpu_it_says_so(monkeypatch):
         counters.ncu()
     monkeypatch.setattr(counters.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="counters need a CUDA device"):
-        counters.profile(CASE, "hopper", "forward")
+        counters.under_ncu("m", {}, [])
 
 
 def test_the_metrics_are_those_of_the_chip(tmp_path):
     program = tmp_path / "ncu"
     program.write_text("#!/bin/sh\necho 'sm__inst_executed_pipe_tensor_op_gmma  Counter  warps'\n")
     program.chmod(0o755)
-    assert counters.metrics(str(program))[-1] == "sm__inst_executed_pipe_tensor_op_gmma.sum"
+    assert tool.metrics(str(program))[-1] == "sm__inst_executed_pipe_tensor_op_gmma.sum"
 
 
 def test_the_counters_of_several_calls_are_told_apart(tmp_path, monkeypatch):
@@ -57,7 +58,7 @@ def test_the_counters_of_several_calls_are_told_apart(tmp_path, monkeypatch):
     kernels = [(mark, {}), ("a", {"x": 1.0}), ("b", {}), (mark, {}), (mark, {}), ("a", {"x": 2.0})]
     assert counters.apart(kernels) == [[("a", {"x": 1.0}), ("b", {})], [], [("a", {"x": 2.0})]]
     asked = []
-    monkeypatch.setattr(counters, "_run", lambda *words: asked.append(words) or kernels)
+    monkeypatch.setattr(counters, "under_ncu", lambda *words: asked.append(words) or kernels)
     assert len(counters.each_under_ncu("m", [{"n": 1}, {"n": 2}, {"n": 3}], ["x"])) == 3
     assert asked == [("m", [{"n": 1}, {"n": 2}, {"n": 3}], ["x"])]
     with pytest.raises(ValueError, match="counters of 3 calls instead of 1"):

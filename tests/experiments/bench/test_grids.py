@@ -6,18 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench import grids
+from experiments.bench import grids, provider
 from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.grids import default_grid, make_grid
-from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
-from tests.experiments.bench.bench_cases import CPU, limits
+from experiments.bench.peers import cudnn
+from experiments.bench.provider import DIRECTIONS
+from experiments.bench.providers import find
+from experiments.bench.run import chosen
+from tests.experiments.bench.bench_cases import CPU, OPTIONS
 
 CUDA = torch.device("cuda")
 
 
+def limits(monkeypatch, device):
+    """Return the measurements of the grid `limits`, as if every peer were here."""
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    return chosen(OPTIONS | {"directions": list(DIRECTIONS)}, device)
+
+
 def test_limits_holds_every_comparison(monkeypatch):
     tasks = limits(monkeypatch, CUDA)
-    assert len(set(tasks)) == len(tasks) < 300
+    assert len(set(tasks)) == len(tasks) < 350
     for head_dim in (128, 64):
         wide = {t for t in tasks if t.case.head_dim == head_dim and t.case.n_q == 16384}
         masks = {t.case.mask for t in wide if t.case.block_q in (0, 128)}
@@ -38,8 +47,8 @@ def test_masks_of_the_grid_have_the_text_that_rows_have(monkeypatch):
 
 
 def test_published_shapes_are_those_of_the_peers(monkeypatch):
-    for module in (fa4, cudnn, flashinfer, vsa):
-        monkeypatch.setattr(module, "missing", lambda: None)
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    monkeypatch.setattr(find("flashinfer").__class__, "missing", lambda self: None)
     parts = grids.published(CUDA)
     cases = [case for part in parts for case in part.cases]
     assert {case.dtype for case in cases} == {"bfloat16"} and len(set(cases)) == len(cases)
@@ -66,10 +75,10 @@ def test_grids_ask_peers_only_where_they_are_installed(name, monkeypatch):
     def asked():
         return {p for part in grids.GRIDS[name](CUDA) for p in part.providers}
 
-    for module in (fa4, cudnn, flashinfer, vsa):
-        monkeypatch.setattr(module, "missing", lambda: "not here")
+    monkeypatch.setattr(provider, "why_missing", lambda *_: "not here")
     assert not any(p.startswith(("fa4", "cudnn", "flashinfer", "vsa")) for p in asked())
-    monkeypatch.setattr(cudnn, "missing", lambda: None)
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    monkeypatch.setattr(find("flashinfer").__class__, "missing", lambda self: None)
     assert {"cudnn_blocks", "cudnn_flex"} <= asked()
 
 
@@ -132,3 +141,17 @@ def test_an_impossible_block_size_is_refused(size):
     case = make_grid("cpu", mask="local:32", seq_len=256, block_size=size).cases()[0]
     with pytest.raises(ValueError, match=f"{size}.*multiples of 16"):
         _ = case.blocks
+
+
+def test_the_page_is_a_grid(monkeypatch):
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    for device in (CPU, CUDA):
+        found = chosen(OPTIONS | {"grid": "page"}, device)
+        assert len({t.case.layout for t in found}) == 2 and len(set(found)) == len(found)
+    by_provider = {}
+    for what in found:
+        by_provider.setdefault(what.provider, set()).add(what.case.mask.partition("(")[0])
+    assert by_provider["fa4_varlen"] == {"documents"}
+    assert by_provider["fa4_window"] == {"sliding", "local"}
+    assert {"dense", "random_blocks", "sliding", "local", "documents"} <= by_provider["fa4"]
+    assert {t.case.n_q for t in found} == {2**14, 2**18, 2**20}

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.bench import providers
+from experiments.bench import provider, providers
 from experiments.bench.cases import DENSE, LAYOUTS
-from experiments.bench.measure import Bench
-from experiments.bench.peers import cudnn, fa4, flashinfer, vsa
+from experiments.bench.run import Bench
 from sparseflash.testing import make_qkv
 from tests.experiments.bench.bench_cases import CASE, CPU, exact
 
@@ -81,7 +80,7 @@ def test_flex_calls_flash_attention_4_where_it_is_asked_to(monkeypatch):
 
 def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):
     flash, cuda = providers.find("flex_flash"), torch.device("cuda")
-    monkeypatch.setattr(fa4, "missing", lambda: None)
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     half = replace(CASE, dtype="bfloat16", block_k=64)
     assert flash.unsupported(half, cuda, "forward") is None
     assert "128 as block_k, not 64" in (flash.unsupported(half, cuda, "backward") or "")
@@ -94,8 +93,7 @@ def test_flex_says_where_it_cannot_call_flash_attention_4(monkeypatch):
 
 
 def test_peers_that_are_installed_are_measured(monkeypatch):
-    for module in (fa4, cudnn, flashinfer, vsa):
-        monkeypatch.setattr(module, "missing", lambda: None)
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     for capability, ours, peers in (
         ((9, 0), ["hopper", "triton"], ["fa4", "cudnn_blocks", "cudnn_flex"]),
         ((10, 0), ["triton"], ["fa4"]),
@@ -103,7 +101,10 @@ def test_peers_that_are_installed_are_measured(monkeypatch):
         monkeypatch.setattr(providers, "nvidia_capability", lambda _, found=capability: found)
         names = providers.default_providers(torch.device("cuda"))
         assert names == [*ours, "sdpa_flash", "sdpa_cudnn", "flex", *peers]
-    monkeypatch.setattr(cudnn, "missing", lambda: "not here")
+    monkeypatch.setattr(
+        provider, "why_missing", lambda package, *_: "not here" if "cudnn" in package else None
+    )
+    monkeypatch.setattr(providers.FlashInfer, "missing", lambda self: None)
     assert providers.installed("cudnn_flex", "fa4_window", "flashinfer") == (
         "fa4_window",
         "flashinfer",
@@ -113,7 +114,21 @@ def test_peers_that_are_installed_are_measured(monkeypatch):
 @pytest.mark.parametrize("name", ["cudnn_blocks", "flashinfer"])
 def test_peers_for_blocks_are_not_asked_without_a_mask(name):
     dense = replace(CASE, mask=DENSE, block_q=0, block_k=0)
-    provider = providers.find(name)
-    assert providers.concerns(provider, CASE, "forward")
-    assert not providers.concerns(provider, dense, "forward")
-    assert providers.concerns(providers.find("cudnn_flex"), dense, "backward")
+    assert providers.find(name).concerns(CASE) and not providers.find(name).concerns(dense)
+    assert providers.find("cudnn_flex").concerns(dense)
+
+
+def test_a_provider_of_the_users_own(monkeypatch, tmp_path):
+    (tmp_path / "my_attention.py").write_text(
+        "from experiments.bench.provider import Provider\n"
+        "class Mine(Provider):\n"
+        "    def prepare(self, case, device):\n"
+        "        return lambda q, k, v: q\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(providers, "PROVIDERS", dict(providers.PROVIDERS))
+    mine = providers.find("my_attention:Mine")
+    assert mine.label == "Mine" and mine.prepare(CASE, CPU)(1, 2, 3) == 1 and not mine.own
+    for name in ("my_attention:Yours", "no_such_module:Mine"):
+        with pytest.raises(ValueError, match=f"providers='{name}'"):
+            providers.find(name)

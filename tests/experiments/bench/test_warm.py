@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from experiments.bench import warm
-from experiments.bench.providers import DIRECTIONS
-from experiments.bench.speed_run import measurements
-from experiments.common.records import OK
+from experiments.bench.provider import DIRECTIONS
+from experiments.bench.run import breaks_context, measurements
+from experiments.common.rows import OK
 from tests.experiments.bench.bench_cases import CASE, CPU
 
 
@@ -18,6 +18,6 @@ def test_warming_up_gives_back_the_tasks(capfd):
 
 
 def test_only_a_lost_device_stops_a_run():
-    assert warm.breaks_context("failed: AcceleratorError: CUDA error: an illegal memory access")
-    assert not warm.breaks_context("failed: OutOfMemoryError: CUDA error: out of memory")
-    assert not warm.breaks_context(OK)
+    assert breaks_context("failed: AcceleratorError: CUDA error: an illegal memory access")
+    assert not breaks_context("failed: OutOfMemoryError: CUDA error: out of memory")
+    assert not breaks_context(OK)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.bench import provider
 from experiments.bench.cases import DENSE, LAYOUTS, Case
 from experiments.bench.peers import cudnn
 from experiments.bench.providers import find
@@ -20,8 +21,8 @@ SMALL = replace(CASE, head_dim=16, dtype="float32")
 
 @pytest.fixture
 def hopper(monkeypatch):
-    monkeypatch.setattr(cudnn, "nvidia_capability", lambda device: (9, 0))
-    monkeypatch.setattr(cudnn, "missing", lambda: None)
+    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -42,31 +43,31 @@ def hopper(monkeypatch):
     ],
 )  # fmt: skip
 def test_blocks_says_what_it_does_not_take(changes, reason, direction, hopper):
-    found = cudnn.CudnnBlocks().unsupported(replace(CASE, **changes), CUDA, direction)
+    found = find("cudnn_blocks").unsupported(replace(CASE, **changes), CUDA, direction)
     assert found is None if reason is None else reason in (found or "")
 
 
 def test_the_backward_of_blocks_takes_less(hopper):
-    provider = cudnn.CudnnBlocks()
+    peer = find("cudnn_blocks")
     for changes, reason in (
         ({"dtype": "float16"}, "takes bfloat16, not float16"),
         ({"head_dim": 64}, "backward takes head dims of (128,), not 64, 64"),
         ({"kv_heads": 2}, "no backward for 4 query and 2 key heads"),
     ):
         case = replace(CASE, **changes)
-        assert provider.unsupported(case, CUDA, "forward") is None
-        assert reason in (provider.unsupported(case, CUDA, "backward") or "")
+        assert peer.unsupported(case, CUDA, "forward") is None
+        assert reason in (peer.unsupported(case, CUDA, "backward") or "")
 
 
 @pytest.mark.parametrize("name", ["cudnn_blocks", "cudnn_flex", "flashinfer"])
 def test_peers_for_hopper_refuse_other_devices(name, monkeypatch):
-    provider = find(name)
-    assert provider.unsupported(CASE, CPU, "forward") == "needs a CUDA device, not cpu"
+    peer = find(name)
+    assert peer.unsupported(CASE, CPU, "forward") == "needs a CUDA device, not cpu"
     for capability, reason in (((10, 0), "this one has 10.0"), (None, "this is an AMD GPU")):
-        monkeypatch.setattr(cudnn, "nvidia_capability", lambda device, found=capability: found)
-        assert reason in (provider.unsupported(CASE, CUDA, "forward") or "")
-    monkeypatch.setattr(cudnn, "nvidia_capability", lambda device: (9, 0))
-    remedy = provider.unsupported(replace(CASE, batch=1), CUDA, "forward")
+        monkeypatch.setattr(provider, "nvidia_capability", lambda device, found=capability: found)
+        assert reason in (peer.unsupported(CASE, CUDA, "forward") or "")
+    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
+    remedy = peer.unsupported(replace(CASE, batch=1), CUDA, "forward")
     assert remedy is None or "nvidia-cutlass-dsl[cu13]==4.8.1" in remedy
 
 
@@ -85,7 +86,7 @@ def test_peers_for_hopper_refuse_other_devices(name, monkeypatch):
 )
 def test_flex_says_what_it_does_not_take(changes, reason, hopper):
     changes = {"v_dim": 128} | changes if changes.get("head_dim") == 192 else changes
-    found = cudnn.CudnnFlex().unsupported(replace(CASE, **changes), CUDA, "backward")
+    found = find("cudnn_flex").unsupported(replace(CASE, **changes), CUDA, "backward")
     assert found is None if reason is None else reason in (found or "")
 
 
@@ -173,7 +174,7 @@ def fakes(monkeypatch):
     return found
 
 
-def agrees(provider, case):
+def agrees(peer, case):
     """Whether output and gradients are those of the mask itself."""
     extents = case.batch, case.heads, case.n_q, case.n_k, case.head_dim
     inputs = make_qkv(*extents, kv_heads=case.kv_heads, dtype=torch.float32, device=CPU)
@@ -182,7 +183,7 @@ def agrees(provider, case):
     qkv = [t.detach().requires_grad_() for t in inputs]
     dout = torch.randn(qkv[0].shape, generator=torch.Generator().manual_seed(1))
     results = []
-    for run in (provider.prepare(case, CPU), exact(case)):
+    for run in (peer.prepare(case, CPU), exact(case)):
         out = run(*qkv)
         results.append([out, *torch.autograd.grad(out, qkv, dout)])
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
@@ -204,7 +205,7 @@ def agrees(provider, case):
 )  # fmt: skip
 def test_blocks_gets_the_mask_of_the_case(changes, splits, keys, layout, fakes):
     case = replace(SMALL, layout=layout, **changes)
-    agrees(cudnn.CudnnBlocks(), case)
+    agrees(find("cudnn_blocks"), case)
     (found, allows_empty, lists), *_ = fakes.block_sparse_attention.options
     assert found == splits and allows_empty == ("global_rows" in case.mask)
     expected = {"q2k_block_index", "sparse_block_size", "layout", *keys}
@@ -272,4 +273,4 @@ def test_too_many_intervals_are_none(mask):
     ],
 )
 def test_flex_gets_the_mask_of_the_case(changes, layout, fakes):
-    agrees(cudnn.CudnnFlex(), replace(SMALL, layout=layout, **changes))
+    agrees(find("cudnn_flex"), replace(SMALL, layout=layout, **changes))

@@ -8,6 +8,7 @@ import torch
 
 from experiments.bench.cases import CAUSAL, DENSE
 from experiments.bench.peers import fa4
+from experiments.bench.providers import find
 from masks.interop.fa4 import BlockSparseTensors
 from tests.experiments.bench.bench_cases import CASE, CPU
 
@@ -15,12 +16,12 @@ CUDA = torch.device("cuda")
 
 
 def test_flash_attention_4_says_what_is_missing():
-    provider = fa4.FlashAttention4()
-    assert provider.unsupported(CASE, CPU, "forward") == "needs a CUDA device, not cpu"
-    assert "takes bfloat16" in (provider.unsupported(CASE, CUDA, "forward") or "")
-    if fa4.missing():
+    peer = find("fa4")
+    assert peer.unsupported(CASE, CPU, "forward") == "needs a CUDA device, not cpu"
+    assert "takes bfloat16" in (peer.unsupported(CASE, CUDA, "forward") or "")
+    if peer.missing():
         half = replace(CASE, dtype="float16")
-        assert "pip install flash-attn-4" in (provider.unsupported(half, CUDA, "forward") or "")
+        assert "pip install flash-attn-4" in (peer.unsupported(half, CUDA, "forward") or "")
 
 
 @pytest.fixture
@@ -53,12 +54,12 @@ def calls(monkeypatch):
 def test_windows_have_their_own_arguments(mask, window, calls):
     case = replace(CASE, mask=mask)
     assert case.window == window
-    provider = fa4.FlashAttention4("window")
-    assert provider.concerns(case) == (window is not None and mask != CAUSAL)
+    peer = find("fa4_window")
+    assert peer.concerns(case) == (window is not None and mask != CAUSAL)
     assert replace(case, n_k=100).window is None
     if window is not None:
         q = torch.zeros(2, 4, 200, 16)
-        provider.prepare(case, CPU)(q, q, q)
+        peer.prepare(case, CPU)(q, q, q)
         assert calls == [("flash_attn_func", (2, 200, 4, 16), calls[0][2])]
         assert calls[0][2] == {"deterministic": False, "window_size": window}
 
@@ -67,10 +68,10 @@ def test_windows_have_their_own_arguments(mask, window, calls):
 def test_packed_documents_of_all_batch_entries_are_joined(causal, calls):
     mask = "documents((80, 0, 120))" + " & causal()" * causal
     case = replace(CASE, mask=mask, layout="token_major")
-    provider = fa4.FlashAttention4("varlen")
-    assert case.documents == (80, 0, 120) and provider.concerns(case)
+    peer = find("fa4_varlen")
+    assert case.documents == (80, 0, 120) and peer.concerns(case)
     q = torch.zeros(2, 200, 4, 16).transpose(1, 2)
-    assert provider.prepare(case, CPU)(q, q, q).shape == q.shape
+    assert peer.prepare(case, CPU)(q, q, q).shape == q.shape
     name, shape, options = calls.pop()
     assert (name, shape) == ("flash_attn_varlen_func", (400, 4, 16))
     for which in "qk":
@@ -79,14 +80,14 @@ def test_packed_documents_of_all_batch_entries_are_joined(causal, calls):
         assert options[f"max_seqlen_{which}"] == 120
     assert options["causal"] == causal
     half = replace(case, dtype="float16", layout="head_major")
-    assert "layout=token_major" in (provider.unsupported(half, CUDA, "forward") or "")
+    assert "layout=token_major" in (peer.unsupported(half, CUDA, "forward") or "")
 
 
 @pytest.mark.parametrize(
     "mask", [DENSE, "documents((80, 100))", "documents((80, 120)) | local(3)", "sliding(3)"]
 )
 def test_other_masks_are_no_documents(mask):
-    assert not fa4.FlashAttention4("varlen").concerns(replace(CASE, mask=mask))
+    assert not find("fa4_varlen").concerns(replace(CASE, mask=mask))
 
 
 def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(calls, monkeypatch):
@@ -95,7 +96,7 @@ def test_flash_attention_4_gets_full_blocks_as_full_and_bits_for_partial_ones(ca
     def options(mask):
         q = torch.zeros(2, 4, 256, 16)
         case = replace(CASE, mask=mask, n_q=256, n_k=256)
-        assert fa4.FlashAttention4().prepare(case, CPU)(q, q, q).shape == q.shape
+        assert find("fa4").prepare(case, CPU)(q, q, q).shape == q.shape
         return calls.pop()[2]
 
     assert options(DENSE) == {"deterministic": False}

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from experiments.bench import provider
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.peers import cudnn, flashinfer
+from experiments.bench.peers import flashinfer
+from experiments.bench.providers import find
 from sparseflash.testing import make_qkv, oracle
 from tests.experiments.bench.bench_cases import CPU, exact
 
@@ -33,16 +35,16 @@ CASE = Case("random_blocks(0.5, block=64)", 1, 4, 4, 256, 192, 128, "bfloat16", 
     ],
 )  # fmt: skip
 def test_flashinfer_says_what_it_does_not_take(changes, reason, monkeypatch):
-    monkeypatch.setattr(cudnn, "nvidia_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flashinfer, "missing", lambda: None)
-    found = flashinfer.FlashInfer().unsupported(replace(CASE, **changes), CUDA, "forward")
+    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flashinfer.FlashInfer, "missing", lambda self: None)
+    found = find("flashinfer").unsupported(replace(CASE, **changes), CUDA, "forward")
     assert found is None if reason is None else reason in (found or "")
 
 
 def test_flashinfer_has_no_backward_and_no_dense_form():
-    provider = flashinfer.FlashInfer()
-    assert provider.directions == ("forward",)
-    assert provider.concerns(CASE) and not provider.concerns(replace(CASE, mask=DENSE))
+    peer = find("flashinfer")
+    assert peer.directions == ("forward",)
+    assert peer.concerns(CASE) and not peer.concerns(replace(CASE, mask=DENSE))
 
 
 def test_flashinfer_without_the_manifest_of_its_kernels_says_so(monkeypatch):
@@ -50,15 +52,11 @@ def test_flashinfer_without_the_manifest_of_its_kernels_says_so(monkeypatch):
         raise FileNotFoundError(2, "No such file or directory", "/site/flashinfer/manifest.json")
 
     monkeypatch.setattr(flashinfer.importlib, "import_module", lambda _: kernels)
-    monkeypatch.setattr(flashinfer.importlib.metadata, "version", lambda _: "0.7")
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
     kernels = SimpleNamespace(manifest=manifest)
-    flashinfer.missing.cache_clear()
-    reason = "flashinfer-python 0.7 was packaged without manifest.json: take another version"
-    assert flashinfer.missing() == reason
+    assert "packaged without manifest.json" in (find("flashinfer").missing() or "")
     kernels.manifest = dict
-    flashinfer.missing.cache_clear()
-    assert flashinfer.missing() is None
-    flashinfer.missing.cache_clear()
+    assert find("flashinfer").missing() is None
 
 
 class Wrapper:
@@ -84,5 +82,5 @@ def test_flashinfer_gets_the_mask_of_the_case(per_head, monkeypatch):
     module = SimpleNamespace(VariableBlockSparseAttentionWrapper=Wrapper)
     monkeypatch.setattr(flashinfer.importlib, "import_module", lambda _: module)
     q, k, v = make_qkv(1, 4, 256, 192, 128, dtype=torch.float32, device=CPU)
-    out = flashinfer.FlashInfer().prepare(case, CPU)(q, k, v)
+    out = find("flashinfer").prepare(case, CPU)(q, k, v)
     torch.testing.assert_close(out, exact(case)(q, k, v), rtol=1e-5, atol=1e-5)

@@ -1,13 +1,14 @@
 """FastVideo's block-sparse attention: what is refused, and the lists that it gets."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from experiments.bench import provider
 from experiments.bench.cases import DENSE, Case
-from experiments.bench.peers import cudnn, vsa
+from experiments.bench.peers import vsa
+from experiments.bench.providers import find
 from sparseflash.testing import make_qkv, oracle
 from tests.experiments.bench.bench_cases import CPU, exact
 
@@ -36,11 +37,11 @@ CASE = Case(f"random_blocks(0.5, block=64) | {OWN}", 2, 4, 4, 256, 256, 128, "bf
     ],
 )
 def test_vsa_says_what_it_does_not_take(changes, reason, monkeypatch):
-    monkeypatch.setattr(cudnn, "nvidia_capability", lambda device: (9, 0))
-    monkeypatch.setattr(vsa, "missing", lambda: None)
-    found = vsa.Vsa().unsupported(replace(CASE, **changes), CUDA, "forward")
+    monkeypatch.setattr(provider, "nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr(provider, "why_missing", lambda *_: None)
+    found = find("vsa").unsupported(replace(CASE, **changes), CUDA, "forward")
     assert found is None if reason is None else reason in (found or "")
-    assert not vsa.Vsa().concerns(replace(CASE, mask=DENSE))
+    assert not find("vsa").concerns(replace(CASE, mask=DENSE))
 
 
 class Kernels:
@@ -75,20 +76,12 @@ def test_vsa_gets_the_mask_of_the_case(per_head, monkeypatch):
     )
     monkeypatch.setattr(vsa.importlib, "import_module", lambda _: Kernels())
     q, k, v = make_qkv(2, 4, 256, 256, 16, dtype=torch.float32, requires_grad=True, device=CPU)
-    out, expected = vsa.Vsa().prepare(case, CPU)(q, k, v), exact(case)(q, k, v)
+    out, expected = find("vsa").prepare(case, CPU)(q, k, v), exact(case)(q, k, v)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     dout = torch.randn_like(out)
     found, wanted = (torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_missing_package_has_its_remedy(monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(
-        "experiments.common.packages.importlib", SimpleNamespace(import_module=missing)
-    )
-    vsa.missing.cache_clear()
-    assert "pip install vsa==0.0.4" in (vsa.missing() or "")
-    vsa.missing.cache_clear()
+def test_a_missing_package_has_its_remedy():
+    assert "pip install vsa==0.0.4" in (find("vsa").missing() or "pip install vsa==0.0.4")

@@ -14,8 +14,7 @@ EXPECTED = {
 CODE = """
 import json
 import torch
-from experiments.bench.compile_matrix.chips import CHIPS
-from experiments.bench.compile_matrix.offline import compiled_by
+from experiments.tools.compile_matrix.offline import CHIPS, compiled_by
 import masks
 from sparseflash.lengths import blocks_of
 from sparseflash.packed import kernels as packed

@@ -1,0 +1,292 @@
+"""Measure speed: what to measure and in which order, the gate, the time and the ideal time."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
+from experiments.bench.gate import Gate
+from experiments.bench.grids import GRIDS, make_grid
+from experiments.bench.provider import DIRECTIONS, Attention
+from experiments.bench.providers import default_providers, find
+from experiments.bench.tables import SLACK, UNSTABLE, spread
+from experiments.bench.timing import expected_mib, measure, peak_extra_mib
+from experiments.common.checks import as_list, choose
+from experiments.common.devices import device_name
+from experiments.common.provenance import now
+from experiments.common.rows import OK, Row, Rows, clocks
+from sparseflash.cost import CEILINGS, cost, ideal, measure_ceilings
+
+KEY = (
+    "provider direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout "
+    "block_q block_k round"
+).split()
+SHAPE = "mask seq_len batch heads kv_heads head_dim v_dim dtype layout block_size".split()
+TOO_FAST = "faster than the ideal: the rates of this device are measured too low"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement to make."""
+
+    case: Case
+    provider: str
+    direction: str
+    round: int = 1
+
+    def row(self) -> Row:
+        """Return what the row of this measurement says before it is made."""
+        case = asdict(self.case) | {"v_dim": self.case.value_dim}
+        about = {"provider": self.provider, **find(self.provider).version()}
+        about |= {"direction": self.direction, "round": self.round, **case}
+        return about | {"density": self.case.density, "elements": self.case.elements}
+
+    @property
+    def cell(self) -> "Measurement":
+        """The measurement in the first round."""
+        return replace(self, round=1)
+
+
+class Bench:
+    """Measures one thing after another on one device, sharing inputs and expected values."""
+
+    def __init__(self, device: torch.device, seconds: float):
+        self.device, self.seconds = device, seconds
+        self.gate = lru_cache(1)(lambda case: Gate(case, *self.inputs(_maskless(case))))
+        self.attention = lru_cache(1)(lambda case, provider: find(provider).prepare(case, device))
+        self.inputs = lru_cache(1)(self._inputs)
+        self.ideal_ms = lru_cache(2)(self._ideal_ms)
+
+    def run(self, what: Measurement) -> Row:
+        """Return times, or the status that says why there are none."""
+        try:
+            reason = find(what.provider).unsupported(what.case, self.device, what.direction)
+            if reason:
+                return {"status": f"unsupported: {reason}"}
+            return self._measure(what)
+        except (ValueError, NotImplementedError) as refusal:
+            return {"status": f"unsupported: {_brief(refusal)}"}
+        except Exception as failure:  # one provider's failure is a result, not the end of the run
+            return {"status": f"failed: {type(failure).__name__}: {_brief(failure)}"}
+
+    def ungated(self, what: Measurement) -> Callable[[], object]:
+        """Return the call as it is timed, without looking at its result."""
+        case, backward = what.case, what.direction == "backward"
+        attention, inputs = self.attention(case, what.provider), self.inputs(_maskless(case))
+        with torch.set_grad_enabled(backward):
+            qkv = tuple(t.detach().requires_grad_(backward) for t in inputs)
+            return _timed(attention, qkv, self._dout(case) if backward else None)
+
+    def _measure(self, what: Measurement) -> Row:
+        case, backward = what.case, what.direction == "backward"
+        gate, attention = self.gate(case), self.attention(case, what.provider)
+        qkv = tuple(t.detach().requires_grad_(backward) for t in (gate.q, gate.k, gate.v))
+        with torch.set_grad_enabled(backward):
+            found = _step(attention, qkv, gate.dout if backward else None)
+            error = gate.backward_error(*found) if backward else gate.forward_error(*found)
+            del found
+            if wrong := gate.verdict(error):
+                return {"status": wrong, "error": error}
+            # Not gate.dout: its zeros would make the arithmetic cheaper than it is.
+            dout = self._dout(case) if backward else None
+            extra = peak_extra_mib(lambda: _step(attention, qkv, dout), self.device)
+            before = clocks(self.device)
+            times = measure(_timed(attention, qkv, dout), self.device, self.seconds)
+        after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
+        ideal_ms = self.ideal_ms(case, what.direction)
+        too_fast = {"warning": TOO_FAST} if times.ms_median * SLACK < ideal_ms else {}
+        return {
+            "status": OK,
+            "error": error,
+            **times._asdict(),
+            "tflops": case.flops(what.direction) / times.ms_median / 1e9,
+            "extra_mib": extra,
+            "extra_expected_mib": expected_mib(case, what.direction),
+            "ideal_ms": ideal_ms,
+            **too_fast,
+            **before,
+            **after,
+        }
+
+    def _inputs(self, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw q, k and v on the device: on a CPU those of a million tokens take minutes."""
+        return (
+            self._draw(0, case, case.heads, case.n_q, case.head_dim),
+            self._draw(1, case, case.kv_heads, case.n_k, case.head_dim),
+            self._draw(2, case, case.kv_heads, case.n_k, case.value_dim),
+        )
+
+    def _dout(self, case: Case) -> Tensor:
+        return self._draw(3, case, case.heads, case.n_q, case.value_dim)
+
+    def _draw(self, seed: int, case: Case, heads: int, n: int, dim: int) -> Tensor:
+        """Return standard normal (batch, heads, n, dim) in the case's dtype and layout."""
+        token_major = case.layout == LAYOUTS[1]
+        extents = (case.batch, n, heads, dim) if token_major else (case.batch, heads, n, dim)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        options = {"device": self.device, "dtype": DTYPES[case.dtype], "generator": generator}
+        x = torch.randn(extents, **options)
+        return x.transpose(1, 2) if token_major else x
+
+    def _ideal_ms(self, case: Case, direction: str) -> float:
+        rates = CEILINGS.get(device_name(self.device))
+        if rates is None or case.dtype not in rates.matmul_tflops:
+            rates = measure_ceilings(str(self.device), (case.dtype,))
+        return ideal(cost(case.shape, case.blocks, direction), rates, case.dtype).ms
+
+
+def _maskless(case: Case) -> Case:
+    """Return what the inputs of a case depend on."""
+    return replace(case, mask=DENSE, block_q=0, block_k=0)
+
+
+def _step(attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None) -> tuple[Tensor, ...]:
+    """Run forward, or where there is a dout both directions, as a layer of a model does."""
+    out = attention(*qkv)
+    return (out,) if dout is None else torch.autograd.grad(out, qkv, dout)
+
+
+def _timed(
+    attention: Attention, qkv: tuple[Tensor, ...], dout: Tensor | None
+) -> Callable[[], object]:
+    """Return forward alone, or backward alone on a graph that is kept."""
+    if dout is None:
+        return lambda: attention(*qkv)
+    out = attention(*qkv)
+    return lambda: torch.autograd.grad(out, qkv, dout, retain_graph=True)
+
+
+def _brief(error: Exception, limit: int = 200) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# ---- what to measure
+
+
+def chosen(options: dict[str, Any], device: torch.device) -> list[Measurement]:
+    """Return the measurements of the named grid, or of the given masks and shapes.
+
+    Raises ValueError for a provider, direction, grid, mask or shape that does not exist.
+    """
+    for name in ("directions", "mask", "seq_len"):
+        if options[name] == [] or (name, options[name]) == ("directions", None):
+            raise ValueError(f"{name}={options[name]}: give at least one, or leave it out")
+    directions, providers = as_list(options["directions"]), as_list(options["providers"])
+    given = {name: options[name] for name in SHAPE}
+    if options["grid"] is None:
+        cases = make_grid(str(device), **given).cases()
+        return measurements(cases, providers or default_providers(device), directions)
+    choose("grid", options["grid"], GRIDS)
+    if any(value is not None for value in given.values()):
+        raise ValueError(f"grid={options['grid']} has its own masks and shapes: leave these out")
+    found: dict[Measurement, None] = {}
+    for part in GRIDS[options["grid"]](device):
+        names = [name for name in part.providers if not providers or name in providers]
+        found |= dict.fromkeys(measurements(part.cases, names, directions))
+    return list(found)
+
+
+def measurements(
+    cases: Iterable[Case], providers: Sequence[str], directions: Sequence[str]
+) -> list[Measurement]:
+    """Return what the cases, providers and directions give, everything of a case together.
+
+    Raises ValueError for a provider, direction, mask or block size that does not exist.
+    """
+    for direction in directions:
+        choose("directions", direction, DIRECTIONS)
+    known = {name: find(name) for name in providers}
+    cases = list(cases)
+    for case in cases:
+        _ = case.blocks  # refuses an impossible mask now, not in the middle of the run
+    return [
+        Measurement(case, name, direction)
+        for case in cases
+        for name, provider in known.items()
+        for direction in directions
+        if direction in provider.directions and provider.concerns(case)
+    ]
+
+
+def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
+    """Return all of `wanted` in every round, beginning each time with another provider of a case.
+    Every other round takes the cases backwards: dense attention, which comes first, is measured at
+    the end again.
+
+    What a provider gains or loses by its place, by the clock or the temperature, then shows as the
+    range of the rounds.
+    """
+    found = []
+    cases = [list(group) for _, group in groupby(wanted, lambda what: what.case)]
+    for number in range(rounds):
+        for group in cases[:: -1 if number % 2 else 1]:
+            turns: dict[str, list[Measurement]] = defaultdict(list)
+            for what in group:
+                turns[what.provider].append(replace(what, round=number + 1))
+            first = number % len(turns)
+            order = [*turns.values()]
+            found += [what for turn in (*order[first:], *order[:first]) for what in turn]
+    return found
+
+
+def unmeasured(wanted: Iterable[Measurement], origin: Row, rows: Rows) -> list[Measurement]:
+    """Return those for which the rows hold no time."""
+    return [w for w in wanted if (rows.find(w.row() | origin) or {}).get("status") != OK]
+
+
+def unstable(wanted: Sequence[Measurement], rows: Sequence[Row]) -> list[Measurement]:
+    """Return the measurements whose rounds differ by more than `UNSTABLE`."""
+    times: dict[Measurement, list[float]] = defaultdict(list)
+    for what, row in zip(wanted, rows, strict=False):
+        if row["status"] == OK:
+            times[what.cell].append(row["ms_median"])
+    return [what for what in wanted if spread(times[what.cell]) > UNSTABLE]
+
+
+def run(
+    wanted: Sequence[Measurement], bench: Bench, rows: Rows, command: str, *, again: bool = False
+) -> list[Row]:
+    """Return the row of each, measured now or found in `rows`, to which new ones are added.
+
+    again: measure also what `rows` holds.
+    """
+    found, origin = [], rows.origin(bench.device, command)
+    for i, what in enumerate(wanted, 1):
+        row, note = what.row() | origin, ""
+        known = rows.find(row)
+        if known is not None and known["status"] == OK and not again:
+            row, note = known, f"  (measured {known['date']})"
+        else:
+            row |= bench.run(what) | {"date": now()}
+            if again or known is None or known["status"] != row["status"]:  # a failure once
+                row = rows.append(row)
+        found.append(row)
+        print(f"[{i:3}/{len(wanted)}] {describe(row)}{note}", flush=True)
+        if breaks_context(row["status"]):
+            print("the device is lost to this process: run again for the rest", flush=True)
+            break
+    return found
+
+
+def breaks_context(failure: str) -> bool:
+    """Return whether every later call in the same process would fail as well."""
+    return "CUDA error" in failure and "out of memory" not in failure
+
+
+def describe(row: Row) -> str:
+    """Return a row as one line of text."""
+    what = "{provider:20} {direction:8} {mask:46} N {n_q:<6} D {head_dim:<3}".format(**row)
+    what += f" round {row['round']}" if row["round"] > 1 else ""
+    if row["status"] != OK:
+        return f"{what}  {row['status']}"
+    share = f"{100 * row['ideal_ms'] / row['ms_median']:3.0f} % of ideal  "
+    text = f"{what}  {row['ms_median']:9.3f} ms {row['tflops']:8.3f} TFLOP/s  {share}"
+    warning = f"  warning: {row['warning']}" if row.get("warning") else ""
+    return f"{text}error {row['error']:.1e}{warning}"

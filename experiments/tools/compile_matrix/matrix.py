@@ -1,0 +1,270 @@
+"""Compile the kernels in use with every supported Triton, for GPUs that need not be there.
+
+    python -m experiments.tools.compile_matrix.matrix
+    python -m ... --tritons 3.9.0 --targets sm_90a --calls "head dim 128"
+    python -m ... --no-measure --rows docs/results/cpu/compile_matrix.jsonl.gz
+
+A row for each variant: registers, spills, shared memory, serialised wgmma. What the file of rows
+holds is not compiled again. Exit status 1 where a kernel does not compile or is beyond its limits.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments.common.provenance import ROOT, versions
+from experiments.common.rows import OK, Found, Row, Rows, found, read
+from experiments.common.tables import MISSING, markdown
+from experiments.tools.compile_matrix.calls import Call, hopper_calls, portable_calls
+from experiments.tools.compile_matrix.offline import CHIPS, HOPPER, compiled
+
+TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+MEASURED = "3.6."  # the Triton that the speed of the Hopper kernels was measured with
+CHILD = "from experiments.tools.compile_matrix.matrix import child; child()"
+KEY = ("target", "backend", "label", "kernel", "variant")
+FOLDER = Path("runs/compile_matrix")  # Tritons that are not installed are unpacked here
+
+
+def main() -> None:
+    """Compile what the command line asks for; print tables and what is beyond the limits."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", default=str(FOLDER / "compile_matrix.jsonl"))
+    parser.add_argument("--tritons", nargs="+", default=TRITONS)
+    parser.add_argument("--targets", nargs="+", default=[*CHIPS], choices=[*CHIPS])
+    parser.add_argument(
+        "--calls", default="", help='only calls with this text in "backend name, head dim N"'
+    )
+    parser.add_argument("--no-measure", action="store_true", help="tables only, of all rows")
+    parser.add_argument("--allow-changes", action="store_true")
+    options = parser.parse_args()
+    if options.no_measure:
+        rows = found(read(options.rows))
+    else:
+        kept = Rows(options.rows, KEY, allow_changes=options.allow_changes)
+        rows = [
+            row
+            for version in options.tritons
+            for target in options.targets
+            for row in run(version, target, calls(target, options.calls), kept)
+        ]
+    for name, table in tables(rows).items():
+        print(f"{name}\n\n{table}\n")
+    beyond = [
+        f"Triton {row.triton}, {name_of(row)}: {fault}" for row in rows for fault in faults(row)
+    ]
+    print("\n".join(beyond))
+    sys.exit(bool(beyond))
+
+
+def calls(target: str, wanted: str = "") -> list[Call]:
+    """Return the calls for a target: all kernels for Hopper, elsewhere the portable ones."""
+    every = (hopper_calls() if target == HOPPER else []) + portable_calls()
+    return [call for call in every if wanted in f"{call.backend} {call.label}"]
+
+
+def faults(row: Found) -> list[str]:
+    """Return what a kernel was not to do."""
+    if row.status != OK:
+        return [str(row.status)]
+    limits = {  # bytes that a 16-bit kernel may spill: what today's do, rounded up
+        "triton": 1792 if row.target == HOPPER else 256,
+        "decode": 640,
+    }
+    spills = limits.get(row.backend, 320 if row.triton.startswith(MEASURED) else 704)
+    shared = CHIPS[row.target].shared_bytes
+    tests = {
+        "its wgmma are serialised": row.serialized,
+        f"{row.idle_barriers} barriers lie in memory that is handed out again": row.idle_barriers,
+        f"it takes {row.shared_bytes} bytes of shared memory, above {shared}": (
+            (row.shared_bytes or 0) > shared
+        ),
+        f"it spills {row.spilled_bytes} bytes, above {spills}": (
+            (row.spilled_bytes or 0) > spills and "float32" not in row.label
+        ),
+    }
+    return [fault for fault, true in tests.items() if true]
+
+
+# ---- compiling
+
+
+def run(version: str, target: str, calls: Sequence[Call], rows: Rows) -> list[Found]:
+    """Return the rows of a Triton and a target, compiled now or found in `rows`."""
+    command = shlex.join(["python", "-m", "experiments.tools.compile_matrix.matrix", *sys.argv[1:]])
+    origin = rows.origin("cpu", command) | {"triton": version}
+    same = (version, target, origin["source"])
+
+    def mine() -> list[Found]:
+        backends = {call.backend for call in calls}
+        of = [r for r in found(rows.rows) if (r.triton, r.target, r.source) == same]
+        return [row for row in of if row.status == OK and row.backend in backends]
+
+    known, failed = [row.variant for row in mine()], []
+    made = compile_rows(version, target, calls, known)
+    for lines in tqdm(made, f"Triton {version}, {target}", len(calls), disable=None):
+        for line in lines:
+            row = rows.append({"status": OK, "target": target} | line | origin)
+            failed += [] if row["status"] == OK else [Found(row)]
+    return mine() + failed
+
+
+def compile_rows(
+    version: str, target: str, calls: Sequence[Call], known: Sequence[str] = ()
+) -> Iterator[list[Row]]:
+    """Yield the rows of each call, compiled in a process with this Triton.
+
+    Variants that are known are not compiled, and a variant of several calls is one row.
+    """
+    path = filter(None, (folder_of(version), str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    request = {"target": target, "calls": [asdict(call) for call in calls], "known": list(known)}
+    command = [sys.executable, "-c", CHILD]
+    with tempfile.TemporaryDirectory() as caches, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment | {"PYTHONPATH": os.pathsep.join(path), "TRITON_CACHE_DIR": caches},
+        )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        with child:
+            child.stdin.write(json.dumps(request))
+            child.stdin.close()
+            yield from map(json.loads, child.stdout)
+        if child.returncode:
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["no message"])[-1]
+            raise ValueError(f"the compilation with Triton {version} ended early: {last[:300]}")
+
+
+def child() -> None:
+    """Compile for the Triton that this process finds: a line with the rows of each call."""
+    out, sys.stdout = sys.stdout, sys.stderr  # what compilers print is no part of the answer
+    request: dict[str, Any] = json.load(sys.stdin)
+    known = set(request["known"])
+    for fields in request["calls"]:
+        call = Call(**fields)
+        try:
+            kernels = list(compiled(call, CHIPS[request["target"]], known))
+            lines = [{"kernel": k.name, "variant": k.variant, **k.report()} for k in kernels]
+        except Exception as error:  # one call that does not compile must not end the others
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            lines = [{"kernel": "", "variant": "", "status": f"failed: {reason[-300:]}"}]
+        known |= {line["variant"] for line in lines}
+        about = {"label": call.label, "backend": call.backend}
+        print(json.dumps([about | line for line in lines]), file=out, flush=True)
+
+
+def folder_of(version: str) -> str | None:
+    """Return where a Triton is unpacked, from PyPI if need be; None: it is the installed one."""
+    if version == versions()["triton"]:
+        return None
+    place = FOLDER / f"triton-{version}"
+    if not place.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as new:
+            words = ["install", "--quiet", "--no-deps", "--target", f"{new}/site"]
+            subprocess.run([sys.executable, "-m", "pip", *words, f"triton=={version}"], check=True)
+            Path(new, "site").rename(place)
+    return str(place.resolve())
+
+
+# ---- tables
+
+
+def tables(rows: Any) -> dict[str, str]:
+    """Return the tables of rows or a data frame as Markdown.
+
+    Each cell: most registers of a thread / most spilled bytes of a variant (stores and loads);
+    n serialised: variants whose wgmma wait for one another.
+    """
+    rows = found(rows)
+    versions = sorted({row.triton for row in rows})
+    hopper = [row for row in rows if row.backend == "hopper"]
+    return {
+        "gpus": _gpus(rows, versions),
+        "kernels": _kernels(hopper, versions),
+        "spills": _spills(hopper, versions),
+    }
+
+
+def _gpus(rows: Sequence[Found], versions: Sequence[str]) -> str:
+    """A line for each GPU and backend; float32 apart, for the limit on spills is for 16 bits."""
+    lines = [["GPU", "backend", "variants", "shared KiB", "limit", *versions]]
+    groups = _grouped(rows, lambda row: (row.target, row.backend, "float32" in row.label))
+    for (target, backend, exact), same in sorted(groups.items()):
+        limit = f"{CHIPS[target].shared_bytes / 1024:.0f}"
+        name = backend if backend == "hopper" else f"{backend}, {'float32' if exact else '16 bits'}"
+        lines.append([target, name, *_counts(same, versions), limit, *_cells(same, versions)])
+    return markdown(lines, left=(0, 1))
+
+
+def _kernels(rows: Sequence[Found], versions: Sequence[str]) -> str:
+    lines = [["GPU", "backend", "kernel", "variants", "shared KiB", *versions]]
+    groups = _grouped(
+        [row for row in rows if row.status == OK], lambda row: (row.target, row.backend, row.kernel)
+    )
+    for names, same in sorted(groups.items()):
+        lines.append([*names, *_counts(same, versions), *_cells(same, versions)])
+    return markdown(lines, left=(0, 1, 2))
+
+
+def _spills(rows: Sequence[Found], versions: Sequence[str]) -> str:
+    """Spilled bytes of every variant that spills or is serialised with some version."""
+    lines = [["variant", *versions]]
+    for name, same in _grouped([row for row in rows if row.status == OK], name_of).items():
+        if any(row.spilled_bytes or row.serialized for row in same):
+            of = {row.triton: row for row in same}
+            lines.append([name, *(_spilled(of.get(version)) for version in versions)])
+    return markdown(lines)
+
+
+def _grouped(rows: Sequence[Found], key: Callable[[Found], Any]) -> dict[Any, list[Found]]:
+    groups: dict[Any, list[Found]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _counts(rows: Sequence[Found], versions: Sequence[str]) -> list[str]:
+    """Return the most variants of a version, and the most shared memory in KiB."""
+    variants = max(sum(row.triton == version for row in rows) for version in versions)
+    return [str(variants), f"{max(row.shared_bytes or 0 for row in rows) / 1024:.0f}"]
+
+
+def _cells(rows: Sequence[Found], versions: Sequence[str]) -> list[str]:
+    return [_worst([row for row in rows if row.triton == version]) for version in versions]
+
+
+def _worst(rows: Sequence[Found]) -> str:
+    if not rows:
+        return MISSING
+    registers, spilled = (max(r[f] or 0 for r in rows) for f in ("registers", "spilled_bytes"))
+    serialized, failed = sum(bool(r.serialized) for r in rows), sum(r.status != OK for r in rows)
+    notes = f", {serialized} serialised" if serialized else ""
+    return f"{registers} / {spilled}{notes}" + (f", {failed} failed" if failed else "")
+
+
+def _spilled(row: Found | None) -> str:
+    if row is None:
+        return MISSING
+    return f"{row.spilled_bytes}" + (", serialised" if row.serialized else "")
+
+
+def name_of(row: Found) -> str:
+    return f"{row.target} {row.backend} {row.kernel}: {row.label}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Time candidate tiles of the Triton kernels on this GPU: a row for each candidate and mask.
+
+    python -m experiments.tools.tune runs/tune/tune.jsonl
+    python -m experiments.tools.tune runs/tune/tune.jsonl "forward" "forward partial"
+
+These are the measurements behind sparseflash/kernels/configs.py. A kernel's name with " partial"
+behind it is tuned for masks that have partial blocks, one with " short" for masks of whole blocks
+with few keys to a query.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import masks
+from experiments.bench import timing
+from experiments.common.processes import processes
+from experiments.common.rows import OK, Row, Rows
+from sparseflash.backends import triton as backend
+from sparseflash.backends.protocol import Saved, Walk
+from sparseflash.kernels import configs
+from sparseflash.kernels.configs import Tiles
+from sparseflash.problem import Options, describe
+from sparseflash.schedule import schedule_for
+from sparseflash.testing import relative_error
+
+WORKERS = 12  # processes that compile the candidates
+KEY = "kernel head_dim block_m block_n num_warps num_stages max_registers".split()
+# head dim -> batch, heads, length
+SHAPES = {32: (8, 16, 16384), 64: (2, 32, 16384), 128: (2, 16, 16384), 256: (2, 8, 16384)}
+MASKS = {
+    "": (None, masks.random_blocks(1.0), masks.random_blocks(0.25)),
+    "short": tuple(masks.random_blocks(density) for density in (0.125, 0.0625, 0.03125)),
+    "partial": (masks.sliding(256), masks.sliding(2048), masks.causal()),
+}
+LIMIT = 1e-2  # of the relative error
+PRODUCTS = {"forward": 2, "backward_kv": 4, "backward_q": 3}  # matrix products over a block
+
+
+CANDIDATES = {
+    "forward": (
+        (64, 128, 4, 1, 128), (64, 128, 4, 1, 168), (64, 128, 4, 2),
+        (64, 64, 4, 1, 128), (64, 64, 4, 2), (128, 64, 8, 1, 128),
+        (128, 64, 8, 2, 128), (128, 64, 8, 2),
+        (128, 128, 8, 2, 128), (64, 64, 4, 1, 168),
+    ),
+    "backward_kv": (
+        (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 2), (64, 64, 4, 3),
+        (64, 128, 8, 2), (32, 128, 8, 3), (128, 64, 4, 2), (32, 64, 4, 2),
+        (32, 64, 4, 1, 168),
+    ),
+    "backward_q": (
+        (64, 64, 4, 1), (64, 64, 4, 1, 168), (64, 64, 4, 1, 128), (64, 64, 4, 2),
+        (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 1),
+        (64, 128, 4, 1, 168), (64, 32, 4, 2),
+    ),
+    "head dim 256": (
+        (64, 64, 8, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 64, 8, 1), (32, 32, 4, 1),
+        (16, 64, 8, 2), (16, 64, 8, 1), (128, 64, 8, 2), (128, 64, 8, 1), (64, 64, 4, 1),
+        (32, 32, 8, 1), (64, 32, 8, 2),
+    ),
+}  # fmt: skip
+
+
+def candidates(kernel: str, head_dim: int) -> list[Tiles]:
+    """Tiles worth a try: those whose accumulators and scores fit into the registers."""
+    kind = "head dim 256" if head_dim == 256 else kernel.split()[0]
+    return [Tiles(*shape) for shape in CANDIDATES[kind]]
+
+
+def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
+    """q, k, v and dout of the measured shape, bfloat16."""
+    batch, heads, n = SHAPES[head_dim]
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (batch, heads, length or n, head_dim)
+    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    return [torch.randn(shape, **options) for _ in range(4)]
+
+
+def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
+    """A callable that launches one kernel with the tiles that the table holds at that moment."""
+    q, k, v, dout = tensors
+    batch, heads, n, head_dim = q.shape
+    schedule = None if mask is None else schedule_for(mask, n, n, batch, heads, q.device)
+    options = Options(head_dim**-0.5, 0.0, False, "triton")
+    problem = describe(q, k, v, None if mask is None else mask.key, options, True)
+    walk, forward = Walk(schedule, ()), backend.plan_forward(problem, schedule)
+    if kernel.startswith("forward"):
+        return lambda: forward(q, k, v, None, walk)[:2]
+    saved = Saved(q, k, v, *forward(q, k, v, None, walk)[:2], None)
+    backward = backend.plan_backward(problem, schedule)
+    delta, lse2, _ = backward.rows(dout, None, saved)
+    if kernel.startswith("backward_kv"):
+        return lambda: backward.keys(dout, delta, lse2, saved, walk)
+    return lambda: backward.queries(dout, delta, lse2, saved, walk)[0]
+
+
+def cases(kernel: str) -> tuple[masks.Mask | None, ...]:
+    return MASKS[kernel.partition(" ")[2]]
+
+
+def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
+    """Fill the compile cache with a candidate, and report why it cannot run."""
+    try:
+        configs.HOPPER[kernel, head_dim] = tiles
+        for mask in cases(kernel)[:2]:
+            runner(kernel, inputs(head_dim, 1024), mask)()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    return None
+
+
+def measure(kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[torch.Tensor]) -> Row:
+    """The time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
+    batch, heads, n, head_dim = tensors[0].shape
+    configs.HOPPER[kernel, head_dim] = tiles
+    times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
+    density = 1.0 if mask is None else mask.build(n).density
+    flops = 2.0 * PRODUCTS[kernel.split()[0]] * batch * heads * n * n * head_dim * density
+    return {
+        "kernel": kernel,
+        "head_dim": head_dim,
+        **tiles._asdict(),
+        "mask": "dense" if mask is None else str(mask),
+        "density": density,
+        "status": OK,
+        **times._asdict(),
+        "tflops": flops / times.ms_median / 1e9,
+    }
+
+
+def wrong(kernel: str, head_dim: int, tiles: Tiles, expected) -> float:
+    """Largest relative error of a candidate against what the table held before."""
+    configs.HOPPER[kernel, head_dim] = tiles
+    got = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
+    got, expected = ((x,) if isinstance(x, torch.Tensor) else x for x in (got, expected))
+    return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | None]:
+    """Compiles the candidates of (kernel, head dim) in several processes: why each cannot run."""
+    jobs = [(*pair, tiles) for pair in pairs for tiles in candidates(*pair)]
+    with processes(workers) as pool:
+        return dict(zip(jobs, pool.map(compile_one, *zip(*jobs, strict=True)), strict=True))
+
+
+def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None]) -> Iterator[list[Row]]:
+    """The rows of each candidate that runs and agrees with the table's tiles; prints the others."""
+    tensors = inputs(head_dim)
+    expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
+    for tiles in candidates(kernel, head_dim):
+        reason = reasons[kernel, head_dim, tiles]
+        error = float("inf") if reason else wrong(kernel, head_dim, tiles, expected)
+        if reason or error > LIMIT:
+            reason = reason or f"wrong, error {error}"
+            print(f"{kernel} {head_dim} {tuple(tiles)}: {reason}", flush=True)
+            continue
+        rows = [measure(kernel, tiles, mask, tensors) for mask in cases(kernel)]
+        rates = " ".join(f"{row['tflops']:6.0f}" for row in rows)
+        print(f"{kernel:20s} {head_dim:4d} {tuple(tiles)!s:34s} {rates}", flush=True)
+        yield rows
+
+
+def main(path: str, *kernels: str) -> None:
+    """Compile, check and time the candidates, and add their rows to the file."""
+    rows = Rows(path, KEY)
+    origin = rows.origin(
+        "cuda", shlex.join(["python", "-m", "experiments.tools.tune", *sys.argv[1:]])
+    )
+    pairs = [(kernel, dim) for kernel in kernels or PRODUCTS for dim in SHAPES]
+    reasons = compile_all(pairs, WORKERS)
+    for pair in pairs:
+        for made in tune(*pair, reasons):
+            for row in made:
+                rows.append(row | origin)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

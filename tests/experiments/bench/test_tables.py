@@ -1,0 +1,221 @@
+"""Tables of speed: what stands where, rounds as one number, and what is left out."""
+
+import pytest
+
+from experiments.bench.cases import DENSE
+from experiments.bench.tables import SpeedRow, newest, report, tables
+from tests.experiments.bench.bench_cases import ROW
+
+BASE = ROW | {"n_q": 512, "n_k": 512, "ms_median": 1.0}
+RANDOM = {"mask": "random_blocks(0.5)", "density": 0.5}
+OWN = ("hopper", "hopper_deterministic", "cpu")
+
+
+def row(provider, direction, tflops, mask=DENSE, density=1.0, **changes):
+    peer = {} if provider in OWN else {"version": ""}
+    what = {"provider": provider, "direction": direction, "tflops": tflops}
+    return BASE | peer | what | {"mask": mask, "density": density} | changes
+
+
+def beside(provider, forward, backward, **changes):
+    changes = {"v_dim": changes["head_dim"]} | changes
+    both = (("forward", forward), ("backward", backward))
+    return [row(provider, d, 1000 / ms, ms_median=ms, **changes) for d, ms in both if ms]
+
+
+def body(text):
+    return text.partition("\n\n")[2].splitlines()
+
+
+ROWS = [
+    row("hopper", "forward", 640.4, head_dim=128),
+    row("hopper", "backward", 590.6, head_dim=128),
+    row("fa4", "forward", 660, head_dim=128, version="4.0"),
+    row("hopper", "forward", 460, head_dim=64),
+    row("hopper", "forward", 630, head_dim=128, **RANDOM),
+    row("hopper_deterministic", "backward", 500, head_dim=128, **RANDOM),
+    row("hopper", "forward", 300, head_dim=128, mask="local(3) | causal()", density=0.125),
+    row("fa4_window", "forward", 1.25, head_dim=128, mask="sliding(3)", density=0.1),
+    row("hopper", "forward", 620, head_dim=128, layout="token_major"),
+    row("hopper", "forward", None, head_dim=128, n_q=1024, status="failed: x"),
+]
+BESIDE = [
+    *beside("hopper", 2.0, 4.0, head_dim=128),
+    *beside("fa4", 1.0, 5.0, head_dim=128),
+    *beside("hopper", 2.0, 4.0, head_dim=64, v_dim=32, mask="causal()"),
+    *beside("sdpa_cudnn", 3.0, None, head_dim=64, v_dim=32, mask="causal()"),
+    *beside("hopper", 1.0, 1.0, head_dim=64, v_dim=32, **RANDOM, n_q=1024, kv_heads=1, heads=4),
+]
+
+
+def test_density_has_a_line_a_density_and_the_providers_of_each_head_dim():
+    about, _, _ = tables(ROWS)["density"].partition("\n\n")
+    assert about.startswith("a GPU, float32, 512 tokens. TFLOP/s of the computed blocks")
+    assert about.endswith(
+        "torch 2.9, Triton 3.9, flash-attn-4 4.0, 2026-01-02, 1 commit, one round."
+    )
+    assert body(tables(ROWS)["density"]) == [
+        "| density | SparseFlash (Hopper), D 128 | FlashAttention-4 | SparseFlash (Hopper), D 64 |",
+        "| --- | ---: | ---: | ---: |",
+        "| no mask | 640 / 591 | 660 (forward) | 460 (forward) |",
+        "| 0.5 | 630 (forward) |  |  |",
+    ]
+    assert body(tables(ROWS)["density_128"])[2:] == [
+        "| no mask | 640 / 591 |  | 660 (forward) |",
+        "| 0.5 | 630 (forward) | 500 (backward) |  |",
+    ]
+    assert "density_64" not in tables([r for r in ROWS if r["head_dim"] == 128])
+
+
+def test_other_masks_and_layouts_have_a_table_of_their_own():
+    assert body(tables(ROWS)["masks"])[2:] == [
+        "| `local(3) \\| causal()` | 512 | 128 | B, H, N, D | 0.125 | 300 (forward) |  |",
+        "| `sliding(3)` | 512 | 128 | B, H, N, D | 0.1 |  | 1.2 (forward) |",
+        "| none | 512 | 128 | B, N, H, D | 1 | 620 (forward) |  |",
+    ]
+
+
+def test_rates_and_ratios_stand_side_by_side_with_what_cases_differ_in():
+    assert body(tables(BESIDE)["rates"])[2:] == [
+        "| 128 | none | 512 | 1 x 2 | 500 / 250 | 1000 / 200 |  | 0.50 / 1.25 |  |",
+        "| 64, values of 32 | `causal()` | 512 | 1 x 2 | 500 / 250 |  | 333 (forward) |  "
+        "| 1.50 (forward) |",
+        "| 64, values of 32 | `random_blocks(0.5)` | 1,024 | 1 x 4, 1 of keys | 1000 / 1000 |  |  |"
+        "  |  |",
+    ]
+    assert tables(BESIDE)["ratios"].splitlines()[2:] == [
+        "| 128 | none | 0.50 / 1.25 |  |",
+        "| 64, values of 32 | `causal()` |  | 1.50 (forward) |",
+    ]
+    assert not {"rates", "ratios", "peers", "peer_counts"} & {*tables(BESIDE[2:4])}
+    half = ROWS[0] | {"dtype": "float16"}  # which would share a cell
+    assert not {"density", "rates", "ratios"} & {*tables([ROWS[0], ROWS[2], half])}
+
+
+def test_peers_have_times_ratios_and_counts():
+    mask = "documents((1, 2, 3, 4, 501)) & causal()"
+    rows = [
+        row("hopper", "forward", 1, mask, 0.25, ms_median=2.0),
+        row("hopper", "backward", 1, mask, 0.25, ms_median=40.0),
+        row("fa4_varlen", "forward", 1, mask, 0.25, ms_median=1.0),
+        row("fa4_varlen", "backward", 1, mask, 0.25, ms_median=41.0),
+        row("cudnn_flex", "backward", None, mask, 0.25, ms_median=None, status="failed: no"),
+        row("hopper", "forward", 1, "local(3)", 0.25, ms_median=4.0),
+        row("fa4_varlen", "forward", 1, "local(3)", 0.25, ms_median=9.0),
+    ]
+    _, shape, table, missing = tables(rows)["peers"].split("\n\n")
+    assert shape == "2 heads of 16, 512 tokens, B, H, N, D:"
+    assert table.splitlines()[2:] == [
+        "| `documents((...)) & causal()` | 0.25 | forward | 2 | 1 (0.50) |",
+        "| `documents((...)) & causal()` | 0.25 | backward | 40 | 41 (1.02) |",
+        "| `local(3)` | 0.25 | forward | 4 | 9 (2.25) |",
+    ]
+    assert missing.endswith("| cuDNN Frontend, intervals | backward | 1 | failed: no |")
+    assert tables(rows)["peer_counts"].splitlines()[2:] == [
+        "| FlashAttention-4, varlen | backward | 1 | 0 | 1 | 0 | 1.02 | 1.02 | 1.02 |",
+        "| FlashAttention-4, varlen | forward | 2 | 1 | 0 | 1 | 1.06 | 0.50 | 2.25 |",
+    ]
+
+
+def in_rounds(provider, *times, **more):
+    made = row(provider, "forward", 1.0, head_dim=128)
+    return [
+        made | {"round": n, "ms_median": ms, "tflops": 1000 / ms} | more
+        for n, ms in enumerate(times, 1)
+    ]
+
+
+def test_rounds_are_their_median_with_the_range_of_each_column():
+    text = tables([*in_rounds("hopper", 2.6, 2.4, 2.5), *in_rounds("fa4", 2.0)])["density"]
+    assert "medians of 1 to 3 rounds" in text
+    assert body(text)[2:] == [
+        "| no mask | 400 (forward) | 500 (forward) |",
+        "| range of rounds, at most | 8.0 % | 0.0 % |",
+    ]
+
+
+def test_a_cell_whose_rounds_differ_is_left_out_and_named():
+    rows = [*in_rounds("hopper", 2.5, 2.5), *in_rounds("fa4", 2.0, 2.5)]
+    made = tables(rows)
+    assert "FlashAttention-4" not in made["density"] and "peer_counts" not in made
+    assert made["left_out"].endswith("| FlashAttention-4 | forward | none | 512 | 128 | 22.2 % |")
+    assert "~2.250" in report(rows) and "differ by more than 15 %" in report(rows)
+    again = tables([*rows, *in_rounds("fa4", 2.0, 2.1)])  # measured again
+    assert "left_out" not in again and "FlashAttention-4" in again["density"]
+
+
+def test_a_ratio_between_two_gpus_or_processes_is_marked():
+    for field in ("gpu", "process"):
+        ours = in_rounds("hopper", 2.0, 2.0, **{field: "a"})
+        same, other = (in_rounds("fa4", 3.0, 3.0, **{field: x}) for x in "ab")
+        assert "| 1.50 (forward) |" in tables([*ours, *same])["ratios"]
+        assert "| 1.50* (forward) |" in tables([*ours, *other])["ratios"]
+        assert "of two GPUs or processes" in tables([*ours, *other])["density"]
+    assert (
+        "2 GPUs"
+        in tables([*in_rounds("hopper", 2.0, gpu="a"), *in_rounds("fa4", 3.0, gpu="b")])["density"]
+    )
+
+
+def test_the_newest_versions_count():
+    old = row("fa4", "forward", 1.0, version="4.0", ms_median=9.0)
+    rows = [old | {"version": "4.1", "round": n, "ms_median": ms} for n, ms in ((1, 1), (2, 3))]
+    rows[1]["source"] = "changed"  # on which a peer does not depend
+    (found,) = newest([old, *rows])
+    assert (found.ms, found.round, found.version) == (2.0, 2, "4.1")
+    ours = row("cpu", "forward", 1.0, ms_median=9.0)
+    assert [r.ms for r in newest([ours, ours | {"source": "b", "ms_median": 1.0}])] == [1.0]
+
+
+def test_versions_of_triton_stand_side_by_side():
+    rows = [
+        *in_rounds("hopper", 2.6, 2.4, 2.5, triton="3.7"),
+        *in_rounds("hopper", 2.0, triton="3.6"),
+        *in_rounds("fa4", 1.0, triton="3.7"),
+    ]
+    table = body(tables(rows)["versions"])
+    assert table[0] == "| head dim | density | Triton 3.6 | Triton 3.7 | least / best |"
+    assert table[2] == "| 128 | no mask | 500 (forward) | 400 (forward) | 0.80 |"
+
+
+def test_one_sentence_says_how_much_faster_an_eighth_of_the_blocks_is():
+    few = {"mask": "random_blocks(0.125)", "density": 0.125}
+    rows = [
+        *beside("cpu", 8.0, 9.0, head_dim=128),
+        *beside("sdpa", 4.0, 12.0, head_dim=128),
+        *beside("cpu", 1.6, 6.0, head_dim=128, **few),
+    ]
+    text = tables(rows)["speedups"]
+    assert "skips 87.5 % of the blocks runs 2.5 times" in text and "1.5 times in the back" in text
+
+
+# ---- for a terminal
+
+
+def test_cells_have_the_speed_up_over_our_own_dense_attention_and_the_share_of_the_ideal():
+    dense = ROW | {"mask": DENSE, "block_q": 0, "block_k": 0, "density": 1.0, "ms_median": 8.0}
+    peer = dense | {"provider": "sdpa", "version": "", "ms_median": 1.0}
+    failed = ROW | {"provider": "flex", "version": "", "status": "unsupported: on a CPU"}
+    text = report([ROW, dense, peer, failed])
+    assert "2.000  (4.00x)  50%" in text and "8.000  (1.00x)" in text
+    assert "flex forward: unsupported: on a CPU" in text and "!" not in text
+    assert "2.000  (4.00x)" in report([ROW, peer], known=[dense])
+    assert "x)" not in report([ROW, peer])
+    other = report([ROW | {"v_dim": 8, "layout": "token_major"}])
+    assert "v_dim 8" in other and "token_major" in other
+
+
+def test_what_cannot_be_is_marked():
+    fast = ROW | {"ideal_ms": 4.0, "warning": "faster than the ideal"}
+    text = report([fast, ROW | {"n_q": 512}])
+    assert "200%!" in text and text.endswith("! faster than the ideal")
+    dense = ROW | {"mask": "dense", "density": 1.0, "ms_median": 3.0}
+    half = ROW | {"mask": "random_blocks(0.5)", "density": 0.5, "ms_median": 1.5}
+    assert "ideal speed-up" not in report([dense, half])
+    assert "150 % of the ideal speed-up" in report([dense, half | {"ms_median": 1.0}])
+
+
+@pytest.mark.parametrize("more", ["", " & causal()", " | global_tokens(16)"])
+def test_a_mask_that_begins_with_random_blocks_is_structured(more):
+    mask = f"random_blocks(0.5, block=32, per_head=True){more}"
+    assert SpeedRow(ROW | {"mask": mask}).random == (not more)

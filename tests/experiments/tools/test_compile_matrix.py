@@ -1,0 +1,123 @@
+"""The kernels, compiled by the installed Triton: no faults, and no barrier that is lost.
+
+An idle barrier is one whose memory Triton hands out again: once a claim of work was lost so.
+"""
+
+import json
+
+import pytest
+
+from experiments.common.provenance import versions
+from experiments.common.rows import OK, Found
+from experiments.tools.compile_matrix import calls
+from tests.processes import in_a_new_process
+
+pytest.importorskip("triton")
+from experiments.tools.compile_matrix import matrix, offline
+
+ROW = Found(
+    target="sm_90a", backend="hopper", label="causal, head dim 64", kernel="backward_cols",
+    variant="a1", status=OK, registers=168, spilled_bytes=0, shared_bytes=1000, wgmma=96,
+    serialized=False, idle_barriers=0, triton="3.6.0",
+)  # fmt: skip
+KERNELS = {
+    "hopper": {"attention_forward", "backward_start", "backward_cols", "backward_rows"},
+    "triton": {"attention_forward", "backward_prepare", "backward_kv", "backward_q"},
+    "picks": {
+        "join_picks",
+        "picks_forward",
+        "picks_backward_q",
+        "picks_backward_kv",
+        "picks_add_parts",
+        "gathered_forward",
+        "gathered_backward_q",
+        "merge_picks",
+    },
+}
+# widths: of the products whose left operands are in registers
+COMPILE = """
+import json
+import re
+from experiments.tools.compile_matrix.calls import representative
+from experiments.tools.compile_matrix.offline import CHIPS, HOPPER, compiled
+
+product = re.compile(r"wgmma.mma_async.sync.aligned.m64n(\\d+)k16[^;]*[}], [{]")
+known = set()
+for call in representative():
+    for kernel in compiled(call, CHIPS[HOPPER], known) if call.backend != "decode" else ():
+        known.add(kernel.variant)
+        about = {"backend": call.backend, "label": call.label, "kernel": kernel.name}
+        about |= {"variant": kernel.variant, **kernel.report()}
+        widths = product.findall(kernel.compiled.asm["ptx"])
+        print(json.dumps([about, call.head_dim, widths]))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper_within_their_limits():
+    """In one process: a start takes seconds, and variants are shared."""
+    found = [json.loads(line) for line in in_a_new_process("-c", COMPILE).splitlines()]
+    about = {"status": OK, "target": offline.HOPPER, **versions()}
+    rows = [Found(**about, **line) for line, _, _ in found]
+    assert [row for row in rows if matrix.faults(row)] == []
+    for backend, kernels in KERNELS.items():
+        assert {row.kernel for row in rows if row.backend == backend} >= kernels
+    for call in calls.representative():
+        if call.backend == "hopper":
+            made = [row for row in rows if row.label == call.label]
+            assert sum(bool(row.wgmma) for row in made) > call.backward, call.label
+
+    # No part of 32 columns is left. Those of 64 columns at head dim 192 are scores.
+    wide = {(line["kernel"], dim): set(widths) for line, dim, widths in found if dim in (96, 192)}
+    for kernel in ("attention_forward", "backward_cols"):
+        assert "96" in wide[kernel, 96] and "32" not in wide[kernel, 96]
+        assert "192" in wide[kernel, 192] and "128" not in wide[kernel, 192]
+
+
+@pytest.mark.slow
+def test_the_process_that_compiles_answers_with_rows():
+    wanted = [call for call in calls.representative() if call.backend == "decode"]
+    (rows,) = matrix.compile_rows(versions()["triton"], offline.HOPPER, wanted)
+    assert {row["kernel"] for row in rows} == {"decode_parts", "merge_splits"}
+    about = {"status": OK, "target": offline.HOPPER, **versions()}
+    assert [row for row in rows if matrix.faults(Found(about | row))] == []
+
+
+def test_faults():
+    for change, fault in (
+        ({}, ""),
+        ({"status": "failed: no such name"}, "failed: no such name"),
+        ({"serialized": True}, "serialised"),
+        ({"idle_barriers": 2}, "2 barriers"),
+        ({"shared_bytes": 227 * 1024 + 1}, "above 232448"),
+        ({"target": "gfx942", "shared_bytes": 65537}, "above 65536"),
+        ({"spilled_bytes": 5000}, "spills 5000 bytes"),
+        ({"spilled_bytes": 5000, "label": "causal, float32, head dim 128"}, ""),
+    ):
+        found = " ".join(matrix.faults(Found(ROW | change)))
+        assert fault in found and bool(fault) == bool(found), change
+
+
+def test_barriers_that_no_warps_use_are_found():
+    text = """
+  %full = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared>
+  %idle = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared>
+  %idle2 = ttg.local_alloc : () -> !ttg.memdesc<1xi64, #shared>
+  ttng.init_barrier %idle, 1
+  ttg.warp_specialize(%q, %full)
+  default { use %q }
+  partition0(%a) { }
+"""
+    assert offline.idle_barriers(text) == ["%idle", "%idle2"]
+
+
+def test_tables():
+    rows = [
+        ROW,
+        Found(ROW | {"triton": "3.9.0", "spilled_bytes": 120}),
+        Found(ROW | {"triton": "3.9.0", "kernel": "attention_forward", "serialized": True}),
+    ]
+    made = matrix.tables(rows)
+    assert "| sm_90a | hopper | backward_cols | 1 | 1 | 168 / 0 | 168 / 120 |" in made["kernels"]
+    assert "| sm_90a | hopper | 2 | 1 | 227 | 168 / 0 | 168 / 120, 1 serial" in made["gpus"]
+    assert "| 0 | 120 |" in made["spills"]
