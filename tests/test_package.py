@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.rows import SpeedRow
-from experiments.common.records import read
+from experiments.common.rows import read
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("masks", "sparseflash", "experiments")
@@ -78,7 +77,7 @@ run("experiments.speed")
 del sys.modules["hydra"]
 run("sparseflash.doctor", "--device", "cpu")
 small = "device=cpu", "providers=[cpu]", "seq_len=128", "heads=1", "head_dim=16"
-run("experiments.speed", *small, "seconds=0.01", "csv=rows.csv")
+run("experiments.speed", *small, "seconds=0.01", "rows=rows.jsonl")
 """
 
 
@@ -110,8 +109,8 @@ def test_an_experiment_outside_a_clone(outside):
     """Its rows name no commit."""
     folder, (*_, said, _) = outside
     assert said.endswith("exit status: 0"), said
-    rows = read(folder / "rows.csv", SpeedRow)
-    assert rows and all(row.commit == "" and row.source for row in rows)
+    rows = read(folder / "rows.jsonl")
+    assert rows and all(row["commit"] == "" and row["source"] for row in rows)
 
 
 def test_commands_are_there():

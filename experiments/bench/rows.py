@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from experiments.common.records import PeerRow, TimedRow
 
+
 @dataclass(frozen=True, kw_only=True)
 class BuildRow(PeerRow):
     """A builder of a block mask, in a process of its own: experiments.mask_build."""

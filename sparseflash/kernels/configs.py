@@ -1,6 +1,6 @@
 """Tile shapes of the Triton kernels: a table, measured offline, so that no call pays for tuning.
 
-`python -m experiments.tune` measures the candidates of a row again.
+`python -m experiments.tools.tune` measures the candidates of a row again.
 """
 
 from typing import Literal, NamedTuple
