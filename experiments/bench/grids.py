@@ -103,72 +103,54 @@ class Part(NamedTuple):
 
 
 def limits(device: torch.device) -> list[Part]:
-    """What shows where a kernel stands: against the device, the peers and its own dense speed.
+    """Return what shows where a kernel stands: against the device, the peers and itself, dense.
 
     Random masks against density, dense and causal; uneven masks beside even ones of the same
     density; small blocks; few heads of 32; very long sequences. On a CPU the same in small.
     """
-    big = device.type == "cuda"
-    own = ("hopper", "hopper_deterministic") if big else ("cpu",)
-    block_sparse = (*own, *(installed("fa4", "cudnn_blocks", "cudnn_flex") if big else ()))
-    everyone = (*block_sparse, *(("flex", "sdpa_cudnn") if big else ("sdpa",)))
-    if big:
-        wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
-        narrow = replace(wide, heads=32, kv_heads=32, head_dim=64)
-        thin = replace(wide, batch=8, heads=2, kv_heads=2, head_dim=32)
-    else:
-        wide = Case(DENSE, 1, 2, 2, 2048, 2048, 32, "float32", 128, 128)
-        narrow = replace(wide, head_dim=16)
-        thin = replace(wide, heads=1, kv_heads=1)
+    shape, own, dense, block_sparse = _setting(device)
+    everyone = (*block_sparse, *(("flex", "sdpa_cudnn") if dense == "sdpa_cudnn" else ("sdpa",)))
     by_density = [DENSE, CAUSAL, *_random_masks(128, 1.0, *DENSITIES)]
-    parts = [Part(_cases(shape, by_density), everyone) for shape in (wide, narrow)]
-    parts.append(Part(_uneven(wide), block_sparse))
+    parts = [Part(_cases(s, by_density), everyone) for s in _two(shape)]
+    parts.append(Part(_uneven(shape), block_sparse))
     parts += [
-        Part(_cases(shape, _random_masks(block, *DENSITIES[:4]), block), own[:1])
-        for shape in (wide, narrow)
+        Part(_cases(s, _random_masks(block, *DENSITIES[:4]), block), own[:1])
+        for s in _two(shape)
         for block in (64, 32, 16)
     ]
+    thin = replace(shape, batch=4 * shape.batch, heads=2, kv_heads=2, head_dim=32)
     parts.append(Part(_cases(thin, [DENSE, *_random_masks(128, 0.0625)]), everyone))
-    for random, structured in _long(wide, big):
+    for random, structured in _long(shape):
         parts += [Part((random,), block_sparse), Part((structured,), own)]
     return parts
 
 
 def page(device: torch.device) -> list[Part]:
-    """What the first page shows: speed against density, every peer at its best, both layouts.
+    """Return what the page of speed shows: speed against density, every peer at its best, both
+    layouts.
 
     Each peer runs its own kernel for a mask where it has one. Random masks stand beside structured
     ones where only a sparse mask is possible. On a CPU the same in small.
     """
-    big = device.type == "cuda"
-    own = ("hopper", "hopper_deterministic") if big else ("cpu",)
-    peers = ("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex")
-    dense_peer = "sdpa_cudnn" if big else "sdpa"
-    block_sparse = (*own, *(installed(*peers) if big else ()))
+    first, _, dense, block_sparse = _setting(device, "fa4_window", "fa4_varlen")
     flex = ("flex", "flex_autotuned")  # the default is at times the faster one
-    if big:
-        wide = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
-        narrow = replace(wide, heads=32, kv_heads=32, head_dim=64)
-    else:
-        wide = Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128)
-        narrow = replace(wide, head_dim=16)
-    n = wide.n_q
+    n = first.n_q
     special = [f"sliding({n // 16 + 1})", f"local({n // 32})", *_packed(n)]
     parts = []
-    for shape in (wide, narrow):
+    for shape in _two(first):
         by_density = _cases(shape, [DENSE, *_random_masks(128, 1.0, *DENSITIES)])
-        parts.append(Part(by_density, (*block_sparse, dense_peer)))
+        parts.append(Part(by_density, (*block_sparse, dense)))
         turned = replace(shape, layout=LAYOUTS[1])
         other_layout = _cases(turned, [DENSE, *_random_masks(128, 0.25)])
-        parts.append(Part(other_layout, (*block_sparse, dense_peer)))
-        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense_peer, *flex)))
+        parts.append(Part(other_layout, (*block_sparse, dense)))
+        parts.append(Part(_cases(shape, [CAUSAL]), (*block_sparse, dense, *flex)))
         parts.append(Part(_cases(turned, special), (*block_sparse, *flex)))
         parts.append(Part(by_density[::3], flex))
-    return [*parts, *(Part(cases, block_sparse) for cases in _long(wide, big))]
+    return [*parts, *(Part(cases, block_sparse) for cases in _long(first))]
 
 
 def published(device: torch.device) -> list[Part]:
-    """Shapes that others publish speeds for; on a CPU the same in small.
+    """Return shapes that others publish speeds for, which need a GPU.
 
     Two video models with a random tenth of the blocks for every head, in blocks of 64, 128 and 256
     (cuDNN Frontend, FastVideo), and 64 blocks a row (FlashInfer). One long sequence with the masks
@@ -176,36 +158,49 @@ def published(device: torch.device) -> list[Part]:
     memory, about 20 GiB, is that of 56 heads backward in cuDNN, which takes 11 GiB beside the
     inputs.
     """
-    big = device.type == "cuda"
-    own = ("hopper",) if big else ("cpu",)
-    blocks = (*own, *(installed("fa4", "cudnn_blocks", "flashinfer", "vsa") if big else ()))
-    spans = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_flex") if big else ()
-    flex = ("flex",) if big else ()
-    shape = Case(DENSE, 1, 1, 1, 2048, 2048, 32, "float32", 128, 128)
-    if big:
-        shape = replace(shape, head_dim=128, dtype="bfloat16")
+    if device.type != "cuda":
+        raise ValueError(f"grid=published needs a GPU, and the device is {device}: leave it out")
+
+    def shape(heads: int, n: int, kv_heads: int | None = None, layout: int = 0) -> Case:
+        heads_k = kv_heads or heads
+        return Case(
+            DENSE, 1, heads, heads_k, n, n, 128, "bfloat16", 128, 128, layout=LAYOUTS[layout]
+        )
+
+    blocks = ("hopper", *installed("fa4", "cudnn_blocks", "flashinfer", "vsa"))
+    spans = ("hopper", *installed("fa4", "fa4_window", "fa4_varlen", "cudnn_flex"), "flex")
     parts = []
-    for heads, n in ((40, 92160), (56, 91392)) if big else ((2, 2048),):
-        video = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-        parts.append(Part(_cases(video, [DENSE]), (*own, "sdpa_cudnn" if big else "sdpa")))
+    for heads, n in ((40, 92160), (56, 91392)):
+        parts.append(Part(_cases(shape(heads, n), [DENSE]), ("hopper", "sdpa_cudnn")))
         for size in (64, 128, 256):
             random = f"random_blocks(0.1, block={size}, per_head=True)"
-            parts.append(Part(_cases(video, [random], size), blocks))
-    heads, n = (40, 109632) if big else (2, 4096)
-    video = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n)
-    random = f"random_blocks(count={64 if big else 6}, block=64, per_head=True)"
-    parts.append(Part(_cases(video, [random], 64), blocks))
-
-    n, heads = (131072, 4) if big else (2048, 1)
-    long = replace(shape, heads=heads, kv_heads=heads, n_q=n, n_k=n, layout=LAYOUTS[1])
-    parts.append(Part(_cases(long, _interval_masks(n)), (*own, *spans, *flex)))
-
-    n, heads, kv_heads = (65536, 64, 8) if big else (1024, 8, 1)
-    grouped = replace(shape, heads=heads, kv_heads=kv_heads, n_q=n, n_k=n, layout=LAYOUTS[1])
-    names = tuple(dict.fromkeys((*blocks, *spans, *flex)))
-    random = "random_blocks(0.1, per_head=True)"
-    parts.append(Part(_cases(grouped, [CAUSAL, _packed(n)[1], random]), names))
+            parts.append(Part(_cases(shape(heads, n), [random], size), blocks))
+    random = "random_blocks(count=64, block=64, per_head=True)"
+    parts.append(Part(_cases(shape(40, 109632), [random], 64), blocks))
+    long = shape(4, 131072, layout=1)
+    parts.append(Part(_cases(long, _interval_masks(long.n_q)), spans))
+    grouped = shape(64, 65536, 8, layout=1)
+    masks = [CAUSAL, _packed(grouped.n_q)[1], "random_blocks(0.1, per_head=True)"]
+    parts.append(Part(_cases(grouped, masks), tuple(dict.fromkeys((*blocks, *spans)))))
     return parts
+
+
+def _setting(
+    device: torch.device, *peers: str
+) -> tuple[Case, tuple[str, ...], str, tuple[str, ...]]:
+    """Return the main shape of a device, our providers, torch's dense one, and all with blocks."""
+    if device.type != "cuda":
+        shape = Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128)
+        return shape, ("cpu",), "sdpa", ("cpu",)
+    shape = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
+    own = ("hopper", "hopper_deterministic")
+    return shape, own, "sdpa_cudnn", (*own, *installed("fa4", *peers, "cudnn_blocks", "cudnn_flex"))
+
+
+def _two(shape: Case) -> tuple[Case, Case]:
+    """Return a shape, and with heads of half the size."""
+    more = {"heads": 2 * shape.heads, "kv_heads": 2 * shape.heads} if shape.heads > 2 else {}
+    return shape, replace(shape, head_dim=shape.head_dim // 2, **more)
 
 
 def _interval_masks(n: int) -> list[str]:
@@ -241,10 +236,11 @@ def _scaled(lengths: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise([0, *ends]))
 
 
-def _long(shape: Case, big: bool) -> list[tuple[Case, ...]]:
+def _long(shape: Case) -> list[tuple[Case, ...]]:
     """A random and a structured mask of sequences that only a sparse mask makes possible, below one
     percent of the blocks.
     """
+    big = shape.n_q == 16384
     lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
     cases = []
     for n, (heads, density) in lengths.items():

@@ -2,16 +2,13 @@
 
 `tables(frame)` makes, by name:
 
-    density         TFLOP/s of random masks by density, for each head dim its main providers
-    density_128     the same at head dim 128 (or 64: density_64), of all providers
-    masks           TFLOP/s of all other cases
-    rates           TFLOP/s of every provider, and the times of peers over ours; a line a case
-    ratios          the times of peers over ours, by density
-    peers           times of ours and of every peer, a table for each shape
-    peer_counts     in how many cases ours is faster than each peer
-    versions        TFLOP/s of the Hopper kernels with each version of Triton
-    speedups        one sentence on what sparsity brings
-    left_out        cells whose rounds differ too much
+    density     TFLOP/s of random masks by density, each head dim with its providers
+    masks       TFLOP/s of all other cases
+    rates       TFLOP/s of every provider, and the times of peers over ours; a line a case
+    ratios      the times of peers over ours, by density
+    peers       times of ours and of every peer, a table for each shape
+    speedups    one sentence on what sparsity brings
+    left_out    cells whose rounds differ too much
 
 A cell whose rounds differ by more than 15 % is left out, a ratio between rows of two GPUs or two
 processes is marked, and a table in which two rows would share a cell is not made.
@@ -32,7 +29,6 @@ from experiments.common.tables import aligned, markdown, short
 
 SLACK = 1.05  # what a time may gain on the ideal one by noise
 UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
-LEVEL = 0.03  # times this near, relatively, are level
 SHAPE = "device direction batch heads kv_heads n_q n_k head_dim v_dim dtype layout".split()
 BLOCK = ("block_q", "block_k")
 MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn", "sdpa")
@@ -227,19 +223,12 @@ def tables(rows: Any) -> dict[str, str]:
     every = newest(rows)
     timed = [row for row in every if row.stable]
     regular = [r for r in timed if _regular(r, timed[0])]
-    by_version = [r for same in grouped(rows, lambda r: r.triton) for r in newest(same)]
     makers: dict[str, Callable[[], str]] = {
-        "density": lambda: _density([r for r in regular if r.provider in MAIN]),
-        "density_128": lambda: _density([r for r in regular if r.head_dim == 128]),
-        "density_64": lambda: _density([r for r in regular if r.head_dim == 64]),
+        "density": lambda: _density(regular),
         "masks": lambda: _masks([r for r in timed if not _regular(r, timed[0])]),
         "rates": lambda: _rates(timed),
         "ratios": lambda: _ratios(timed),
         "peers": lambda: _peers(timed, every),
-        "peer_counts": lambda: _peer_counts(timed),
-        "versions": lambda: _versions(
-            [r for r in by_version if r.provider == "hopper" and r.stable]
-        ),
         "speedups": lambda: _speedups(timed),
         "left_out": lambda: _left_out(every),
     }
@@ -283,22 +272,6 @@ def _masks(rows: Sequence[SpeedRow]) -> str:
     return _table(rows, lines, [_of(p, rows) for p in names])
 
 
-def _versions(rows: Sequence[SpeedRow]) -> str:
-    """TFLOP/s with each version of Triton, and the least over the best."""
-    tritons = sorted({row.triton for row in rows})
-    lines = [["head dim", "density", *(f"Triton {t}" for t in tritons), "least / best"]]
-    for same in grouped(rows, lambda r: (r.head_dim, r.mask)):
-        rates = [_rate([r for r in same if r.triton == t]) for t in tritons]
-        shares = [
-            f"{min(values) / max(values):.2f}"
-            for direction in ("forward", "backward")
-            if (values := [r.tflops for r in same if r.direction == direction and r.tflops])
-        ]
-        lines.append([str(same[0].head_dim), _density_text(same[0]), *rates, " / ".join(shares)])
-    columns = [[r for r in rows if r.triton == t] for t in tritons]
-    return _table(rows, lines, columns, after=1)
-
-
 def _rates(rows: Sequence[SpeedRow]) -> str:
     """TFLOP/s of every provider and the times of peers over ours, with what cases differ in."""
     names = in_order(rows)
@@ -329,7 +302,7 @@ def _ratios(rows: Sequence[SpeedRow]) -> str:
     order = lambda r: (-r.head_dim, r.mask != DENSE, r.mask != CAUSAL, -r.density)  # noqa: E731
     for same in grouped(sorted(rows, key=order), lambda r: (r.head_dim, r.mask)):
         lines.append([_head_dim(same[0]), mask_text(same[0]), *_over_ours(same, names)])
-    return markdown(lines, left=(0, 1)) if names else ""
+    return markdown(lines, left=(0, 1)) if names and any(r.own for r in rows) else ""
 
 
 def _peers(rows: Sequence[SpeedRow], every: Sequence[SpeedRow]) -> str:
@@ -356,26 +329,6 @@ def _peers(rows: Sequence[SpeedRow], every: Sequence[SpeedRow]) -> str:
         why = shorten(same[0].status, 150, placeholder=" ...")
         lines.append([label_of(same[0].provider), same[0].direction, str(len(same)), why])
     return "\n\n".join([*parts, *([markdown(lines, left=(0, 1, 3))] * bool(failed))])
-
-
-def _peer_counts(rows: Sequence[SpeedRow]) -> str:
-    """In how many cases ours is faster, level and slower, for every peer and direction."""
-    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for same in grouped(rows, place_of):
-        ours = _ours(same)
-        for row in same if ours else ():
-            if not row.own:
-                ratios[row.provider, row.direction].append(row.ms / ours[0].ms)
-    counted = "cases", "ours faster", f"within {100 * LEVEL:.0f} %", "ours slower"
-    lines = [["peer", "direction", *counted, "geometric mean of ratios", "least", "most"]]
-    names = [*PROVIDERS]
-    for peer, direction in sorted(ratios, key=lambda key: (names.index(key[0]), key[1])):
-        values = ratios[peer, direction]
-        faster, slower = (sum(x > 1 + LEVEL for x in values), sum(x < 1 - LEVEL for x in values))
-        counts = map(str, (len(values), faster, len(values) - faster - slower, slower))
-        ends = statistics.geometric_mean(values), min(values), max(values)
-        lines.append([label_of(peer), direction, *counts, *(f"{value:.2f}" for value in ends)])
-    return markdown(lines, left=(0, 1)) if ratios else ""
 
 
 def _speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 128) -> str:

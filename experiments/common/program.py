@@ -44,7 +44,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 # options that are paths, in every program that has them but those of NO_PATHS
 PATHS = (
     "archive cache_dir compiled csv data_dir export figures file import init_from out page pages"
-    " pictures plots run runs speed tritons_dir"
+    " pictures plots rows run runs speed"
 ).split()
 LISTS = {"import", "pages", "runs"}  # those that take one path or a list
 OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path

@@ -7,7 +7,7 @@ README.md. CI fails if a page differs from what its template and the rows make. 
 never the page. Templates are Jinja2, in which these names insert tables of the rows below
 docs/results:
 
-    {{ tables("bench.tables", "h100/page.jsonl.gz").density_128 }}
+    {{ tables("bench.tables", "h100/page.jsonl.gz", "head_dim == 128").density }}
     {{ tables("bench.tables", "h100/page.jsonl.gz", "head_dim == 128 and n_q == 16384").masks
        | columns("mask", "density", "FlashAttention-4") | lines("causal|sliding") }}
     {{ runs("lra/spt_text.jsonl.gz") | pivot("attention", "start", "accuracy", "{:.1f}") }}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.bench import grids, provider
-from experiments.bench.cases import CAUSAL, DENSE
+from experiments.bench.cases import CAUSAL, DENSE, Case
 from experiments.bench.grids import default_grid, make_grid
 from experiments.bench.peers import cudnn
 from experiments.bench.provider import DIRECTIONS
@@ -85,7 +85,7 @@ def test_grids_ask_peers_only_where_they_are_installed(name, monkeypatch):
 @pytest.mark.parametrize("n", [2048, 131072])
 def test_masks_of_intervals_fill_the_sequence(n):
     causal, documents, *_, tree, far, hstu = grids._interval_masks(n)
-    shape = replace(grids.published(CPU)[0].cases[0], n_q=n, n_k=n, block_q=128, block_k=128)
+    shape = Case(DENSE, 1, 2, 2, n, n, 32, "float32", 128, 128)
     for mask in (documents, tree, far, hstu):
         case = replace(shape, mask=mask)
         assert case.blocks.csr().ptr[-1] > 0 and np.diff(case.blocks.csr().ptr).min() > 0

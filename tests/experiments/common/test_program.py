@@ -41,10 +41,10 @@ def run(monkeypatch, main, *words, name="plot"):
 
 def test_a_program_gets_its_options_and_its_command(monkeypatch):
     seen = []
-    assert run(monkeypatch, lambda *given: seen.append(given), "out=a b", "csv=x.csv") == 0
+    assert run(monkeypatch, lambda *given: seen.append(given), "out=a b", "rows=x.jsonl") == 0
     ((options, command),) = seen
-    assert options == {"csv": "x.csv", "out": "a b", "triton": None, "pages": None}
-    assert command == "python -m experiments.plot 'out=a b' csv=x.csv"
+    assert options == {"csv": "x.jsonl", "out": "a b", "triton": None, "pages": None}
+    assert command == "python -m experiments.plot 'out=a b' rows=x.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
     [
         *(
             ("plot", word, "option='cvs': choose from csv, out", "csv")
-            for word in ("cvs=x.csv", "+cvs=x.csv", "++cvs=1", "~cvs=2", "+cvs.a=1")
+            for word in ("cvs=x.jsonl", "+cvs=x.jsonl", "++cvs=1", "~cvs=2", "+cvs.a=1")
         ),
         ("train", "model.dims=8", "option='model.dims': choose from model.", "model.dim"),
         (
@@ -93,7 +93,7 @@ def test_known_options_pass(monkeypatch, name, words):
     assert run(monkeypatch, lambda *_: None, *words.split(), name=name) == 0
 
 
-@pytest.mark.parametrize("words", [["a.csv"], ["csv=b", "a.csv"], ["-m", "a.csv", "csv=a,b"]])
+@pytest.mark.parametrize("words", [["a.csv"], ["rows=b", "a.csv"], ["-m", "a.csv", "rows=a,b"]])
 def test_a_word_without_a_value_is_one_line(words, monkeypatch, capsys):
     assert run(monkeypatch, lambda *_: None, *words) == 2
     expected = "error: a.csv: give options as NAME=VALUE, without spaces around =\n"
@@ -102,10 +102,10 @@ def test_a_word_without_a_value_is_one_line(words, monkeypatch, capsys):
 
 def test_the_value_of_another_option_and_of_one_that_is_not_there(monkeypatch, capsys):
     given = []
-    assert run(monkeypatch, lambda *options: given.append(options), "csv=${out}") == 0
+    assert run(monkeypatch, lambda *options: given.append(options), "rows=${out}") == 0
     ((options, command),) = given
-    assert options["csv"] == options["out"] and command.endswith(" 'csv=${out}'")
-    assert run(monkeypatch, lambda *_: None, "csv=${nothing}") == 2
+    assert options["rows"] == options["out"] and command.endswith(" 'rows=${out}'")
+    assert run(monkeypatch, lambda *_: None, "rows=${nothing}") == 2
     assert capsys.readouterr().err == (
         "error: Interpolation key 'nothing' not found: ${...} is the value of an option; "
         "write \\${ for ${\n"
@@ -212,7 +212,7 @@ def test_a_number_where_a_path_is_expected_is_one_line(name, monkeypatch, capsys
 
 @pytest.mark.parametrize("value", ["", "true", "[a,b]", "null"])
 def test_one_path_is_expected(value, monkeypatch, capsys):
-    assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
+    assert run(monkeypatch, lambda *_: None, f"rows={value}") == 2
     assert capsys.readouterr().err.endswith(": give a path\n")
 
 
@@ -224,17 +224,17 @@ def test_every_option_with_a_path_in_its_file_is_checked():
 
 @pytest.mark.parametrize("value", ["local(8)", "local(8) | causal()", "moba(64, 3)", "a=b", "[a"])
 def test_a_value_that_hydra_cannot_read_is_one_line(value, monkeypatch, capsys):
-    assert run(monkeypatch, lambda *_: None, f"csv={value}") == 2
-    hint = f"quote the value inside the shell's quotes, 'csv=\"{value}\"'"
-    assert capsys.readouterr().err == f"error: csv={value}: {hint}\n"
-    assert run(monkeypatch, lambda *_: None, f'csv="{value}"') == 0
+    assert run(monkeypatch, lambda *_: None, f"rows={value}") == 2
+    hint = f"quote the value inside the shell's quotes, 'rows=\"{value}\"'"
+    assert capsys.readouterr().err == f"error: rows={value}: {hint}\n"
+    assert run(monkeypatch, lambda *_: None, f'rows="{value}"') == 0
 
 
 def test_each_text_of_a_list_is_quoted(monkeypatch, capsys):
-    assert run(monkeypatch, lambda *_: None, "pages=[a,local(8)]", name="plot") == 2
-    hint = """quote each text of the list inside the shell's quotes, 'pages=["...","..."]'"""
-    assert capsys.readouterr().err == f"error: pages=[a,local(8)]: {hint}\n"
-    assert run(monkeypatch, lambda *_: None, 'pages=["a","local(8)"]', name="plot") == 0
+    assert run(monkeypatch, lambda *_: None, "runs=[a,local(8)]", name="table") == 2
+    hint = """quote each text of the list inside the shell's quotes, 'runs=["...","..."]'"""
+    assert capsys.readouterr().err == f"error: runs=[a,local(8)]: {hint}\n"
+    assert run(monkeypatch, lambda *_: None, 'runs=["a","local(8)"]', name="table") == 0
 
 
 @pytest.mark.parametrize("name", CONFS)
