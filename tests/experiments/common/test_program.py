@@ -43,7 +43,7 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
     seen = []
     assert run(monkeypatch, lambda *given: seen.append(given), "out=a b", "rows=x.jsonl") == 0
     ((options, command),) = seen
-    assert options == {"csv": "x.jsonl", "out": "a b", "triton": None, "pages": None}
+    assert options == {"rows": "x.jsonl", "out": "a b", "triton": None, "unstable": True}
     assert command == "python -m experiments.plot 'out=a b' rows=x.jsonl"
 
 
@@ -51,8 +51,8 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
     ("name", "words", "begin", "right"),
     [
         *(
-            ("plot", word, "option='cvs': choose from csv, out", "csv")
-            for word in ("cvs=x.jsonl", "+cvs=x.jsonl", "++cvs=1", "~cvs=2", "+cvs.a=1")
+            ("plot", word, "option='rowz': choose from rows, out", "rows")
+            for word in ("rowz=x.jsonl", "+rowz=x", "++rowz=1", "~rowz=2", "+rowz.a=1")
         ),
         ("train", "model.dims=8", "option='model.dims': choose from model.", "model.dim"),
         (
@@ -85,7 +85,7 @@ def test_an_unknown_option_or_file_is_refused_with_the_choices(
         ("plot", "hydra.verbose=false"),
         ("plot", "--config-name plot"),  # a word of a flag of Hydra
         ("sweep", "compiled=null"),  # a path that may be missing
-        ("plot", "pages=[]"),
+        ("curves", "runs=[]"),
         ("decode", "pages=[0]"),  # numbers, not paths
     ],
 )
