@@ -2,9 +2,11 @@
 
     python -m experiments.train task=listops
     python -m experiments.train task=listops attention=sparse mask=local:256+butterfly seed=0,1 -m
+    python -m experiments.train --config-dir MINE task=mine attention=mine
     torchrun --nproc-per-node 2 -m experiments.train task=pathfinder128
 
-The same command continues where it was stopped or killed. See docs/guide/lra.md.
+The same command continues where it was stopped or killed. MINE/task/mine.yaml is a file such as
+those of conf/task, and MINE/*.py register what it names. See docs/guide/lra.md.
 """
 
 import sys
@@ -14,14 +16,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from experiments.common.program import program
-from experiments.lra.run import train
-from experiments.lra.settings import make_settings
-from experiments.training.clock import Interrupted
-from experiments.training.distributed import leave
+from experiments.lra.settings import TrainOptions, make_settings
 
 
-@program("train")
+@program("train", TrainOptions)
 def main(options: dict[str, Any], command: str) -> None:
+    from experiments.lra.run import train
+    from experiments.training.clock import Interrupted
+    from experiments.training.distributed import leave
+
     given = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         print(f"\n== {' '.join(given)}", file=sys.stderr, flush=True)
@@ -29,10 +32,9 @@ def main(options: dict[str, Any], command: str) -> None:
         train(make_settings(options, given), command)
     except Interrupted as stop:
         sys.exit(stop.code)
+    finally:
+        leave()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    finally:
-        leave()
+    main()

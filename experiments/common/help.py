@@ -1,6 +1,7 @@
 """What --help prints: the options of a program with their defaults and what they mean.
 
-It is read from conf/NAME.yaml, where a comment beside an option, or above it, says what it is.
+It is read from the dataclass of the options, or else from conf/NAME.yaml, where a comment beside an
+option, or above it, says what it is.
 """
 
 import re
@@ -10,15 +11,23 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.common.config import help_rows
+
 LINE = re.compile(r"( *)(\w+):(?: ([^#].*?))?(?: +# (.*))?")  # indent, key, value, comment
 HIDDEN = ("hydra", "defaults")  # sections that are no options
 
 
-def help_text(conf: Path, name: str, command: str, about: str | None) -> str:
-    """Return the help of a program: its docstring, its groups, then an option a line."""
+def help_text(
+    conf: Path, name: str, command: str, about: str | None, options_type: type | None = None
+) -> str:
+    """Return the help of a program: its docstring, its groups, then an option a line.
+
+    options_type: a dataclass of `config.option`s; without one, the file has the options.
+    """
     text = (conf / f"{name}.yaml").read_text()
     config: Any = OmegaConf.create(text)
-    rows = [*_groups(conf, config.get("defaults", [])), *_options(text)]
+    rows = [*_groups(conf, config.get("defaults", []))]
+    rows += help_rows(options_type) if options_type else _options(text)
     width = max((len(option) for option, _ in rows if option), default=0)
     lines = [(about or "").strip(), "", f"usage: {command} [OPTION=VALUE ...]", ""]
     lines += [f"  {option:<{width}}  {words}" if option else f"  {words}" for option, words in rows]

@@ -1,17 +1,20 @@
 """The entry of every program: its Hydra configuration, and errors as one line.
 
-    @program("speed")  # conf/speed.yaml
+    @program("speed", Options)  # conf/speed.yaml, and a dataclass of `config.option`s
     def main(options: dict[str, Any], command: str) -> None: ...
 
     if __name__ == "__main__":
         main()
 
-`command` is the command line, for records. An unknown option, another value where the file has true
+`command` is the command line, for records. Files of the user's own, such as task/mine.yaml, lie in
+the folder of --config-dir; its *.py are imported first, so that they can register what those name.
+ An unknown option, another value where the file has true
 or false or a path is expected, and every ValueError of the program end in `error: ...` and exit
 status 2; so does every OSError with the name of a file. With `-m`, the remaining jobs still run.
 Ctrl-C ends in `interrupted` and exit status 130, output that nobody reads any more in 141.
 """
 
+import importlib
 import os
 import re
 import shlex
@@ -38,6 +41,7 @@ except ModuleNotFoundError as error:
 
 from experiments import interrupted
 from experiments.common.checks import as_list, choose, path_text
+from experiments.common.config import help_rows, store, words
 from experiments.common.help import help_text
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -49,13 +53,24 @@ PATHS = (
 LISTS = {"import", "pages", "runs"}  # those that take one path or a list
 OPTIONAL = {"compiled", "speed"}  # those that may be null though the file has a path
 NO_PATHS = {("decode", "pages"), ("packed_masks", "compiled")}
+HYDRA = [  # no logs and no folders of its own
+    *("hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.job.chdir=false"),
+    *("hydra.run.dir=.", "hydra.output_subdir=null", "hydra.sweep.subdir=."),
+]
 SWITCHES = {"", "-m", "--multirun", "--resolve"}  # no argument, or one of Hydra that takes no word
 Main = Callable[[dict[str, Any], str], object]
 
 
-def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[], None]]:
-    """Makes a function the program of conf/`name`.yaml; `module` is run as python -m `module`."""
+def program(
+    name: str, options_type: type | None = None, *, module: str | None = None
+) -> Callable[[Main], Callable[[], None]]:
+    """Make a function the program of conf/`name`.yaml; `module` is run as python -m `module`.
+
+    options_type: a dataclass, the schema NAME_options of the file.
+    """
     command = ["python", "-m", module or f"experiments.{name}"]
+    if options_type is not None:
+        store(name, options_type)
 
     def decorate(main: Main) -> Callable[[], None]:
         failed: list[str] = []  # jobs of a sweep
@@ -67,8 +82,9 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             overrides = given["task"]
             try:
                 options = _options(config)
-                _check_flags(name, options)
-                _check_paths(name, options)
+                if options_type is None:
+                    _check_flags(name, options)
+                    _check_paths(name, options)
                 main(options, shlex.join([*command, *overrides]))
                 sys.stdout.flush()
             except BrokenPipeError:
@@ -89,17 +105,23 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
             failed.clear()
             if {"--help", "-h"} & {*sys.argv[1:]}:
                 about = sys.modules[main.__module__].__doc__
-                return print(help_text(CONF, name, " ".join(command), about))
+                return print(help_text(CONF, name, " ".join(command), about, options_type))
             try:
-                check_keys(name, sys.argv[1:])
+                _import_own(_config_dir(sys.argv[1:]))
+                if options_type is None:
+                    check_keys(name, sys.argv[1:])
+                else:
+                    _refuse_words(sys.argv[1:])
+                    _add_hydra(hasattr(options_type, "runs"))
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are ours to print
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
+            except HydraException as error:
+                known = [text.partition("=")[0] for text, _ in _known(name, options_type)]
+                sys.exit(_fail(f"error: {words(error, known)}"))
             except OSError as error:  # a folder that Hydra makes
                 if error.filename is None:
                     raise
                 sys.exit(_fail(f"error: {_place(error)}"))
-            except HydraException as error:
-                sys.exit(_fail(f"error: {' '.join(str(error).split())}"))
             except ValueError as error:
                 sys.exit(_fail(f"error: {error}"))
             except KeyboardInterrupt:
@@ -112,6 +134,43 @@ def program(name: str, module: str | None = None) -> Callable[[Main], Callable[[
         return entry
 
     return decorate
+
+
+def _known(name: str, options_type: type | None) -> list[tuple[str, str]]:
+    return [] if options_type is None else list(help_rows(options_type))
+
+
+def _import_own(folder: Path | None) -> None:
+    """Import the user's modules in the folder of --config-dir."""
+    if folder is None:
+        return
+    sys.path.insert(0, str(folder))
+    for path in sorted(folder.glob("*.py")):
+        try:
+            importlib.import_module(path.stem)
+        except Exception as error:
+            raise ValueError(
+                f"--config-dir: {path} cannot be imported ({type(error).__name__}: {error})"
+            ) from error
+
+
+def _add_hydra(runs: bool) -> None:
+    """Add the options of Hydra, beside the others, as argparse wants them."""
+    own = [*HYDRA, *(["hydra.sweep.dir=${runs}"] if runs else [])]
+    given = (i for i, text in enumerate(sys.argv) if i and "=" in text and text[0] != "-")
+    place = next(given, len(sys.argv))
+    sys.argv[place:place] = own
+
+
+def _refuse_words(arguments: list[str]) -> None:
+    """Raise ValueError for an argument that is no option, or that Hydra cannot read."""
+    flag = ""  # the argument before: those of Hydra may take a word
+    for text in arguments:
+        if not re.search("[=~]", text) and not text.startswith("-") and flag in SWITCHES:
+            raise ValueError(f"{text}: give options as NAME=VALUE, without spaces around =")
+        flag = text if text.startswith("-") else ""
+        if found := re.match(r"([+~]{0,2})((\w+)[^=\s]*)=", text):
+            _check_value(text, found[0])
 
 
 def _place(error: OSError) -> str:

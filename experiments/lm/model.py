@@ -1,7 +1,6 @@
 """GPT-2 as a decoder, and the same blocks as an encoder that fills in masked tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -9,35 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.lm.attention import ATTENTIONS, Explicit, Sparse
+from experiments.lm.settings import LEARNED, ROTARY, Sizes
 from masks import Mask
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.select import Selector
 from sparseflash.select.tokens import TokenSelector
 
 ROUND = 64  # the embedding has a multiple of it as rows, as tensor cores take them
-LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
 STD = 0.02  # of the initial weights, as in GPT-2
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model; `vocab` is at least that of the data."""
-
-    layers: int
-    dim: int
-    heads: int
-    vocab: int = 0
-    causal: bool = True
-
-
-MODELS = {
-    "tiny": Sizes(2, 128, 4),
-    "small": Sizes(4, 256, 4),
-    "gpt2": Sizes(12, 768, 12, 50_257),
-    "gpt2-medium": Sizes(24, 1024, 16, 50_257),
-    "bert-tiny": Sizes(2, 128, 4, causal=False),
-    "bert": Sizes(12, 768, 12, 30_522, causal=False),
-}
 
 
 class Block(nn.Module):

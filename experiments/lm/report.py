@@ -1,20 +1,39 @@
-"""Tables and figures of the plans, from their rows and nothing else."""
+"""Compares runs of language models: tables and figures of a plan, from rows and nothing else.
+
+    python -m experiments.sweep sweep=lm_same
+    python -m experiments.lm.report runs=runs/lm
+    python -m experiments.lm.report runs=null rows=results.jsonl.gz figures=FOLDER
+
+| plan | question |
+|---|---|
+| same | do standard attention, SDPA and ours learn the same, and how fast is a step? |
+| contexts | what does a longer context bring, at equal tokens a step? |
+| masks | what does a sparser mask cost, at equal steps? |
+| equal_time | and at equal time: each mask takes the time of the dense steps of plan=masks |
+
+A row is a complete run that has plan= and case=, with its loss by step and by position.
+"""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from experiments.common.files import read_text, write_text
-from experiments.common.text_table import MISSING, aligned, markdown
-from experiments.lm.attention import resolve
-from experiments.lm.model import LEARNED, ROTARY
-from experiments.lm.rows import ModelRow, PointRow
-from experiments.lm.windows import NEXT
+from experiments.common.config import check, make, option
+from experiments.common.program import program
+from experiments.common.rows import Row, Rows, frame
+from experiments.common.tables import MISSING, aligned, markdown
+from experiments.lm.settings import LEARNED, NEXT, PLANS, ROTARY
+from experiments.training import run_file
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CURVES = ("same", "contexts")  # the plans whose figures have curves; the others have points
+CURVE, BUCKETS = 40, 12  # points of a training curve, and of the loss against position
 LOOKS = (  # of the first cases, and the same again
     ("#000000", "o", "-"),
     ("#0072B2", "s", "--"),
@@ -25,113 +44,196 @@ LOOKS = (  # of the first cases, and the same again
     ("#56B4E9", "X", "-."),
     ("#888888", "*", ":"),
 )
+# What two runs of a table may differ in beside the columns of their rows.
+RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
+
+
+@dataclass
+class Options:
+    """The options of experiments.lm.report."""
+
+    runs: str | None = option("runs/lm", "folder of runs; null: none")
+    rows: str | None = option(None, "a .jsonl file with rows, to which those of the runs are added")
+    figures: str | None = option(None, "folder of the figures; null: none")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@program("lm_report", Options, module="experiments.lm.report")
+def main(values: dict[str, Any], command: str) -> None:
+    options = make(Options, values)
+    files = sorted(Path(options.runs or ".").rglob(run_file.RUN)) if options.runs else []
+    runs = [run_file.read(path.parent) for path in files]
+    found = [row(run) for run in runs if run and run["complete"] and run["settings"].get("plan")]
+    if options.rows is not None and options.runs is not None:
+        key = ("plan", "case", "model", "context", "batch", "seed", "steps", "recipe", "data")
+        file = Rows(options.rows, key)
+        for each in found:
+            if file.find(each) is None:
+                file.append(each)
+        found = file.rows
+    elif options.rows is not None:
+        found = frame(options.rows).to_dict("records")  # type: ignore[assignment]
+    for plan in PLANS:
+        drawn: Counter[Path] = Counter()
+        for cases in grouped(found, plan):
+            print(f"{about(cases)}\n{aligned(TABLES[plan](cases))}")
+            if options.figures is not None:
+                for path in _draw(plan, cases, Path(options.figures), drawn):
+                    print(path)
+            print()
+
+
+def tables(frame: "pd.DataFrame") -> dict[str, str]:
+    """Return the tables of each plan in Markdown, with what their rows share."""
+    rows: Any = frame.to_dict("records")
+    texts = {
+        plan: [f"{markdown(TABLES[plan](some))}\n\n{about(some)}." for some in grouped(rows, plan)]
+        for plan in PLANS
+    }
+    return {plan: "\n\n".join(parts) for plan, parts in texts.items()}
+
+
+def row(run: Mapping[str, Any]) -> Row:
+    """Return the row of a complete run."""
+    settings, result, task, session = (
+        run["settings"], run["result"], run["task"], run["sessions"][-1],
+    )  # fmt: skip
+    positions = result["positions"]
+    late = positions[3 * len(positions) // 4 :]
+    compiled = {True: ["compile"], "layers": ["compile by layers"]}.get(session["compiled"], [])
+    names = "plan case model provider objective packed positions context batch seed precision"
+    return {
+        **{name: settings[name] for name in names.split()},
+        "steps": result["steps"],
+        "params": run["params"],
+        "data": task["name"],
+        "data_digest": run["data"],
+        **{name: task[name] for name in ("tokenizer", "train_tokens", "bytes_per_token")},
+        "val_tokens": result["val_tokens"],
+        "recipe": " ".join(f"{name}={settings[name]}" for name in RECIPE.split()),
+        "mode": "+".join(compiled + ["graph"] * session["captured"]) or "eager",
+        **{name: run[name] for name in ("mask", "density", "pairs")},
+        **{name: result[name] for name in ("train_loss", "val_loss", "saved_mib")},
+        "late_loss": fmean(late) if late else None,
+        "ms_step": result["ms_per_step"],
+        "peak_mib": result["memory_mib"],
+        "curve": thinned(result["curve"], CURVE),
+        "by_position": bucketed(positions, BUCKETS),
+        "device": session["device"],
+        **session["versions"],
+        "date": result["date"],
+        "command": session["command"],
+    }
+
+
+def thinned(curve: Sequence[Sequence[float]], most: int) -> list[tuple[int, float]]:
+    """Return at most `most` points of (step, mean loss since the one before): means of some."""
+    step = max(1, math.ceil(len(curve) / most))
+    groups = [curve[i : i + step] for i in range(0, len(curve), step)]
+    return [(int(some[-1][0]), fmean(y for _, y in some)) for some in groups]
+
+
+def bucketed(losses: Sequence[float], most: int) -> list[tuple[int, float]]:
+    """Return means over positions (before, end], where `end` doubles, at most `most` of them."""
+    ends = sorted({math.ceil(len(losses) / 2**i) for i in range(most)})
+    starts = [0, *ends[:-1]]
+    return [
+        (end, fmean(losses[start:end]))
+        for start, end in zip(starts, ends, strict=True)
+        if end > start
+    ]
 
 
 class Case:
-    """The rows of one case on one device, over seeds: newest of each seed."""
+    """The rows of one case on one device, over seeds: the newest of each seed."""
 
-    def __init__(self, rows: Sequence[ModelRow]):
-        self.rows = list({row.seed: row for row in rows}.values())
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = list({row["seed"]: row for row in rows}.values())
         self.first = self.rows[0]
 
+    def values(self, name: str) -> list[float]:
+        """Return what the seeds have, without those that have none."""
+        found = [row.get(name) for row in self.rows]
+        return [value for value in found if value is not None and value == value]
+
     def mean(self, name: str) -> float | None:
-        values = [getattr(row, name) for row in self.rows]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known else None
+        values = self.values(name)
+        return fmean(values) if values else None
 
     def text(self, name: str, digits: str = ".3f") -> str:
-        """The mean over the seeds, and half their range where there are several."""
-        value = self.mean(name)
-        if value is None:
-            return MISSING
-        values = [getattr(row, name) for row in self.rows]
-        spread = (max(values) - min(values)) / 2 if len(values) > 1 else 0
-        return f"{value:{digits}}" + (f" ± {spread:{digits}}" if len(values) > 1 else "")
+        return _spread(self.values(name), digits)
 
     @property
     def perplexity(self) -> str:
-        found = [math.exp(row.val_loss) for row in self.rows]
-        text = f"{fmean(found):.2f}"
-        return text + (f" ± {(max(found) - min(found)) / 2:.2f}" if len(found) > 1 else "")
+        return _spread([math.exp(value) for value in self.values("val_loss")], ".2f")
 
 
-def report(
-    plan: str,
-    rows: Sequence[ModelRow],
-    points: Sequence[PointRow],
-    figures: Path,
-    pages: Sequence[str],
-) -> str:
-    """The tables of a plan as text; writes its figures, and the tables into pages."""
-    if not rows:
-        return f"plan={plan}: no run is complete yet; the same command continues"
-    for page in pages:
-        _fill(Path(page), plan, rows)
-    groups = grouped(rows)
-    texts = [f"{about(some)}\n{aligned(TABLES[plan](some))}" for some in groups]
-    drawn: Counter[Path] = Counter()
-    lengths = [(some[0].first.steps, i) for i, some in enumerate(groups)]
-    for _, i in sorted(lengths, reverse=True):
-        paths = _draw(plan, groups[i], points, figures, drawn)
-        texts[i] += "".join(f"\n{path}" for path in paths)
-    return "\n\n".join(texts)
+def _spread(values: Sequence[float], digits: str) -> str:
+    """Return the mean over the seeds, and half their range where there are several."""
+    if not values:
+        return MISSING
+    text, half = f"{fmean(values):{digits}}", (max(values) - min(values)) / 2
+    return text + (f" ± {half:{digits}}" if len(values) > 1 else "")
 
 
-def grouped(rows: Sequence[ModelRow]) -> list[list[Case]]:
-    """The cases of each table, of one model, data, recipe, tokens a step, steps and device."""
-    tables: dict[tuple[object, ...], dict[str, list[ModelRow]]] = {}
+def grouped(rows: Sequence[Row], plan: str) -> list[list[Case]]:
+    """Return the cases of each table, of one model, data, recipe, tokens a step and device."""
+    found: dict[tuple[object, ...], dict[str, list[Row]]] = {}
+    names = "model data_digest tokenizer recipe device precision objective".split()
     for row in rows:
-        shared = row.model, row.data_digest, row.tokenizer, row.recipe, row.tokens, row.device
-        shared += row.precision, row.objective, *_unusual(row)
-        context = 0 if row.plan == "contexts" else row.context
-        steps = 0 if row.plan == "equal_time" else row.steps
-        mode = row.mode if row.plan in CURVES else ""  # MoBA is never compiled
-        tables.setdefault((*shared, context, steps, mode), {}).setdefault(row.case, []).append(row)
-    return [[Case(some) for some in cases.values()] for cases in tables.values()]
+        if row["plan"] != plan:
+            continue
+        shared = [row[name] for name in names] + [row["context"] * row["batch"], *_unusual(row)]
+        shared.append(0 if plan == "contexts" else row["context"])
+        shared.append(0 if plan == "equal_time" else row["steps"])
+        shared.append(row["mode"] if plan in CURVES else "")  # MoBA is never compiled
+        found.setdefault(tuple(shared), {}).setdefault(row["case"], []).append(row)
+    return [[Case(some) for some in cases.values()] for cases in found.values()]
 
 
-def _unusual(row: ModelRow) -> list[str]:
-    """Options that differ from those of the plan, and that no case of it changes."""
-    names = "positions", "packed", "provider", "mask"
-    given = {name: getattr(row, name) for name in names}
-    usual = {"positions": ROTARY if row.plan == "contexts" else LEARNED, "packed": False}
-    usual["provider"] = row.provider if row.plan == "same" else "sparse"
-    dense = str(resolve(None, causal=row.objective == NEXT))
-    usual["mask"] = dense if row.plan in CURVES else row.mask
-    return [f"{name}={value}" for name, value in given.items() if value != usual[name]]
+def _unusual(row: Row) -> list[str]:
+    """Return options that differ from those of the plan, and that no case of it changes."""
+    plan = row["plan"]
+    usual = {"positions": ROTARY if plan == "contexts" else LEARNED, "packed": False}
+    usual |= {} if plan == "same" else {"provider": "sparse"}
+    usual |= {"mask": "causal()" if row["objective"] == NEXT else None} if plan in CURVES else {}
+    return [f"{name}={row[name]}" for name, value in usual.items() if row[name] != value]
 
 
 def about(cases: Sequence[Case]) -> str:
-    """What the cases of a table share, in a line."""
+    """Return what the cases of a table share, in a line."""
     row = cases[0].first
     seeds = max(len(case.rows) for case in cases)
-    modes = "; ".join(sorted({case.first.mode for case in cases}))
-    steps = (
-        f"the time of {row.steps} steps of {row.case}"
-        if row.plan == "equal_time"
-        else (f"{row.steps} steps")
-    )
-    return (
-        f"{row.model} ({row.params / 1e6:.3g} M parameters), {row.data} ({row.tokenizer}), "
-        f"{row.tokens} tokens a step, {steps}, "
-        f"{'a single run each' if seeds == 1 else f'{seeds} seeds'}; {row.device}, "
-        f"{row.precision}, {modes}, {row.date[:10]}"
-        + "".join(f"; {words}" for words in (row.recipe, *_unusual(row)) if words)
-    )
+    modes = "; ".join(sorted({case.first["mode"] for case in cases}))
+    steps = f"{row['steps']} steps"
+    if row["plan"] == "equal_time":
+        steps = f"the time of {row['steps']} steps of {row['case']}"
+    days = sorted({str(each["date"])[:10] for case in cases for each in case.rows})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    parts = [
+        f"{row['model']} ({row['params'] / 1e6:.3g} M parameters), {row['data']} "
+        f"({row['tokenizer']}), {row['context'] * row['batch']} tokens a step, {steps}, "
+        f"{'a single run each' if seeds == 1 else f'{seeds} seeds'}",
+        f"{row['device']}, {row['precision']}, {modes}, {when}",
+        *(words for words in (row["recipe"], *_unusual(row)) if words),
+    ]
+    return "; ".join(parts)
 
 
 # ---- tables
 
 
 def same_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Loss, its difference to standard attention, time and memory."""
-    base = next((case for case in cases if case.first.provider == "standard"), cases[0])
+    """Return loss, its difference to standard attention, time and memory."""
+    base = next((case for case in cases if case.first["provider"] == "standard"), cases[0])
     head = "attention;train loss;difference;validation loss;ms a step;speed-up;saved MiB;peak MiB"
     table: list[list[str]] = [[*head.split(";")]]
     for case in cases:
         table.append(
             [
-                case.first.case,
+                case.first["case"],
                 case.text("train_loss", ".4f"),
                 f"{difference(case, base):.3f} %",
                 case.text("val_loss", ".4f"),
@@ -145,25 +247,25 @@ def same_table(cases: Sequence[Case]) -> list[list[str]]:
 
 
 def difference(case: Case, base: Case) -> float:
-    """The largest difference of the training loss of a seed, in percent: mean of 100 steps."""
-    by_seed = {row.seed: row.train_loss for row in base.rows}
+    """Return the largest difference of the training loss of a seed, in percent."""
+    by_seed = {row["seed"]: row["train_loss"] for row in base.rows}
     found = [
-        100 * abs(row.train_loss - by_seed[row.seed]) / by_seed[row.seed]
+        100 * abs(row["train_loss"] / by_seed[row["seed"]] - 1)
         for row in case.rows
-        if row.seed in by_seed
+        if row["seed"] in by_seed
     ]
     return max(found, default=math.nan)
 
 
 def context_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Perplexity and time by context, at equal tokens a step."""
+    """Return perplexity and time by context, at equal tokens a step."""
     head = "context;windows a step;perplexity;validation loss;last quarter;ms a step;saved MiB"
     table: list[list[str]] = [[*head.split(";")]]
-    for case in sorted(cases, key=lambda case: case.first.context):
+    for case in sorted(cases, key=lambda case: case.first["context"]):
         table.append(
             [
-                str(case.first.context),
-                str(case.first.batch),
+                str(case.first["context"]),
+                str(case.first["batch"]),
                 case.perplexity,
                 case.text("val_loss"),
                 case.text("late_loss"),
@@ -175,14 +277,14 @@ def context_table(cases: Sequence[Case]) -> list[list[str]]:
 
 
 def mask_table(cases: Sequence[Case]) -> list[list[str]]:
-    """Perplexity against density: of the blocks, and of the pairs against dense attention."""
+    """Return perplexity against density: of the blocks, and of the pairs of dense attention."""
     head = "name;mask;block density;pairs;steps;perplexity;validation loss;ms a step"
     table: list[list[str]] = [[*head.split(";")]]
     for case in sorted(cases, key=lambda case: -(case.mean("pairs") or 1)):
         table.append(
             [
-                case.first.case,
-                f"`{case.first.mask}`",
+                case.first["case"],
+                f"`{case.first['mask']}`",
                 _share(case.mean("density")),
                 _share(case.mean("pairs")),
                 _whole(case.mean("steps")),
@@ -194,7 +296,7 @@ def mask_table(cases: Sequence[Case]) -> list[list[str]]:
     return table
 
 
-TABLES: dict[str, Callable[[Sequence[Case]], list[list[str]]]] = {
+TABLES = {
     "same": same_table,
     "contexts": context_table,
     "masks": mask_table,
@@ -210,35 +312,11 @@ def _share(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
-def _fill(path: Path, plan: str, rows: Sequence[ModelRow]) -> None:
-    """Puts the tables of a plan between <!-- lm: PLAN --> and <!-- end --> of a page."""
-    text = read_text(path, "name another page", f"pages=[{path}]")
-    filled = filled_page(text, plan, rows)
-    write_text(path, filled, "pages")
-
-
-def filled_page(text: str, plan: str, rows: Sequence[ModelRow]) -> str:
-    """A page with the tables of a plan. Raises ValueError if it has no place for them."""
-    parts = [f"{markdown(TABLES[plan](some))}\n\n{about(some)}." for some in grouped(rows)]
-    body = "\n\n".join(parts)
-    pattern = rf"(<!-- lm: {plan} -->)\n.*?(<!-- end -->)"
-    new = re.compile(pattern, re.DOTALL)
-    if not new.search(text):
-        raise ValueError(f"the page has no line <!-- lm: {plan} --> with <!-- end --> after it")
-    return new.sub(lambda found: f"{found[1]}\n{body}\n{found[2]}", text)
-
-
 # ---- figures
 
 
-def _draw(
-    plan: str,
-    cases: Sequence[Case],
-    points: Sequence[PointRow],
-    folder: Path,
-    drawn: Counter[Path],
-) -> list[Path]:
-    """The figure of a table: curves of training, loss against position, loss against density.
+def _draw(plan: str, cases: Sequence[Case], folder: Path, drawn: Counter[Path]) -> list[Path]:
+    """Draw the figure of a table: curves of training, loss against position, or against density.
 
     drawn: how many tables had the same name before. The first has it alone, the others a number.
     """
@@ -248,28 +326,27 @@ def _draw(
 
     row = cases[0].first
     folder.mkdir(parents=True, exist_ok=True)
-    context = "" if plan == "contexts" else row.context
-    stem = folder / f.file_name("lm", plan, row.model, context, row.device)
+    context = "" if plan == "contexts" else row["context"]
+    stem = folder / f.file_name("lm", plan, row["model"], context, row["device"])
     drawn[stem] += 1
     if drawn[stem] > 1:
         stem = stem.with_name(f"{stem.name}-{drawn[stem]}")
     if plan not in CURVES:  # one look for a mask in all figures
-        cases = sorted(cases, key=lambda case: case.first.case)
+        cases = sorted(cases, key=lambda case: case.first["case"])
     with f.style():
         figure, axes = plt.subplots(figsize=(f.COLUMN, 2.5))
         for case, look in zip(cases, LOOKS * 2, strict=False):
             first, style = case.first, f.Style(*look)
             if plan not in CURVES:
                 x = [100 * (case.mean("pairs") or 1)]
-                f.curve(axes, x, [case.mean("val_loss") or 0], style, first.case, line=False)
+                y = [case.mean("val_loss") or 0]
+                f.curve(axes, x, y, style, first["case"], line=False)
                 continue
-            curve = "step" if plan == "same" else "position"
-            found = [p for p in points if (p.source, p.date) == (first.source, first.date)]
-            found = [p for p in found if (p.plan, p.case, p.curve) == (plan, first.case, curve)]
-            f.curve(axes, [p.x for p in found], [p.loss for p in found], style, first.case)
+            x, y = zip(*first["curve" if plan == "same" else "by_position"], strict=True)
+            f.curve(axes, x, y, style, first["case"])
         labels = {"same": "step", "contexts": "position in the window"}
         if plan == "contexts":
-            longest = max(case.first.context for case in cases)
+            longest = max(case.first["context"] for case in cases)
             f.length_axis(axes, [n for i in range(0, 20, 2) if (n := longest >> i)])
         elif plan != "same":
             axes.set_xlim(0, 105)
@@ -277,3 +354,7 @@ def _draw(
         axes.set_ylabel("training loss" if plan == "same" else "validation loss")
         f.legend(figure, [axes])
         return f.save(figure, stem, ("png",))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,51 +1,241 @@
-"""A training run of a language model, in one or several sessions.
+"""A training run of a language model: what it is made of, and what is measured of it."""
 
-The step, checkpoints, clock, journal and processes are those of the Long Range Arena.
-"""
-
-import time
-from contextlib import nullcontext
+import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from experiments.lm.prepare import explained_memory, read_corpus
-from experiments.lm.result import summary
-from experiments.lm.session import Session
-from experiments.lm.settings import Settings, refuse_memory
-from experiments.lra.result import read_result, refuse_other_settings
-from experiments.training import state as checkpoint
-from experiments.training.device import reset_memory, same_bits
-from experiments.training.distributed import join
-from experiments.training.journal import Progress
-from experiments.training.step import micro_batches
+import torch
+from torch import Tensor, nn
+
+from experiments.common.devices import device_name, free_memory
+from experiments.lm.attention import resolve
+from experiments.lm.model import LanguageModel, shares
+from experiments.lm.settings import LAYERS, NEXT, Settings
+from experiments.lm.tokens import Codec, Corpus, load_corpus, refuse_vocabulary
+from experiments.lm.windows import MaskedTokens, Windows, next_token, refuse_short
+from experiments.training import train as loop
+from experiments.training.device import DTYPES, MIB, autocast
+from experiments.training.distributed import Group
+from experiments.training.evaluate import Evaluator, Objective
+from experiments.training.run_file import duration, read_journal
+from experiments.training.step import Trainer
+
+SAVE_EVERY = 100  # steps, at which a checkpoint is considered if checkpoint_every is not given
+LAST = 100  # steps whose mean loss is the training loss of a result
 
 
-def train(settings: Settings, command: str = "", begun: float | None = None) -> dict[str, Any]:
-    """Trains until the last step or the time limit; returns the result.
+def train(settings: Settings, command: str = "") -> dict[str, Any]:
+    """Train a run; return the content of run.json. Raises as `loop.train`."""
+    return loop.train(settings, Language, command)
 
-    The same settings continue from the last checkpoint. A complete run is not trained again.
 
-    Args:
-        begun: when the time of `minutes` began (time.monotonic); None: now.
+class Language:
+    """A language model on its text, as the training loop takes it."""
 
-    Raises:
-        ValueError: the data are missing, too short or of another vocabulary, the context does not
-            fit the memory, or the loss is not finite.
-        Interrupted: a signal stopped the run after its checkpoint was written.
-    """
-    begun = time.monotonic() if begun is None else begun
-    group = join(settings.device)
-    progress = Progress(group.leads)
-    micro_batches(settings, group)  # type: ignore[arg-type]
-    result = read_result(settings.folder)
-    refuse_other_settings(settings)  # type: ignore[arg-type]
-    if result is not None and result["complete"]:
-        progress.say(
-            f"{settings.folder} is complete since {result['date'][:16]}: {summary(result)}"
+    pause = 120.0
+    scored = False
+
+    def __init__(self, settings: Settings, group: Group):
+        self.settings, self.group = settings, group
+        refuse_memory(settings, group)
+        self.corpus = corpus = group.in_turn(lambda: read_corpus(settings))
+        self.data, self.source = corpus.digest, f"text of {settings.data}"
+        self.task = {
+            "name": corpus.name,
+            "tokenizer": corpus.tokenizer,
+            "vocab": corpus.vocab,
+            "train_tokens": len(corpus.train),
+            "bytes_per_token": corpus.bytes_per_token,
+            "manifest": corpus.manifest,
+        }
+        self.unit = f"windows of {settings.context} tokens"
+        self.tokens = settings.batch * settings.context
+        self.save_every = settings.checkpoint_every or min(settings.eval_every, SAVE_EVERY)
+        self.dtype = DTYPES[settings.precision or "fp32"]
+        self.positions: list[float] = []  # the loss at every position of a window
+
+    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
+        self.model, self.objective = make_model(self.settings, self.corpus)
+        return self.model, "fresh weights"
+
+    def about(self) -> dict[str, Any]:
+        names = ("model", "objective", "context", "tokenizer")
+        return {name: getattr(self.settings, name) for name in names} | {"data": self.data}
+
+    def masks(self) -> dict[str, Any]:
+        density, pairs = shares(self.model)
+        mask = resolve(self.settings.mask, causal=self.settings.objective == NEXT)
+        return {"mask": None if mask is None else str(mask), "density": density, "pairs": pairs}
+
+    def train_split(self) -> Windows:
+        return Windows(self.corpus.train, self.settings.context, self.group.device)
+
+    def prepare(self, trainer: Trainer) -> None:
+        self.trainer, settings = trainer, self.settings
+        if trainer.step < settings.steps:
+            by_layer = self.model.by_layer if settings.compile == LAYERS else None
+            trainer.prepare(
+                compile=bool(settings.compile), graph=bool(settings.graph), parts=by_layer
+            )
+        count = settings.val_tokens // settings.context
+        self.windows = Windows(self.corpus.val, settings.context, self.group.device, count)
+        self.validation = Evaluator(
+            trainer.model,
+            self.windows,
+            self.objective,
+            self.group,
+            batch=settings.micro_batch or settings.batch,
+            dtype=self.dtype,
         )
-        return result
-    refuse_memory(settings, group.device, group.world)
-    corpus = read_corpus(settings, group)
-    reset_memory(group.device)
-    lock = checkpoint.locked(settings.folder) if group.leads else nullcontext()
-    with lock, same_bits(settings.deterministic), explained_memory(settings):
-        return Session(settings, group, corpus, progress, begun, command).run()
+        if trainer.captured and settings.eval_every < settings.steps:
+            self.validation.prepare(trainer.pool)
+
+    def validate(self, last: bool) -> dict[str, float]:
+        if last and self.settings.objective == NEXT:
+            self.positions = self._by_position()
+            return {"loss": fmean(self.positions)}
+        return {"loss": self.validation()["loss"]}
+
+    def score(self, found: dict[str, float]) -> None:
+        return None
+
+    def good_enough(self, found: dict[str, float] | None) -> bool:
+        return False
+
+    def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
+        settings = self.settings
+        if validated is None or (settings.objective == NEXT and not self.positions):
+            validated = self.validate(last=True)
+        lines = read_journal(settings.folder, "train") if self.group.leads else []
+        curve = [(line["step"], line["loss"]) for line in lines]
+        return {
+            "val_loss": validated["loss"],
+            "val_tokens": self.validation.examples * settings.context,
+            "train_loss": tail(curve, self.trainer.step),
+            "saved_mib": self._saved_mib(),
+            "positions": self.positions,
+            "curve": curve,
+        }
+
+    @torch.no_grad()
+    def _by_position(self) -> list[float]:
+        """Return the mean cross-entropy at every position of a window."""
+        device, model = self.group.device, self.trainer.model
+        sums = torch.zeros(self.windows.context, dtype=torch.float64, device=device)
+        size = self.settings.micro_batch or self.settings.batch
+        model.eval()
+        for rows in torch.arange(len(self.windows), device=device).split(size):
+            tokens, _, targets = self.windows.batch(rows)
+            with autocast(device, self.dtype):
+                sums += model(tokens, targets).double().sum(0)
+        model.train()
+        return (sums / len(self.windows)).tolist()
+
+    def _saved_mib(self) -> float | None:
+        """Return the MiB that a micro-batch keeps from forward to backward, without the weights.
+
+        Counted in the model that is not compiled, each storage once. None where it does not fit.
+        """
+        trainer = self.trainer
+        found: dict[int, tuple[int, Tensor]] = {}
+        own = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
+
+        def pack(tensor: Tensor) -> Tensor:
+            # detached, or the graph and its hook would hold each other for ever
+            storage, kept = tensor.untyped_storage(), tensor.detach()
+            if storage.data_ptr() not in own:
+                found[storage.data_ptr()] = (storage.nbytes(), kept)  # alive, so addresses differ
+            return kept
+
+        state = torch.get_rng_state()
+        size = self.settings.batch // self.group.world // trainer.parts
+        rows = torch.arange(size, device=trainer.device) % len(trainer.split)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                with autocast(trainer.device, self.dtype):
+                    loss, _, _ = trainer.objective(trainer.model, trainer.split.batch(rows), None)
+            total = sum(size for size, _ in found.values()) / MIB
+            del loss
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            torch.set_rng_state(state)
+        return total
+
+    @staticmethod
+    def summary(run: dict[str, Any]) -> str:
+        result = run["result"]
+        loss, train_loss = result["val_loss"], result["train_loss"]
+        trained = "" if train_loss is None else f", training {train_loss:.4f}"
+        return (
+            f"validation loss {loss:.4f} (perplexity {math.exp(loss):.2f}){trained}; "
+            f"{result['steps']} steps in {duration(result['seconds'])}, "
+            f"{result['ms_per_step']:.3g} ms a step"
+        )
+
+
+def make_model(settings: Settings, corpus: Corpus | Codec) -> tuple[LanguageModel, Objective]:
+    """Return the model of a run with fresh weights, on the CPU, and its objective."""
+    sizes = settings.sizes
+    ids = corpus.vocab or settings.vocab or sizes.vocab
+    masked = settings.objective != NEXT
+    model = LanguageModel(
+        sizes,
+        ids + masked,  # and the id that stands for a hidden token
+        settings.context,
+        settings.provider,
+        resolve(settings.mask, causal=not masked),
+        dropout=settings.dropout,
+        end=corpus.end if settings.packed else None,
+        positions=settings.positions,
+    )
+    return model, MaskedTokens(settings.mask_share, ids) if masked else next_token
+
+
+def read_corpus(settings: Settings) -> Corpus:
+    """Return the tokens of a run, checked."""
+    most = settings.max_mib and settings.max_mib * 2**20
+    corpus = load_corpus(
+        settings.data, settings.tokenizer, settings.cache_dir, pattern=settings.pattern, most=most
+    )
+    size = settings.vocab or settings.sizes.vocab
+    if not corpus.vocab and not size:
+        raise ValueError(f"data={settings.data} has ids without a tokenizer: give vocab=50257")
+    if settings.vocab or not corpus.vocab:
+        option = f"vocab={size}" if settings.vocab else f"of model={settings.model}"
+        refuse_vocabulary(corpus, size, option)
+    refuse_short(corpus.train, settings.context, f"{corpus.name}, for training,")
+    refuse_short(corpus.val, settings.context, f"{corpus.name}, for validation,")
+    return corpus
+
+
+def refuse_memory(settings: Settings, group: Group) -> None:
+    """Raise ValueError if the activations that a step must keep exceed the free memory.
+
+    Counts the least: the inputs of the matrix products, and the scores of standard attention.
+    """
+    sizes, n = settings.sizes, settings.context
+    size = min(settings.micro_batch or settings.batch, max(1, settings.batch // group.world))
+    wide = 2 if settings.precision == "bf16" else 4
+    least = size * sizes.layers * n * sizes.dim * 12 * wide
+    scores = size * sizes.layers * sizes.heads * n * n * wide
+    scores = scores if settings.provider == "standard" else 0
+    free = free_memory(group.device)
+    if least + scores > free:
+        why = f", {scores / 2**30:.3g} of them for scores of standard attention" if scores else ""
+        raise ValueError(
+            f"context={n} needs {(least + scores) / 2**30:.3g} GiB or more for {size} windows at "
+            f"a time{why}, and {device_name(group.device)} has {free / 2**30:.3g} GiB free: give a "
+            "smaller micro_batch or context" + (", or provider=sparse" if scores else "")
+        )
+
+
+def tail(curve: Sequence[tuple[int, float]], last: int) -> float | None:
+    """Return the mean training loss of the last `LAST` steps, as far as the means logged tell."""
+    before, total, steps = 0, 0.0, 0
+    for step, loss in curve:
+        if before >= max(0, last - LAST) or step == last:
+            total, steps = total + loss * (step - before), steps + step - before
+        before = step
+    return total / steps if steps else None

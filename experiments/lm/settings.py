@@ -1,88 +1,103 @@
 """The settings of a run of a language model, complete and checked."""
 
-import dataclasses
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import check_options, choose, flag_or_null
-from experiments.common.devices import find_device, free_memory
-from experiments.common.files import digest, read_yaml, reading
-from experiments.lm.attention import ATTENTIONS, resolve
-from experiments.lm.model import MODELS, POSITIONS, Sizes
-from experiments.lm.windows import MASKED, NEXT
-from experiments.training.optim import SCHEDULES
-from experiments.training.settings import PRECISIONS, check_training
-from sparseflash.select import Selector
+from experiments.common.config import choose, make, option, store
+from experiments.common.files import digest
+from experiments.training import run_file
+from experiments.training.settings import Training, given_keys, on_device
 
-COUNTS = {
-    **dict.fromkeys("context batch steps log_every eval_every val_tokens".split(), 1),
-    **dict.fromkeys("micro_batch checkpoint_every vocab max_mib".split(), 1),
-    **dict.fromkeys("seed warmup".split(), 0),
-}
-POSITIVE = "lr eps clip minutes"
-PATHS = "runs cache_dir"
-OPTIONAL = "micro_batch checkpoint_every vocab max_mib clip minutes"
-# What may change between sessions of a run, and does not change its result but by rounding.
-FREE = "device micro_batch eval_every checkpoint_every minutes compile graph".split()
-FREE += "deterministic runs cache_dir keep".split()
-# What two runs of a table may differ in beside the columns of their rows.
-RECIPE = "lr warmup schedule betas eps weight_decay clip dropout vocab mask_share val_tokens"
+NEXT, MASKED = OBJECTIVES = ("next", "masked")
+LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
+PROVIDERS = ("sparse", "standard", "sdpa")
+PLANS = ("same", "contexts", "masks", "equal_time")
 LAYERS = "layers"  # of compile: every block by itself
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One run; the fields are keys of conf/lm.yaml, with every default filled in."""
+class Sizes:
+    """The sizes of a model; `vocab` is at least that of the data."""
 
-    model: str
-    provider: str
-    mask: str | None
-    packed: bool
-    objective: str
-    mask_share: float
-    context: int
-    vocab: int | None
-    positions: str
-    data: str
-    tokenizer: str
-    pattern: str
-    max_mib: int | None
-    seed: int
-    batch: int  # windows of a step, of all processes together
-    micro_batch: int | None
-    steps: int
-    warmup: int
-    lr: float
-    schedule: str
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    clip: float | None
-    dropout: float
-    log_every: int
-    eval_every: int
-    val_tokens: int
-    checkpoint_every: int | None
-    minutes: float | None
-    precision: str
-    compile: bool | str
-    graph: bool
-    device: str
-    keep: bool
-    name: str | None
-    runs: str
-    cache_dir: str
-    deterministic: bool = False  # not in the files of older runs
+    layers: int
+    dim: int
+    heads: int
+    vocab: int = 0
+    causal: bool = True
+
+
+MODELS = {
+    "tiny": Sizes(2, 128, 4),
+    "small": Sizes(4, 256, 4),
+    "gpt2": Sizes(12, 768, 12, 50_257),
+    "gpt2-medium": Sizes(24, 1024, 16, 50_257),
+    "bert-tiny": Sizes(2, 128, 4, causal=False),
+    "bert": Sizes(12, 768, 12, 30_522, causal=False),
+}
+
+
+@dataclass
+class Settings(Training):
+    """One run. Its folder is RUNS/MODEL-PROVIDER[-MASK]-CONTEXT-DIGEST/seedSEED."""
+
+    model: str = option("gpt2", "sizes", choices=MODELS)
+    provider: str = option("sparse", "of attention", choices=PROVIDERS)
+    mask: str | None = option(None, "text, such as moba(64,3); made causal for a decoder")
+    packed: bool = option(False, "true: a token attends to its own document only")
+    objective: str | None = option(None, "null: masked for bert", choices=OBJECTIVES)
+    mask_share: float = option(
+        0.15, "of the tokens, which objective=masked hides", least=0, below=1
+    )
+    context: int = option(1024, "tokens of a window", least=1)
+    vocab: int | None = option(None, "ids of the embedding; null: of the model or data", least=1)
+    positions: str = option(LEARNED, "of tokens", choices=POSITIONS)
+    dropout: float = option(0.0, "probability, in training", least=0, below=1)
+
+    data: str = option("stdlib", "stdlib | packages | a folder of text, aclImdb or nanoGPT's bins")
+    tokenizer: str = option("bytes", "bytes | bpe:SIZE (needs the package tokenizers)")
+    pattern: str = option("*", "names of the files of a folder")
+    max_mib: int | None = option(None, "of text", least=1)
+
+    batch: int = option(64, "windows of a step, of all processes together", least=1)
+    lr: float = option(6e-4, "peak learning rate", above=0)
+    betas: list[float] = option([0.9, 0.95], "of AdamW", least=0, below=1)
+    weight_decay: float = option(0.1, "of AdamW", least=0)
+    clip: float | None = option(1.0, "of the norm of the gradient; null: none", above=0)
+    compile: Any = option(
+        None, "torch.compile: true | layers (one for all blocks) | false; null: on a GPU", free=True
+    )
+    log_every: int = option(10, "steps between lines of the journal", least=1)
+    eval_every: int = option(100, "steps between validations", least=1, free=True)
+    val_tokens: int = option(2**20, "of the validation text", least=1)
+    runs: str = option("runs/lm", "folder of all runs", free=True)
+
+    plan: str | None = option(None, "the comparison that the run is part of", choices=PLANS)
+    case: str | None = option(None, "what the table of the plan calls it")
+
+    def __post_init__(self) -> None:
+        from experiments.lm.attention import resolve  # imports torch
+        from sparseflash.select import Selector
+
+        super().__post_init__()
+        choose("compile", self.compile, ("True", "False", LAYERS))
+        if not self.steps:
+            raise ValueError("steps=0: give a number at least 1")
+        if self.val_tokens < self.context:
+            raise ValueError(f"val_tokens={self.val_tokens}: give {self.context} (context) or more")
+        if self.packed and self.objective == MASKED:
+            raise ValueError("packed=true: documents are packed for objective=next only")
+        mask = resolve(self.mask, causal=self.sizes.causal)
+        if isinstance(mask, Selector) and (self.provider != "sparse" or self.packed):
+            raise ValueError(f"mask={self.mask} needs provider=sparse and packed=false")
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the model, with the vocabulary of `vocab` where it is given."""
         sizes = MODELS[self.model]
-        causal = self.objective == NEXT
-        return dataclasses.replace(sizes, vocab=self.vocab or sizes.vocab, causal=causal)
+        return replace(sizes, vocab=self.vocab or sizes.vocab, causal=self.objective == NEXT)
 
     @property
     def folder(self) -> Path:
@@ -92,106 +107,51 @@ class Settings:
         own = digest({k: v for k, v in self.identity().items() if k != "seed"})[:6]
         return Path(self.runs, f"{text[:80]}-{own}", f"seed{self.seed}")
 
-    def values(self) -> dict[str, Any]:
-        """All settings as plain values."""
-        return dataclasses.asdict(self) | {"betas": list(self.betas)}
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that the result depends on, as plain values."""
-        return {name: value for name, value in self.values().items() if name not in FREE}
+@dataclass
+class LmOptions(Settings):
+    """The options of experiments.lm: settings, and what changes on a CPU."""
 
-    @property
-    def recipe(self) -> str:
-        """The settings that no other column of a row has, as options."""
-        return " ".join(f"{name}={self.values()[name]}" for name in RECIPE.split())
+    small: dict[str, Any] = option({})
+
+    def __post_init__(self) -> None:
+        pass  # `make_settings` checks what is complete
 
 
-FIELDS = [field.name for field in dataclasses.fields(Settings)]
+store("lm", LmOptions)
 
 
-def make_settings(options: Mapping[str, Any]) -> Settings:
-    """The settings of the keys of conf/lm.yaml. Raises ValueError for a value out of range."""
-    values = {name: options[name] for name in FIELDS}
-    device = find_device(values["device"])
-    on_gpu = device.type == "cuda"
-    values["device"] = str(device)
-    small = {} if on_gpu else options["small"]
-    full = options["full"]
-    for name in full:  # sizes that go by the device where none are given
-        if values[name] is None:
-            values[name] = small.get(name, full[name])
-    choose("model", values["model"], MODELS)
+def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Settings:
+    """Return the settings of the keys of conf/lm.yaml.
+
+    given: the overrides of the command line, which scale=small leaves alone.
+    Raises ValueError for a value out of range.
+    """
+    values = dict(options)
+    on_device(values, values.pop("small"), given_keys(given))
     if values["objective"] is None:
+        choose("model", values["model"], MODELS)
         values["objective"] = NEXT if MODELS[values["model"]].causal else MASKED
-    if values["precision"] is None:
-        values["precision"] = "bf16" if on_gpu else "fp32"
-    for name in ("compile", "graph"):
-        others = [LAYERS] if name == "compile" else []
-        flag_or_null(name, values[name], *others)
-        values[name] = on_gpu and (True if values[name] is None else values[name])
     if values["packed"]:  # the host makes the blocks of each batch
         values["compile"] = values["graph"] = False
     if str(values["mask"]).startswith("moba"):  # torch.compile traces no selectors
         values["compile"] = False
-    for name in ("mask", "name", "data", "tokenizer", "pattern"):
-        values[name] = None if values[name] is None else str(values[name])
-    _check(values)
-    values["betas"] = tuple(values["betas"])
-    settings = Settings(**values)
-    mask = resolve(settings.mask, causal=settings.sizes.causal)
-    if isinstance(mask, Selector) and (settings.provider != "sparse" or settings.packed):
-        raise ValueError(f"mask={settings.mask} needs provider=sparse and packed=false")
+    settings = make(Settings, values)
+    if settings.plan == "equal_time":
+        return replace(settings, steps=_steps_in_time(settings))
     return settings
 
 
-def read_settings(path: Path) -> Settings:
-    """The settings of a run from its config.yaml. Raises ValueError if it cannot be read."""
-    remedy = "give the folder of a run of experiments.lm"
-    values = read_yaml(path, remedy)
-    with reading(path, remedy):
-        values["betas"] = tuple(values["betas"])
-        settings = Settings(**values)
-        _check(values)
-        return settings
-
-
-def _check(values: dict[str, Any]) -> None:
-    choices = {
-        "provider": ATTENTIONS,
-        "objective": (NEXT, MASKED),
-        "positions": POSITIONS,
-        "schedule": SCHEDULES,
-        "precision": PRECISIONS,
-    }
-    kinds = {"least": COUNTS, "positive": POSITIVE, "paths": PATHS, "choices": choices}
-    check_options(values, optional=OPTIONAL, **kinds)
-    check_training(values)
-    flag_or_null("deterministic", values["deterministic"])
-    for name in ("mask_share", "dropout"):
-        share = values[name]
-        if not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ValueError(f"{name}={share!r}: give a share between 0 and 1")
-    if values["packed"] and values["objective"] == MASKED:
-        raise ValueError("packed=true: documents are packed for objective=next only")
-
-
-def refuse_memory(settings: Settings, device: Any, world: int) -> None:
-    """Raises ValueError if the activations that a step must keep exceed the free memory.
-
-    Counts the least: the inputs of the matrix products, and the scores of standard attention.
-    """
-    sizes, n = settings.sizes, settings.context
-    size = min(settings.micro_batch or settings.batch, max(1, settings.batch // world))
-    wide = 2 if settings.precision == "bf16" else 4
-    least = size * sizes.layers * n * sizes.dim * 12 * wide
-    scores = 0
-    if settings.provider == "standard":
-        scores = size * sizes.layers * sizes.heads * n * n * wide
-    free = free_memory(device)
-    if least + scores > free:
-        why = f", {scores / 2**30:.3g} of them for scores of standard attention" if scores else ""
-        raise ValueError(
-            f"context={n} needs {(least + scores) / 2**30:.3g} GiB or more for {size} windows at "
-            f"a time{why}, and {free / 2**30:.3g} GiB are free: give a smaller micro_batch or "
-            "context" + (", or provider=sparse" if scores else "")
-        )
+def _steps_in_time(settings: Settings) -> int:
+    """Return as many steps as take the time of the dense run of plan=masks, at the own speed."""
+    own = replace(settings, plan="masks")
+    ms = []
+    for run in (replace(own, mask="dense", case="dense"), own):
+        found = run_file.read(run.folder)
+        if found is None or not found["complete"]:
+            raise ValueError(
+                f"plan=equal_time needs the time of a step of {run.case!r}: run plan=masks first, "
+                f"with the same options ({run.folder} is not complete)"
+            )
+        ms.append(found["result"]["ms_per_step"])
+    return max(1, round(settings.steps * ms[0] / ms[1]))

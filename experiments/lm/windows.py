@@ -1,7 +1,6 @@
 """Windows of a corpus on the device, and what a model learns from one."""
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from experiments.training.evaluate import Sums
 
-NEXT, MASKED = "next", "masked"
 SHARES = (0.8, 0.9)  # BERT: 80 % of the hidden tokens are masked, 10 % random, 10 % as they were
 
 
@@ -35,19 +33,22 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def bytes(self) -> int:
+        return self.ids.numel() * self.ids.element_size()
+
     def batch(self, rows: Tensor) -> tuple[Tensor, None, Tensor]:
         """Tokens and the token after each, int64 (rows, context), of the windows `rows`."""
         found = self.ids[(rows * self.context)[:, None] + self._places].long() & 0xFFFF
         return found[:, :-1], None, found[:, 1:]
 
 
-def refuse_short(ids: np.ndarray, context: int, windows: int, name: str) -> None:
-    """Raises ValueError unless the tokens have this many windows."""
-    needed = windows * context + 1
-    if len(ids) < needed:
+def refuse_short(ids: np.ndarray, context: int, name: str) -> None:
+    """Raise ValueError unless the tokens have a window."""
+    if len(ids) <= context:
         raise ValueError(
-            f"{name} has {len(ids)} tokens, and {windows} windows of context={context} need "
-            f"{needed}: give more text, or a shorter context"
+            f"{name} has {len(ids)} tokens, and a window of context={context} needs {context + 1}: "
+            "give more text, or a shorter context"
         )
 
 
@@ -78,9 +79,6 @@ class MaskedTokens:
         shown = torch.where(draw < SHARES[1], other, targets)
         shown = torch.where(draw < SHARES[0], self.mask_id, shown)
         return _sums(model(tokens.scatter(1, places, shown), targets, places), weights)
-
-
-Objective = Callable[[nn.Module, tuple, Tensor | None], Sums]
 
 
 def _sums(losses: Tensor, weights: Tensor | None) -> Sums:

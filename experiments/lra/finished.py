@@ -1,61 +1,36 @@
-"""A finished run: its settings, its best weights, and their accuracy on a split of its task."""
+"""A finished run: its best weights, and their accuracy on a split of its task."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.common.checks import choose
-from experiments.common.records import Row
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.objectives import objective_of
-from experiments.lra.result import SOURCES
-from experiments.lra.settings import CONFIG, Settings, read_settings
+from experiments.lra.settings import Settings
 from experiments.lra.tasks.load import load_task
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Task
 from experiments.lra.weights import make_model, mask_of, refuse_other_pairs
 from experiments.training.data import DeviceSplit
-from experiments.training.device import lacks_memory
+from experiments.training.device import DTYPES, lacks_memory
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Evaluator
-from experiments.training.settings import PRECISIONS
+from experiments.training.run_file import read_settings
 from experiments.training.state import WEIGHTS, load_weights, refuse_shapes, weights_file
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
 REMEDY = "give the folder of a finished run"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccuracyRow(Row):
-    """The accuracy of the best weights of a run on one split."""
-
-    run: str
-    task: str
-    data: str  # official, generated, ...
-    attention: str
-    split: str
-    examples: int
-    step: int  # of the weights
-    accuracy: float
-    standard_error: float  # for examples drawn independently
-    loss: float
-
-    WHAT = ("run", "data", "split", "examples", "step")
-    SOURCES = SOURCES
-    COMMAND = "python -m experiments.evaluate run=FOLDER csv=FILE"
-
-
 def run_settings(folder: Path) -> Settings:
-    """The settings of the run in a folder. Raises ValueError if it holds none."""
-    if not (folder / CONFIG).exists():
-        raise ValueError(f"run={folder}: no {CONFIG} there; {REMEDY}")
-    return read_settings(folder / CONFIG)
+    """Return the settings of the run in a folder. Raises ValueError if it holds none."""
+    return read_settings(folder, Settings)
 
 
 def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier, int]:
-    """The model of a run with its best weights, on the CPU, and their step.
+    """Return the model of a run with its best weights, on the CPU, and their step.
 
     Raises:
         ValueError: there are no weights, the file is damaged, its shapes do not fit the model, or
@@ -66,7 +41,7 @@ def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier
         raise ValueError(f"run={folder}: no {WEIGHTS} there; {REMEDY}")
     weights, step, about = load_weights(found, REMEDY)
     model = make_model(settings, task)
-    refuse_shapes(found, weights, model.state_dict(), f"{CONFIG} is of another model; {REMEDY}")
+    refuse_shapes(found, weights, model.state_dict(), f"run.json is of another model; {REMEDY}")
     refuse_other_pairs(found, about, model)
     model.load_state_dict(weights)
     return model, step
@@ -76,23 +51,21 @@ def evaluate_run(
     folder: Path,
     settings: Settings,
     device: torch.device,
-    command: str,
     *,
     split: str = "test",
     examples: int | None = None,
     batch: int | None = None,
-) -> AccuracyRow:
-    """The accuracy of the best weights of a run, for a row that `command` makes.
+) -> dict[str, Any]:
+    """Return the accuracy of the best weights of a run, as the fields of a row.
 
     Args:
-        settings: of the run (`run_settings`), or with another task or other folders of data.
+        settings: of the run, or with another task or other folders of data.
         examples: how many are drawn from the split; None: all of them.
         batch: examples at a time; None: as in the run, and fewer on a CPU.
 
     Raises:
         ValueError: data or weights are missing or broken, or a batch needs too much memory.
     """
-    choose("split", split, SPLITS)
     task = load_task(**_data(settings, split, examples))
     model, step = load_model(folder, settings, task)
     mask, density = mask_of(model, settings)
@@ -106,7 +79,7 @@ def evaluate_run(
         objective_of(settings),
         Group(0, 1, device),
         batch=batch,
-        dtype=PRECISIONS[settings.precision] if on_gpu else torch.float32,
+        dtype=DTYPES[settings.precision or "fp32"] if on_gpu else torch.float32,
         examples=examples,
     )
     try:
@@ -116,32 +89,30 @@ def evaluate_run(
             raise
         raise ValueError(f"batch={batch} needs too much memory: give a smaller one") from error
     accuracy, count = means["accuracy"], evaluator.examples
-    return AccuracyRow(
-        run=str(folder),
-        task=task.name,
-        data=task.source,
-        attention=settings.attention["name"],
-        split=split,
-        examples=count,
-        step=step,
-        accuracy=accuracy,
-        standard_error=math.sqrt(accuracy * (1 - accuracy) / count),
-        loss=means["loss"],
-        mask=mask or "",
-        density=density,
-        **AccuracyRow.origin(str(device), command),
-    )
+    return {
+        "run": str(folder),
+        "task": task.name,
+        "data": task.source,
+        "attention": settings.attention["name"],
+        "mask": mask,
+        "density": density,
+        "split": split,
+        "examples": count,
+        "step": step,
+        "accuracy": accuracy,
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / count),
+        "loss": means["loss"],
+    }
 
 
-def with_data(settings: Settings, **changes: Any) -> Settings:
-    """Settings with other data: `data_dir`, `cache_dir`, or `generate` of the task."""
-    generate = changes.pop("generate", None)
+def with_data(settings: Settings, *, generate: bool | None = None, **places: Any) -> Settings:
+    """Return settings with other data: `data_dir`, `cache_dir`, or `generate` of the task."""
     task = settings.task | ({} if generate is None else {"generate": generate})
-    return replace(settings, task=task, **{k: v for k, v in changes.items() if v is not None})
+    return replace(settings, task=task, **{k: v for k, v in places.items() if v is not None})
 
 
 def _data(settings: Settings, split: str, examples: int | None) -> dict[str, Any]:
-    """The arguments of `load_task`. Of generated images only those of one split are made."""
+    """Return the arguments of `load_task`. Of generated images only those of one split are made."""
     data = settings.data()
     if data["name"] in PATHFINDER and data.get("generate"):
         sizes: dict[str, int] = dict(zip(SPLITS, data["examples"], strict=True))

@@ -18,6 +18,7 @@ from typing import Any
 from experiments.common.files import read_json_lines, reading, write_whole
 from experiments.lra.result import RESULT, read_result
 from experiments.lra.runs import STARTS, Run
+from experiments.training import run_file
 from experiments.training.journal import JOURNAL, rounded
 
 POINTS = 200  # of a training curve in an archive
@@ -67,6 +68,13 @@ def read_run(folder: Path) -> Run | None:
     journal = folder / JOURNAL
     lines = read_json_lines(journal, REMEDY, cut=True) if journal.exists() else []
     result = read_result(folder) or {}
+    run = result.get("run") or run_file.read(folder)
+    result = {key: value for key, value in result.items() if key != "run"}
+    if run is not None:  # the settings were in the first line of a journal
+        config = run["settings"] | {"attention": run["settings"]["attention"]}
+        start = {"config": config} | {k: run[k] for k in ("mask", "density", "params", "task")}
+        sessions = [{"kind": "start", **start, **session} for session in run["sessions"]]
+        lines = [*sessions, *(line for line in lines if line["kind"] not in STARTS)]
     with reading(folder, REMEDY, "does not hold the journal and the result of a run"):
         if any({"kind", "step"} - line.keys() for line in lines):
             raise KeyError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.models.positions import upsample_axis, upsample_positions
-from experiments.lra.settings import Settings, model_sizes
+from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import Task, pixel_order
 from experiments.training import state as checkpoint
 from masks import BlockMask
@@ -25,7 +25,7 @@ def make_model(settings: Settings, task: Task) -> Classifier:
     """The classifier of a run on a task, with fresh weights, in float32 on the CPU."""
     order = None if task.grid is None else pixel_order(task.grid, _order(settings))
     shape = (task.vocab, task.length, task.classes, task.pair, task.grid)
-    return Classifier(*shape, model_sizes(settings), settings.attention, order)
+    return Classifier(*shape, settings.sizes, settings.kind(), order)
 
 
 def _order(settings: Settings) -> str:
@@ -71,7 +71,7 @@ def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
         "grid": None if task.grid is None else list(task.grid),
         "order": _order(settings),
         "pretrain": settings.pretrain,
-        "causal": model_sizes(settings).causal,
+        "causal": settings.model.causal,
         "pairs": mask_digest(model),
     }
 
@@ -109,6 +109,8 @@ def start_from(
         raise ValueError(f"init_from={folder}: no weights there; give the folder of a run")
     remedy = "init_from= takes the folder of a run, or its weights; give another one"
     weights, step, there = checkpoint.load_weights(path, remedy)
+    if "order" not in there:
+        raise ValueError(f"init_from={folder}: these are not the weights of a classifier")
     if (causal := there.get("causal", False)) != here["causal"]:
         raise ValueError(f"init_from={folder}: give model.causal={str(causal).lower()}, as there")
     buffers = {name for name, _ in model.named_buffers()}

@@ -29,16 +29,12 @@ class Clock:
     def seconds(self) -> float:
         return self.before + time.monotonic() - self._begun
 
-    def resume(self, seconds: float, training: float) -> None:
-        """Continues from an earlier session."""
-        self.before, self.training = seconds, training
-
     def start(self) -> None:
-        """Starts to count training time."""
+        """Start to count training time."""
         self._lap = time.monotonic()
 
     def stop(self) -> None:
-        """Stops counting training time, after the GPU has finished its steps."""
+        """Stop counting training time, after the GPU has finished its steps."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.monotonic()
@@ -48,13 +44,13 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Does not count the time in this block as training."""
+        """Do not count the time in this block as training."""
         self.stop()
         yield
         self.start()
 
     def window(self) -> float:
-        """Seconds in training steps since the last call."""
+        """Return the seconds in training steps since the last call."""
         self.stop()
         window, self._window = self._window, 0.0
         return max(window, 1e-9)
@@ -73,13 +69,12 @@ class Stop:
 
     Catches these signals inside its `with` block, except those that the process ignores, as with
     nohup. A second signal has its usual effect, but a second SIGHUP has none, since a lost terminal
-    may send several. What went to that terminal goes nowhere from then on.
+    may send several; what goes to that terminal is dropped from then on.
     """
 
     def __init__(self, minutes: float | None, begun: float):
         self._deadline = None if minutes is None else begun + 60 * minutes
         self._signal: str | None = None
-        self._before: dict[int, object] = {}
 
     @property
     def reason(self) -> str | None:
@@ -90,20 +85,18 @@ class Stop:
     def __enter__(self) -> "Stop":
         heard = (n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN)
         self._before = {number: signal.signal(number, self._take) for number in heard}
-        self._terminal = [
-            file.fileno() for file in (sys.__stdout__, sys.__stderr__) if file and file.isatty()
-        ]
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
         again = self._before[number]
         if number == signal.SIGHUP:
             again = signal.SIG_IGN
-            for descriptor in self._terminal:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        signal.signal(number, again)  # type: ignore[arg-type]
+            for file in (sys.__stdout__, sys.__stderr__):
+                if file and file.isatty():
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        signal.signal(number, again)

@@ -65,6 +65,11 @@ class Order:
         return self._kept
 
 
+def seed_everything(*numbers: int) -> None:
+    """Seed torch's random streams, by the seed of a run and the rank of a process."""
+    torch.manual_seed(stream(*numbers))
+
+
 def stream(*numbers: int) -> int:
     """A seed of 63 bits for these numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 MIB = 2**20
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by the name of the precision
 WARM_UP = 3  # calls of a body before it is captured
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """A context that computes in bfloat16 if that is `dtype`, and changes nothing otherwise."""
+    """Return a context that computes in bfloat16 if that is `dtype`, else as before."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
@@ -24,7 +25,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's random generators, on the CPU and on the device."""
+    """Return the state of torch's random generators, on the CPU and on the device."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -32,7 +33,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restores a state that `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
@@ -40,7 +41,7 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
-    """Inside, sums have a fixed order in torch, in compiled code and in sparseflash, if `wanted`.
+    """Give sums a fixed order in torch, in compiled code and in sparseflash, if `wanted`.
 
     Then an operator that has no such order raises RuntimeError, which names it.
     """
@@ -63,14 +64,14 @@ def same_bits(wanted: bool) -> Iterator[None]:
 
 
 def peak_mib(device: torch.device) -> float:
-    """The peak memory of the device, data included; on a CPU, that of the whole process."""
+    """Return the peak memory of the device, data included; on a CPU, that of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def reset_memory(device: torch.device) -> None:
-    """Frees what an earlier run of this process left on a GPU, and resets the peak."""
+    """Free what an earlier run of this process left on a GPU, and reset the peak."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -78,7 +79,7 @@ def reset_memory(device: torch.device) -> None:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that there is too little memory."""
+    """Return whether an error says that there is too little memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # GPU libraries use their own words, such as CUBLAS_STATUS_ALLOC_FAILED.
@@ -90,7 +91,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def warm_up(body: Callable[[], None], device: torch.device) -> bool:
-    """Runs the body so that kernels are compiled and caches filled.
+    """Run the body so that kernels are compiled and caches filled.
 
     Returns whether a CUDA graph can hold it: not on a CPU, nor if it waits for the GPU.
     """
@@ -119,7 +120,7 @@ def warm_up(body: Callable[[], None], device: torch.device) -> bool:
 
 
 def capture(body: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
-    """The CUDA graph of a body that has run before.
+    """Return the CUDA graph of a body that has run before.
 
     Graphs of one `pool` share memory, so no graph may read what another one left there.
     """

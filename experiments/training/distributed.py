@@ -1,13 +1,16 @@
 """The processes that torchrun starts. Each takes a part of every batch."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # for data that rank 0 makes while the others wait
 
 
@@ -24,13 +27,13 @@ class Group:
         return self.rank == 0
 
     def mean_(self, tensor: Tensor) -> None:
-        """The mean over all processes, in place."""
+        """Replace a tensor by its mean over all processes."""
         if self.world > 1:
             dist.all_reduce(tensor)
             tensor.div_(self.world)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         if self.world == 1:
             return tensor
         total = tensor.clone()
@@ -38,13 +41,13 @@ class Group:
         return total
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in at least one process."""
+        """Return whether the flag is set in at least one process."""
         if self.world == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def gather(self, value: object) -> list[object]:
-        """The value of every process, in rank 0; elsewhere an empty list."""
+        """Return the value of every process, in rank 0; elsewhere an empty list."""
         if self.world == 1:
             return [value]
         found: list[object] = [None] * self.world if self.leads else []
@@ -52,18 +55,27 @@ class Group:
         return found
 
     def wait(self) -> None:
-        """Returns once every process has called it."""
+        """Return once every process has called it."""
         if self.world > 1:
             self.sum(torch.zeros(1, device=self.device)).item()
 
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """Return what `make` does, which the first process calls before the others."""
+        if not self.leads:
+            self.wait()
+        made = make()
+        if self.leads:
+            self.wait()
+        return made
+
     def part(self, batch: int) -> slice:
-        """The slice of a batch that belongs to this process."""
+        """Return the slice of a batch that belongs to this process."""
         size = batch // self.world
         return slice(self.rank * size, (self.rank + 1) * size)
 
 
 def join(device: str) -> Group:
-    """The group that torchrun's environment describes; one process without it."""
+    """Return the group that torchrun's environment describes; one process without it."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Group(0, 1, torch.device(device))
@@ -89,6 +101,6 @@ def join(device: str) -> Group:
 
 
 def leave() -> None:
-    """Ends the group of `join`."""
+    """End the group of `join`."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -107,10 +107,10 @@ def _constant(s: int, w: int, n: int) -> float:
     return min(1.0, (s + 1) / max(1, w))
 
 
-SCHEDULES = {"onecycle": _onecycle, "cosine": _cosine, "rsqrt": _rsqrt, "constant": _constant}
+FACTORS = {"onecycle": _onecycle, "cosine": _cosine, "rsqrt": _rsqrt, "constant": _constant}
 
 
 def learning_rates(schedule: str, lr: float, warmup: int, steps: int) -> Tensor:
     """The learning rate of every step, float32 (steps,)."""
-    factors: Iterable[float] = (SCHEDULES[schedule](s, warmup, steps) for s in range(steps))
+    factors: Iterable[float] = (FACTORS[schedule](s, warmup, steps) for s in range(steps))
     return torch.tensor([lr * factor for factor in factors], dtype=torch.float32)

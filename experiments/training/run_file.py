@@ -3,16 +3,16 @@
 The folder of a run holds
 
 - `run.json`: what this page describes; written at the start, completed at the end.
-- `journal.jsonl`: a JSON object a line as the run goes, {"kind", "step", ...}: `train` lines
-  (loss, accuracy, grad_norm, grad_norm_max, epoch, lr, seconds, tokens_per_s, memory_mib), `val`
-  and `test` lines (loss, accuracy, seconds), and `start`, `resume`, `end`, which say when.
+- `journal.jsonl`: a JSON object a line as the run goes, {"kind", "step", "seconds", ...}: `train`
+  lines (loss, accuracy, grad_norm, grad_norm_max, epoch, lr, tokens_per_s, memory_mib), `val` and
+  `test` lines (loss, accuracy), and `start`, `resume` and `end`.
 - `checkpoint.pt`: from where the same command continues.
 - `weights.pt`: the best weights (of a language model the last ones), once the run has ended.
 
 `run.json` has these keys. Floats have six digits.
 
-- `settings`: all settings, with every default filled in. Those in `FREE` may differ between
-  sessions; here are those of the newest.
+- `settings`: all settings, with every default filled in. Those that change no result, such as
+  `micro_batch`, may differ between sessions; here are those of the newest.
 - `scaled`: {key: [recipe, small]}, what `scale=small` changed; {} otherwise.
 - `task`: of classifiers `name`, `source`, `length`, `classes`, `baselines`, `examples` (train, val,
   test) and perhaps `manifest`; of language models `name`, `tokenizer`, `vocab`, `train_tokens`,
@@ -24,30 +24,37 @@ The folder of a run holds
   allowed pairs / those of the dense mask.
 - `sessions`: an entry for each start and resumption: `date`, `step`, `device`, `processes`,
   `versions` (torch, triton, source, commit, dropout, dropout_hidden), `command`, `compiled`,
-  `captured`, `started` (from what).
+  `captured`, `started` (from which weights).
 - `complete`: whether all steps were taken, or `stop_at` was reached.
 - `reason`: why steps are left: "minutes", or the name of a signal; null otherwise.
-- `result`: null until the weights were tested, then
-  of a classifier `accuracy`, `loss` (of the test split), `val_accuracy`, `best_step`, `steps`,
-  `seconds`, `ms_per_step`, `memory_mib`, `data_mib`, `correct` (a bit for each test example, null
-  for self-pretraining) and `date`;
-  of a language model `val_loss`, `train_loss`, `val_tokens`, `positions` (the loss at every
-  position of a window), `steps`, `seconds`, `ms_per_step`, `peak_mib`, `saved_mib` and `date`.
+- `result`: null until the weights were tested, then `steps`, `best_step`, `seconds`, `ms_per_step`,
+  `memory_mib`, `data_mib` and `date`;
+  of a classifier also `accuracy`, `loss` (of the test split), `val_accuracy` and `correct` (a bit
+  for each test example, null for self-pretraining);
+  of a language model `val_loss`, `val_tokens`, `train_loss`, `saved_mib`, `positions` (the loss at
+  every position of a window) and `curve` ([step, mean training loss since the one before]).
 
 An archive of runs (`*.jsonl`) has one run a line: `run.json` with two keys more, `run` (the name of
 its folder) and `curves` ({kind: {"step": [...], "loss": [...], ...}}, the lines of its journal).
 """
 
 import json
+import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from experiments.common.files import DamagedFile, read_json, write_text
+from experiments.common.config import make
+from experiments.common.files import DamagedFile, read_json, read_json_lines, reading, write_text
+from experiments.common.provenance import code_version
+from experiments.training.settings import Training
 
-RUN = "run.json"
-KEYS = "settings task data params sessions complete reason result".split()
+RUN, JOURNAL = "run.json", "journal.jsonl"
+KEYS = "settings task data params mask density sessions complete reason result".split()
 REMEDY = "delete it to recreate it"
+SOURCES = ("masks", "sparseflash", "experiments")  # the code that a result depends on
+S = TypeVar("S", bound=Training)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -65,9 +72,68 @@ def read(folder: Path) -> dict[str, Any] | None:
     return run
 
 
+def read_settings(folder: Path, kind: type[S]) -> S:
+    """Return the settings of the run in a folder. Raises ValueError if it holds none."""
+    run = read(folder)
+    if run is None:
+        raise ValueError(f"run={folder}: no {RUN} there; give the folder of a run")
+    with reading(folder / RUN, "give the folder of a run"):
+        return make(kind, run["settings"])
+
+
 def write(folder: Path, run: Mapping[str, Any]) -> None:
     """Write `run.json`, whole or not at all."""
-    write_text(folder / RUN, json.dumps(rounded(run), indent=1) + "\n", "runs")
+    found = {key: value if key == "settings" else rounded(value) for key, value in run.items()}
+    write_text(folder / RUN, json.dumps(found, indent=1) + "\n", "runs")
+
+
+def read_journal(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind in the journal, by step. A step that was taken twice counts once.
+
+    A killed run may leave half a last line.
+    """
+    path = folder / JOURNAL
+    lines = read_json_lines(path, "move it away", cut=True) if path.exists() else []
+    found = {line["step"]: line for line in lines if line["kind"] == kind}
+    return [found[step] for step in sorted(found)]
+
+
+def refuse_other_settings(folder: Path, old: Mapping[str, Any], settings: Training) -> None:
+    """Raise ValueError if the steps in the folder were taken with other settings (`old`).
+
+    A setting that older runs lack has its default there.
+    """
+    with reading(folder / RUN, f"move {folder}"):
+        before = make(type(settings), old).identity()
+    if found := differences(before, settings.identity()):
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(found)}): "
+            "give this one a folder of its own with name=, or delete that one"
+        )
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Return what differs between two sets of settings, such as "model.dim 64 -> 32"."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [
+            text
+            for key in {**old, **new}
+            for text in differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+        ]
+    return [] if old == new else [f"{name} {old} -> {new}"]
+
+
+@cache
+def versions() -> dict[str, Any]:
+    """Return what a result depends on beside the settings.
+
+    `dropout`: which probabilities a seed drops; `dropout_hidden`: which hidden states.
+    """
+    from experiments.lra.models import dropout as hidden
+    from sparseflash import dropout
+
+    found = code_version(SOURCES)
+    return found | {"dropout": dropout.VERSION, "dropout_hidden": hidden.VERSION}
 
 
 def rounded(values: Any) -> Any:
@@ -81,13 +147,70 @@ def rounded(values: Any) -> Any:
     return values
 
 
-def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Return what differs between two sets of settings, such as "model.dim 64 -> 32"."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = {**old, **new}
-        return [
-            text
-            for key in keys
-            for text in differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
-        ]
-    return [] if old == new else [f"{name} {old} -> {new}"]
+def duration(seconds: float) -> str:
+    """Return seconds as 1:02:03 or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Log:
+    """journal.jsonl, and the TensorBoard events of a session. Silent in processes that do not lead.
+
+    Args:
+        kept: bytes of the journal to keep from earlier sessions. The rest is about steps that are
+            taken again.
+        step: the step at which the session starts.
+        tensorboard: whether to write events; None: if it is installed.
+    """
+
+    def __init__(
+        self, folder: Path, kept: int, step: int, tensorboard: bool | None, leads: bool = True
+    ):
+        self._events = self._file = None
+        if not leads:
+            return
+        if tensorboard is not False:
+            self._events = _event_writer(folder, step, bool(tensorboard))
+        path = folder / JOURNAL
+        path.touch()
+        if path.stat().st_size < kept:
+            raise ValueError(
+                f"{path} is shorter than the checkpoint beside it says: "
+                "delete that checkpoint to start over"
+            )
+        os.truncate(path, kept)
+        self._file = open(path, "ab", buffering=0)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        if self._file is not None:
+            line = json.dumps({"kind": kind, "step": step} | rounded(values))
+            self._file.write(line.encode() + b"\n")
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> int:
+        """Flush the journal to the disk; return its size in bytes."""
+        if self._file is None:
+            return 0
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        for file in (self._file, self._events):
+            if file is not None:
+                file.close()
+
+
+def _event_writer(folder: Path, step: int, wanted: bool) -> Any:
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        if wanted:
+            raise ValueError(
+                "tensorboard=true, but it is not installed: pip install tensorboard"
+            ) from None
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

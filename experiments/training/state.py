@@ -14,17 +14,16 @@ from experiments.common.files import reading, refuse_bomb, write_whole
 CHECKPOINT = "checkpoint.pt"
 WEIGHTS = "weights.pt"
 FORMAT = 1
-ABOUT = {"task", "grid", "order", "pretrain"}  # what weights say about their run
 RESUME = "delete it to start over"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Writes a state atomically: other processes see the old file or the new one."""
+    """Write a state atomically: other processes see the old file or the new one."""
     write_whole(path, lambda file: torch.save(state | {"format": FORMAT}, file), "runs")
 
 
 def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[str, Any]:
-    """The state in a file, on the CPU. Runs no code that the file may hold.
+    """Return the state in a file, on the CPU. Runs no code that the file may hold.
 
     Args:
         remedy: what to do if the file cannot be used, for the error.
@@ -44,14 +43,14 @@ def load(path: Path, remedy: str = RESUME, needs: Collection[str] = ()) -> dict[
 
 
 def weights_file(folder: Path) -> Path | None:
-    """The file with the best weights of a run: `weights.pt` once it is complete, before that
+    """Return the file with the best weights of a run: `weights.pt` once it is complete, before that
     `checkpoint.pt`. None if there is neither.
     """
     return next((path for name in (WEIGHTS, CHECKPOINT) if (path := folder / name).exists()), None)
 
 
 def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
-    """The best weights in a file, their step, and what the file says about their run.
+    """Return the best weights in a file, their step, and what the file says about their run.
 
     Raises ValueError if the file is not a checkpoint or the weights of a run.
     """
@@ -61,7 +60,7 @@ def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[
         weights, step = source["model"], source["step"]
         if not all(isinstance(tensor, Tensor) for tensor in weights.values()):
             raise TypeError
-        if not isinstance(step, int) or ABOUT - about.keys():
+        if not isinstance(step, int) or not isinstance(about, dict):
             raise ValueError
         return weights, step, about
 
@@ -69,7 +68,7 @@ def load_weights(path: Path, remedy: str) -> tuple[dict[str, Tensor], int, dict[
 def refuse_shapes(
     path: Path, saved: Mapping[str, Tensor], here: Mapping[str, Tensor], remedy: str
 ) -> None:
-    """Raises ValueError unless the saved tensors have the names and shapes of those here."""
+    """Raise ValueError unless the saved tensors have the names and shapes of those here."""
     for name in sorted(saved.keys() | here.keys()):
         there, own = (
             tuple(side[name].shape) if name in side else "missing" for side in (saved, here)
@@ -82,9 +81,9 @@ def refuse_shapes(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Creates a folder and locks it for this process; removes it if it stays empty.
+    """Create a folder and lock it for this process; remove it if it stays empty.
 
-    The lock ends with the process, even if it is killed. What a killed one had half written goes.
+    The lock ends with the process, even if it is killed. Remove what a killed one had half written.
 
     Raises:
         ValueError: another process holds the lock.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from experiments.common.devices import device_name
 from experiments.common.files import reason
-from experiments.lra.settings import Settings
-from experiments.training.data import DeviceSplit, Order, stream
+from experiments.training.data import DeviceSplit, Order
 from experiments.training.device import (
+    DTYPES,
     WARM_UP,
     autocast,
     capture,
@@ -28,7 +28,7 @@ from experiments.training.device import (
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Objective
 from experiments.training.optim import FlatParameters, learning_rates, make_adamw
-from experiments.training.settings import PRECISIONS
+from experiments.training.settings import Training
 
 AHEAD = 128  # steps whose examples are copied to the device at a time
 
@@ -41,13 +41,13 @@ class Trainer:
         model: nn.Module,
         split: DeviceSplit,
         objective: Objective,
-        settings: Settings,
+        settings: Training,
         group: Group,
     ):
         self.model, self.split, self.objective = model, split, objective
         self.group, self.device = group, group.device
         self.clip, self.seed = settings.clip, settings.seed
-        self.dtype = PRECISIONS[settings.precision]
+        self.dtype = DTYPES[settings.precision or "fp32"]
         self.parts = micro_batches(settings, group)
         self.flat = FlatParameters(model)
         self.optimizer = make_adamw(self.flat, settings.betas, settings.eps, settings.weight_decay)
@@ -70,7 +70,7 @@ class Trainer:
     # ---- the step
 
     def advance(self) -> None:
-        """Takes one step."""
+        """Take one step."""
         if self.step >= self._filled:
             self._fill()
         if self._graph is None:
@@ -117,7 +117,7 @@ class Trainer:
         graph: bool,
         parts: Callable[[], Any] | None = None,
     ) -> None:
-        """Runs the step once and restores the state, so that kernels are compiled.
+        """Run the step once and restore the state, so that kernels are compiled.
 
         Args:
             compile: use torch.compile.
@@ -162,7 +162,7 @@ class Trainer:
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as copies on the CPU."""
+        """Return everything that the next step depends on, as copies on the CPU."""
         return {
             "step": self.step,
             "model": self.weights(),
@@ -176,7 +176,7 @@ class Trainer:
         return {name: _copy(t) for name, t in self.model.state_dict().items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores a `state` in place, in the tensors that a captured step reads."""
+        """Restore a `state` in place, in the tensors that a captured step reads."""
         self.model.load_state_dict(state["model"])
         for name, tensor in self._moments().items():
             tensor.copy_(state["optimizer"][name])
@@ -191,7 +191,7 @@ class Trainer:
         return self.optimizer.state[self.flat.values]
 
     def read_sums(self, steps: int) -> dict[str, float]:
-        """Means over all steps since the last call, and the largest norm of their gradients.
+        """Return means over all steps since the last call, and the largest norm of their gradients.
 
         Waits for the GPU. `steps` is the number of these steps.
         """
@@ -204,8 +204,8 @@ class Trainer:
         return means | {"grad_norm_max": steepest}
 
 
-def micro_batches(settings: Settings, group: Group) -> int:
-    """The number of micro-batches of a process. Raises ValueError if the batch does not divide."""
+def micro_batches(settings: Training, group: Group) -> int:
+    """Return the micro-batches of a process. Raises ValueError if the batch does not divide."""
     if settings.batch % group.world:
         raise ValueError(
             f"batch={settings.batch} cannot be divided among {group.world} processes: "
@@ -219,8 +219,8 @@ def micro_batches(settings: Settings, group: Group) -> int:
 
 
 @contextmanager
-def explained_memory(settings: Settings, length: int, group: Group) -> Iterator[None]:
-    """Turns a lack of memory into a ValueError with the remedy."""
+def explained_memory(settings: Training, unit: str, group: Group) -> Iterator[None]:
+    """Turn a lack of memory into a ValueError with the remedy; unit: see `Work`."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -230,16 +230,11 @@ def explained_memory(settings: Settings, length: int, group: Group) -> Iterator[
         micro = min(settings.micro_batch or size, size)
         remedy = f"micro_batch={micro // 2} adds up the gradients of smaller batches"
         if micro == 1:
-            remedy = "use a smaller model or a shorter task.max_length"
+            remedy = "use a smaller model, or shorter sequences"
         raise ValueError(
-            f"{micro} examples of {length} tokens at a time, beside the data, are too much for"
+            f"{micro} {unit} at a time, beside the data, are too much for"
             f" the memory of {device_name(str(group.device))}: {remedy}"
         ) from error
-
-
-def seed_everything(seed: int, rank: int) -> None:
-    """Seeds torch's random streams; rank 0 has the same ones for any number of processes."""
-    torch.manual_seed(stream(seed, rank))
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import hydra
@@ -25,5 +27,8 @@ def test_programs_have_the_options_of_every_command():
         for program, rest in dict.fromkeys(commands):
             words = shlex.split(rest, comments=True)
             options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
-            name = program.rpartition(".")[2]
+            name = {"lm.report": "lm_report"}.get(program, program.rpartition(".")[2])
+            for module in (f"experiments.{program}", f"experiments.{program}.__main__"):
+                with suppress(ModuleNotFoundError):
+                    import_module(module)
             check_keys("path_masks" if name == "masks" else name, options)

@@ -12,16 +12,22 @@ from experiments.common.records import OK
 from experiments.lra.models.attention import make_attention
 from experiments.lra.models.classifier import Classifier
 from experiments.lra.objectives import classify
-from experiments.lra.settings import Settings, compose_settings, model_sizes
+from experiments.lra.settings import Settings, compose_settings
 from experiments.lra.speed.rows import SWEEP, StepRow
 from experiments.lra.speed.shapes import random_task
 from experiments.lra.tasks.task import Task
 from experiments.lra.weights import make_model, mask_of
-from experiments.training.data import DeviceSplit
-from experiments.training.device import autocast, capture, lacks_memory, reset_memory, warm_up
+from experiments.training.data import DeviceSplit, seed_everything
+from experiments.training.device import (
+    DTYPES,
+    autocast,
+    capture,
+    lacks_memory,
+    reset_memory,
+    warm_up,
+)
 from experiments.training.distributed import Group
-from experiments.training.settings import PRECISIONS
-from experiments.training.step import Trainer, seed_everything
+from experiments.training.step import Trainer
 
 ROUNDS = 5  # of steps at most; the time is their median
 MAX_STEPS = 200  # of a round
@@ -47,10 +53,7 @@ class StepCase:
         words += [f"attention={self.attention}"]
         settings = compose_settings([*words, *self.overrides])
         settings = replace(settings, steps=max(settings.steps, MIN_PLANNED))
-        if self.mask is None:
-            return settings
-        attention = settings.attention | {"mask": self.mask}
-        return replace(settings, mask=self.mask, attention=attention)
+        return settings if self.mask is None else replace(settings, mask=self.mask)
 
     def data(self, settings: Settings) -> Task:
         """Returns random data in the sizes of the task."""
@@ -62,7 +65,7 @@ class StepCase:
         settings = self.settings()
         task = self.data(settings)
         lengths = task.splits["train"].lengths
-        model = model_sizes(settings)
+        model = settings.sizes
         return StepRow(
             task=self.task,
             attention=self.attention,
@@ -150,7 +153,7 @@ def attention_step(
 ) -> Callable[[], object]:
     """Returns forward and backward of one attention layer on random q, k, v of the step's size."""
     device, config = torch.device(settings.device), model.config
-    options = {key: value for key, value in settings.attention.items() if key != "name"}
+    options = {key: value for key, value in settings.kind().items() if key != "name"}
     layer = make_attention(
         settings.attention["name"],
         heads=config.heads,
@@ -164,7 +167,7 @@ def attention_step(
     forward = torch.compile(layer, dynamic=False) if compiled else layer
     tokens, lengths, _ = split.batch(torch.arange(settings.batch, device=device))
     lengths = None if lengths is None else lengths.flatten()
-    dtype = PRECISIONS[settings.precision]
+    dtype = DTYPES[settings.precision or "fp32"]
     batch = tokens.numel() // tokens.shape[-1]
     shape = (batch, model.states, config.heads, config.head_dim)  # the layout of a projection
     q, k, v, dout = (

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from experiments.common.files import read_tar, reading, table, write_whole
 from experiments.lra.result import RESULT
-from experiments.lra.settings import CONFIG
 from experiments.lra.sweep.runs import SweepRun
 from experiments.training.device import MIB
 from experiments.training.journal import JOURNAL
 from experiments.training.state import CHECKPOINT, WEIGHTS
 
 # Of a run. A checkpoint needs the journal up to its step, and a result ends the run.
-FILES = (CONFIG, JOURNAL, WEIGHTS, CHECKPOINT, RESULT)
+FILES = (JOURNAL, WEIGHTS, CHECKPOINT, RESULT)
 RUNS, COMPILED = "runs", "compiled"  # folders in the file
 # fast, and finds what the compiler keeps twice
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 64 * MIB}]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from experiments.lra.runs import Run
-from experiments.lra.settings import Settings, model_sizes
+from experiments.lra.settings import Settings
 from experiments.lra.speed.rows import StepRow, measured, newest
 from experiments.lra.sweep.runs import SweepRun
 from experiments.lra.tasks.task import padded_length
@@ -27,7 +27,7 @@ def run_minutes(runs: Sequence[SweepRun], steps: Sequence[StepRow]) -> dict[str,
 def _fits(row: StepRow, settings: Settings) -> bool:
     """Whether a measured step is that of a run, on whatever device."""
     name, longest = settings.task["name"], settings.task.get("max_length")
-    model = model_sizes(settings)
+    model = settings.sizes
     ours = (settings.attention["name"], settings.mask or "", settings.batch)
     ours += (model.layers, model.dim, model.heads)
     theirs = (row.attention, row.option, row.batch, row.layers, row.dim, row.heads)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.lra.tasks.task import PATHFINDER, Task
 
@@ -15,6 +15,22 @@ MODULES = {
     for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
 } | dict.fromkeys(PATHFINDER, "experiments.lra.tasks.pathfinder")
 NAMES = tuple(MODULES)
+OWN: dict[str, Callable[..., Task]] = {}  # tasks of the user's own
+Load = TypeVar("Load", bound=Callable[..., Task])
+
+
+def task(name: str) -> Callable[[Load], Load]:
+    """Decorate the function that loads a task of one's own.
+
+    Its first argument is `data_dir`; the others are keywords, `cache_dir`, `seed` and the options
+    of the task.
+    """
+
+    def add(load: Load) -> Load:
+        OWN[name] = load
+        return load
+
+    return add
 
 
 def load_task(
@@ -53,6 +69,8 @@ def load_task(
 
 def loader(name: str) -> Callable[..., Task]:
     """The function `load` of a task."""
+    if name in OWN:
+        return OWN[name]
     if name not in MODULES:
         raise ValueError(f"no task {name!r}: choose from {', '.join(NAMES)}")
     load = import_module(MODULES[name]).load

@@ -3,8 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.common.program import CONF
-from experiments.lm.settings import make_settings
+from experiments.lm.settings import LmOptions, make_settings
 
 LINES = "def f{0}(x):\n    return x + {0}\n"
 
@@ -31,12 +30,12 @@ def options(texts, tmp_path):
     """Options of a program, with changes."""
 
     def make(**changes):
-        found = OmegaConf.to_container(OmegaConf.load(CONF / "lm.yaml"))
+        found = OmegaConf.to_container(OmegaConf.structured(LmOptions))
         tiny = {"model": "tiny", "context": 32, "batch": 2, "steps": 12, "val_tokens": 64}
         places = {"runs": str(tmp_path / "runs"), "cache_dir": str(tmp_path / "cache")}
         fixed = {"device": "cpu", "data": str(texts), "eval_every": 6, "log_every": 2}
         assert isinstance(found, dict)
-        return {**found, **tiny, **places, **fixed, "csv": str(tmp_path / "rows"), **changes}
+        return {**found, **tiny, **places, **fixed, **changes}
 
     return make
 

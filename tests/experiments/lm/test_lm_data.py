@@ -162,7 +162,7 @@ BAD = {
     "blank": "its files are all empty",
     "binary": "not UTF-8 text: c.txt; leave them out",
     "missing": "no such folder",
-    "short": "32 windows|1 windows of context=32 need 33: give more text",
+    "short": "a window of context=32 needs 33: give more text",
     "odd.bin": "has 3 bytes: give uint16 tokens",
     "one.bin": "val.bin is missing",
     "vocabulary": "the vocabulary 257 ids .*made with another tokenizer",

@@ -9,14 +9,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
 from experiments.lm.attention import ATTENTIONS, resolve, with_room
-from experiments.lm.model import (
-    POSITIONS,
-    LanguageModel,
-    Sizes,
-    document_starts,
-    moba_pairs,
-    shares,
-)
+from experiments.lm.model import LanguageModel, document_starts, moba_pairs, shares
+from experiments.lm.settings import POSITIONS, Sizes
 from sparseflash.select.tokens import TokenSelector
 
 VOCAB, N, END = 17, 48, 3

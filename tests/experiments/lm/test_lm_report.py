@@ -1,89 +1,110 @@
-"""Tables of language models, worked out by hand."""
+"""Tables of language models, worked out by hand, and rows of runs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.common.records import read
+from experiments.common.rows import frame, read
 from experiments.lm.report import (
     Case,
     about,
+    bucketed,
     context_table,
-    filled_page,
     grouped,
+    main,
     mask_table,
+    row,
     same_table,
+    tables,
+    thinned,
 )
-from experiments.lm.rows import ModelRow
+from experiments.lm.run import train
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/results/language_models"
-ROW = replace(
-    read(DOCS / "results.csv.gz", ModelRow)[0],
+ROW = read(DOCS / "results.jsonl.gz")[0] | {
     **{"seed": 0, "train_loss": 2.0, "val_loss": 1.0, "ms_step": 4.0, "late_loss": 3.0},
     **{"saved_mib": 10.4, "peak_mib": None},
-)
+}
 
 
 def test_a_case_is_the_newest_row_of_each_seed():
-    rows = [replace(ROW, val_loss=9.0), replace(ROW, seed=1, val_loss=2.0), ROW]
+    rows = [ROW | {"val_loss": 9.0}, ROW | {"seed": 1, "val_loss": 2.0}, ROW]
     case = Case(rows)
     assert case.rows == [ROW, rows[1]]
     assert case.text("val_loss") == "1.500 ± 0.500"  # half the range
     assert Case([ROW]).text("val_loss") == "1.000" and Case([ROW]).text("peak_mib") == "–"
+    assert case.perplexity == "5.05 ± 2.34"
 
 
 def test_speed_ups_and_differences_are_to_standard_attention():
-    base = replace(ROW, case="standard", provider="standard")
-    ours = replace(ROW, case="ours", provider="sparse", ms_step=1.0, train_loss=2.01)
-    head, *lines = same_table([Case([ours]), Case([base])])
+    base = ROW | {"case": "standard", "provider": "standard"}
+    ours = ROW | {"case": "ours", "provider": "sparse", "ms_step": 1.0, "train_loss": 2.01}
+    _, *lines = same_table([Case([ours]), Case([base])])
     assert lines == [
         ["ours", "2.0100", "0.500 %", "1.0000", "1", "4.00x", "10", "–"],
         ["standard", "2.0000", "0.000 %", "1.0000", "4", "1.00x", "10", "–"],
     ]
-    assert len(head) == len(lines[0])
-    seeds = [(base, ours), (replace(base, seed=1), replace(ours, seed=1, train_loss=2.03))]
+    seeds = [(base, ours), (base | {"seed": 1}, ours | {"seed": 1, "train_loss": 2.03})]
     for order in (seeds, seeds[::-1]):  # the largest difference of a seed
         cases = [Case(list(rows)) for rows in zip(*order, strict=True)]
         assert same_table(cases)[2][2] == "1.500 %"
 
 
-@pytest.mark.parametrize("plan", ["same", "contexts", "masks"])
-def test_tables_mix_no_options_that_no_case_changes(plan):
-    usual = replace(ROW, plan=plan, positions="rotary" if plan == "contexts" else "learned")
-    others = {"precision": "bf16", "packed": True, "mask": "sliding(8) & causal()"}
-    others |= {"positions": "learned" if plan == "contexts" else "rotary", "provider": "sdpa"}
-    for name in others.keys() - {"same": {"provider"}, "masks": {"mask"}}.get(plan, set()):
-        other = replace(usual, **{name: others[name]})
-        first, second = grouped([usual, other, replace(usual, seed=1)])
-        assert len(first[0].rows) == 2 and second[0].rows == [other]
-        assert about(first) != about(second)
-        if name != "precision":
-            assert f"{name}={others[name]}" in about(second)
+def test_tables_mix_no_options_that_no_case_changes():
+    for plan in ("same", "contexts", "masks"):
+        usual = ROW | {"plan": plan, "positions": "rotary" if plan == "contexts" else "learned"}
+        others = {"precision": "bf16", "packed": True, "mask": "sliding(8) & causal()"}
+        others |= {"positions": "learned" if plan == "contexts" else "rotary", "provider": "sdpa"}
+        if plan != "same":
+            usual["provider"] = "sparse"
+        for name in others.keys() - {"same": {"provider"}, "masks": {"mask"}}.get(plan, set()):
+            other = usual | {name: others[name]}
+            first, second = grouped([usual, other, usual | {"seed": 1}], plan)
+            assert len(first[0].rows) == 2 and second[0].rows == [other], (plan, name)
+            assert about(first) != about(second), (plan, name)
 
 
-def test_a_page_without_a_place_is_refused():
-    with pytest.raises(ValueError, match="no line <!-- lm: same -->"):
-        filled_page("text", "same", [])
-
-
-def test_contexts_are_in_their_order():
-    rows = [replace(ROW, case=str(n), context=n, batch=64 // n) for n in (32, 8)]
+def test_contexts_and_masks_are_in_order():
+    rows = [ROW | {"case": str(n), "context": n, "batch": 64 // n} for n in (32, 8)]
     _, *lines = context_table([Case([row]) for row in rows])
     assert lines == [
         [n, w, "2.72", "1.000", "3.000", "4", "10"] for n, w in (("8", "8"), ("32", "2"))
     ]
-
-
-@pytest.mark.parametrize("turn", [1, -1])
-def test_masks_are_in_the_order_of_their_pairs(turn):
-    shares = ("dense", 1.0, 1.0), ("few", 0.5, 0.25)
     rows = [
-        replace(ROW, case=name, mask=name, density=density, pairs=pairs, steps=7)
-        for name, density, pairs in shares
+        ROW | {"case": name, "mask": name, "density": density, "pairs": pairs, "steps": 7}
+        for name, density, pairs in (("few", 0.5, 0.25), ("dense", 1.0, 1.0))
     ]
-    _, *lines = mask_table([Case([row]) for row in rows[::turn]])
+    _, *lines = mask_table([Case([row]) for row in rows])
     assert lines == [
         ["dense", "`dense`", "100.0 %", "100.0 %", "7", "2.72", "1.000", "4"],
         ["few", "`few`", "50.0 %", "25.0 %", "7", "2.72", "1.000", "4"],
     ]
+
+
+def test_curves_are_thinned():
+    assert thinned([(i, float(i)) for i in range(1, 101)], 40)[0] == (3, 2.0)
+    assert bucketed([1.0, 2.0, 3.0, 3.0, 5.0, 5.0, 5.0, 5.0], 3) == [(2, 1.5), (4, 3.0), (8, 5.0)]
+
+
+def test_runs_become_rows_tables_and_figures(settings, tmp_path, capsys):
+    providers = {"standard": "standard", "SDPA": "sdpa", "ours": "sparse"}
+    runs = [
+        train(settings(steps=4, plan="same", case=case, provider=provider, keep=False))
+        for case, provider in providers.items()
+    ]
+    options = {"runs": str(tmp_path / "runs"), "figures": str(tmp_path / "figures")}
+    options["rows"] = str(tmp_path / "rows.jsonl")
+    for _ in range(2):  # each run once
+        main.__wrapped__(options, "command")
+    rows = read(tmp_path / "rows.jsonl")
+    assert [each["case"] for each in sorted(rows, key=lambda each: each["date"])]
+    assert len(rows) == 3 and next((tmp_path / "figures").glob("lm-*.png"))
+    losses = [each["train_loss"] for each in rows]
+    assert max(losses) - min(losses) < 1e-4 * losses[0]
+    saved = {each["provider"]: each["saved_mib"] for each in rows}
+    assert saved["standard"] > saved["sparse"] > 0
+    assert row(runs[0])["mode"] == "eager" and row(runs[0])["curve"][-1][0] == 4
+    assert "a single run each" in capsys.readouterr().out
+    assert tables(frame(rows))["same"].count("\n|") == 4
+    with pytest.raises(ValueError):
+        main.__wrapped__(options | {"rows": str(tmp_path / "rows.csv")}, "command")

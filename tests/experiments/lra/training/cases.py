@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from experiments.lra import run as loop
 from experiments.lra.settings import Settings, make_settings
+from experiments.training import run_file
 from experiments.training import state as checkpoint
 
 TINY = {
@@ -81,18 +82,24 @@ def train(place: Path, *names: str, **changes) -> dict:
 
 
 class Trained:
-    """A run of `train`, and what it left in its folder."""
+    """A run of `train`: what is in its folder. `result` has its keys and those of its result."""
 
     def __init__(self, place: Path, *names: str, **changes: object):
-        self.result = train(place, *names, **changes)
+        train(place, *names, **changes)
         self.folder = settings(place, *names, **changes).folder
+        self._read()
 
     @classmethod
     def at(cls, folder: Path) -> "Trained":
         """A run that another process made."""
         run = cls.__new__(cls)
-        run.folder, run.result = folder, json.loads((folder / "result.json").read_text())
+        run.folder = folder
+        run._read()
         return run
+
+    def _read(self) -> None:
+        self.file = run_file.read(self.folder) or {}
+        self.result = self.file | (self.file["result"] or {})
 
     @property
     def state(self) -> dict:

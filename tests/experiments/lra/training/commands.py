@@ -45,7 +45,7 @@ def assert_processes_train_as_one(
     state = many.state
     for name, weights in one.state["model"].items():
         torch.testing.assert_close(state["model"][name], weights, rtol=1e-3, atol=1e-5)
-    assert len(state["random"]) == many.result["processes"] == count
+    assert len(state["random"]) == many.file["sessions"][0]["processes"] == count
     # a result's file has six digits
     assert many.result["accuracy"] == pytest.approx(one.result["accuracy"], abs=1e-6)
     assert many.result["correct"] == one.result["correct"]

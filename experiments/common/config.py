@@ -1,0 +1,148 @@
+"""Options as dataclasses: type, default, range and help of each in one place.
+
+    @dataclass
+    class Options:
+        steps: int = option(1000, "of the optimizer", least=1)
+        mask: str | None = option(None, "text of a mask")
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    @program("name", Options)  # conf/name.yaml, whose defaults list begins with name_options
+    def main(options, command): ...
+
+Hydra refuses unknown options and values of another type, `check` values out of range, each in one
+line that names the option, the value and the remedy.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+LIMITS = {  # of a number: whether it holds, and what to give
+    "least": (lambda value, limit: value >= limit, "at least {}"),
+    "above": (lambda value, limit: value > limit, "above {}"),
+    "most": (lambda value, limit: value <= limit, "at most {}"),
+    "below": (lambda value, limit: value < limit, "below {}"),
+}
+
+
+def option(
+    default: Any,
+    help: str = "",
+    *,
+    choices: Iterable[str] = (),
+    free: bool = False,
+    **limits: float,
+) -> Any:
+    """Return the field of an option.
+
+    Args:
+        help: what `--help` says of it.
+        choices: the texts that it may be.
+        free: it may differ between sessions of a run, because it changes no result but by rounding.
+        limits: of numbers: `least`, `above`, `most`, `below`.
+    """
+    metadata = {"help": help, "choices": tuple(choices), "free": free, "limits": limits}
+    if isinstance(default, list | dict) or is_dataclass(default):
+        return field(default_factory=lambda: deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check(options: Any) -> None:
+    """Raise ValueError for an option that is out of range. None is in every range."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        for one in value if isinstance(value, list) else [value]:
+            if one is None:
+                continue
+            if choices := each.metadata.get("choices"):
+                choose(each.name, one, choices)
+            limits: Mapping[str, float] = each.metadata.get("limits", {})
+            if limits and (isinstance(one, bool) or not isinstance(one, int | float)):
+                raise ValueError(f"{each.name}={one!r}: give a number")
+            if not all(LIMITS[name][0](one, limit) for name, limit in limits.items()):
+                wanted = " and ".join(LIMITS[name][1].format(x) for name, x in limits.items())
+                raise ValueError(f"{each.name}={value!r}: give a number {wanted}")
+
+
+def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raise ValueError with the choices, and the nearest, unless the value is one of them."""
+    choices = [str(choice) for choice in choices]
+    if str(value) not in choices:
+        close = difflib.get_close_matches(str(value), choices, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
+
+
+def store(name: str, options: type) -> None:
+    """Make the dataclass the schema NAME_options, for the defaults list of conf/NAME.yaml."""
+    ConfigStore.instance().store(f"{name}_options", options)
+
+
+def make(options: type[T], values: Mapping[str, Any]) -> T:
+    """Return the options with these values. Raises ValueError for an unknown or wrong one."""
+    for name in values.keys() - {each.name for each in fields(options)}:  # type: ignore[arg-type]
+        choose("option", name, sorted(each.name for each in fields(options)))  # type: ignore[arg-type]
+    try:
+        made: Any = OmegaConf.merge(OmegaConf.structured(options), dict(values))
+        return OmegaConf.to_object(made)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ValueError(_words(error)) from error
+
+
+def _words(error: OmegaConfBaseException) -> str:
+    text = str(error.msg or error).splitlines()[0]
+    return f"{error.full_key}: {text}" if error.full_key else text
+
+
+def words(error: Exception, known: Iterable[str] = ()) -> str:
+    """Return an error of Hydra as one line that names the option and the value.
+
+    known: the options of the program, for one that it does not have.
+    """
+    why = error.__cause__
+    text = " ".join(str(error).split())
+    if not isinstance(why, OmegaConfBaseException):
+        return text.partition(" Config search path:")[0]
+    if text.startswith("Could not override"):
+        place = str(why.full_key).rpartition(".")[0]
+        near = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+        try:
+            choose("option", str(why.full_key), [f"{place}.{key}".lstrip(".") for key in near])
+        except ValueError as found:
+            return str(found) if near else f"option={why.full_key}: there is none of that name"
+    given = text.removeprefix("Error merging override ")
+    return f"{given}: {str(why.msg).splitlines()[0]}"
+
+
+def help_rows(options: type) -> Iterator[tuple[str, str]]:
+    """Yield (option=default, what it means) for `--help`."""
+    yield from _rows(fields(options), "")  # type: ignore[arg-type]
+
+
+def _rows(found: Iterable[Field[Any]], prefix: str) -> Iterator[tuple[str, str]]:
+    for each in found:
+        default = each.default
+        if default is MISSING and each.default_factory is not MISSING:
+            default = each.default_factory()
+        if is_dataclass(default):
+            yield from _rows(fields(default), f"{prefix}{each.name}.")
+            continue
+        if not each.metadata.get("help"):
+            continue
+        words = {None: "null", True: "true", False: "false"}
+        text = str(default).replace(" ", "") if isinstance(default, list) else default
+        text = words[default] if default is None or isinstance(default, bool) else text
+        choices = " | ".join(each.metadata["choices"])
+        yield (
+            f"{prefix}{each.name}={text}",
+            ": ".join(w for w in (choices, each.metadata["help"]) if w),
+        )

@@ -1,0 +1,377 @@
+"""Runs from end to end in this process: every task and attention, resuming, refusals."""
+
+import json
+import time
+from functools import partial
+from itertools import cycle
+from shutil import copytree, ignore_patterns
+
+import numpy as np
+import pytest
+import torch
+
+import masks
+from experiments.common.bits import unpack
+from experiments.lra import run as lra_run
+from experiments.lra.finished import evaluate_run
+from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.models.attention.flash import default_mask
+from experiments.lra.tasks import pathfinder
+from experiments.lra.tasks.task import pixel_order
+from experiments.training import state as checkpoint
+from experiments.training.evaluate import Evaluator
+from experiments.training.step import Trainer
+from tests.experiments.lra.training.cases import TASKS, assert_same, settings, train
+
+HEADS = ("head.", "lm_head.", "hidden_token")
+
+
+@pytest.mark.parametrize(("task", "attention"), [*zip(cycle(TASKS), ATTENTIONS, strict=False)])
+def test_every_task_and_attention_trains_and_resumes(assert_resumes, task, attention):
+    assert_resumes(task, attention, deterministic="true" if attention == "sparse" else "false")
+
+
+@pytest.mark.parametrize("recipe", ["google", "spt"])
+def test_other_recipes_train_and_resume(assert_resumes, recipe):
+    assert_resumes("files", "linear", recipe=recipe)
+
+
+def test_a_run_that_skips_padding_resumes(assert_resumes):
+    changes = {"task__max_length": 250, "attention__padding": "skip", "model__layers": 2}
+    assert_resumes("listops", "sparse", name="skip", **changes)
+
+
+@pytest.mark.parametrize("task, pretrain", [("retrieval", "masked"), ("listops", "causal")])
+def test_self_pretraining_resumes_and_classifiers_start_from_it(
+    assert_resumes, ran, task, pretrain
+):
+    changes = {"recipe": "rotary", "model__causal": pretrain == "causal"}
+    names = task, "sparse"
+    assert_resumes(*names, name=pretrain, pretrain=pretrain, **changes)
+    pre = ran(*names, name=pretrain, pretrain=pretrain, **changes)
+    assert pre.result["correct"] is None
+    losses = {x["step"]: x["loss"] for x in pre.journal if x["kind"] == "val"}
+    assert pre.result["best_step"] == min(losses, key=losses.__getitem__)
+    if pretrain == "causal":
+        assert pre.result["mask"].endswith("causal()")
+        with pytest.raises(ValueError, match=r"init_from=.*: give model\.causal=true"):
+            ran(*names, name="new", recipe="rotary", init_from=pre.folder)
+    changes |= {"init_from": pre.folder, "lr": 1e-12, "seed": 1}
+    begun = ran(*names, name=f"after-{pretrain}", **changes).state["model"]
+    before = pre.state["best"]["model"]
+    for name, weights in before.items():
+        if not name.startswith(HEADS):
+            torch.testing.assert_close(begun[name], weights, rtol=0, atol=1e-9)
+    assert not torch.equal(begun["head.0.weight"], before["head.0.weight"])
+
+
+def test_what_a_run_leaves_behind(ran):
+    run = ran(attention="sparse", name="files", steps=5, log_every=2, mask="local:16")
+    result = run.result
+    assert unpack(result["correct"]).mean() == pytest.approx(result["accuracy"], abs=1e-6)
+    assert result["data"] == run.state["data"]
+    names = {path.name.split(".")[0] for path in run.folder.iterdir()} - {""}
+    assert names == {"run", "journal", "checkpoint", "weights"}
+    assert [(x["kind"], x["step"]) for x in run.journal] == [
+        ("start", 0), ("train", 2), ("val", 2), ("train", 4), ("val", 4), ("train", 5), ("val", 5),
+        ("test", 5), ("end", 5),
+    ]  # fmt: skip
+    assert (result["complete"], result["reason"], result["steps"]) == (True, None, 5)
+    assert result["task"]["name"] == "listops" and result["task"]["length"] == 64
+    assert result["settings"]["mask"] == result["mask"] == "local:16"
+    (session,) = result["sessions"]
+    assert session["processes"] == 1 and session["step"] == 0
+    known = {"torch", "triton", "source", "commit", "dropout", "dropout_hidden"}
+    assert session["versions"].keys() == known
+    assert result["seconds"] > 0 and result["ms_per_step"] > 0 and result["memory_mib"] > 1
+
+
+def test_the_default_mask_is_resolved(ran):
+    run = ran(attention="sparse", name="default", steps=1, task__max_length=512)
+    mask = masks.parse(run.result["mask"])
+    assert mask.key == default_mask(512).key
+    density = mask.build(512, block_size=32).density
+    assert run.result["density"] == pytest.approx(density, rel=1e-5) and density < 0.5
+    assert run.result["settings"]["mask"] is None
+    dense = ran(attention="linear", name="no-mask", steps=1).result
+    assert dense["mask"] is None and dense["density"] is None
+
+
+def test_a_complete_run_is_left_alone(ran, monkeypatch):
+    first = ran(name="done").file
+    monkeypatch.setattr(lra_run, "load_task", None)
+    assert ran(name="done").file == first
+
+
+def test_the_best_weights_are_kept_and_tested(ran):
+    run = ran(name="best", steps=8, lr=0.3)
+    vals = {x["step"]: x["accuracy"] for x in run.journal if x["kind"] == "val"}
+    best = max(vals, key=vals.__getitem__)  # the first of equals
+    assert run.result["val_accuracy"] == pytest.approx(vals[best], abs=1e-6)
+    weights = checkpoint.load(run.folder / "weights.pt")
+    assert run.result["best_step"] == run.state["best"]["step"] == weights["step"] == best
+    assert_same(weights["model"], run.state["best"]["model"])
+    found = evaluate_run(run.folder, run_settings(run), torch.device("cpu"))
+    assert found["accuracy"] == pytest.approx(run.result["accuracy"], abs=1e-6)
+
+
+def run_settings(run):
+    from experiments.lra.settings import Settings
+    from experiments.training.run_file import read_settings
+
+    return read_settings(run.folder, Settings)
+
+
+def test_pieces_of_a_batch_give_the_same_result(ran):
+    changes = {"task": "text", "model__dropout": 0, "model__attention_dropout": 0, "lr": 1e-3}
+    whole, pieces = ran(name="whole", **changes), ran(name="pieces", micro_batch=2, **changes)
+    found = [run.state["model"] for run in (pieces, whole)]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+
+
+def test_a_time_limit_stops_and_the_same_command_goes_on(ran):
+    long = ran(name="long", steps=6)
+    short = ran(name="short", steps=6, minutes=1e-9, log_every=5)
+    result = short.result
+    assert (result["complete"], result["reason"], result["steps"]) == (False, "minutes", 1)
+    assert [x["kind"] for x in short.journal][-2:] == ["test", "end"]
+    short = ran(name="short", steps=6)
+    assert short.result["complete"] and short.result["steps"] == 6
+    assert [session["step"] for session in short.result["sessions"]] == [0, 1]
+    assert_same(*([run.state[name] for name in ("best", "model")] for run in (short, long)))
+
+
+def test_a_goal_that_is_reached_exactly_ends_the_run_for_good(ran):
+    changes = {"steps": 6, "val_examples": None, "task__examples": "[24,40,6]"}
+    run = ran(name="goal", **changes)
+    goal = next(x["accuracy"] for x in run.journal if x["kind"] == "val")
+    changes |= {"name": "reached", "stop_at": goal}
+    run = ran(**changes)
+    assert run.result["complete"] and run.result["steps"] == 2 and goal > 0
+    (run.folder / "run.json").unlink()  # as if it was killed before
+    assert ran(**changes).result["steps"] == 2
+
+
+def test_weights_need_not_be_kept(ran):
+    run = ran(name="lean", keep="false")
+    assert run.result["complete"]
+    assert not list(run.folder.glob("*.pt"))
+    assert ran(name="lean", keep="false").result["date"] == run.result["date"]
+
+
+def test_a_mask_that_skips_nothing_is_named(ran, capsys):
+    changes = {"attention": "sparse", "mask": "local:4", "steps": 1, "name": "blocks"}
+    assert ran(**changes, block_size=64).result["density"] == 1
+    assert "density 1" in capsys.readouterr().err
+    fine = ran(**changes | {"name": "fine"}, block_size=16).result
+    assert fine["density"] == 10 / 16  # 4 x 4 blocks, 3 diagonals
+
+
+def test_data_alone(place, tmp_path):
+    changes = {"cache_dir": tmp_path / "cache", "runs": tmp_path / "runs"}
+    assert train(place, "listops", data_only=True, **changes) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_weights_of_another_run(ran, place):
+    first = ran("image", name="first", lr=1e-12)
+    before = first.state["model"]
+    for init_head in (None, "fresh"):
+        changes = {"init_from": first.folder, "seed": 1, "lr": 1e-12, "init_head": init_head}
+        after = ran("image", name=f"head-{init_head}", **changes).state["model"]
+        same = {name for name in before if torch.allclose(after[name], before[name], atol=1e-9)}
+        fresh = {name for name in before if name.startswith("head.")} if init_head else set()
+        assert same == set(before) - fresh
+    kept = first.folder.with_name("kept")
+    copytree(first.folder, kept, ignore=ignore_patterns("checkpoint.pt"))
+    for number, source in enumerate((first.folder / "weights.pt", kept)):
+        changes = {"name": f"tested{number}", "init_from": source, "steps": 0}
+        found = ran("image", **changes).result
+        assert found["complete"] and (found["steps"], found["ms_per_step"]) == (0, None)
+        assert all(found[name] == first.result[name] for name in ("accuracy", "loss"))
+    deep = ran(name="deep", model__layers=2).folder
+    refuse(place, rf"init_from={deep}: blocks\.1\..* is missing here", init_from=deep, name="new")
+
+
+def test_times_count_all_sessions_and_rates_the_steps_alone(ran, killed, monkeypatch):
+    """A step takes a second here, an evaluation a hundred, and all else no time."""
+    now, advance, evaluate = [0.0], Trainer.advance, Evaluator.__call__
+
+    def taking(seconds, call):
+        def slow(self):
+            now[0] += seconds
+            return call(self)
+
+        return slow
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Trainer, "advance", taking(1, advance))
+    monkeypatch.setattr(Evaluator, "__call__", taking(100, evaluate))
+    killed("retrieval", name="times", log_every=3)
+    run = ran("retrieval", name="times", log_every=3)
+    lines = [x for x in run.journal if x["kind"] == "train"]
+    assert [(x["step"], x["epoch"]) for x in lines] == [(3, 0.75), (4, 1.0)]  # of 16 pairs
+    assert {x["tokens_per_s"] for x in lines} == {4 * 2 * 64}  # of both texts
+    assert run.result["ms_per_step"] == 1000
+    assert run.result["seconds"] == 4 + 3 * 100  # two validations and the test
+
+
+def test_finer_pathfinder_starts_from_a_coarser_one(place, ran):
+    """Path-X's recipe: the same model on 32, 64, 128 and 256 pixels a side."""
+    changes = {"name": "finer", "steps": 1, "batch": 1, "val_examples": 1, "lr": 1e-12}
+    first = ran("pathfinder32", **changes)
+    coarse = first.state["model"]["positions"]
+    changes = TASKS["pathfinder32"] | changes
+    changes |= {"task.examples": "[2,1,1]", "task.order": "hilbert", "init_from": first.folder}
+    for side in (64, 128):
+        fine = ran(f"pathfinder{side}", **changes).state["model"]["positions"]
+        rows = np.empty((side * side, fine.shape[1]), np.float32)
+        rows[pixel_order((side, side), "hilbert")] = fine.numpy()
+        scale = side // 32
+        expected = coarse.view(32, 32, -1).numpy().repeat(scale, 0).repeat(scale, 1)
+        np.testing.assert_allclose(rows.reshape(expected.shape), expected, atol=1e-9)
+    axial = changes | {"name": "axial", "model__positions": "axial"}
+    first = ran("pathfinder32", **axial | {"init_from": None})
+    second = ran("pathfinder64", **axial | {"init_from": first.folder})
+    coarse, fine = (run.state["model"]["axial.rows"] for run in (first, second))
+    np.testing.assert_allclose(fine, coarse.repeat_interleave(2, 0), atol=1e-9)
+    few = changes | {"attention": "performer"}  # as many random features as suit the length
+    source = ran("pathfinder32", **few | {"init_from": None}).folder
+    assert ran("pathfinder64", **few | {"init_from": source}).result["complete"]
+    changes |= {"name": "narrow", "model__dim": 8, "model__head_dim": 4}
+    refuse(place, r"positions is \(4096, 8\) here, \(4096, 16\) there", "pathfinder64", **changes)
+
+
+# ---- refusals: nothing is left half-written
+
+
+def files(place):
+    return sorted(path for path in (place / "runs").rglob("*") if path.is_file())
+
+
+def refuse(place, words, *names, **changes):
+    before = files(place)
+    with pytest.raises(ValueError, match=words):
+        train(place, *names, **changes)
+    assert files(place) == before
+    assert "new" not in {path.name for path in (place / "runs").rglob("new")}
+
+
+def test_refusals(place):
+    refuse(place, "soft", attention__name="soft", name="new")
+    refuse(place, "rank", name="new", **{"+attention__rank": 3})
+    refuse(place, "no aclImdb in .*nowhere", "text", data_dir="nowhere", name="new")
+    refuse(place, "listops-1000.*task.generate=true", task__generate="false", name="new")
+    refuse(place, "init_from=nowhere: no weights there", init_from="nowhere", name="new")
+    path = place / "kept.pt"
+    path.write_bytes(b"junk")
+    refuse(place, f"{path} is not a checkpoint", init_from=path, name="new")
+    checkpoint.save(path, {"model": {}})
+    refuse(place, f"{path} has no step, best, about", init_from=path, name="new")
+
+
+def test_other_settings_in_the_same_folder(place, ran):
+    folder = ran(name="taken").folder
+    refuse(place, "steps 4 -> 6.*name=", name="taken", steps=6)
+    refuse(place, r"model\.layers 1 -> 3", name="taken", model__layers=3)
+    run = json.loads((folder / "run.json").read_text())
+    del run["settings"]["init_head"]  # as before there was such a setting
+    (folder / "run.json").write_text(json.dumps(run))
+    assert ran(name="taken").result["complete"]
+    for text in ("{", "[]", "{}"):
+        (folder / "run.json").write_text(text)
+        refuse(place, "run.json .*: delete it to recreate it", name="taken")
+
+
+def test_other_data_in_the_same_folder(place, killed):
+    killed(name="data")
+    refuse(place, "data_seed 0 -> 1", name="data", data_seed=1)
+    path = settings(place, name="data").folder / "checkpoint.pt"
+    state = checkpoint.load(path)
+    checkpoint.save(path, state | {"data": "else"})
+    refuse(place, "was trained on other data than listops", name="data")
+    state["model"]["cls"] = torch.zeros(3)
+    checkpoint.save(path, state)
+    refuse(place, rf"{path} does not fit this model \(cls is \(3,\) there, missing", name="data")
+    checkpoint.save(path, {"step": 1})
+    refuse(place, "has no model, optimizer, .*: delete it to start over", name="data")
+
+
+@pytest.mark.usefixtures("own_patterns")
+def test_a_pattern_that_changed_in_the_same_folder(place, killed):
+    """The text of a mask of one's own stays, and means something else."""
+
+    def define(width: int):
+        @masks.pattern()
+        def own():
+            return masks.local(width)
+
+    define(3)
+    changes = {"attention": "sparse", "mask": "own", "name": "pattern"}
+    killed("listops", **changes)
+    define(4)
+    refuse(place, "allowed other pairs", **changes)
+    define(3)
+    assert train(place, **changes)["complete"]
+    run = settings(place, **changes)
+    evaluate_run(run.folder, run, torch.device("cpu"))
+    define(4)
+    with pytest.raises(ValueError, match="allowed other pairs"):
+        evaluate_run(run.folder, run, torch.device("cpu"))
+
+
+def test_images_of_another_version_in_the_same_folder(place, killed, monkeypatch):
+    killed("pathfinder32", name="images")
+    monkeypatch.setattr(pathfinder, "IMAGES", pathfinder.IMAGES + 1)
+    words = rf"other data than pathfinder32 \(generated v{pathfinder.IMAGES}\)"
+    refuse(place, words, "pathfinder32", name="images")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
+              RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")],
+)  # fmt: skip
+def test_a_batch_too_large_says_what_to_do(place, monkeypatch, error):
+    def fails(trainer):
+        raise error
+
+    monkeypatch.setattr(Trainer, "_body", fails)
+    refuse(place, "4 examples of 64 tokens at a time.*: micro_batch=2", name="new")
+    refuse(place, "1 examples of .*a smaller model", name="new", micro_batch=1)
+
+
+def compile_by(call, monkeypatch):
+    """Lets runs on the CPU, which are not compiled, be compiled to call(model, *arguments)."""
+    prepare = Trainer.prepare
+    monkeypatch.setattr(Trainer, "prepare", lambda t, **o: prepare(t, **o | {"compile": True}))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: partial(call, model))
+
+
+def test_a_compiled_run_trains_validates_and_tests_compiled(ran, monkeypatch):
+    plain, calls = ran(name="plain"), []
+
+    def call(model, *arguments):
+        calls.append(model.training)
+        return model(*arguments)
+
+    compile_by(call, monkeypatch)
+    compiled = ran(name="compiled")
+    assert calls.count(True) == 1 + 4  # the first step runs twice
+    assert calls.count(False) == 2 * 2 + 2  # validations and test, of two batches each
+    assert compiled.result["loss"] == plain.result["loss"]
+
+
+def test_a_run_that_torch_compile_cannot_compile_does_not_start(place, monkeypatch):
+    """Training at less than half the speed is not what was asked for."""
+
+    def call(model, *arguments):
+        raise RuntimeError("Triton has no such type\nand more")
+
+    compile_by(call, monkeypatch)
+    refuse(place, r"torch\.compile fails .*no such type\): compile=false", name="new")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(place):
+    changes = {"clip": None, "steps": 40, "warmup": 0, "schedule": "constant"}
+    with pytest.raises(ValueError, match=r"the loss is nan .*by step \d+: lower lr=1e\+30"):
+        train(place, name="nan", lr=1e30, **changes)

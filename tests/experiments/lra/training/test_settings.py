@@ -1,0 +1,215 @@
+"""Settings: recipes, the small scale, folders, values that are refused, and --help."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+import experiments.conf
+from experiments.common.config import words
+from experiments.lra.models.attention import NAMES as ATTENTIONS
+from experiments.lra.settings import make_settings
+from experiments.lra.tasks.load import NAMES as TASKS
+from experiments.training.optim import learning_rates
+from tests.experiments.lra.training.cases import overrides
+from tests.experiments.lra.training.commands import ROOT
+
+CONF = Path(experiments.conf.__path__[0])
+CHOICES = {group: sorted(p.stem for p in (CONF / group).glob("*.yaml")) for group in
+           ("task", "attention", "recipe")}  # fmt: skip
+
+
+def settings(*given):
+    with initialize_config_module("experiments.conf", version_base="1.3"):
+        return make_settings(compose("train", list(given)), list(given))
+
+
+def test_every_task_and_attention_has_a_config():
+    assert CHOICES["attention"] == sorted(ATTENTIONS)
+    assert {*CHOICES["task"]} == {*TASKS, "text4k", "text_held_out", "imdb_whole"}
+
+
+def test_every_recipe_has_settings_for_every_task():
+    for recipe in CHOICES["recipe"]:
+        for task in CHOICES["task"]:
+            given = [f"task={task}", f"recipe={recipe}"]
+            with initialize_config_module("experiments.conf", version_base="1.3"):
+                config = compose("train", given)
+            full, small = (
+                make_settings(OmegaConf.merge(config, {"scale": scale}), [*given, f"scale={scale}"])
+                for scale in ("full", "small")
+            )
+            case = recipe, task
+            assert (recipe != "nystrom") == (recipe in str(full.folder)), case
+            assert not full.scaled and full.eval_every <= full.steps, case
+            assert small.steps < full.steps and small.batch <= full.batch, case
+            assert "small" in str(small.folder) and small.identity() != full.identity(), case
+
+
+def test_a_recipe_has_settings_for_tasks_that_it_does_not_name():
+    for recipe, batch in {"nystrom": 32, "google": 32, "spt": 32}.items():
+        given = "task=listops", "task.name=mine", f"recipe={recipe}", "scale=full"
+        assert settings(*given).batch == batch
+
+
+def test_peak_rates_of_the_google_recipes():
+    full = settings("task=listops", "recipe=google", "scale=full")
+    rates = learning_rates(full.schedule, full.lr, full.warmup, full.steps)
+    assert rates.max().item() == pytest.approx(1.58e-3, rel=0.01)
+
+
+def test_small_is_for_a_cpu_and_leaves_what_is_given(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    auto = settings("task=listops", "steps=77", "task.max_length=300")
+    assert auto.scale == "small" and auto.precision == "fp32" and not auto.graph
+    assert auto.steps == 77 and auto.task["max_length"] == 300 and auto.task["generate"]
+    assert auto.scaled["task.generate"] == [False, True]
+    assert auto.scaled["lr"][0] == 1e-4
+    full = settings("task=listops", "scale=full")
+    assert full.task["generate"] is False and not full.scaled
+
+
+def test_what_is_given_comes_before_the_recipe():
+    given = settings("task=image", "recipe=google", "scale=full", "lr=3", "model.dim=16")
+    assert (given.lr, given.model.dim) == (3, 16)
+    assert (given.batch, given.model.layers, given.model.setting) == (256, 1, "google")
+
+
+def test_folders_tell_runs_apart():
+    def folder(*given):
+        return settings("task=image", "scale=full", *given).folder.as_posix()
+
+    assert folder("attention=local") == "runs/train/image/local/seed0"
+    assert folder("attention=local", "seed=3", "name=try") == "runs/train/image/local-try/seed3"
+    masked = folder("mask=local:256+butterfly")
+    assert masked.startswith("runs/train/image/sparse-local-256-butterfly-")
+    assert folder("mask=local:256*butterfly") != masked
+    assert "image-masked/" in folder("pretrain=masked")
+
+
+def test_the_identity_is_what_changes_the_result():
+    def digest(*given):
+        return repr(settings("task=image", *given).identity())
+
+    free = ("minutes=3", "micro_batch=2", "log_every=7", "runs=x", "compile=false")
+    default = digest()
+    assert all(digest(one) == default for one in free)
+    bound = ("steps=7", "lr=1", "seed=1", "task.order=hilbert", "model.dim=32", "attention=local")
+    assert len({digest(one) for one in bound} | {default}) == 1 + len(bound)
+
+
+REFUSED = {
+    "steps=0": "steps=0",
+    "steps=-1": "steps=-1: .*at least 0",
+    "steps=1.5": "steps=1.5: .*Integer",
+    "compile=no": None,  # Hydra's word for false
+    "tensorboard=maybe": "tensorboard=maybe: ",
+    "model.layers=0": "layers=0: .*at least 1",
+    "model.layers=x": "model.layers=x: .*Integer",
+    "model.heads=[2]": r"model.heads=\[2\]: ",
+    "model.dropout=1": "dropout=1.0: .*below 1",
+    "model.pool=best": "pool='best': choose from mean, mean_tokens",
+    "model.positions=axial": "positions=axial takes images",
+    "model.layer=3": "model.layer.*did you mean model.layers",
+    "sed=1": "'sed'.*did you mean seed",
+    "cache_dir=[a]": r"cache_dir=\[a\]: ",
+    "weight_decay=x": "weight_decay=x: ",
+    "mask_share=0": "mask_share=0.0: ",
+    "betas=[0.9,2]": r"betas=\[0.9, 2.0\]: .*below 1",
+    "betas=[0.9]": r"betas=\[0.9\]: give two numbers",
+    "lr=0": "lr=0.0: .*above 0",
+    "scale=smal": r"scale='smal': choose from .*\(did you mean small\?\)",
+    "precision=fp16": "precision='fp16': choose from bf16, fp32",
+    "pretrain=causal": "pretrain=causal with model.causal=false",
+    "init_head=fresh": "init_head=fresh needs init_from=FOLDER",
+    "micro_batch=7": "micro_batch=7 does not divide batch=",
+    "device=tpu": "device='tpu': choose from cpu, cuda",
+    "name=a/b": "name='a/b'",
+    "mask=loca:256": "loca.*local",
+    "task=chess": "task/chess",
+    "block_size=20": "block_size",
+}
+
+
+def test_bad_values_are_refused_in_one_line_that_names_them(monkeypatch):
+    from experiments.common.config import help_rows
+    from experiments.lra.settings import TrainOptions
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    known = [text.partition("=")[0] for text, _ in help_rows(TrainOptions)]
+    for given, expected in REFUSED.items():
+        if expected is None:
+            assert settings(given)
+            continue
+        with pytest.raises((ValueError, HydraException)) as caught:
+            settings("task=listops", given)
+        error = caught.value
+        text = words(error, known) if isinstance(error, HydraException) else str(error)
+        assert re.search(expected, text), (given, text)
+        assert "\n" not in text or "mask" in given, text  # a mask shows the place
+    with pytest.raises(ValueError, match="mask=local:9 is for attention=sparse; linear takes none"):
+        settings("attention=linear", "mask=local:9")
+
+
+def run(*arguments: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    command = [sys.executable, *more, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_help_describes_every_option_and_is_quick():
+    done = run("experiments.train", "--help", more=("-X", "importtime"))
+    assert done.returncode == 0
+    for option in ("steps=", "model.layers=", "mask=", "pretrain=", "task=listops"):
+        line = next(x for x in done.stdout.splitlines() if x.strip().startswith(option))
+        assert len(line.split()) > 2, line
+    assert "torch._dynamo" not in done.stderr
+
+
+MINE = {
+    "task/mine.yaml": "# @package _global_\ntask: { name: mine, n: 8 }\neval_every: 2\nsmall: {}\n",
+    "attention/mine.yaml": "name: mine\nshift: 1\n",
+    "recipe/mine.yaml": (
+        "# @package _global_\nrecipe: mine\nlr: 1e-2\n"
+        "by_task: { default: { steps: 2, batch: 4 } }\n"
+    ),
+    "own.py": """
+import numpy as np
+from experiments.lra.models.attention.base import Attention
+from experiments.lra.models.attention.registry import register
+from experiments.lra.tasks.load import task
+from experiments.lra.tasks.task import Split, Task
+
+@register("mine", label="mine", style=("#000000", "o", "-"))
+class Mine(Attention):
+    def __init__(self, *, shift: int | None = None, **sizes):
+        super().__init__(**sizes)
+        self.shift = shift
+    def attend(self, q, k, v, lengths):
+        return v.roll(self.shift, 2)
+
+@task("mine")
+def load(data_dir, *, cache_dir, seed, n):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(1, 5, (n, 16)).astype(np.uint8)
+    split = Split(tokens, (tokens[:, 0] > 2).astype(np.int64))
+    return Task("mine", "made here", 2, 5, dict.fromkeys(("train", "val", "test"), split))
+""",
+}
+
+
+def test_a_task_an_attention_and_a_recipe_of_ones_own(tmp_path):
+    for name, text in MINE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    own = ["--config-dir", str(tmp_path)]
+    given = [x for x in overrides(tmp_path, "mine", "mine", recipe="mine") if "val_ex" not in x]
+    done = run("experiments.train", *own, *given, "device=cpu")
+    assert done.returncode == 0, done.stderr[-2000:]
+    (found,) = (tmp_path / "runs").rglob("run.json")
+    done = run("experiments.evaluate", *own, f"run={found.parent}", "device=cpu")
+    assert "mine (made here), mine attention" in done.stdout, done.stderr[-2000:]
