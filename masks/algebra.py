@@ -18,6 +18,7 @@ import numpy as np
 
 from masks import runs as rl
 from masks.analysis.check import Report, check
+from masks.analysis.partition import Partition, partition
 from masks.analysis.reach import Reach, reach_of
 from masks.analysis.stats import Stats
 from masks.block_mask import BlockMask
@@ -133,6 +134,18 @@ class Mask(Keyed):
     def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:
         """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach_of`."""
         return reach_of(self, seq_len, layers, **options)
+
+    def partition(
+        self, n: int, ranks: int, block_size: int = 128, *, heads: int | None = None, **options: Any
+    ) -> Partition:
+        """Build, and share the sequence among devices: what each computes, receives and sends.
+
+        See `masks.analysis.partition.partition`; heads: those of the queries.
+        """
+        per_head = heads or 32 if self.per_head else None
+        return partition(
+            self.build(n, None, block_size, heads=per_head), ranks, heads=heads, **options
+        )
 
     def check(
         self, seq_len: int, layers: int | None = None, causal: bool | None = None, **options: Any

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from masks import files
+from masks.analysis.partition import Partition, partition
 from masks.analysis.plots import overview
 from masks.analysis.reach import Reach, reach
 from masks.analysis.stats import Stats, stats
@@ -20,6 +21,7 @@ from masks.crop import coarsen, crop
 from masks.draw import draw
 from masks.registry import Keyed, remember
 from masks.runs import Bools, Grid, Ints
+from masks.take import take
 from masks.tiles import unpack_bits
 from masks.types import BlockData
 
@@ -213,6 +215,21 @@ class BlockMask(Keyed):
         """
         cut = crop(self, n_q, n_k)
         return self if cut is None else BlockMask(*cut)
+
+    def take(self, rows: ArrayLike, cols: ArrayLike) -> "BlockMask":
+        """Return the block mask of some block rows and block columns, in the order given.
+
+        Args:
+            rows, cols: (R,) and (C,) different numbers of block rows and block columns. A last
+                block with fewer tokens has to stay the last one.
+        """
+        return BlockMask(*take(self, rows, cols))
+
+    def partition(self, ranks: int, **options: Any) -> "Partition":
+        """Return what each of several devices computes, receives and sends where they share the
+        sequence; see `masks.analysis.partition.partition`.
+        """
+        return partition(self, ranks, **options)
 
     def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
         """The same mask in larger blocks, as if it had been built with them.

@@ -29,6 +29,7 @@ from sparseflash.checks import (
     is_empty,
     seed_tensor,
 )
+from sparseflash.distributed.plan import ContextParallel
 from sparseflash.lengths import Lengths, attend_within, check_bounds, keep_within, padding_for
 from sparseflash.ops.attention import call_operator, plain, run
 from sparseflash.plan import Plan, plan_for, prepared, traced_plan
@@ -41,7 +42,7 @@ from sparseflash.shards import is_sharded, on_shards
 from sparseflash.terms import Terms, term_options, term_tensors
 
 BoolArray = np.ndarray | Tensor
-AnyMask = Mask | BlockMask | Selection | Picks | Schedule | BoolArray | None
+AnyMask = Mask | BlockMask | Selection | Picks | Schedule | ContextParallel | BoolArray | None
 
 
 class Keywords(TypedDict, total=False):
@@ -150,6 +151,11 @@ def attention(
         options |= {"backend": backend, "scale": scale, **flags}
         return on_shards(attention, q, k, v, mask, lengths, starts, terms, **options)
     q, k, v = autocast(q, k, v)
+    if isinstance(mask, ContextParallel):
+        options = {"scale": as_float(scale), "terms": terms, "return_lse": return_lse}
+        options |= {"deterministic": deterministic, "backend": backend, "dropout_p": dropout_p}
+        options |= {"lengths": lengths, "starts": starts, "return_max_scores": return_max_scores}
+        return mask.attend(q, k, v, attend=attention, **options)
     if isinstance(mask, Picks):
         given = lengths, starts, terms, dropout_p, return_max_scores, backend
         if picked.why_not(q, k, v, mask, *given) is None:

@@ -17,6 +17,7 @@ from sparseflash.arguments import as_mask_or_selector, refuse_unknown
 from sparseflash.attention import attention, plan
 from sparseflash.backends.registry import NAMES
 from sparseflash.checks import check_options, is_number, is_wrapped
+from sparseflash.distributed.plan import ContextParallel
 from sparseflash.lengths import (
     BLOCK,
     PADDINGS,
@@ -42,14 +43,15 @@ class BlockSparseAttention(nn.Module):
         kv_heads: key and value heads, a divisor of `heads`; equal to `heads` by default.
         head_dim: features of a head; dim / heads by default.
         mask: a `masks.Mask`, its text, a `masks.BlockMask`, a bool array as in
-            `sparseflash.attention`, a selector of `sparseflash.select`, or None for dense
-            attention.
+            `sparseflash.attention`, a selector of `sparseflash.select`, a plan of
+            `sparseflash.distributed`, or None for dense attention.
         layer: the number of this layer, from 0. A mask that differs from layer to layer needs it;
             other masks are the same with any number.
         bias: whether the projections have biases.
         dropout: probability that an attention probability is dropped, in training only.
         rotary: a module that turns queries and keys (B, N, heads, head_dim) by their positions,
-            such as `Rotary()`.
+            such as `Rotary()`. With a `ContextParallel` mask it is called with `positions=`, the
+            places of the own tokens in the whole sequence.
         padding: how keys beyond `lengths` are left out: "auto", "hide" or "skip"; see
             docs/guide/own_model.md. The results agree up to rounding.
         keep_max_scores: whether a forward leaves the largest logit of each head, over all
@@ -74,7 +76,7 @@ class BlockSparseAttention(nn.Module):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        mask: Mask | BlockMask | Selector | str | None = None,
+        mask: Mask | BlockMask | Selector | ContextParallel | str | None = None,
         layer: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -153,7 +155,10 @@ class BlockSparseAttention(nn.Module):
         self._check_heads(*(t.shape[2] for t in features))
         q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in features)
         if self.rotary is not None:
-            q, k = self.rotary(q), self.rotary(k)
+            at: dict[str, Any] = {}
+            if isinstance(self.mask, ContextParallel):
+                at = {"positions": self.mask.positions(x.device)}
+            q, k = self.rotary(q, **at), self.rotary(k, **at)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         found = self.attend(q, k, v, lengths, **({} if starts is None else {"starts": starts}))
         return self.out(found.transpose(1, 2).flatten(2))
@@ -296,7 +301,9 @@ def _check_tokens(name: str, x: Any, dim: int, batch: int | None = None) -> None
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be ({wanted}, N, {dim})")
 
 
-def _mask(mask: Any, layer: int | None) -> Mask | BlockMask | Selector | None:
+def _mask(mask: Any, layer: int | None) -> Mask | BlockMask | Selector | ContextParallel | None:
+    if isinstance(mask, ContextParallel):
+        return mask
     mask = as_mask_or_selector(mask)
     if layer is not None:
         layer = integer("layer", layer, min=0)
@@ -323,10 +330,11 @@ class Rotary(nn.Module):
             raise ValueError(f"fraction is {fraction!r}; it must be a number in (0, 1]")
         self.base, self.fraction = base, fraction
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         """x (B, N, heads, head_dim), turned; the same shape and dtype.
 
         start: the position of the first token: the number of those before it, which a cache holds.
+        positions: (N,), those of all tokens, where they do not follow one another.
         """
         if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
             what = type(x).__name__
@@ -339,8 +347,11 @@ class Rotary(nn.Module):
                 f"rotary turns {turned} of {x.shape[-1]} features; choose an even number of them"
             )
         wide = torch.promote_types(x.dtype, torch.float32)
-        made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table
-        cos, sin = made(x.shape[1], turned, self.base, wide == torch.float64, x.device, start)
+        if positions is not None:
+            cos, sin = _turns(positions.to(wide), turned, self.base)
+        else:
+            made = torch.ops.sparseflash.rotary if torch.compiler.is_compiling() else rotary_table
+            cos, sin = made(x.shape[1], turned, self.base, wide == torch.float64, x.device, start)
         cos, sin = cos[:, None], sin[:, None]  # (N, 1, turned / 2)
         first, *rest = (x,) if turned == x.shape[-1] else (x[..., :turned], x[..., turned:])
         a, b = first.to(wide).chunk(2, dim=-1)
@@ -356,8 +367,11 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine (n, turned / 2) of the angles of `Rotary`, in float64 or float32."""
     dtype = torch.float64 if double else torch.float32
-    place = torch.arange(0, turned, 2, dtype=dtype, device=device)
-    token = torch.arange(start, start + n, dtype=dtype, device=device)
+    return _turns(torch.arange(start, start + n, dtype=dtype, device=device), turned, base)
+
+
+def _turns(token: Tensor, turned: int, base: float) -> tuple[Tensor, Tensor]:
+    place = torch.arange(0, turned, 2, dtype=token.dtype, device=token.device)
     angle = token[:, None] * base ** (-place / turned)
     return angle.cos(), angle.sin()
 

@@ -18,6 +18,7 @@ from masks import Mask
 from masks.registry import by_text
 from sparseflash.arguments import remedy
 from sparseflash.attention import attention
+from sparseflash.distributed.plan import ContextParallel
 from sparseflash.integrations import integration
 from sparseflash.integrations.tensors import join, mask_of_tensor
 from sparseflash.select.pairs import selection_of_pairs
@@ -42,12 +43,18 @@ REFUSED = {
 }
 # Tensors that change nothing here, or are in the mask already.
 KNOWN = {"input_ids", "position_ids", "seq_idx", "num_items_in_batch"}
-KNOWN |= {"max_length_q", "max_length_k"}
+KNOWN |= {"max_length_q", "max_length_k", "shift_labels"}
 LAYER = "sparse_layer"  # of a module without layer_idx: its number
+CONTEXT = "sparse_context"  # of a module: the plan of the sequence that the ranks share
 BLOCK = 64  # of the selection that is made of the choices of a model
 
 
-def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedModel:
+def use(
+    model: PreTrainedModel,
+    mask: Mask | str | None = None,
+    *,
+    context: ContextParallel | None = None,
+) -> PreTrainedModel:
     """Let `model` attend through sparseflash, and return it.
 
     The model's own mask stays: causality, sliding windows, padding and packed sequences. `mask` is
@@ -58,6 +65,10 @@ def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedMod
         model: a model, or the part of one that a mask is meant for, such as `model.get_encoder()`.
         mask: a `masks.Mask` that has a text, its text, or None for the model's own mask alone. The
             text is kept as `sparse_mask` in the config, and so saved and loaded with the model.
+        context: a plan of `sparseflash.distributed` for the sequences that the model will get, each
+            rank its own tokens. Only its owners count: the masks are those of the model and `mask`.
+            Call the model with `position_ids=context.positions(device)[None]`, and with
+            `shift_labels` beside `labels`; see docs/guide/many_gpus.md.
 
     Raises:
         ValueError: a model without attention that transformers can switch, or a mask without text.
@@ -93,7 +104,7 @@ def use(model: PreTrainedModel, mask: Mask | str | None = None) -> PreTrainedMod
             vars(config).pop(ATTRIBUTE, None)
     if mask is not None:
         setattr(model.config, ATTRIBUTE, mask.key)
-    state: dict[str, Any] = {}
+    state: dict[str, Any] = {CONTEXT: context}
     if not (model._supports_sdpa or model._supports_flash_attn):
         state["is_causal"] = False  # eager attention goes by the mask alone
     for number, layer in enumerate(layers):
@@ -187,9 +198,17 @@ def attend(
         cure = REFUSED.get(name, "take attn_implementation='eager'")
         raise ValueError(f"{name} is {_what(given)}, which sparseflash has no place for: {cure}")
     n_q, n_k = query.shape[2], key.shape[2]
+    terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
     chosen = mask_of(getattr(module, "config", None))
     if chosen is not None and chosen.per_layer:
         chosen = chosen.layer(_number(module))
+    if (context := getattr(module, CONTEXT, None)) is not None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        own = masks.causal() if causal else masks.dense()
+        own = _own_of_the_whole(attention_mask, own, context, others.get("position_ids"))
+        mask = context.with_mask(join(own, chosen))
+        out = attention(query, key, value, mask, scale=scaling, dropout_p=dropout, terms=terms)
+        return out.transpose(1, 2).contiguous(), None
     documents = _documents(cu_seq_lens_q, cu_seq_lens_k, n_q, n_k)
     if isinstance(attention_mask, ModelMask) and attention_mask.shape[2] == 1 < n_q:
         attention_mask = attention_mask.expand(-1, -1, n_q, -1)  # values: all queries see the same
@@ -213,9 +232,36 @@ def attend(
             mask = (masks.dense() if mask is None else mask) >> masks.packed(documents)
     if indices is not None or block_indices is not None:
         mask = _selection(module, query, key, mask, indices, block_indices)
-    terms = None if s_aux is None and softcap is None else Terms(s_aux, softcap)
     out = attention(query, key, value, mask, scale=scaling, dropout_p=dropout, terms=terms)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _own_of_the_whole(
+    given: Any, own: Mask, context: ContextParallel, positions: Tensor | None
+) -> Mask:
+    """Return the model's mask of a sequence that ranks share; own: where the model made none.
+
+    Raises ValueError where the model sees more than the own tokens of a sequence without padding,
+    or has other positions than theirs.
+    """
+    if isinstance(given, ModelMask):
+        asked = given.asked
+        if asked.own is None or asked.real is not None or asked.q_offset or asked.n_q != asked.n_k:
+            raise ValueError(
+                f"the model made a mask of {asked.n_q} queries and {asked.n_k} keys with padding, a"
+                " cache or a function of its own: a sequence that ranks share has none of them"
+            )
+        own = asked.own
+    elif given is not None:
+        raise ValueError(f"attention_mask is {_what(given)}: pass the mask to use(), of all tokens")
+    if positions is not None:
+        wanted = context.positions(positions.device)
+        if positions.shape[-1] != len(wanted) or not (positions == wanted).all():
+            raise ValueError(
+                "position_ids are not those of the own tokens: call the model with"
+                " position_ids=context.positions(device)[None]"
+            )
+    return own
 
 
 def _number(module: Any) -> int:

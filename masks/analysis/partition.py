@@ -1,0 +1,459 @@
+"""Several devices share one sequence: which of them owns which tokens, and what has to travel.
+
+Each rank owns blocks of tokens: their queries, keys and values. A non-empty block (row, column)
+whose row and column have different owners needs a transfer. Either the key block travels to the
+owner of the row, once for all rows there that need it, or the query block travels to the owner of
+the column and its partial output comes back. Global tokens are the case where queries should
+travel: one row that needs every key.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.checks import file_path, flag, integer
+from masks.draw import COLOURS, EXAMPLE, NEEDS_MATPLOTLIB, save
+from masks.runs import Bools, Ints
+from masks.take import Blocks, blocks_of
+from masks.types import BlockMask
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CHUNKS = 32  # for each rank, of which the owners "greedy" and "metis" choose
+GREEDY_AT_MOST = 1 << 28  # steps of "greedy" that "auto" is ready to wait for
+
+
+class Sizes(NamedTuple):
+    """What the transfers and the time of a partition are counted from.
+
+    tflops, gb_s: of one device, and of its link in each direction.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+    v_dim: int = 128
+    itemsize: int = 2
+    tflops: float = 600.0
+    gb_s: float = 450.0
+
+
+class Route(NamedTuple):
+    """How the blocks of a mask are served; arrays of (nnz,), for each non-empty block."""
+
+    here: Ints  # the rank that owns the row
+    there: Ints  # the rank that owns the column
+    fetched: Bools  # the key block travels
+    visits: Bools  # the query block travels
+
+    @property
+    def at(self) -> Ints:
+        """The rank that computes the block."""
+        return np.where(self.visits, self.there, self.here)
+
+
+def route(blocks: Blocks, unit: Ints, owner: Ints, price: float, queries: bool = True) -> Route:
+    """Return how each block is served.
+
+    A row whose keys on another rank include more than `price` that no other row here needs is
+    served there. Rows leave until none is left, which does not depend on their order; the bytes are
+    within 2 % of the cheapest vertex cover for the masks that were compared.
+
+    Args:
+        unit: (nnz,) the slice of keys and values that a block belongs to.
+        owner: (blocks of tokens,) ranks.
+        price: bytes of a travelling query block and its output / bytes of a key and value block.
+        queries: whether queries may travel at all.
+    """
+    here, there = owner[blocks.row], owner[blocks.col]
+    far = here != there
+    visits = np.zeros(len(here), bool)
+    if queries and far.any():
+        n, at = len(owner), np.flatnonzero(far)
+        pair = (unit[at] * n + here[at]) * n + there[at]  # there are no more ranks than blocks
+        _, row = np.unique(pair * n + blocks.row[at], return_inverse=True)
+        if np.bincount(row).max() > price:
+            _, key = np.unique(pair * n + blocks.col[at], return_inverse=True)
+            gone = np.zeros(row.max() + 1, bool)
+            while True:
+                stay = ~gone[row]
+                users = np.bincount(key[stay], minlength=key.max() + 1)
+                alone = np.bincount(row[stay], users[key[stay]] == 1, len(gone))
+                if not (alone > price).any():
+                    break
+                gone |= alone > price
+            visits[at] = gone[row]
+    return Route(here, there, far & ~visits, visits)
+
+
+def units(mask: BlockMask, slices: Ints, kv_heads: int) -> Ints:
+    """Return the slice of keys and values of each slice of the mask.
+
+    A mask without heads has one for each batch entry that it has.
+    """
+    if mask.heads == 1:
+        return slices
+    batch, head = np.divmod(slices, mask.heads)
+    return batch * kv_heads + head * kv_heads // mask.heads
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What each rank computes, receives and sends in a forward. `print` shows it as a table.
+
+    The backward receives the same again, and sends as many gradients back. Times are a model:
+    compute at `sizes.tflops`, transfers at `sizes.gb_s`, hidden behind compute, no latency.
+
+    Attributes:
+        text: the mask, in words.
+        n, block: tokens, and those of a block.
+        name: of the rule that gave the owners.
+        owner: (blocks of tokens,) ranks.
+        computed: (ranks,) non-empty blocks, of all slices of the mask.
+        received, sent: (ranks,) bytes.
+        visits: query blocks that travel.
+        gathered: bytes that each rank receives where all keys and values go everywhere.
+        tried: the modelled forward, in seconds, of each rule that was tried.
+    """
+
+    text: str
+    n: int
+    block: int
+    sizes: Sizes
+    name: str
+    owner: Ints
+    computed: Ints
+    received: Ints
+    sent: Ints
+    visits: int
+    gathered: float
+    block_seconds: float
+    tried: dict[str, float]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.computed)
+
+    @property
+    def imbalance(self) -> float:
+        """The most blocks of a rank / their mean."""
+        return float(self.computed.max() / self.computed.mean()) if self.computed.any() else 1.0
+
+    @property
+    def share(self) -> float:
+        """The most bytes that a rank receives or sends / those of an all-gather."""
+        return float(max(self.received.max(), self.sent.max()) / self.gathered)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the forward on the busiest rank."""
+        return float(self.computed.max()) * self.block_seconds
+
+    @property
+    def transfer(self) -> float:
+        """Seconds of the busiest link in the forward."""
+        return float(max(self.received.max(), self.sent.max())) / (1e9 * self.sizes.gb_s)
+
+    @property
+    def forward(self) -> float:
+        """Seconds of the forward, transfers hidden behind compute."""
+        return max(self.compute, self.transfer)
+
+    @property
+    def speedup(self) -> float:
+        """Modelled time of one device / that of the ranks, forward and backward."""
+        one = 3.5 * float(self.computed.sum()) * self.block_seconds
+        ranks = self.forward + max(2.5 * self.compute, 2 * self.transfer)
+        return one / ranks if ranks else 1.0
+
+    def rivals(self) -> dict[str, tuple[float, float]]:
+        """Return (bytes received in a forward, modelled speed-up) of other ways to share.
+
+        all-gather: every rank has all keys, rows dealt out by their cost, transfer hidden. ring:
+        keys go round, zigzag owners, each step waits for the slower of compute and transfer.
+        heads: all tokens of a share of the heads (Ulysses); only as many ranks as key heads.
+        """
+        sizes, one = self.sizes, float(self.computed.sum()) * self.block_seconds
+        ideal, ranks, bandwidth = one / self.ranks, self.ranks, 1e9 * sizes.gb_s
+
+        def speedup(compute: float, moved: float, hidden: bool) -> float:
+            transfer = moved / bandwidth
+            if hidden:
+                time = max(compute, transfer) + max(2.5 * compute, 2 * transfer)
+            else:
+                time = 3.5 * compute + 2 * transfer
+            return 3.5 * one / time if time else 1.0
+
+        found = {"all-gather": (self.gathered, speedup(ideal, self.gathered, True))}
+        if ranks <= sizes.kv_heads:
+            width = (sizes.heads + sizes.kv_heads) * (sizes.head_dim + sizes.v_dim)
+            moved = width * self.n / ranks * (ranks - 1) / ranks * sizes.itemsize
+            found["heads"] = moved, speedup(ideal, moved, False)
+        return found
+
+    def __str__(self) -> str:
+        sizes = self.sizes
+        lines = [
+            f"{self.text}: {self.n} tokens on {self.ranks} ranks, owners {self.name!r}",
+            f"  blocks of a rank    {self.computed.mean():.6g} in the mean, {self.computed.max()}"
+            f" at most ({self.imbalance:.3f})",
+            f"  received, forward   {self.received.mean() / 1e6:.4g} MB in the mean,"
+            f" {self.received.max() / 1e6:.4g} MB at most",
+            f"  of an all-gather    {self.share:.4g}; query blocks that travel: {self.visits}",
+            f"  model               {self.speedup:.3g} times one device, forward and backward"
+            f" ({sizes.tflops:g} TFLOP/s, {sizes.gb_s:g} GB/s, transfers hidden)",
+        ]
+        for name, (moved, speedup) in self.rivals().items():
+            lines.append(f"  {name:18s}  {moved / 1e6:.4g} MB, {speedup:.3g} times")
+        if len(self.tried) > 1:
+            tried = ", ".join(f"{name} {1e3 * t:.3g}" for name, t in self.tried.items())
+            lines.append(f"  ms by owners        {tried}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def draw(self, path: Any = None, ax: "Axes | None" = None) -> "Axes":
+        """Draw the work and the transfers of every rank; needs matplotlib, but no display."""
+        try:
+            from matplotlib import pyplot as plt
+        except ImportError:
+            raise ImportError(NEEDS_MATPLOTLIB) from None
+        if path is not None:
+            file_path(path, EXAMPLE)
+        if ax is None:
+            ax = plt.figure(figsize=(6, 3), layout="constrained").subplots()
+        place, width = np.arange(self.ranks), 0.27
+        mean = self.computed.mean() or 1.0
+        bars = (
+            ("blocks computed / mean", self.computed / mean, COLOURS["full"]),
+            ("bytes received / all-gather", self.received / self.gathered, COLOURS["partial"]),
+            ("bytes sent / all-gather", self.sent / self.gathered, "0.6"),
+        )
+        for i, (label, values, colour) in enumerate(bars):
+            ax.bar(place + (i - 1) * width, values, width, color=colour, label=label)
+        ax.axhline(1.0, color="0.4", linewidth=0.8, linestyle=":")
+        ax.set(xlabel="rank", xticks=place, title=f"{self.text}, {self.n} tokens ({self.name})")
+        ax.legend(
+            frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3
+        )
+        if path is not None:
+            save(ax.figure, path)  # pyright: ignore[reportArgumentType]
+        return ax
+
+
+def partition(
+    mask: BlockMask,
+    ranks: int,
+    *,
+    owner: str | NDArray[np.integer] = "auto",
+    queries: bool = True,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    **sizes: Any,
+) -> Partition:
+    """Return what each of `ranks` devices computes, receives and sends.
+
+    Args:
+        owner: "contiguous", "zigzag", "snake" (rows by their cost, dealt out there and back),
+            "greedy" (chunks of rows, the dearest first, where they add the least time), "metis"
+            (needs pymetis), "auto" (the fastest of them by the model; METIS where it is installed),
+            or the rank of every block of tokens, (blocks,) ints.
+        queries: whether queries may travel instead of keys.
+        heads, kv_heads: of queries, and of keys; those of the mask, else 32, and `heads`.
+        sizes: the further fields of `Sizes`.
+
+    Raises ValueError for a mask whose queries and keys are not the same tokens, and for fewer
+    blocks of tokens than ranks.
+    """
+    ranks, queries = integer("ranks", ranks, min=1), flag("queries", queries)
+    size = mask.block_size[0]
+    if mask.n_q != mask.n_k or len(set(mask.block_size)) > 1:
+        raise ValueError(
+            f"the mask is {mask.n_q} x {mask.n_k} in blocks of {mask.block_size}: ranks share one"
+            " sequence, in square blocks"
+        )
+    heads = integer("heads", heads or (mask.heads if mask.heads > 1 else 32), min=1)
+    kv_heads = integer("kv_heads", kv_heads or heads, min=1)
+    if heads % kv_heads or mask.heads not in (1, heads, kv_heads):
+        raise ValueError(
+            f"heads is {heads} and kv_heads {kv_heads}, of a mask with {mask.heads} heads: kv_heads"
+            " must divide heads, and the mask have 1, kv_heads or heads of them"
+        )
+    unknown = set(sizes) - set(Sizes._fields)
+    if unknown:
+        raise ValueError(f"unknown sizes {sorted(unknown)}: choose from {Sizes._fields[2:]}")
+    sized = Sizes(heads, kv_heads, **{"v_dim": sizes.get("head_dim", 128)} | sizes)
+    blocks = blocks_of(mask)
+    unit = units(mask, blocks.slice, kv_heads)
+    count = _Counts(mask, sized, size)
+    rules = owners(mask.rows, blocks, ranks, owner)
+    found = {
+        name: _counted(name, o, ranks, mask, blocks, unit, count, queries) for name, o in rules
+    }
+    tried = {
+        name: max(p.compute, p.transfer) + 0.1 * (p.compute + p.transfer)
+        for name, p in found.items()
+    }
+    best = found[min(tried, key=lambda name: tried[name])]
+    best.tried.update({name: max(p.compute, p.transfer) for name, p in found.items()})
+    return best
+
+
+class _Counts:
+    """Bytes and seconds of a block."""
+
+    def __init__(self, mask: BlockMask, sizes: Sizes, size: int):
+        own = mask.heads if mask.heads > 1 else 1
+        shared = sizes.kv_heads if mask.heads > 1 else 1  # slices of keys and values
+        self.sizes, self.size, self.price = sizes, size, sizes.heads / sizes.kv_heads
+        width = (sizes.head_dim + sizes.v_dim) * size * sizes.itemsize
+        self.key = width * sizes.kv_heads // shared
+        self.query = sizes.head_dim * size * sizes.itemsize * sizes.heads // shared
+        self.result = (sizes.v_dim * sizes.itemsize + 4) * size * sizes.heads // shared
+        self.gathered = width * sizes.kv_heads * mask.batch * (mask.n_q / size)
+        flop = 2 * (sizes.head_dim + sizes.v_dim) * size * size * sizes.heads / own
+        self.seconds = flop / (1e12 * sizes.tflops)
+
+
+def _counted(
+    name: str, owner: Ints, ranks: int, mask: BlockMask, blocks: Blocks, unit: Ints, count: _Counts,
+    queries: bool,
+) -> Partition:  # fmt: skip
+    way = route(blocks, unit, owner, count.price, queries)
+    received, sent = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    n = len(owner)
+
+    def travel(kept: Bools, to: Ints, source: Ints, block: Ints) -> tuple[Ints, Ints]:
+        moved = np.unique(((unit * ranks + to) * ranks + source)[kept] * n + block[kept]) // n
+        return moved // ranks % ranks, moved % ranks
+
+    to, source = travel(way.fetched, way.here, way.there, blocks.col)
+    received += count.key * np.bincount(to, minlength=ranks)
+    sent += count.key * np.bincount(source, minlength=ranks)
+    to, source = travel(way.visits, way.there, way.here, blocks.row)
+    received += count.query * np.bincount(to, minlength=ranks)
+    sent += count.query * np.bincount(source, minlength=ranks)
+    received += count.result * np.bincount(source, minlength=ranks)
+    sent += count.result * np.bincount(to, minlength=ranks)
+    gathered = count.gathered * (ranks - 1) / ranks if ranks > 1 else 1.0
+    computed = np.bincount(way.at, minlength=ranks)
+    return Partition(
+        mask.text or "mask", mask.n_q, count.size, count.sizes, name, owner, computed, received,
+        sent, len(to), gathered, count.seconds, {},
+    )  # fmt: skip
+
+
+# ---- owners: the rank of every block of tokens, as many for each as go ----
+
+
+def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> list[tuple[str, Ints]]:
+    """Return (name, (n,) ranks) of the rules to try: the one that is named, or several.
+
+    Raises ValueError for an unknown name, an array that does not fit, and too many ranks.
+    """
+    if ranks > n:
+        raise ValueError(f"{n} blocks of tokens for {ranks} ranks: take smaller blocks")
+    if not isinstance(owner, str):
+        given = np.asarray(owner)
+        if given.shape != (n,) or not np.issubdtype(given.dtype, np.integer):
+            raise ValueError(f"owner is {given.dtype} of {given.shape}: give ({n},) ints")
+        if given.min() < 0 or given.max() >= ranks:
+            raise ValueError(f"owner has ranks {given.min()} to {given.max()} of {ranks}")
+        return [("own", given.astype(np.int64))]
+    if owner not in ("auto", *RULES):
+        raise ValueError(f"owner is {owner!r}: choose from auto, {', '.join(RULES)}, or an array")
+    names = [owner]
+    if owner == "auto":
+        names = ["contiguous", "zigzag", "snake"]
+        names += ["greedy"] if CHUNKS * ranks * ranks * n <= GREEDY_AT_MOST else []
+        names += ["metis"] if find_spec("pymetis") else []
+    if ranks == 1:
+        return [(names[0], np.zeros(n, np.int64))]
+    return [(name, RULES[name](n, blocks, ranks)) for name in names]
+
+
+def _contiguous(n: int, blocks: Blocks, ranks: int) -> Ints:
+    return np.arange(n) * ranks // n
+
+
+def _zigzag(n: int, blocks: Blocks, ranks: int) -> Ints:
+    chunk = np.arange(n) * 2 * ranks // n
+    return np.minimum(chunk, 2 * ranks - 1 - chunk)
+
+
+def _snake(n: int, blocks: Blocks, ranks: int) -> Ints:
+    cost, owner, place = np.bincount(blocks.row, minlength=n), np.empty(n, np.int64), np.arange(n)
+    turn, there = np.divmod(place, ranks)
+    owner[np.argsort(-cost, kind="stable")] = np.where(turn % 2, ranks - 1 - there, there)
+    return owner
+
+
+def _chunks(n: int, blocks: Blocks, ranks: int) -> tuple[Ints, Ints, int]:
+    """Return the chunk of every block of tokens, the blocks to compute of each, and the ranks'
+    number of chunks.
+    """
+    each = max(1, min(CHUNKS, n // ranks))
+    chunk = np.arange(n) * (each * ranks) // n
+    return chunk, np.bincount(chunk[blocks.row], minlength=each * ranks), each
+
+
+def _greedy(n: int, blocks: Blocks, ranks: int) -> Ints:
+    chunk, cost, each = _chunks(n, blocks, ranks)
+    need = np.zeros((len(cost), n), bool)
+    need[chunk[blocks.row], blocks.col] = True
+    need[chunk, np.arange(n)] = False  # own keys
+    have, load, left = np.zeros((ranks, n), bool), np.zeros(ranks), np.full(ranks, each)
+    chosen, mean = np.empty(len(cost), np.int64), cost.sum() / ranks
+    key = 8.0 * len(cost) * cost.sum() / max(1, n * n)  # a fetched key weighs like so many blocks
+    for i in np.argsort(-cost, kind="stable").tolist():
+        new = (need[i] & ~have).sum(1)
+        over = np.maximum(0, load + cost[i] - 1.02 * mean)
+        score = np.where(left > 0, key * new + 0.02 * load + 50 * over, np.inf)
+        rank = int(score.argmin())
+        chosen[i] = rank
+        have[rank] |= need[i]
+        load[rank] += cost[i]
+        left[rank] -= 1
+    return chosen[chunk]
+
+
+def _metis(n: int, blocks: Blocks, ranks: int) -> Ints:
+    try:
+        import pymetis  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError("owner='metis' needs pymetis: pip install pymetis") from None
+    chunk, cost, each = _chunks(n, blocks, ranks)
+    m = len(cost)
+    a, b = chunk[blocks.row], chunk[blocks.col]
+    edge, weight = np.unique(np.concatenate([a * m + b, b * m + a]), return_counts=True)
+    kept = edge // m != edge % m
+    edge, weight = edge[kept], weight[kept]
+    xadj = np.append(0, np.cumsum(np.bincount(edge // m, minlength=m)))
+    vertex = np.maximum(1, np.round(1000 * cost / max(cost.mean(), 1e-9))).astype(int)
+    _, part = pymetis.part_graph(
+        ranks, xadj=xadj.tolist(), adjncy=(edge % m).tolist(), vweights=vertex.tolist(),
+        eweights=weight.tolist(), recursive=True,
+    )  # fmt: skip
+    owner, count = np.array(part), np.bincount(part, minlength=ranks)
+    load = np.bincount(owner, cost, ranks)
+    for i in np.argsort(cost, kind="stable").tolist():  # the cheapest of those with too many move
+        if count[owner[i]] > each:
+            free = np.flatnonzero(count < each)
+            to = int(free[load[free].argmin()])
+            count[owner[i]] -= 1
+            load[owner[i]] -= cost[i]
+            owner[i] = to
+            count[to] += 1
+            load[to] += cost[i]
+    return owner[chunk]
+
+
+RULES: dict[str, Callable[[int, Blocks, int], Ints]] = {
+    "contiguous": _contiguous, "zigzag": _zigzag, "snake": _snake, "greedy": _greedy,
+    "metis": _metis,
+}  # fmt: skip

@@ -1,0 +1,103 @@
+"""The mask of some blocks of another: rows and columns in a new order, or single blocks moved."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from masks.block_lists import EMPTY, FULL, row_segments
+from masks.runs import Ints, compact, ranges
+from masks.tiles import edge_tiles
+from masks.types import BlockData, BlockMask
+
+
+class Blocks(NamedTuple):
+    """The non-empty blocks of a mask, one by one, ascending by slice, row and column.
+
+    A slice is b * heads + h.
+    """
+
+    slice: Ints  # (nnz,)
+    row: Ints  # (nnz,)
+    col: Ints  # (nnz,)
+    tile: NDArray[np.int32]  # (nnz,) FULL = -1, or the number of the bit tile
+
+    def where(self, kept: NDArray[np.bool_]) -> "Blocks":
+        """Return the blocks that are kept."""
+        return Blocks(self.slice[kept], self.row[kept], self.col[kept], self.tile[kept])
+
+
+def blocks_of(mask: BlockMask) -> Blocks:
+    """Return the non-empty blocks of a mask; O(nnz) memory."""
+    line, first, length, tile = row_segments(mask.grid, mask.starts, mask.tiles)
+    line = np.repeat(line, length)
+    s, row = np.divmod(line, mask.rows)
+    return Blocks(s, row, ranges(first, length), np.repeat(tile, length))
+
+
+def moved(
+    mask: BlockMask, blocks: Blocks, n_q: int, n_k: int, cut: Ints | None = None,
+    heads: int | None = None,
+) -> BlockData:  # fmt: skip
+    """Return the mask of n_q queries and n_k keys that has the blocks of `mask` in new places.
+
+    Args:
+        blocks: their new rows and columns, in any order, no place twice. `tile` is that of `mask`.
+        n_q, n_k: tokens. A block that the new end cuts must have been cut so before.
+        cut: (nnz,), how many of its keys a block has; all of them where None. A full block with
+            fewer keys becomes a partial one, so that it may lie anywhere.
+        heads: of the new mask, which the slices of the blocks number; as many by default.
+    """
+    block_q, block_k = mask.block_size
+    rows, cols = -(-n_q // block_q), -(-n_k // block_k)
+    tile, bits = blocks.tile.astype(np.int64), mask.bits
+    if cut is not None and (short := (tile == FULL) & (cut < block_k)).any():
+        for width in np.unique(cut[short]).tolist():
+            edge = edge_tiles(block_q, width, mask.block_size)[-1:]
+            same = np.flatnonzero((bits == edge).all((1, 2)))
+            tile[short & (cut == width)] = same[0] if len(same) else len(bits)
+            bits = bits if len(same) else np.concatenate([bits, edge])
+    x = (blocks.slice * rows + blocks.row) * cols + blocks.col
+    order = np.argsort(x, kind="stable")
+    x, tile = x[order], tile[order]
+    bits, tile = _renumbered(bits, tile)
+    heads = heads or mask.heads
+    size = mask.batch * heads * rows * cols
+    starts = np.append(0, np.stack([x, x + 1], axis=1))
+    codes = np.append(EMPTY, np.stack([tile, np.full_like(tile, EMPTY)], axis=1))
+    starts, codes = compact(starts, codes.astype(np.int32), size)
+    return BlockData(n_q, n_k, mask.block_size, mask.batch, heads, starts, codes, bits, "")
+
+
+def take(mask: BlockMask, rows: Ints, cols: Ints) -> BlockData:
+    """See `BlockMask.take`."""
+    blocks = blocks_of(mask)
+    tokens, places = [], []
+    for name, chosen, n, size, count in (
+        ("rows", rows, mask.n_q, mask.block_size[0], mask.rows),
+        ("cols", cols, mask.n_k, mask.block_size[1], mask.cols),
+    ):
+        chosen = np.asarray(chosen)
+        if chosen.ndim != 1 or not chosen.size or not np.issubdtype(chosen.dtype, np.integer):
+            raise ValueError(f"{name} is {chosen!r}: give (R,) numbers of blocks, at least one")
+        if chosen.min() < 0 or chosen.max() >= count or len(np.unique(chosen)) < len(chosen):
+            raise ValueError(f"{name} must be different numbers from 0 to {count - 1}")
+        widths = np.minimum((chosen + 1) * size, n) - chosen * size
+        if (widths[:-1] < size).any():
+            raise ValueError(f"{name}: the last block has {n % size} tokens, it must stay the last")
+        place = np.full(count, -1)
+        place[chosen] = np.arange(len(chosen))
+        tokens.append(int(widths.sum()))
+        places.append(place)
+    row, col = places[0][blocks.row], places[1][blocks.col]
+    kept = blocks._replace(row=row, col=col).where((row >= 0) & (col >= 0))
+    return moved(mask, kept, *tokens)
+
+
+def _renumbered(bits: NDArray, tile: NDArray) -> tuple[NDArray, NDArray]:
+    """Return the tiles that are used, numbered by their first appearance, and their codes."""
+    used, first = np.unique(tile[tile >= 0], return_index=True)
+    used = used[np.argsort(first)]
+    number = np.full(len(bits) + 1, FULL)  # the last entry is that of a full block, -1
+    number[used] = np.arange(len(used))
+    return bits[used], number[tile]

@@ -1,0 +1,259 @@
+"""Attention of own queries over keys on all ranks, with its gradients: one operator pair.
+
+Forward: keys and travelling queries are sent || own keys; the visitors' part; their results are
+sent home || the keys that came; the parts are merged by their LSE. Backward: every part takes the
+LSE and delta of all keys, so that its gradients are the exact shares, and shares add up.
+
+The collectives of a call are the same on every rank, in the same order. That is why they all are
+in one operator: an exchange with an autograd node of its own would be left out where a rank has
+nothing to differentiate, and the other ranks would wait for it.
+"""
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from masks import BlockMask
+from sparseflash.backends.protocol import empty_out
+from sparseflash.ops.attention import refuse_second_derivative
+
+if TYPE_CHECKING:
+    from sparseflash.distributed.plan import ContextParallel
+
+PLANS: "WeakValueDictionary[str, ContextParallel]" = WeakValueDictionary()
+
+OPTIONS = "str plan, float? scale, float softcap, bool deterministic, str backend"
+torch.library.define(
+    "sparseflash::context_forward",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? sink, {OPTIONS})"
+    " -> (Tensor out, Tensor lse, Tensor fetched, Tensor guests)",
+)
+torch.library.define(
+    "sparseflash::context_backward",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    f" Tensor fetched, Tensor guests, Tensor? sink, {OPTIONS})"
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+)
+
+
+def _options(scale: Any, softcap: float, deterministic: bool, backend: str) -> tuple[Any, ...]:
+    """Return what follows the mask in a call of our operators; without seed, sink and biases."""
+    seed_and_terms = (None,) * 4
+    return (None, None, *seed_and_terms, scale, 0.0, deterministic, backend, softcap, False, False)
+
+
+def _part(
+    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return (out, LSE) of one part; 0 and -inf where it has no block."""
+    if mask is None:
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        return empty_out(q, v).zero_(), q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
+    return torch.ops.sparseflash.forward(q, k, v, mask.key, *options, True)[:2]
+
+
+def _part_backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    mask: BlockMask | None, options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v in one part, from the results of all keys."""
+    if mask is None:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    call = dout, dlse, q, k, v, out, lse, mask.key
+    return torch.ops.sparseflash.backward(*call, *options)[:3]
+
+
+def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (out, LSE) over the keys of both; out in the dtype of the LSE."""
+    total = torch.logaddexp(lse, other_lse)
+    base = total.masked_fill(total == -torch.inf, 0.0)  # where neither has a key
+    first, second = ((x - base).exp().unsqueeze(-1) for x in (lse, other_lse))
+    # 0 * x: a part without keys has output 0, never NaN
+    return out.to(lse.dtype) * first + other.to(lse.dtype) * second, total
+
+
+@torch.library.impl("sparseflash::context_forward", ("CPU", "CUDA"))
+def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
+    cp = PLANS[plan]
+    cp.agree(q, v, scale, softcap, deterministic)
+    part, units, group = cp.part, cp.units, cp.group
+    options = _options(scale, softcap, deterministic, backend)
+    keys, queries = cp.transfers(q.device)
+    fetched = guests = q.new_empty(0)
+    if keys:
+        coming = cp.count(keys.send([units.of(k), units.of(v)], group))
+    if queries:
+        visiting = cp.count(queries.send([units.of(q)], group))
+    out, lse = _part(q, k, v, part.local, options)
+    if queries:
+        guests = queries.place(visiting.wait())
+        found = _part(units.tensor(guests), k, v, part.guests, options)
+        results = _with_numbers(units, found[0], found[1])
+        home = cp.count(queries.send_back(results, group))
+    if keys:
+        fetched = keys.place(coming.wait())
+        if part.remote is not None:
+            far = _fetched(units, fetched, q.shape[3])
+            out, lse = _merge(out, lse, *_part(q, *far, part.remote, options))
+    if queries:
+        out, lse = _merge_results(cp, out, lse, home.by_peer(), queries)
+    if sink is not None:
+        with_sink = torch.logaddexp(lse, sink[:, None].to(lse.dtype))
+        out = out * (lse - with_sink).exp().unsqueeze(-1)
+        lse = with_sink
+    return _laid_out(empty_out(q, v), out), lse.contiguous(), fetched, guests
+
+
+@torch.library.impl("sparseflash::context_backward", ("CPU", "CUDA"))
+def _backward(
+    dout, dlse, q, k, v, out, lse, fetched, guests, sink, plan, scale, softcap, deterministic,
+    backend,
+):  # fmt: skip
+    cp = PLANS[plan]
+    part, units, group = cp.part, cp.units, cp.group
+    options = _options(scale, softcap, deterministic, backend)
+    keys, queries = cp.transfers(q.device)
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    delta = delta if dlse is None else delta - dlse
+    whole = dout, dlse
+    if queries:
+        views = [units.of(t) for t in (dout, *_as_dtype(q.dtype, lse, delta))]
+        visiting = cp.count(queries.send(views, group))
+    dq2 = None
+    if keys:
+        far = _fetched(units, fetched, q.shape[3])
+        dq2, *far = _part_backward(*whole, q, *far, out, lse, part.remote, options)
+        far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
+        home = cp.count(keys.send_back(far, group))
+    dk2 = dv2 = None
+    if queries:
+        come = units.tensor(queries.place(visiting.wait()))
+        gdout = come[..., : v.shape[3]].contiguous()
+        glse, gdelta = _from_dtype(lse.dtype, come[..., v.shape[3] :])
+        gq = units.tensor(guests)
+        zero = torch.zeros_like(gdout)  # delta comes in as -dlse
+        call = gdout, -gdelta, gq, k, v, zero, glse, part.guests, options
+        gdq, dk2, dv2 = _part_backward(*call)
+        returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
+    dq, dk, dv = _part_backward(*whole, q, k, v, out, lse, part.local, options)
+    dq, dk, dv = _sum(dq, dq2), _sum(dk, dk2), _sum(dv, dv2)
+    if keys:
+        dk, dv = _add(cp, home.by_peer(), keys, dk, dv)
+    if queries:
+        (dq,) = _add(cp, returning.by_peer(), queries, dq)
+    dsink = lse.new_empty(0)
+    if sink is not None:
+        probability = (sink[:, None].to(lse.dtype) - lse).exp()
+        dsink = -(probability * delta).sum((0, 2)).to(sink.dtype)
+    pairs = (q, dq), (k, dk), (v, dv)
+    return *(_laid_out(torch.empty_like(x), dx) for x, dx in pairs), dsink
+
+
+def _laid_out(result: Tensor, x: Tensor) -> Tensor:
+    """Return x in the dtype and the layout of `result`, which a compiler has been told."""
+    same = x.dtype == result.dtype and x.stride() == result.stride()
+    return x if same else result.copy_(x)
+
+
+def _fetched(units: Any, fetched: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that came."""
+    return units.tensor(fetched[..., :dim]), units.tensor(fetched[..., dim:])
+
+
+def _as_dtype(dtype: torch.dtype, *numbers: Tensor) -> list[Tensor]:
+    """Return float32 (B, H, N) as (B, H, N, 1 or 2) of a dtype: the same bits."""
+    return [x.contiguous().unsqueeze(-1).view(dtype) for x in numbers]
+
+
+def _from_dtype(dtype: torch.dtype, x: Tensor) -> list[Tensor]:
+    """Return the numbers that `_as_dtype` laid out side by side."""
+    return list(x.contiguous().view(dtype).unbind(-1))
+
+
+def _with_numbers(units: Any, out: Tensor, lse: Tensor) -> Tensor:
+    """Return units of out with the LSE behind it."""
+    both = (out, *_as_dtype(out.dtype, lse))
+    return torch.cat([units.of(t).flatten(0, 2) for t in both], -1)
+
+
+def _merge_results(cp, out, lse, parts, queries):
+    """Merge the results that the ranks sent home, rank by rank, always in the same order."""
+    units, tokens = cp.units, out.shape[2]
+    dim, wide = out.shape[3], lse.dtype
+    out = units.of(out.to(wide)).clone(memory_format=torch.contiguous_format)
+    lse = units.of(lse.unsqueeze(-1)).clone(memory_format=torch.contiguous_format)
+    for at, come in zip(queries.at, parts, strict=True):
+        if come.shape[0]:
+            other = come[..., :dim], _from_dtype(wide, come[..., dim:])[0]
+            out[at], numbers = _merge(out[at], lse[at].squeeze(-1), *other)
+            lse[at] = numbers.unsqueeze(-1)
+    out, lse = (units.tensor(x.flatten(0, 2))[:, :, :tokens] for x in (out, lse))
+    return out, lse.squeeze(-1)
+
+
+def _add(cp, parts, transfer, *tensors):
+    """Add the gradients that came home, rank by rank, in float32."""
+    units, tokens = cp.units, tensors[0].shape[2]
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    totals = [units.of(t.to(wide)).contiguous() for t in tensors]
+    widths = [t.shape[3] for t in tensors]
+    for at, come in zip(transfer.at, parts, strict=True):
+        if come.shape[0]:
+            for total, x in zip(totals, come.split(widths, -1), strict=True):
+                total[at] += x
+    return [units.tensor(t.flatten(0, 2))[:, :, :tokens] for t in totals]
+
+
+def _sum(x: Tensor, other: Tensor | None) -> Tensor:
+    """Return the sum of two parts, in float32 at least."""
+    if other is None:
+        return x
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.to(wide) + other.to(wide)
+
+
+@torch.library.register_fake("sparseflash::context_forward")
+def _forward_fake(q, k, v, sink, plan, scale, softcap, deterministic, backend):
+    cp = PLANS[plan]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    (batch, heads), size = cp.part.slices, cp.size
+    rest = q.shape[0] // batch
+
+    def units(exchange, travels, h, dim):
+        shape = (batch * heads * exchange.blocks, size, rest, h // heads, dim)
+        return q.new_empty(shape if travels else (0,))
+
+    keys = units(cp.part.keys, cp.fetches, k.shape[1], k.shape[3] + v.shape[3])
+    guests = units(cp.part.queries, cp.visits, q.shape[1], q.shape[3])
+    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=dtype), keys, guests
+
+
+@torch.library.register_fake("sparseflash::context_backward")
+def _backward_fake(dout, dlse, q, k, v, out, lse, fetched, guests, sink, *options):
+    dsink = lse.new_empty(0) if sink is None else torch.empty_like(sink)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+
+
+def _save(ctx, inputs, output):
+    q, k, v, sink, *ctx.options = inputs
+    out, lse, fetched, guests = output
+    ctx.mark_non_differentiable(fetched, guests)
+    ctx.save_for_backward(q, k, v, out, lse, fetched, guests, sink)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dout, dlse, *_):
+    *saved, sink = ctx.saved_tensors
+    out = saved[3]
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv, dsink = torch.ops.sparseflash.context_backward(
+        dout, dlse, *saved, sink, *ctx.options
+    )
+    return dq, dk, dv, None if sink is None else dsink, *(None for _ in ctx.options)
+
+
+torch.library.register_autograd("sparseflash::context_forward", _differentiate, setup_context=_save)
+torch.library.register_autograd("sparseflash::context_backward", refuse_second_derivative)

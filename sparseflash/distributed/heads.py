@@ -1,0 +1,147 @@
+"""Heads instead of tokens: each rank computes all tokens of some heads (Ulysses).
+
+See Jacobs et al., arXiv 2309.14509. The heads go to the ranks by their blocks, so that masks whose
+heads differ are balanced as well.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from masks import BlockMask
+from masks.runs import Ints
+from masks.take import blocks_of, moved
+from sparseflash.terms import Terms
+
+if TYPE_CHECKING:
+    from sparseflash.distributed.plan import ContextParallel
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which heads each rank computes, and the masks of these."""
+
+    kv_heads: tuple[Ints, ...]  # for each rank, ascending
+    heads: tuple[Ints, ...]  # the query heads of these
+    masks: tuple[BlockMask, ...]
+
+
+def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Share:
+    """Return a share of the key heads for each rank, the busiest heads first to who has least."""
+    blocks, group = blocks_of(mask), heads // kv_heads
+    head = blocks.slice % mask.heads
+    cost = np.full(kv_heads, 1.0)
+    if mask.heads > 1:
+        cost = np.bincount(head * kv_heads // mask.heads, minlength=kv_heads).astype(float)
+    most = -(-kv_heads // ranks)
+    load, chosen = np.zeros(ranks), [[] for _ in range(ranks)]
+    for i in np.argsort(-cost, kind="stable").tolist():
+        free = [rank for rank in range(ranks) if len(chosen[rank]) < most]
+        # a rank without heads comes first: each one has to get some
+        rank = min(free, key=lambda rank: (len(chosen[rank]) > 0, load[rank]))
+        chosen[rank].append(i)
+        load[rank] += cost[i]
+    kv = tuple(np.sort(np.array(x)) for x in chosen)
+    queries = tuple((x[:, None] * group + np.arange(group)).ravel() for x in kv)
+    made = []
+    for keys, rows in zip(kv, queries, strict=True):
+        if mask.heads == 1:
+            made.append(mask)
+            continue
+        own = keys if mask.heads == kv_heads else rows
+        number = np.full(mask.heads, -1)
+        number[own] = np.arange(len(own))
+        kept = number[head] >= 0
+        slices = blocks.slice // mask.heads * len(own) + number[head]
+        data = moved(
+            mask, blocks._replace(slice=slices).where(kept), mask.n_q, mask.n_k, None, len(own)
+        )
+        made.append(BlockMask(*data))
+    return Share(kv, queries, tuple(made))
+
+
+def by_heads(
+    cp: "ContextParallel", attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
+    return_lse: bool, options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
+    share, rank = cp.share, cp.rank
+    order = torch.from_numpy(
+        np.concatenate([cp._positions(r, "cpu").numpy() for r in range(cp.ranks)])
+    )
+    order = order.to(q.device)
+    whole = torch.empty_like(order)
+    whole[order] = torch.arange(cp.n, device=q.device)
+    sorted_already = bool((cp.owner[1:] >= cp.owner[:-1]).all())
+    cp.agree(q, v, options["scale"], options["deterministic"])
+    q, k, v = (
+        _ToHeads.apply(x, cp, of)
+        for x, of in ((q, share.heads), (k, share.kv_heads), (v, share.kv_heads))
+    )
+    if not sorted_already:
+        q, k, v = (x.index_select(2, whole) for x in (q, k, v))
+    if terms.sink is not None:
+        terms = terms._replace(sink=terms.sink[torch.from_numpy(share.heads[rank]).to(q.device)])
+    found = attend(q, k, v, share.masks[rank], terms=terms, return_lse=return_lse, **options)
+    out, *lse = found if return_lse else (found,)
+    if not sorted_already:
+        out, *lse = (x.index_select(2, order) for x in (out, *lse))
+    out = _ToTokens.apply(out, cp, share.heads)
+    lse = [_ToTokens.apply(x.unsqueeze(-1), cp, share.heads).squeeze(-1) for x in lse]
+    return (out, *lse) if return_lse else out
+
+
+def _to_heads(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Tensor:
+    """Return (B, own heads, all tokens rank by rank, D) from (B, all heads, own tokens, D)."""
+    order = torch.from_numpy(np.concatenate(heads)).to(x.device)
+    sent = x.permute(1, 2, 0, 3).index_select(0, order).flatten(0, 1)  # (heads * tokens, B, D)
+    gone = [len(h) * cp.tokens for h in heads]
+    come = [len(heads[cp.rank]) * int(t) for t in cp._tokens]
+    got = _exchanged(sent, gone, come, cp)
+    parts = [t.unflatten(0, (len(heads[cp.rank]), -1)) for t in got.split(come)]
+    return torch.cat(parts, 1).permute(2, 0, 1, 3)
+
+
+def _to_tokens(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Tensor:
+    """Return (B, all heads, own tokens, D) from (B, own heads, all tokens rank by rank, D)."""
+    parts = x.permute(1, 2, 0, 3).split(cp._tokens.tolist(), 1)
+    sent = torch.cat([t.flatten(0, 1) for t in parts])
+    gone = [len(heads[cp.rank]) * int(t) for t in cp._tokens]
+    come = [len(h) * cp.tokens for h in heads]
+    got = _exchanged(sent, gone, come, cp).unflatten(0, (-1, cp.tokens))
+    place = torch.empty(len(got), dtype=torch.int64)
+    place[torch.from_numpy(np.concatenate(heads))] = torch.arange(len(got))
+    return got.index_select(0, place.to(x.device)).permute(2, 0, 1, 3)
+
+
+def _exchanged(sent: Tensor, gone: list[int], come: list[int], cp: "ContextParallel") -> Tensor:
+    got = sent.new_empty(sum(come), *sent.shape[1:])
+    cp.bytes_sent += sent.nbytes
+    dist.all_to_all_single(got, sent.contiguous(), come, gone, group=cp.group)
+    return got
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cp, heads):  # type: ignore[override]
+        ctx.call = cp, heads
+        return _to_heads(x, cp, heads)
+
+    @staticmethod
+    def backward(ctx, dx):  # type: ignore[override]
+        return _to_tokens(dx, *ctx.call), None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cp, heads):  # type: ignore[override]
+        ctx.call = cp, heads
+        return _to_tokens(x, cp, heads)
+
+    @staticmethod
+    def backward(ctx, dx):  # type: ignore[override]
+        return _to_heads(dx, *ctx.call), None, None

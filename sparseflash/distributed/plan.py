@@ -1,0 +1,284 @@
+"""A sequence that several ranks share: who owns which tokens, and attention over all of them."""
+
+import hashlib
+import itertools
+import json
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from masks import BlockMask, Mask, dense
+from masks.analysis.partition import Partition
+from masks.checks import integer
+from masks.runs import Ints
+from sparseflash.arguments import as_mask_or_selector
+from sparseflash.checks import check_tensors
+from sparseflash.distributed import attention as operators
+from sparseflash.distributed.exchange import Pending, Transfer, Units
+from sparseflash.distributed.heads import by_heads, share_of_heads
+from sparseflash.distributed.route import Part, parts
+from sparseflash.select.base import Selector
+from sparseflash.terms import Terms
+
+Route = Literal["auto", "blocks", "keys", "heads"]
+ROUTES = ("auto", "blocks", "keys", "heads")
+_numbers = itertools.count()
+
+
+class ContextParallel:
+    """The distribution of one sequence over the ranks of a group, for one mask.
+
+    `sparseflash.attention(q, k, v, plan)` takes it as a mask, with the rank's own tokens in q, k
+    and v: (B, H, tokens, D), in the order of `positions`. Make it with `context_parallel`.
+
+    Attributes:
+        n, size: tokens of the whole sequence, and of a block.
+        mask: the `masks.BlockMask` of the whole sequence.
+        heads, kv_heads: of queries, and of keys and values.
+        owner: (blocks of tokens,) the rank that owns each.
+        rank, ranks, group: of torch.distributed.
+        route: "blocks" or "heads": what travels.
+        tokens: of this rank.
+        bytes_sent: by all calls of this rank so far, its own share included.
+    """
+
+    def __init__(self, group: Any, mask: BlockMask, found: Partition, route: str):
+        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
+        self.mask, self.partition, self.route = mask, found, route
+        self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
+        self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
+        self.bytes_sent, self._agreed = 0, False
+        self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
+        self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
+        width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
+        width -= np.arange(mask.rows) * self.size
+        self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
+        self.tokens = int(self._tokens[self.rank])
+        self.key = f"{_digest(self)}:{next(_numbers)}"
+        if route == "heads":
+            self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
+        else:
+            call = mask, self.owner, self.ranks, self.heads, self.kv_heads, route == "blocks"
+            made, self.fetches, self.visits = parts(*call)
+            self.part: Part = made[self.rank]
+            self.units = Units(self.part.slices, self.size)
+        operators.PLANS[self.key] = self
+
+    def shard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Return the own tokens of x, which has all n of them along `dim`."""
+        if x.shape[dim] != self.n:
+            raise ValueError(f"x has {x.shape[dim]} tokens along dim {dim}, the plan {self.n}")
+        return x.index_select(dim, self.positions(x.device))
+
+    def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Return all n tokens in their order, on every rank; x has the own ones along `dim`.
+
+        Has no gradient. Every rank of the group has to call it.
+        """
+        if x.shape[dim] != self.tokens:
+            raise ValueError(f"x has {x.shape[dim]} tokens along dim {dim}, the rank {self.tokens}")
+        own = x.detach().movedim(dim, 0)
+        whole = own.new_zeros(int(self._tokens.max()), *own.shape[1:])
+        whole[: self.tokens] = own
+        come = [torch.empty_like(whole) for _ in range(self.ranks)]
+        dist.all_gather(come, whole, group=self.group)
+        found = own.new_empty(self.n, *own.shape[1:])
+        for rank, t in enumerate(come):
+            found[self._positions(rank, x.device)] = t[: self._tokens[rank]]
+        return found.movedim(0, dim)
+
+    def positions(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return (tokens,) int64, the place of each own token in the whole sequence, ascending."""
+        return self._positions(self.rank, device)
+
+    def _positions(self, rank: int, device: Any) -> Tensor:
+        token = np.arange(self.n)
+        return torch.from_numpy(token[self.owner[token // self.size] == rank]).to(device)
+
+    def with_mask(self, mask: Any) -> "ContextParallel":
+        """Return the plan of another mask for the same owners, such as that of another layer.
+
+        Plans are kept by the key of the mask. Every rank of the group has to call it.
+        """
+        key = mask.key if isinstance(mask, Mask | BlockMask) else None
+        if key is not None and key in self._others:
+            return self._others[key]
+        blocks = _blocks(mask, self.n, self.size, self.heads)
+        found = blocks.partition(self.ranks, owner=self.owner, **self.partition.sizes._asdict())
+        made = ContextParallel(self.group, blocks, found, self.route)
+        _check_agreement(made)
+        if key is not None:
+            made._others = self._others
+            self._others[key] = made
+        return made
+
+    def explain(self) -> str:
+        """Return what each rank computes and sends, and how that compares with other ways."""
+        how = {"blocks": "key blocks, or query blocks where these are fewer, travel"}
+        how |= {"keys": "key blocks travel", "heads": "heads travel (Ulysses)"}
+        lines = [f"{how[self.route]}; this is rank {self.rank}, with {self.tokens} tokens"]
+        if self.route == "heads":
+            shares = ", ".join(str(len(x)) for x in self.share.kv_heads)
+            lines.append(f"  key heads of a rank  {shares}")
+        return "\n".join([*lines, str(self.partition)])
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, terms: Any, attend: Any,
+        return_lse: bool, deterministic: bool, backend: str, **refused: Any,
+    ) -> Any:  # fmt: skip
+        """Run `sparseflash.attention`, which is `attend`, for the own queries over all keys."""
+        check_tensors(q, k, v)
+        for name, value in refused.items():
+            if value is not None and value is not False and value != 0:
+                raise ValueError(
+                    f"{name} is {value!r}: attention over several ranks has none; "
+                    "with lengths, make the plan of a mask that leaves the padding out"
+                )
+        wanted = (q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+        have = (self.heads, self.kv_heads, self.tokens, self.tokens)
+        if wanted != have:
+            raise ValueError(
+                f"q, k have {wanted[:2]} heads and {wanted[2:]} tokens; the plan has {have[:2]}"
+                f" heads, and {self.tokens} tokens on rank {self.rank}: shard q, k and v with it"
+            )
+        if self.mask.batch not in (1, q.shape[0]):
+            raise ValueError(f"q has batch {q.shape[0]}, the mask of the plan {self.mask.batch}")
+        terms = Terms() if terms is None else terms
+        if not isinstance(terms, Terms) or terms.bias is not None or terms.slopes is not None:
+            raise ValueError(
+                f"terms is {terms!r:.60}: attention over several ranks takes sinks and softcap only"
+            )
+        options: dict[str, Any] = {"scale": scale, "deterministic": deterministic}
+        options |= {"backend": backend}
+        if self.route == "heads":
+            return by_heads(self, attend, q, k, v, terms, return_lse, options)
+        call = scale, float(terms.softcap or 0.0), deterministic, backend
+        out, lse, *_ = torch.ops.sparseflash.context_forward(q, k, v, terms.sink, self.key, *call)
+        return (out, lse) if return_lse else out
+
+    def transfers(self, device: torch.device) -> tuple[Transfer | None, Transfer | None]:
+        """Return those of keys and of queries; None where nothing of the kind travels anywhere."""
+        if device not in self._transfers:
+            part, blocks = self.part, len(self.part.own)
+            made = [
+                Transfer(exchange, part.slices, blocks, device) if travels else None
+                for exchange, travels in ((part.keys, self.fetches), (part.queries, self.visits))
+            ]
+            self._transfers[device] = (made[0], made[1])
+        return self._transfers[device]
+
+    def count(self, pending: Pending) -> Pending:
+        """Add what is on its way to the bytes that were sent."""
+        self.bytes_sent += pending.nbytes
+        return pending
+
+    def agree(self, q: Tensor, v: Tensor, *options: Any) -> None:
+        """Compare the first call among the ranks: shapes, dtype and options.
+
+        Raises ValueError on every rank where they differ, which would hang or give wrong numbers.
+        """
+        if not self._agreed:
+            what = [q.shape[0], q.shape[3], v.shape[3], str(q.dtype), *map(str, options)]
+            _compare(self, json.dumps(what), q.device)
+            self._agreed = True
+
+
+def context_parallel(
+    mesh: Any,
+    mask: Mask | BlockMask | np.ndarray | Tensor | str | None,
+    n: int,
+    *,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int = 128,
+    block_size: int = 128,
+    owner: str | Ints = "auto",
+    route: Route = "auto",
+    tflops: float = 600.0,
+    gb_s: float = 450.0,
+) -> ContextParallel:
+    """Return a plan of attention over a sequence that the ranks of a group share.
+
+    Each rank owns some blocks of tokens and computes the rows of its queries. It receives the key
+    blocks that these need and no others; a row that needs most keys sends its queries instead. The
+    result is that of one device.
+
+    Args:
+        mesh: a one-dimensional `DeviceMesh`, a process group, or None for all ranks.
+        mask: of the whole sequence, as in `sparseflash.attention`; the same on every rank.
+        n: tokens of the whole sequence.
+        heads, kv_heads: of queries, and of keys and values; those of the mask by default, and
+            `heads`.
+        head_dim: of the model that times are estimated from.
+        block_size: tokens; that of a BlockMask stays.
+        owner: who owns which block of tokens: "auto" takes the fastest by the model of
+            `masks.Mask.partition`, which lists the others; or (blocks,) ranks.
+        route: "blocks" (keys, or queries where these are fewer), "keys", "heads" (all tokens of a
+            share of the heads, for masks that need all keys everywhere), or "auto".
+        tflops, gb_s: of one device and its link, for the model.
+
+    Every rank of the group has to call it, with the same arguments.
+    Raises ValueError for arguments out of range, and where the ranks disagree.
+    """
+    group = mesh.get_group() if hasattr(mesh, "get_group") else mesh
+    n = integer("n", n, min=1)
+    if route not in ROUTES:
+        raise ValueError(f"route is {route!r}; choose one of {', '.join(ROUTES)}")
+    ranks = dist.get_world_size(group)
+    blocks = _blocks(mask, n, block_size, heads)
+    sizes: dict[str, Any] = {"head_dim": head_dim, "tflops": tflops, "gb_s": gb_s}
+    sizes |= {"heads": heads, "kv_heads": kv_heads}
+    found = blocks.partition(ranks, owner=owner, queries=route != "keys", **sizes)
+    if route == "auto":
+        heads_travel = found.rivals().get("heads", (0.0, 0.0))[1] > 1.05 * found.speedup
+        route = "heads" if heads_travel and found.sizes.kv_heads >= ranks else "blocks"
+    if route == "heads" and found.sizes.kv_heads < ranks:
+        raise ValueError(f"route='heads' needs a key head a rank: {found.sizes.kv_heads} < {ranks}")
+    made = ContextParallel(group, blocks, found, route)
+    _check_agreement(made)
+    return made
+
+
+def _blocks(mask: Any, n: int, block_size: int, heads: int | None) -> BlockMask:
+    mask = as_mask_or_selector(dense() if mask is None else mask)
+    if isinstance(mask, Selector):
+        raise ValueError(
+            f"mask is {mask!r}: a selection is made of all queries and keys, which no rank has;"
+            " pass a Mask or a BlockMask"
+        )
+    if isinstance(mask, Mask):
+        if mask.per_head and heads is None:
+            raise ValueError(f"{mask} differs from head to head: pass heads=")
+        mask = mask.build(n, block_size=block_size, heads=heads if mask.per_head else None)
+    if (mask.n_q, mask.n_k) != (n, n):
+        raise ValueError(f"the mask is {mask.n_q} x {mask.n_k}, the sequence has {n} tokens")
+    return mask
+
+
+def _digest(cp: ContextParallel) -> str:
+    what = [cp.mask.key, cp.ranks, cp.route, *map(str, cp.partition.sizes)]
+    digest = hashlib.sha256(json.dumps(what).encode())
+    digest.update(cp.owner.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _check_agreement(cp: ContextParallel) -> None:
+    device = "cuda" if dist.get_backend(cp.group) == "nccl" else "cpu"
+    _compare(cp, cp.key.partition(":")[0], torch.device(device))
+
+
+def _compare(cp: ContextParallel, what: str, device: torch.device) -> None:
+    """Raise ValueError on every rank unless all have the same text."""
+    digest = hashlib.sha256(what.encode()).digest()
+    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+    come = [torch.empty_like(own) for _ in range(cp.ranks)]
+    dist.all_gather(come, own, group=cp.group)
+    first = come[0].cpu()
+    if others := [rank for rank, t in enumerate(come) if not torch.equal(t.cpu(), first)]:
+        raise ValueError(
+            f"ranks {others} have another mask, length, shape or option than rank 0; rank"
+            f" {cp.rank} has {what}: every rank must make the same plan and the same calls"
+        )

@@ -1,0 +1,316 @@
+"""Context parallelism on gloo processes: outputs, gradients and bytes against one process."""
+
+import contextlib
+import os
+import socket
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.checkpoint import checkpoint
+
+import masks
+import sparseflash
+from masks.analysis.partition import RULES
+from sparseflash.distributed import context_parallel
+
+BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
+
+
+def bits(n: int) -> masks.Mask:
+    """Few pairs, queries that see nothing, and a whole sequence of them."""
+    rng = np.random.default_rng(0)
+    return masks.mask_from((rng.random((n, n)) < 0.01) & (np.arange(n)[:, None] % 64 > 40))
+
+
+def by_sequence(n: int) -> masks.Mask:
+    """Documents of other lengths in each sequence of the batch."""
+    i = np.arange(n)
+    ends = np.stack([i * 3 // n, i * 7 // n])
+    return masks.mask_from(ends[:, None, :, None] == ends[:, None, None, :])
+
+
+FAMILIES = {
+    "causal": lambda n: masks.causal(),
+    "sliding": lambda n: masks.sliding(50),
+    "documents": lambda n: masks.documents((n // 2 - 7, 9, n - n // 2 - 2)) & masks.causal(),
+    "bigbird": lambda n: masks.bigbird(16, 2, window=3, per_head=True),
+    "longformer": lambda n: masks.longformer(32, 1, (0, 1, 2)),
+    "butterfly": lambda n: masks.butterfly(16),
+    "random by head": lambda n: masks.random_blocks(0.15, block=16, per_head=True),
+    "strided": lambda n: masks.strided(64),
+    "block diffusion": lambda n: masks.block_diffusion(32) if n % 64 == 0 else masks.local(20),
+    "bits": bits,
+    "by sequence": by_sequence,
+    "dense": lambda n: None,
+}
+
+
+def port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def started(rank: int, world: int, at: int, body: Any, arguments: tuple) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(at))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    try:
+        body(rank, world, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def on_ranks(world: int, body: Any, *arguments: Any) -> None:
+    """Run body(rank, world, *arguments) in so many processes; the first error is raised here."""
+    mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
+        started, (world, port(), body, arguments), world, start_method="spawn"
+    )
+
+
+class Call:
+    """The same inputs on every rank, and what one process gives."""
+
+    def __init__(self, n: int, heads: int, kv_heads: int, mask: Any, terms: bool, dtype: Any):
+        g = torch.Generator().manual_seed(n)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=g, dtype=dtype)
+
+        self.qkv = [
+            normal(BATCH, h, n, d) for h, d in ((heads, DIM), (kv_heads, DIM), (kv_heads, DIM_V))
+        ]
+        self.dout, self.dlse = normal(BATCH, heads, n, DIM_V), normal(BATCH, heads, n)
+        self.sink = normal(heads) if terms else None
+        self.softcap = 3.0 if terms else None
+        self.want = self.run(mask, *self.qkv, self.dout, self.dlse)
+
+    def run(self, mask: Any, *given: torch.Tensor, **options: Any):
+        """Return out, LSE and the gradients of q, k, v and the sink."""
+        q, k, v = (x.detach().requires_grad_() for x in given[:3])
+        dout, dlse = given[3:]
+        sink = None if self.sink is None else self.sink.clone().requires_grad_()
+        terms = None if sink is None else sparseflash.Terms(sink=sink, softcap=self.softcap)
+        out, lse = sparseflash.attention(q, k, v, mask, terms=terms, return_lse=True, **options)
+        seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
+        ((out * dout).sum() + seen.sum()).backward()
+        return (
+            out.detach(),
+            lse.detach(),
+            q.grad,
+            k.grad,
+            v.grad,
+            None if sink is None else sink.grad,
+        )
+
+    def on(self, cp: Any, **options: Any):
+        return self.run(cp, *(cp.shard(x, 2) for x in (*self.qkv, self.dout, self.dlse)), **options)
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    """Without torch.testing, which imports DTensor."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
+
+
+def agree(cp: Any, found: Any, want: Any, tolerance: float, what: Any) -> None:
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), found, want, strict=False):
+        assert close(a, cp.shard(b, 2), tolerance), (what, name)
+    if want[5] is not None:  # each rank has the share of its own queries
+        total = found[5].clone()
+        dist.all_reduce(total)
+        assert close(total, want[5], 10 * tolerance), what
+
+
+def least(blocks: Any, cp: Any, kv_heads: int) -> int:
+    """Key units that this rank needs of others where no query travels: from the layout alone."""
+    layout = blocks.layout() > 0
+    if layout.shape[1] > 1:
+        layout = layout.reshape(len(layout), kv_heads, -1, *layout.shape[2:]).any(2)
+    need = layout[:, :, cp.owner == cp.rank].any(2)
+    units = int(need[:, :, cp.owner != cp.rank].sum())
+    return units * (BATCH // len(layout)) * (kv_heads // layout.shape[1])
+
+
+def families(rank: int, world: int, n: int) -> None:
+    for i, (name, family) in enumerate(FAMILIES.items()):
+        heads, kv_heads, terms = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
+        dtype = torch.float32 if i % 4 == 3 else torch.float64
+        mask = family(n)
+        call = Call(n, heads, kv_heads, mask, terms, dtype)
+        tolerance = 1e-11 if dtype == torch.float64 else 3e-5
+        rules = [rule for rule in RULES if rule != "metis"]
+        uneven = np.random.default_rng(i).integers(0, world, -(-n // SIZE))
+        uneven[uneven == world - 1] = 0  # the last rank has no tokens
+        plans: Any = [(rules[i % 4], "blocks"), (rules[(i + 1) % 4], "keys"), ("auto", "auto")]
+        plans += [(uneven, "blocks"), ("zigzag", "heads")]
+        for owner, route in plans:
+            what = (name, world, n, owner if isinstance(owner, str) else "uneven", route)
+            cp: Any = context_parallel(
+                None, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner,
+                route=route,
+            )  # fmt: skip
+            agree(cp, call.on(cp), call.want, tolerance, what)
+            if route == "keys":
+                per = (BATCH // cp.part.slices[0]) * (kv_heads // cp.part.slices[1])
+                assert cp.part.keys.received * per == least(cp.mask, cp, kv_heads), what
+                width = SIZE * (DIM + DIM_V) * call.qkv[0].element_size()
+                moved = cp.part.keys.sent + cp.part.keys.received  # keys, and gradients back
+                assert cp.bytes_sent == moved * per * width, what
+                first, second = ([*call.on(cp, deterministic=True)] for _ in range(2))
+                for a, b in zip(first[:5], second[:5], strict=True):
+                    assert torch.equal(a, b), what
+            x = torch.arange(n)
+            assert torch.equal(cp.unshard(cp.shard(x, 0), 0), x)
+
+
+@pytest.mark.parametrize(("world", "n"), [(2, 300), (3, 448), (4, 256)])
+def test_every_family_equals_one_process(world, n):
+    on_ranks(world, families, n)
+
+
+def composed(rank: int, world: int) -> None:
+    """Activation checkpointing, torch.compile and half precision."""
+    n, mask = 256, masks.longformer(32, 1, (0, 1)) & masks.causal()
+    call = Call(n, 4, 2, mask, False, torch.float64)
+    cp = context_parallel(None, mask, n, heads=4, kv_heads=2, block_size=SIZE)
+    q, k, v = (cp.shard(x, 2).requires_grad_() for x in call.qkv)
+    dout = cp.shard(call.dout, 2)
+
+    def attend(q, k, v):
+        return 2.0 * sparseflash.attention(q, k, v, cp)
+
+    plain = torch.autograd.grad((attend(q, k, v) * dout).sum(), (q, k, v))
+    again = torch.autograd.grad(
+        (checkpoint(attend, q, k, v, use_reentrant=False) * dout).sum(), (q, k, v)
+    )
+    compiled = torch.autograd.grad(
+        (torch.compile(attend, fullgraph=True)(q, k, v) * dout).sum(), (q, k, v)
+    )
+    for a, b, c in zip(plain, again, compiled, strict=True):
+        assert close(a, b, 1e-12) and close(a, c, 1e-12)
+    q, k, v = (x.detach().bfloat16().requires_grad_() for x in (q, k, v))
+    out = sparseflash.attention(q, k, v, cp)
+    halves = torch.autograd.grad((out * dout.bfloat16()).sum(), (q, k, v))
+    q, k, v = (x.bfloat16().double() for x in call.qkv)
+    assert (out - cp.shard(sparseflash.attention(q, k, v, mask), 2)).abs().max() < 0.03
+    for got, exact in zip(halves, plain, strict=True):
+        assert (got - exact / 2).abs().max() < 0.1
+
+
+def test_it_composes():
+    on_ranks(2, composed)
+
+
+def refused(rank: int, world: int) -> None:
+    mask = masks.causal()
+
+    @contextlib.contextmanager
+    def refuses(*words: str):
+        with pytest.raises(ValueError) as caught:
+            yield
+        assert all(word in str(caught.value) for word in words), caught.value
+
+    with refuses("ranks [1]"):
+        context_parallel(None, masks.local(rank + 1), 256, block_size=SIZE)
+    with refuses("ranks [1]"):
+        context_parallel(None, mask, 256, block_size=SIZE, heads=4 + 4 * rank)
+    with refuses("route", "tokens"):
+        context_parallel(None, mask, 256, route="tokens")  # type: ignore[arg-type]
+    with refuses("owner", "nobody"):
+        context_parallel(None, mask, 256, block_size=SIZE, owner="nobody")
+    with refuses("owner", "16"):
+        context_parallel(None, mask, 256, block_size=SIZE, owner=np.zeros(3, int))
+    with refuses("16 blocks", "take smaller"):
+        masks.causal().partition(256, 17, 16)
+    cp = context_parallel(None, mask, 256, heads=4, kv_heads=2, block_size=SIZE)
+    q, k, v = (torch.randn(1, h, 128, 16) for h in (4, 2, 2))
+    with refuses("dropout_p", "0.5"):
+        sparseflash.attention(q, k, v, cp, dropout_p=0.5)
+    with refuses("lengths"):
+        sparseflash.attention(q, k, v, cp, lengths=[3])
+    with refuses("sinks", "terms"):
+        sparseflash.attention(q, k, v, cp, terms=sparseflash.Terms(slopes=torch.ones(4)))
+    with refuses("127", "128 tokens"):
+        sparseflash.attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], cp)
+    with refuses("200", "256"):
+        cp.shard(torch.zeros(1, 200))
+    with refuses("ranks [1]"):  # the first call: another scale
+        sparseflash.attention(q, k, v, cp, scale=1.0 + rank)
+
+
+def test_what_is_refused():
+    on_ranks(2, refused)
+
+
+def layers(rank: int, world: int) -> None:
+    """The layer with rotary positions, and under DDP on another mesh dimension."""
+    n, mask = 256, masks.sliding(50)
+    torch.manual_seed(0)
+    layer = sparseflash.BlockSparseAttention(
+        32, 4, kv_heads=2, mask=mask, rotary=sparseflash.Rotary()
+    ).double()
+    x = torch.randn(2, n, 32, dtype=torch.float64)
+    want = layer(x)
+    want.square().sum().backward()
+    exact = [cast(torch.Tensor, p.grad).clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer.mask = context_parallel(
+        None, mask, n, heads=4, kv_heads=2, block_size=SIZE, owner="zigzag"
+    )
+    found = layer(layer.mask.shard(x))
+    assert close(layer.mask.unshard(found), want.detach(), 1e-11)
+    found.square().sum().backward()
+    for p, grad in zip(layer.parameters(), exact, strict=True):
+        dist.all_reduce(p.grad)
+        assert p.grad is not None and close(p.grad, grad, 1e-9)
+
+
+def test_a_layer_with_rotary_positions():
+    on_ranks(2, layers)
+
+
+def models(rank: int, world: int) -> None:
+    """A model of transformers with windows in some layers: logits, loss and gradients."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    from sparseflash.integrations.transformers import use
+
+    n = 192
+    config = Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, sliding_window=40,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = Gemma3ForCausalLM(config).double()
+    model.set_attn_implementation("sdpa")
+    ids = torch.randint(64, (1, n))
+    labels = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
+    want = model(ids, labels=ids)
+    want.loss.backward()
+    exact = [cast(torch.Tensor, p.grad).clone() for p in model.parameters()]
+    model.zero_grad()
+    cp = context_parallel(None, masks.causal(), n, heads=2, kv_heads=1, block_size=SIZE)
+    use(model, context=cp)
+    own = {"input_ids": cp.shard(ids), "position_ids": cp.positions()[None]}
+    targets = cp.shard(labels)
+    out = model(**own, labels=targets, shift_labels=targets, num_items_in_batch=n - 1)
+    assert close(cp.unshard(out.logits), want.logits.detach(), 1e-9)
+    loss = out.loss.detach().clone()
+    dist.all_reduce(loss)
+    assert close(loss, want.loss.detach(), 1e-9)
+    out.loss.backward()
+    for p, grad in zip(model.parameters(), exact, strict=True):
+        dist.all_reduce(p.grad)
+        assert p.grad is not None and close(p.grad, grad, 1e-9)
+    with pytest.raises(ValueError, match="position_ids"):
+        model(cp.shard(ids))
+
+
+def test_a_model_of_transformers():
+    pytest.importorskip("transformers")
+    on_ranks(2, models)
