@@ -292,15 +292,11 @@ def partition(
     unit = units(mask, blocks.slice, kv_heads)
     count = _Counts(mask, sized, size)
     rules = owners(mask.rows, blocks, ranks, owner)
-    found = {
-        name: _counted(name, o, ranks, mask, blocks, unit, count, queries) for name, o in rules
-    }
-    tried = {
-        name: max(p.compute, p.transfer) + 0.1 * (p.compute + p.transfer)
-        for name, p in found.items()
-    }
-    best = found[min(tried, key=lambda name: tried[name])]
-    best.tried.update({name: max(p.compute, p.transfer) for name, p in found.items()})
+    found = [_counted(name, o, ranks, mask, blocks, unit, count, queries) for name, o in rules]
+    # of nearly equal ones the first, which is the simplest
+    costs = [p.forward + 0.1 * (p.compute + p.transfer) for p in found]
+    best = next(p for p, cost in zip(found, costs, strict=True) if cost <= 1.02 * min(costs))
+    best.tried.update({p.name: p.forward for p in found})
     return best
 
 

@@ -107,7 +107,7 @@ class Call:
             None if sink is None else sink.grad,
         )
 
-    def on(self, cp: Any, **options: Any):
+    def on(self, cp: Any, **options: Any) -> Any:
         return self.run(cp, *(cp.shard(x, 2) for x in (*self.qkv, self.dout, self.dlse)), **options)
 
 
@@ -160,7 +160,7 @@ def families(rank: int, world: int, n: int) -> None:
                 width = SIZE * (DIM + DIM_V) * call.qkv[0].element_size()
                 moved = cp.part.keys.sent + cp.part.keys.received  # keys, and gradients back
                 assert cp.bytes_sent == moved * per * width, what
-                first, second = ([*call.on(cp, deterministic=True)] for _ in range(2))
+                first, second = (call.on(cp, deterministic=True) for _ in range(2))
                 for a, b in zip(first[:5], second[:5], strict=True):
                     assert torch.equal(a, b), what
             x = torch.arange(n)
