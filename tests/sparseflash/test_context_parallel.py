@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -66,10 +67,15 @@ def started(rank: int, world: int, at: int, body: Any, arguments: tuple) -> None
 
 
 def on_ranks(world: int, body: Any, *arguments: Any) -> None:
-    """Run body(rank, world, *arguments) in so many processes; the first error is raised here."""
-    mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
-        started, (world, port(), body, arguments), world, start_method="spawn"
-    )
+    """Run body(rank, world, *arguments) in so many processes; the first error is raised here.
+
+    Without Triton's interpreter, which would take minutes.
+    """
+    plain = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    with mock.patch.dict(os.environ, plain, clear=True):
+        mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
+            started, (world, port(), body, arguments), world, start_method="spawn"
+        )
 
 
 class Call:
@@ -147,7 +153,7 @@ def families(rank: int, world: int, n: int) -> None:
         uneven[uneven == world - 1] = 0  # the last rank has no tokens
         plans: Any = [(rules[i % 4], "blocks"), (rules[(i + 1) % 4], "keys"), ("auto", "auto")]
         plans += [(uneven, "blocks"), ("zigzag", "heads")]
-        for owner, route in plans:
+        for owner, route in (plans[(i + world + j) % 5] for j in range(3)):
             what = (name, world, n, owner if isinstance(owner, str) else "uneven", route)
             cp: Any = context_parallel(
                 None, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner,
@@ -167,7 +173,7 @@ def families(rank: int, world: int, n: int) -> None:
             assert torch.equal(cp.unshard(cp.shard(x, 0), 0), x)
 
 
-@pytest.mark.parametrize(("world", "n"), [(2, 300), (3, 448), (4, 256)])
+@pytest.mark.parametrize(("world", "n"), [(2, 300), (3, 192), (4, 256)])
 def test_every_family_equals_one_process(world, n):
     on_ranks(world, families, n)
 
@@ -188,7 +194,8 @@ def composed(rank: int, world: int) -> None:
         (checkpoint(attend, q, k, v, use_reentrant=False) * dout).sum(), (q, k, v)
     )
     compiled = torch.autograd.grad(
-        (torch.compile(attend, fullgraph=True)(q, k, v) * dout).sum(), (q, k, v)
+        (torch.compile(attend, fullgraph=True, backend="aot_eager")(q, k, v) * dout).sum(),
+        (q, k, v),
     )
     for a, b, c in zip(plain, again, compiled, strict=True):
         assert close(a, b, 1e-12) and close(a, c, 1e-12)
@@ -199,10 +206,6 @@ def composed(rank: int, world: int) -> None:
     assert (out - cp.shard(sparseflash.attention(q, k, v, mask), 2)).abs().max() < 0.03
     for got, exact in zip(halves, plain, strict=True):
         assert (got - exact / 2).abs().max() < 0.1
-
-
-def test_it_composes():
-    on_ranks(2, composed)
 
 
 def refused(rank: int, world: int) -> None:
@@ -242,10 +245,6 @@ def refused(rank: int, world: int) -> None:
         sparseflash.attention(q, k, v, cp, scale=1.0 + rank)
 
 
-def test_what_is_refused():
-    on_ranks(2, refused)
-
-
 def layers(rank: int, world: int) -> None:
     """The layer with rotary positions, and under DDP on another mesh dimension."""
     n, mask = 256, masks.sliding(50)
@@ -267,10 +266,6 @@ def layers(rank: int, world: int) -> None:
     for p, grad in zip(layer.parameters(), exact, strict=True):
         dist.all_reduce(p.grad)
         assert p.grad is not None and close(p.grad, grad, 1e-9)
-
-
-def test_a_layer_with_rotary_positions():
-    on_ranks(2, layers)
 
 
 def models(rank: int, world: int) -> None:
@@ -308,9 +303,14 @@ def models(rank: int, world: int) -> None:
         dist.all_reduce(p.grad)
         assert p.grad is not None and close(p.grad, grad, 1e-9)
     with pytest.raises(ValueError, match="position_ids"):
-        model(cp.shard(ids))
+        model(own["input_ids"], position_ids=own["position_ids"] + 1)
 
 
-def test_a_model_of_transformers():
+def several(rank: int, world: int) -> None:
+    for body in (composed, refused, layers, models):
+        body(rank, world)
+
+
+def test_composition_refusals_layers_and_models():
     pytest.importorskip("transformers")
-    on_ranks(2, models)
+    on_ranks(2, several)
