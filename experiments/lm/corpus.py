@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from experiments.common.files import read_tar, reading
 from experiments.common.progress import progress
 
 STDLIB, PACKAGES = "stdlib", "packages"
@@ -43,10 +42,10 @@ class Texts:
 
 
 def read_texts(data: str, pattern: str, most: int | None) -> Texts:
-    """The documents of an option `data=`, each once.
+    """Return the documents of an option `data=`, each once.
 
     Args:
-        data: stdlib, packages, a folder of text files, or an aclImdb folder or archive.
+        data: stdlib, packages, a folder of text files, or the folder aclImdb of reviews.
         pattern: of the names of files in a folder of text.
         most: bytes of documents to keep of all; None: all.
 
@@ -56,7 +55,7 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
     path = Path(data).expanduser()
     root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
     reviews = all((root / "train" / kind).is_dir() for kind in REVIEWS)
-    if pattern != "*" and (data in (STDLIB, PACKAGES) or path.is_file() or reviews):
+    if pattern != "*" and (data in (STDLIB, PACKAGES) or reviews):
         raise ValueError(
             f"pattern={pattern}: is for a folder of text; leave it out for data={data}"
         )
@@ -64,18 +63,9 @@ def read_texts(data: str, pattern: str, most: int | None) -> Texts:
         return _stdlib(most)
     if data == PACKAGES:
         return _packages(most)
-    if path.is_file():
-        return _archive(path, most)
     if not path.is_dir():
         raise ValueError(f"data={data}: no such folder; {REMEDY}")
-    if reviews:
-        halves = {
-            half: [(p.relative_to(root).as_posix(), p.read_bytes()) for kind in REVIEWS
-                   for p in sorted((root / half / kind).glob("*.txt"))]
-            for half in ("train", "test")
-        }  # fmt: skip
-        return _reviews(path.name, halves, most)
-    return _folder(path, pattern, most)
+    return _reviews(path.name, root, most) if reviews else _folder(path, pattern, most)
 
 
 # ---- where documents come from
@@ -134,36 +124,21 @@ def _packages(most: int | None) -> Texts:
     return Texts(PACKAGES, texts, manifest=manifest)
 
 
-def _archive(path: Path, most: int | None) -> Texts:
-    """The reviews in a tar archive of aclImdb."""
-    halves: dict[str, list[tuple[str, bytes]]] = {"train": [], "test": []}
-
-    def wanted(name: str) -> bool:
-        *_, half, kind, name = ("", "", *name.split("/"))
-        return half in halves and kind in REVIEWS and name.endswith(".txt")
-
-    with reading(f"data={path}", f"give an archive of aclImdb; {REMEDY}"), open(path, "rb") as file:
-        for name, content in read_tar(file, wanted):
-            parts = name.split("/")[-3:]
-            halves[parts[0]].append(("/".join(parts), content))
-    return _reviews(path.name, halves, most)
-
-
-def _reviews(name: str, found: dict[str, list[tuple[str, bytes]]], most: int | None) -> Texts:
-    """Reviews and where they are: those of train/ to train on, those of test/ to validate."""
+def _reviews(name: str, root: Path, most: int | None) -> Texts:
+    """Return reviews: those of train/ to train on, those of test/ to validate."""
     seen: set[bytes] = set()
     halves = []
-    for texts in found.values():
-        bad = [where for where, text in texts if not _is_text(text)]
-        if bad:
-            raise ValueError(f"{name}: {bad[0]} is not UTF-8 text: unpack the archive again")
-        # Neighbours in the archive are of one movie and one label.
-        texts.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
-        halves.append(list(_unique(_kept((text for _, text in texts), most), seen)))
+    for half in ("train", "test"):
+        files = [path for kind in REVIEWS for path in (root / half / kind).glob("*.txt")]
+        # Neighbours in the folder are of one movie and one label.
+        keys = {path: path.relative_to(root).as_posix().encode() for path in files}
+        files.sort(key=lambda path: hashlib.sha256(keys[path]).digest())
+        halves.append(list(_unique(_kept((path.read_bytes() for path in files), most), seen)))
     if not halves[0] or not halves[1]:
         raise ValueError(f"{name}: no reviews in train/ or test/ (pos/*.txt, neg/*.txt); {REMEDY}")
-    about = {"name": "aclImdb"}
-    manifest = _texts("aclImdb", halves[0] + halves[1], about).manifest
+    if bad := [text for half in halves for text in half if not _is_text(text)]:
+        raise ValueError(f"{name}: {bad[0][:20]!r}.. is not UTF-8 text: unpack the archive again")
+    manifest = _texts("aclImdb", halves[0] + halves[1], {"name": "aclImdb"}).manifest
     return Texts(name, halves[0], halves[1], manifest)
 
 

@@ -30,7 +30,7 @@ AGAIN = "the same command continues from there"
 
 
 class Work(Protocol):
-    """What is trained on which data, and how it is evaluated.
+    """What is trained on which data, and how it is evaluated. It is made once the data are needed.
 
     Attributes:
         objective: what a step minimises.
@@ -54,50 +54,32 @@ class Work(Protocol):
     pause: ClassVar[float]
     scored: ClassVar[bool]
 
-    def __init__(self, settings: Any, group: Group):
-        """Read the data."""
-        ...
+    def __init__(self, settings: Any, group: Group): ...
 
-    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]:
-        """Return a model on the CPU, and where its weights come from; old: a checkpoint."""
-        ...
+    # a model on the CPU, and where its weights come from; old: a checkpoint
+    def make_model(self, old: dict[str, Any] | None) -> tuple[nn.Module, str]: ...
 
-    def about(self) -> dict[str, Any]:
-        """Return what weights have to say of their run."""
-        ...
+    def about(self) -> dict[str, Any]: ...  # what weights have to say of their run
 
-    def masks(self) -> dict[str, Any]:
-        """Return `mask`, `density` and what else `run_file` has of the mask."""
-        ...
+    def masks(self) -> dict[str, Any]: ...  # mask, density, ... of `run_file`
 
-    def train_split(self) -> Any:
-        """Return the training split on the device: len() and batch(rows)."""
-        ...
+    def train_split(self) -> Any: ...  # on the device: len() and batch(rows)
 
-    def prepare(self, trainer: Trainer) -> None:
-        """Compile the step, and make the validation."""
-        ...
+    def prepare(self, trainer: Trainer) -> None: ...  # compile the step, make the validation
 
-    def validate(self, last: bool) -> dict[str, float]:
-        """Return means over the validation split: `loss`, perhaps `accuracy`."""
-        ...
+    def validate(self, last: bool) -> dict[str, float]: ...  # loss, perhaps accuracy
 
-    def score(self, found: dict[str, float]) -> float | None:
-        """Return what the best weights have most of; None: the last weights are the best."""
-        ...
+    # what the best weights have most of; None: the last weights are the best
+    def score(self, found: dict[str, float]) -> float | None: ...
 
-    def good_enough(self, found: dict[str, float] | None) -> bool:
-        """Return whether the run may end before its last step."""
-        ...
+    # whether the run may end before its last step
+    def good_enough(self, found: dict[str, float] | None) -> bool: ...
 
-    def test(self, validated: dict[str, float] | None) -> dict[str, Any]:
-        """Return what `result` has of the model, which now has its best weights."""
-        ...
+    # what `result` of `run_file` has of the model, which now has its best weights
+    def test(self, validated: dict[str, float] | None) -> dict[str, Any]: ...
 
     @staticmethod
-    def summary(run: dict[str, Any]) -> str:
-        """Return a run that was tested in a line."""
-        ...
+    def summary(run: dict[str, Any]) -> str: ...  # a run that was tested, in a line
 
 
 def say(group: Group, text: str) -> None:

@@ -213,9 +213,10 @@ def test_a_run_records_what_its_files_are(tmp_path, no_interpreter):
     folder = write(tmp_path / "texts")
     run = Trained(tmp_path, "files", "flash", task__folder=folder, task__length=64)
     manifest = load(folder).manifest
-    assert run.journal[0]["task"]["manifest"] == manifest
-    assert run.result["complete"] and manifest["digest"] in run.result["source"]
-    assert set(run.result["baselines"]) == {"majority", "most frequent name"}
+    task = run.file["task"]
+    assert task["manifest"] == manifest
+    assert run.result["complete"] and manifest["digest"] in task["source"]
+    assert set(task["baselines"]) == {"majority", "most frequent name"}
 
 
 def test_whole_reviews_are_the_text_task(tmp_path):
