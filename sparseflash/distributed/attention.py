@@ -9,7 +9,7 @@ in one operator: an exchange with an autograd node of its own would be left out 
 nothing to differentiate, and the other ranks would wait for it.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,10 +19,7 @@ from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
 from sparseflash.ops.attention import refuse_second_derivative
 
-if TYPE_CHECKING:
-    from sparseflash.distributed.plan import ContextParallel
-
-PLANS: "WeakValueDictionary[str, ContextParallel]" = WeakValueDictionary()
+PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 OPTIONS = "str plan, float? scale, float softcap, bool deterministic, str backend"
 torch.library.define(

@@ -5,7 +5,7 @@ heads differ are balanced as well.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from masks import BlockMask
 from masks.runs import Ints
 from masks.take import blocks_of, moved
 from sparseflash.terms import Terms
-
-if TYPE_CHECKING:
-    from sparseflash.distributed.plan import ContextParallel
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def share_of_heads(mask: BlockMask, heads: int, kv_heads: int, ranks: int) -> Sh
 
 
 def by_heads(
-    cp: "ContextParallel", attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
+    cp: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
     return_lse: bool, options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Return the attention of own tokens: heads go out, all tokens of some heads are computed."""
@@ -95,7 +92,7 @@ def by_heads(
     return (out, *lse) if return_lse else out
 
 
-def _to_heads(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Tensor:
+def _to_heads(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
     """Return (B, own heads, all tokens rank by rank, D) from (B, all heads, own tokens, D)."""
     order = torch.from_numpy(np.concatenate(heads)).to(x.device)
     sent = x.permute(1, 2, 0, 3).index_select(0, order).flatten(0, 1)  # (heads * tokens, B, D)
@@ -106,7 +103,7 @@ def _to_heads(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Tens
     return torch.cat(parts, 1).permute(2, 0, 1, 3)
 
 
-def _to_tokens(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Tensor:
+def _to_tokens(x: Tensor, cp: Any, heads: tuple[Ints, ...]) -> Tensor:
     """Return (B, all heads, own tokens, D) from (B, own heads, all tokens rank by rank, D)."""
     parts = x.permute(1, 2, 0, 3).split(cp._tokens.tolist(), 1)
     sent = torch.cat([t.flatten(0, 1) for t in parts])
@@ -118,7 +115,7 @@ def _to_tokens(x: Tensor, cp: "ContextParallel", heads: tuple[Ints, ...]) -> Ten
     return got.index_select(0, place.to(x.device)).permute(2, 0, 1, 3)
 
 
-def _exchanged(sent: Tensor, gone: list[int], come: list[int], cp: "ContextParallel") -> Tensor:
+def _exchanged(sent: Tensor, gone: list[int], come: list[int], cp: Any) -> Tensor:
     got = sent.new_empty(sum(come), *sent.shape[1:])
     cp.bytes_sent += sent.nbytes
     dist.all_to_all_single(got, sent.contiguous(), come, gone, group=cp.group)
