@@ -73,12 +73,12 @@ def extents_of(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
 
 
 def contiguous(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, with elements of the head dim side by side."""
+    """Return the tensors, with elements of the head dim side by side."""
     return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
 def autocast(*tensors: Any) -> Any:
-    """What autocast does to the inputs of a matrix product: all but float64 take its dtype."""
+    """Return the inputs as autocast casts them: all but float64 take its dtype."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return [_cast(t) for t in tensors]
     return tensors
@@ -94,7 +94,7 @@ def _cast(t: Any) -> Any:
 
 
 def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
-    """The mask, that of a bool array made of it; ValueError for anything else."""
+    """Return the mask, that of a bool array made of it; ValueError for anything else."""
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             how = " (mask == 0 where 0 allows and -inf hides)" if mask.is_floating_point() else ""
@@ -118,7 +118,9 @@ def as_mask(mask: Any) -> Mask | BlockMask | Selection | Schedule | None:
 
 
 def as_mask_or_selector(mask: Any) -> Mask | BlockMask | Selector | None:
-    """The mask of a module, which has it before q and k: `as_mask`, and of a text or a selector."""
+    """Return the mask of a module, which has it before q and k: `as_mask`, and of a text or a
+    selector.
+    """
     if isinstance(mask, str):
         return parse(mask)
     if isinstance(mask, Selector | Mask | BlockMask | None):
@@ -156,7 +158,7 @@ def remedy(mask: Any) -> str:
 
 
 def unless_empty(mask: Any, q: Tensor, k: Tensor) -> Any:
-    """The mask, or None where q and k leave nothing to compute; ValueError where it misfits."""
+    """Return the mask, or None if q and k leave nothing to compute; ValueError if it misfits."""
     if not is_empty(q, k):
         return mask
     if isinstance(mask, np.ndarray | Tensor):
@@ -170,7 +172,7 @@ def unless_empty(mask: Any, q: Tensor, k: Tensor) -> Any:
 
 
 def schedule_of(mask: Any, q: Tensor, k: Tensor) -> Schedule | None:
-    """The schedule of a selection or of its plan; None for other masks."""
+    """Return the schedule of a selection or of its plan; None for other masks."""
     if isinstance(mask, Selection):
         return schedule_from_selection(mask, *extents_of(q, k), q.device, k.shape[1])
     if not isinstance(mask, Schedule):

@@ -322,7 +322,9 @@ class _Checked(NamedTuple):
 
 
 def _known(q: Tensor, k: Tensor, v: Tensor, mask: Any, call: Any, needs_grad: bool) -> Plan | None:
-    """The plan of a call that came before, at little cost; nothing but what it needs is checked."""
+    """Return the plan of a call that came before, at little cost; nothing but what it needs is
+    checked.
+    """
     if mask is not None and not isinstance(mask, (Mask, BlockMask)):
         return None
     dtype, device = q.dtype, q.device

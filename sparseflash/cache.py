@@ -42,7 +42,7 @@ class Cache:
         return len(self._entries) + len(self._pinned)
 
     def get(self, key: Hashable) -> Any:
-        """The value of a key, or None. While a CUDA graph is captured, its entry is pinned."""
+        """Return the value of a key, or None. The capture of a CUDA graph pins its entry."""
         entry = self._entries.get(key) or self._pinned.get(key)  # atomic, so they need no lock
         if entry is None:
             return None
@@ -178,7 +178,7 @@ def clear_cache() -> None:
 
 @by_text
 def _forget() -> None:
-    """A pattern is defined again: plans of its masks are made again."""
+    """Forget the plans of a pattern's masks, since it was defined again."""
     _wait()
     cache.forget()
 

@@ -29,7 +29,7 @@ CEILINGS = {
 
 
 def ceilings(name: str) -> Ceilings:
-    """The ceilings of a device by its name. Raises ValueError if CEILINGS does not have it."""
+    """Return the ceilings of a device by its name; ValueError if CEILINGS does not have it."""
     if name not in CEILINGS:
         raise ValueError(
             f"no ceilings for {name!r}, only for {', '.join(CEILINGS)}; "
@@ -40,7 +40,7 @@ def ceilings(name: str) -> Ceilings:
 
 @lru_cache
 def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ceilings:
-    """The measured ceilings of a device; measuring takes about a second, once in a process.
+    """Return the measured ceilings of a device; measuring takes about a second, once in a process.
 
     The rate of exponentials is measured on a CPU. On a GPU it follows from the special-function
     units: 16 a clock and multiprocessor.
@@ -66,7 +66,7 @@ def measure_ceilings(device: str, dtypes: tuple[str, ...] = ("bfloat16",)) -> Ce
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The time of the fastest of many calls.
+    """Return the time of the fastest of many calls.
 
     On a CPU, with all threads and with one. The threads of a busy machine wait for one another, up
     to a thousand times as long as a short call takes, and for a whole process at times.
@@ -89,7 +89,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _fastest(call: Callable[[], object], repeats: int = 10, seconds: float = 0.1) -> float:
-    """The shortest time of a call, of at least `repeats` calls and over `seconds`."""
+    """Return the shortest time of a call, of at least `repeats` calls and over `seconds`."""
     call()  # warm up: threads, caches, clocks
     times: list[float] = []
     end = time.perf_counter() + seconds

@@ -162,7 +162,9 @@ def is_wrapped(given: Tensor) -> bool:
 
 
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
-    """The seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is None."""
+    """Return the seed of dropout as an int64 tensor (1,) on `device`; drawn by torch where it is
+    None.
+    """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=device)
     if isinstance(seed, Tensor):

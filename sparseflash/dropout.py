@@ -23,12 +23,14 @@ FACTOR, QUERY_FACTOR, KEY_FACTOR = 0x846CA68B, 0x88F4DA73, 0x5B010BA3
 
 
 def keep_threshold(dropout_p: float) -> int:
-    """The 16-bit value below which the upper half of a noise drops its entry."""
+    """Return the 16-bit value below which the upper half of a noise drops its entry."""
     return min(round(dropout_p * 2**16), 2**16 - 1)
 
 
 def keep_scale(dropout_p: float) -> float:
-    """The factor of what is kept: 1 / (1 - p), with the probability that the threshold gives."""
+    """Return the factor of what is kept: 1 / (1 - p), with the probability that the threshold
+    gives.
+    """
     return 2**16 / (2**16 - keep_threshold(dropout_p))
 
 
@@ -86,10 +88,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _low32(x: Tensor) -> Tensor:
-    """The low 32 bits of int64, as int32."""
+    """Return the low 32 bits of int64, as int32."""
     return (((x & 0xFFFFFFFF) ^ 2**31) - 2**31).int()
 
 
 def _signed(x: int) -> int:
-    """The int32 with the bits of a uint32."""
+    """Return the int32 with the bits of a uint32."""
     return (x ^ 2**31) - 2**31

@@ -215,7 +215,7 @@ class BlockSparseAttention(nn.Module):
     def plan(
         self, lengths: Lengths | Selection, n: int, dtype: torch.dtype | None = None
     ) -> Schedule:
-        """The block lists of padded or packed sequences of n tokens; `forward` takes them.
+        """Return the block lists of padded or packed sequences of n tokens; `forward` takes them.
 
         Layers of the same mask and sizes can share them. They are made on the device, outside of
         any graph of torch.compile, and are for calls in this dtype; by default that of the

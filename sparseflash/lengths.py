@@ -101,7 +101,8 @@ def keep_within(
 
 
 def padding_for(terms: Any, mask: Any, n_q: int, n_k: int, padding: str = "auto") -> str:
-    """The padding for these terms: softcap, slopes and bias change the score of a hidden key.
+    """Return the padding for these terms: softcap, slopes and bias change the score of a hidden
+    key.
 
     Raises ValueError where such terms meet a mask or extents that cannot skip.
     """
@@ -268,8 +269,8 @@ def blocks_of(mask: Mask | BlockMask | None, n: int, heads: int, device: torch.d
 
 
 def skip_padding(blocks: Blocks, lengths: Tensor, starts: Tensor | None = None) -> Selection:
-    """The mask between the blocks of queries and keys that hold real tokens, with the keys cut at
-    the first and the last of these. Made on the device, for every sequence.
+    """Return the mask between the blocks of queries and keys that hold real tokens, with the keys
+    cut at the first and the last of these. Made on the device, for every sequence.
 
     A block whose keys are all real is that of the mask. The key block that holds the last token,
     and that which holds the first, get new tiles, one for each tile that the mask has there.

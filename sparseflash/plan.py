@@ -66,14 +66,14 @@ class Plan(NamedTuple):
         return tuple({spec._replace(sms=0): spec for spec in wanted}.values())
 
     def lists(self, schedule: Schedule | None) -> tuple[TileLists, ...]:
-        """The lists of `specs`."""
+        """Return the lists of `specs`."""
         return tuple(tile_lists(schedule, spec, self.problem.device) for spec in self.specs)
 
 
 def plan_for(
     problem: Problem, mask: Mask | BlockMask | None = None, schedule: Schedule | None = None
 ) -> Plan:
-    """The plan of a problem, from the cache.
+    """Return the plan of a problem, from the cache.
 
     mask: looked up by its key where it is None. schedule: one with the facts in `problem.mask`,
         where that is no key.
@@ -129,7 +129,7 @@ def prepared(
 
 
 def traced_specs(*fields: Any) -> tuple[tuple[Any, ...], ...]:
-    """The fields of each `TileSpec` of calls with a selection.
+    """Return the fields of each `TileSpec` of calls with a selection.
 
     fields: those of their problem, with the ints of a `ScheduleFacts` for the mask.
     torch.compile calls it while it traces, and takes the result for a constant. That works with
@@ -149,7 +149,9 @@ traced_specs._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMem
 
 
 def traced_plan(schedule: Schedule, q: Tensor, k: Tensor, v: Tensor, call: Any) -> Schedule:
-    """The schedule with its lists, as torch.compile traces it: they become part of its graph."""
+    """Return the schedule with its lists, as torch.compile traces it: they become part of its
+    graph.
+    """
     known = [t.shape for t in (q, k, v)] + [t.stride() for t in (q, k, v)] + [schedule.facts[:8]]
     # the lists belong to these lengths: len(range(n)) is n itself where n is a symbol
     *layouts, facts = (tuple(len(range(n)) for n in numbers) for numbers in known)

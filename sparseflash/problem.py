@@ -96,7 +96,9 @@ class Problem(NamedTuple):
 def key_of(
     q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: tuple[Any, ...], needs_grad: bool
 ) -> tuple[Any, ...]:
-    """What equals the problem of a call; k and v must have the dtype and device of q.
+    """Return a key that compares equal to the call's `Problem`.
+
+    k and v must have the dtype and device of q.
 
     A plain tuple is made in half the time of a `Problem`, which it finds in the cache.
     """
@@ -113,6 +115,6 @@ def key_of(
 def describe(
     q: Tensor, k: Tensor, v: Tensor, mask: Hashable, options: tuple[Any, ...], needs_grad: bool
 ) -> Problem:
-    """The problem of a call."""
+    """Return the problem of a call."""
     problem = Problem._make(key_of(q, k, v, mask, options, needs_grad))
     return problem._replace(options=Options(*problem.options))

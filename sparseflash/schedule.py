@@ -81,8 +81,8 @@ class Schedule(NamedTuple):
         return self.key is None
 
     def with_lists(self, lists: tuple[TileLists, ...]) -> "Schedule":
-        """This schedule with other lists, and without a key. A compiled function cannot return the
-        result of `_replace` with torch 2.11.
+        """Return this schedule with other lists, and without a key. A compiled function cannot
+        return the result of `_replace` with torch 2.11.
         """
         return Schedule(*self[:-2], None, lists)
 
@@ -94,7 +94,9 @@ class Schedule(NamedTuple):
 
 
 def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
-    """The tensors and the ints of a schedule, flat, for the schema of a torch.library operator."""
+    """Return the tensors and the ints of a schedule, flat, for the schema of a torch.library
+    operator.
+    """
     tensors = [*schedule.rows, *schedule.cols, schedule.bits]
     numbers = [int(x) for x in schedule[3:10]]
     for lists in schedule.lists:
@@ -104,7 +106,7 @@ def as_tensors(schedule: Schedule) -> tuple[list[Tensor], list[int]]:
 
 
 def from_tensors(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Schedule:
-    """The inverse of `as_tensors`, but for the key."""
+    """Return the inverse of `as_tensors`, but for the key."""
     sides = BlockLists(*tensors[:4]), BlockLists(*tensors[4:8])
     rest, width = numbers[7:], len(TileLists._fields) - 5
     lists = []
@@ -131,7 +133,8 @@ def schedule_for(
     block_size: int | tuple[int, int] = 128,
     kv_heads: int | None = None,
 ) -> Schedule:
-    """The schedule of `mask` for q (batch, heads, n_q, D) and k of n_k keys, from a bounded cache.
+    """Return the schedule of `mask` for q (batch, heads, n_q, D) and k of n_k keys, from a bounded
+    cache.
 
     block_size: the blocks that a `Mask` is cut into; a `BlockMask` has its own. A mask of
         `kv_heads` heads is that of the key heads, which their query heads share.
@@ -185,7 +188,9 @@ def to_device(blocks: BlockMask, device: torch.device, group: int = 1) -> Schedu
 
 
 def _expand(start: Tensor, end: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-    """The cells of the block grid (int64, ascending) that the non-empty runs cover, with codes."""
+    """Return the cells of the block grid (int64, ascending) that the non-empty runs cover, with
+    codes.
+    """
     taken = code != _EMPTY
     start, end, code = start[taken], end[taken], code[taken]
     length = end - start

@@ -58,7 +58,7 @@ def on_shards(
             shards[i] = placement
 
     def share(t: Any, dim: int) -> Tensor:
-        """The part of a tensor (extent of dimension `dim` of q, ...) that this rank needs."""
+        """Return the part of a tensor (extent of dim `dim` of q, ...) that this rank needs."""
         if not isinstance(t, DTensor):
             t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
         places = [Shard(0) if s == Shard(dim) else Replicate() for s in shards]

@@ -33,7 +33,7 @@ class Terms(NamedTuple):
 
 
 def term_options(terms: Any) -> tuple[float, bool]:
-    """The last two of `Options`.
+    """Return the last two of `Options`.
 
     Raises ValueError for what is no `Terms`, and for a softcap that is no positive number.
     """
@@ -48,7 +48,7 @@ def term_options(terms: Any) -> tuple[float, bool]:
 
 
 def term_tensors(terms: Terms, q: Tensor, k: Tensor, v: Tensor) -> TermTensors:
-    """The terms of a call as its backends take them: float32, or float64 like q.
+    """Return the terms of a call as its backends take them: float32, or float64 like q.
 
     Raises ValueError for terms that do not fit q.
     """

@@ -26,7 +26,8 @@ def make_qkv(
     seed: int = 0,
     requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Standard normal q (batch, heads, n_q, head_dim) and k, v (batch, kv_heads, n_k, head_dim).
+    """Return standard normal q (batch, heads, n_q, head_dim) and k, v (batch, kv_heads, n_k,
+    head_dim).
 
     kv_heads, v_head_dim: those of q and k where None.
     Drawn on the CPU in float64, so that the values are the same on every device and, up to
@@ -88,7 +89,7 @@ def logits(
     terms: Terms | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
-    """The logits (B, Hq, N_q, N_k) of `oracle` without a sink, -inf where the mask forbids."""
+    """Return the logits (B, Hq, N_q, N_k) of `oracle` without a sink, -inf where masked."""
     q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     terms = Terms() if terms is None else terms

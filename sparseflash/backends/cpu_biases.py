@@ -40,13 +40,13 @@ class Biases:
             self.sums.view(-1).index_add_(0, place.flatten(), ds.flatten())
 
     def gradient(self) -> list[Tensor]:
-        """That of the bias, if there is one."""
+        """Return the gradient of the bias, if there is one."""
         if not self.given or self.sums is None:
             return []
         return [self.sums.view(-1, self.heads, self.sums.shape[1]).sum(0)]
 
     def _places(self, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch entry and head of every list (lists, 1, 1), and all distances."""
+        """Return the batch entry and head of every list (lists, 1, 1), and all distances."""
         (block, n), (other_block, n_other) = self.own, self.other
         first = (own % n * block)[:, None] + torch.arange(block)
         second = (other % n_other * other_block)[..., None] + torch.arange(other_block)

@@ -37,7 +37,7 @@ def to_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, result: Tensor) -> Tensor:
-    """The inverse of `to_blocks`, with the dtype and strides of `result`, or in it."""
+    """Return the inverse of `to_blocks`, with the dtype and strides of `result`, or in it."""
     batch, heads, length, dim = result.shape
     x = blocks.view(batch, heads, -1, dim)[:, :, :length]
     if x.dtype == result.dtype and x.stride() == result.stride():
@@ -79,7 +79,9 @@ class BlockGroups:
         self.head = self.own // n_own
 
     def chunked(self, numbers: int) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
-        """The pairs of lists of one length, with their blocks; `numbers` are buffered per block."""
+        """Yield the pairs of lists of one length, with their blocks; `numbers` are buffered per
+        block.
+        """
         budget = max(1, BUFFER_NUMBERS // numbers)
         first = 0
         while first < len(self.own):
@@ -102,7 +104,7 @@ class BlockGroups:
             yield Chunk(torch.from_numpy(other), torch.from_numpy(tile))
 
     def kv_blocks(self, pair: Tensor) -> Tensor:
-        """The blocks of k and v that the pairs of key blocks stand for."""
+        """Return the blocks of k and v that the pairs of key blocks stand for."""
         if self.q_heads_per_kv == 1:
             return pair
         head = torch.div(pair, self.n_cols, rounding_mode="floor")
@@ -130,7 +132,7 @@ class Work:
         return self.take(name, shape).zero_()
 
     def gather(self, name: str, blocks: Tensor, index: Tensor) -> Tensor:
-        """The blocks of index (lists,) or (lists, n), those of one list on end."""
+        """Return the blocks of index (lists,) or (lists, n), those of one list on end."""
         _, block, dim = blocks.shape
         buffer = self.take(name, (index.numel(), block, dim))
         torch.index_select(blocks, 0, index.flatten(), out=buffer)
@@ -175,7 +177,7 @@ class Tiles:
         return x
 
     def _partial(self, scores: Tensor, tile: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of partial blocks, and the entries of the table at their places."""
+        """Return the scores of partial blocks, and the entries of the table at their places."""
         entries = embedding(self.bytes[tile].int(), self.table).flatten(-2)
         entries = entries.permute((0, 2, 1, 3) if self.by_query else (0, 3, 1, 2))
         _, own, n, other = entries.shape
@@ -221,7 +223,7 @@ ByHeads = Callable[[Callable[[range], None]], None]  # runs a task over ranges o
 
 @contextmanager
 def threads_by_head(k: Tensor) -> Iterator[ByHeads]:
-    """Gives a function that runs a task over ranges of the B * Hkv key heads, one thread of Python
+    """Return a function that runs a task over ranges of the B * Hkv key heads, one thread of Python
     each.
 
     These threads never wait for one another, as those inside each small call of torch would; and

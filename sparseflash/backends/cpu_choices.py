@@ -18,7 +18,9 @@ fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 
 def block_size_for(mask: Mask | BlockMask, n_q: int, n_k: int, heads: int) -> int:
-    """The size of the blocks of a `Mask` with which the least is to do: smaller for narrow ones."""
+    """Return the size of the blocks of a `Mask` with which the least is to do: smaller for narrow
+    ones.
+    """
     if isinstance(mask, BlockMask):
         return 128  # it has its own
     heads_of_mask = heads if mask.per_head else None
@@ -33,8 +35,8 @@ def fused_forward(
     problem: Problem, schedule: Schedule | None, q: Tensor, k: Tensor, v: Tensor,
     seed: Tensor | None, terms: TermTensors,
 ) -> Results | None:  # fmt: skip
-    """The results of a dense call; None where the operator does not compute it, or its numbers are
-    not finite.
+    """Return the results of a dense call; None where the operator does not compute it, or its
+    numbers are not finite.
     """
     if not _fits(problem, schedule, q, k, v, seed, terms):
         return None

@@ -22,7 +22,7 @@ def all_finite(*tensors: Tensor) -> bool:
 
 
 def _sum(t: Tensor) -> float:
-    """The sum by one thread: torch's threads take longer to wake up than this takes."""
+    """Return the sum by one thread: torch's threads take longer to wake up than this takes."""
     if t.dtype.itemsize == 2:  # NumPy lacks bfloat16, and sums of float16 overflow
         return t.sum(dtype=torch.float32).item()
     with np.errstate(all="ignore"):
@@ -32,7 +32,7 @@ def _sum(t: Tensor) -> float:
 def mark_rows(
     run: Callable[..., Results], q: Tensor, k: Tensor, v: Tensor, found: Results
 ) -> Results:
-    """The results, NaN where a query sees a value that is not finite."""
+    """Return the results, NaN where a query sees a value that is not finite."""
     bad = ~v.isfinite()
     if bad.any():  # with scores of 0, out is a mean of what a query sees
         found.out[run(_zeros(q, 1), _zeros(k, 1), bad.float(), None, NO_TERMS).out > 0] = math.nan

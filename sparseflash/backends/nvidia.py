@@ -7,7 +7,7 @@ import torch
 
 @cache
 def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a device; None where it is not an NVIDIA GPU.
+    """Return the compute capability of a device; None where it is not an NVIDIA GPU.
 
     ROCm reports numbers of the same form for AMD's GPUs, so they are not asked for there.
     """
@@ -17,7 +17,7 @@ def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def told(capability: tuple[int, int] | None) -> str:
-    """The end of a sentence that says which compute capability was asked for."""
+    """Return the end of a sentence that says which compute capability was asked for."""
     return "this is an AMD GPU" if capability is None else "this one has {}.{}".format(*capability)
 
 

@@ -85,7 +85,7 @@ class Forward(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, walk: Walk,
         terms: TermTensors = NO_TERMS,
     ) -> Results:  # fmt: skip
-        """What the problem asks for."""
+        """Return what the problem asks for."""
         ...
 
 

@@ -133,7 +133,7 @@ def dense_mask(schedule: Schedule) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores, and k and v for every query head, in float32 or float64."""
+    """Return the scores, and k and v for every query head, in float32 or float64."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
     k, v = (repeat(x.to(dtype), "b h n d -> b (h g) n d", g=group) for x in (k, v))
@@ -141,7 +141,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tens
 
 
 def _logits(scores: Tensor, schedule: Schedule | None, terms: TermTensors) -> Tensor:
-    """The scores with the biases, -inf where the mask forbids them."""
+    """Return the scores with the biases, -inf where the mask forbids them."""
     if terms.bias is not None or terms.slopes is not None:
         heads = torch.arange(scores.shape[1], device=scores.device)[:, None, None]
         scores = scores + position_bias(terms, heads, _distances(scores))

@@ -20,12 +20,13 @@ def reasons(problem: Problem, direction: Direction) -> dict[str, str | None]:
 
 
 def note(name: str, problem: Problem) -> str | None:
-    """What a user should know of a backend that can run a problem, or None."""
+    """Return what a user should know of a backend that can run a problem, or None."""
     return hopper.note(problem.device) if name == "hopper" else None
 
 
 def choose(problem: Problem, direction: Direction) -> Backend:
-    """The backend that the problem names, or for "auto" the first that can run this direction.
+    """Return the backend that the problem names, or for "auto" the first that can run this
+    direction.
 
     Raises ValueError with the reasons where it, or none, can.
     """

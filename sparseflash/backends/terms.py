@@ -9,12 +9,12 @@ from sparseflash.backends.protocol import Saved, TermTensors
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
-    """The scores within -cap and cap; cap 0: as they are."""
+    """Return the scores within -cap and cap; cap 0: as they are."""
     return (scores / cap).tanh_().mul_(cap) if cap else scores
 
 
 def cap_slope(capped: Tensor, cap: float) -> Tensor:
-    """The derivative of capped scores, by the capped scores."""
+    """Return the derivative of capped scores, by the capped scores."""
     return 1.0 - (capped / cap).square_()
 
 
@@ -24,7 +24,7 @@ def distances(q: Tensor, k: Tensor, n_q: int, n_k: int) -> Tensor:
 
 
 def position_bias(terms: TermTensors, head: Tensor, distance: Tensor) -> Tensor:
-    """What slopes and bias add to the logits of these heads at these distances, broadcast."""
+    """Return what slopes and bias add to the logits of these heads at these distances."""
     total = torch.zeros((), device=distance.device)
     if terms.slopes is not None:
         total = -terms.slopes[head] * distance.abs()
@@ -34,7 +34,7 @@ def position_bias(terms: TermTensors, head: Tensor, distance: Tensor) -> Tensor:
 
 
 def entry(bias: Tensor, distance: Tensor) -> Tensor:
-    """The column of the bias that a distance takes."""
+    """Return the column of the bias that a distance takes."""
     radius = bias.shape[1] // 2
     return distance.clamp(-radius, radius).add_(radius)
 

@@ -41,7 +41,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def unsupported(problem: Problem, direction: Direction) -> str | None:
-    """The reason this backend cannot run the call, or None."""
+    """Return the reason this backend cannot run the call, or None."""
     device = problem.device.type
     if device != "cuda" and not interpreted():
         return f"its kernels run on CUDA tensors (or under TRITON_INTERPRET=1), not on {device}"
@@ -340,7 +340,7 @@ class Cut:
 
 @cache
 def family_of(device: torch.device) -> Family:
-    """The GPUs whose tiles a device takes; the interpreter takes those of Hopper."""
+    """Return the GPUs whose tiles a device takes; the interpreter takes those of Hopper."""
     if device.type == "cpu":
         return "hopper"
     capability = nvidia_capability(device)
@@ -357,5 +357,5 @@ def _lists(schedule: Schedule | None, side: Side) -> tuple[Tensor | None, ...]:
 
 
 def _kinds(terms: TermTensors) -> tuple[bool, int]:
-    """What a launch depends on."""
+    """Return what a launch depends on."""
     return terms.slopes is not None, 0 if terms.bias is None else terms.bias.shape[1]

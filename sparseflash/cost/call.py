@@ -96,7 +96,7 @@ def cost(
 
 
 def ideal(cost: Cost, ceilings: Ceilings, dtype: str) -> Ideal:
-    """The least time of a cost on a device; `.ms` is the ideal.
+    """Return the least time of a cost on a device; `.ms` is the ideal.
 
     Raises ValueError if the ceilings have no rate for the dtype ("bfloat16", ...).
     """

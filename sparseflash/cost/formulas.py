@@ -69,7 +69,8 @@ def flash_accesses(
 
 
 def paper_tiles(sram: int, head_dim: int) -> tuple[int, int]:
-    """Queries and keys of a tile in the paper: four tiles fill the fast memory, of M elements.
+    """Return the queries and keys of a tile in the paper: four tiles fill the fast memory, of M
+    elements.
 
     B_c = M / 4d keys and B_r = min(B_c, d) queries, rounded up.
 
@@ -113,12 +114,12 @@ def intensity(operations: float, hbm_bytes: float) -> float:
 
 
 def ridge(ceilings: Ceilings, dtype: str) -> float:
-    """The intensity from which on the matrix products, not the memory, limit a device."""
+    """Return the intensity from which on the matrix products, not the memory, limit a device."""
     return ceilings.matmul_tflops[dtype] / ceilings.copy_tbs
 
 
 def attainable_tflops(operations_a_byte: float, ceilings: Ceilings, dtype: str) -> float:
-    """The roofline: the most TFLOP/s that a device reaches at an arithmetic intensity."""
+    """Return the roofline: the most TFLOP/s that a device reaches at an arithmetic intensity."""
     return min(ceilings.matmul_tflops[dtype], operations_a_byte * ceilings.copy_tbs)
 
 

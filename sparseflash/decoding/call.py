@@ -180,7 +180,7 @@ def _run(
 
 
 def _prepare(problem: Problem, mask: AnyMask, n: int, page: int, splits: int | None) -> Step:
-    """What steps of one layout share; page: tokens of a page, or 0."""
+    """Return what steps of one layout share; page: tokens of a page, or 0."""
     if 0 in (problem.batch, problem.n_q, n):
         return Nothing()
     why_not = {

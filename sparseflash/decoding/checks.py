@@ -9,7 +9,7 @@ from sparseflash.checks import check_tensors
 
 
 def check_cache(q: Any, k: Any, v: Any, table: Any) -> int:
-    """The keys that a sequence has room for; table: the block table, or None.
+    """Return the keys that a sequence has room for; table: the block table, or None.
 
     Raises ValueError for tensors that do not fit together. What a table holds is not read.
     """

@@ -54,8 +54,8 @@ class Decode:
 
 
 def _seen(pattern: Pattern, b: int, n_q: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """The keys (K,) from `begin` to `end` that queries of sequence b see, and which query sees
-    which: bool (mask heads, n_q, K).
+    """Return the keys (K,) from `begin` to `end` that queries of sequence b see, and which query
+    sees which: bool (mask heads, n_q, K).
     """
     token = torch.arange(n_q) + (end - n_q if pattern.from_end else 0)
     schedule = pattern.schedule
@@ -87,7 +87,7 @@ def _seen(pattern: Pattern, b: int, n_q: int, begin: int, end: int) -> tuple[Ten
 
 
 def _rows(cache: Tensor, table: Tensor | None, b: int, keys: Tensor) -> Tensor:
-    """The keys (or values) of sequence b as (H_kv, K, D), contiguous."""
+    """Return the keys (or values) of sequence b as (H_kv, K, D), contiguous."""
     if table is None:
         return cache[b].index_select(1, keys)
     page = cache.shape[2]

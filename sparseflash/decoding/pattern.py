@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
 
 
 def pattern_of(mask: AnyMask, problem: Problem, n: int) -> Pattern:
-    """The pattern of a mask for a cache with room for n keys; problem: that of the call.
+    """Return the pattern of a mask for a cache with room for n keys; problem: that of the call.
 
     Raises ValueError for a mask of other extents.
     """

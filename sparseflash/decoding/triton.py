@@ -114,7 +114,7 @@ BLOCKLESS = 256, 256  # of a call without lists
 def decode_tiles(
     rows: int, width: int, dtype: torch.dtype, family: Family, block_k: int, *, lookups: int
 ) -> Tiles:
-    """The tiles for `rows` rows that share a key head; width: the wider head dim, padded.
+    """Return the tiles for `rows` rows that share a key head; width: the wider head dim, padded.
 
     lookups: loads, one after the other, that the address of a tile takes. Triton shares the stages
         out among them and the tile.
@@ -150,7 +150,7 @@ def _parts(programs: int, tiles: int, problem: Problem) -> int:
 
 
 def _list_strides(schedule: Schedule | None) -> tuple[int, int]:
-    """Lists from one batch entry, and from one pack of heads, to the next."""
+    """Return the distances of lists from a batch entry, and a pack of heads, to the next."""
     if schedule is None:
         return 0, 0
     lists = -(-schedule.n_q // schedule.block_q)

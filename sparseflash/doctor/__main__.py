@@ -107,7 +107,9 @@ def _state(folder: Path) -> str:
 
 
 def _devices() -> list[torch.device]:
-    """The CPU, every GPU of torch.cuda, and an accelerator of another kind if torch sees one."""
+    """Return the CPU, every GPU of torch.cuda, and an accelerator of another kind if torch sees
+    one.
+    """
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     other = torch.accelerator.current_accelerator(check_available=True)
@@ -125,7 +127,7 @@ def _about(device: torch.device) -> str:
 
 
 def _backends(device: torch.device) -> list[str]:
-    """What `explain` says of a usual call."""
+    """Return what `explain` says of a usual call."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     q, k, v = make_qkv(1, 2, 256, 256, 128, dtype=dtype, device=device)
     lines = explain(q, k, v, masks.local(64)).splitlines()

@@ -146,7 +146,9 @@ def _processor(layer: torch.nn.Module) -> Any:
 
 
 def _backend(attend: Attend) -> AttentionBackendName:
-    """A name that diffusers finds `attend` by. Its names are an enumeration, which this extends."""
+    """Return a name that diffusers finds `attend` by. Its names are an enumeration, which this
+    extends.
+    """
     name: Any = str.__new__(AttentionBackendName, attend.key)
     name._name_ = name._value_ = attend.key
     # unpickled by its value, it would be no name that the enumeration was defined with

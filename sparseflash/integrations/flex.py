@@ -71,7 +71,8 @@ def flex_attention(
 
 
 def convert(block_mask: FlexMask) -> BlockMask:
-    """The exact block mask of one of torch, which must not be changed in place while it lives.
+    """Return the exact block mask of one of torch, which must not be changed in place while it
+    lives.
 
     Raises ValueError for block sizes other than multiples of 16 up to 256.
     """

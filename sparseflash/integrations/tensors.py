@@ -14,13 +14,14 @@ FORBIDS = -9_000.0  # models write -10,000 for it, which bfloat16 rounds
 
 
 def join(*parts: Mask | None) -> Mask | None:
-    """What all parts allow; None allows everything."""
+    """Return what all parts allow; None allows everything."""
     given = [part for part in parts if part is not None]
     return reduce(and_, given) if given else None
 
 
 def mask_of_tensor(given: Tensor, queries: int) -> Mask | None:
-    """The mask of (B, N_k), or of (B, H, N_q, N_k) with extents of 1; None where all is allowed.
+    """Return the mask of (B, N_k), or of (B, H, N_q, N_k) with extents of 1; None where all is
+    allowed.
 
     Args:
         given: booleans, True where allowed, or scores to add: 0, or so low as to forbid.
@@ -53,7 +54,7 @@ def to_real(real: np.ndarray, queries: int) -> Mask:
 
 
 def between_real(mask: Mask, real: np.ndarray) -> Mask:
-    """The mask from the first real token to the last one, and nothing for padding."""
+    """Return the mask from the first real token to the last one, and nothing for padding."""
     first, middle, after = _stretches(real)
     nothing = np.zeros_like(first)
     # Documents of padding have queries only or keys only.
@@ -71,7 +72,7 @@ def _stretches(real: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _hide_holes(mask: Mask, real: np.ndarray, queries: int) -> Mask:
-    """The mask without the keys of padding between real tokens."""
+    """Return the mask without the keys of padding between real tokens."""
     if (real.sum(1) == _stretches(real)[1]).all():
         return mask
     return mask & masks.documents_from_ids(

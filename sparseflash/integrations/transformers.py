@@ -148,7 +148,7 @@ def _attends(kind: type) -> bool:
 
 
 def mask_of(config: Any) -> Mask | None:
-    """The mask that the config of a model, or None, asks for."""
+    """Return the mask that the config of a model, or None, asks for."""
     text = getattr(config, ATTRIBUTE, None)
     if text is None:
         return None
@@ -179,7 +179,7 @@ def attend(
     block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function of AttentionInterface: (B, N_q, H, D_v), and no weights.
+    """Return the function of AttentionInterface: (B, N_q, H, D_v), and no weights.
 
     Args:
         attention_mask: what `sparse_mask` made, a 4D tensor of the user, or None where the model
@@ -314,7 +314,9 @@ def _selection(
 
 @torch.compiler.disable
 def sparse_mask(*, config: Any = None, **given: Any) -> ModelMask:
-    """The function of AttentionMaskInterface: `make_mask`, with the mask that the config has."""
+    """Return the function of AttentionMaskInterface: `make_mask`, with the mask that the config
+    has.
+    """
     return make_mask(mask_of(config), **given)
 
 

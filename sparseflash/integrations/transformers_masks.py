@@ -217,7 +217,7 @@ def make_mask(
 
 
 def _read(function: Callable[..., Any]) -> Mask | None:
-    """The mask of a function of transformers; None for any other function."""
+    """Return the mask of a function of transformers; None for any other function."""
     values = _values(function)
     match _name(function):
         case "causal_mask_function":
@@ -259,14 +259,14 @@ def _packed(function: Callable[..., Any]) -> tuple[Tensor | None, Callable[..., 
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """The function of transformers that made this one, or that it is; else ""."""
+    """Return the function of transformers that made this one, or that it is; else ""."""
     if getattr(function, "__module__", "") != sdpa_mask.__module__:
         return ""
     return getattr(function, "__qualname__", "").partition(".")[0]
 
 
 def _values(function: Callable[..., Any]) -> dict[str, Any]:
-    """What an inner function took along."""
+    """Return what an inner function took along."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

@@ -76,7 +76,7 @@ def _check(layer: Any) -> None:
 def _forward(
     layer: Any, mask: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """The output of an attention module for x (B, N, dim)."""
+    """Return the output of an attention module for x (B, N, dim)."""
     batch, n, _ = x.shape
     qkv = layer.qkv(x).reshape(batch, n, 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
     q, k, v = qkv.unbind(0)  # (B, heads, N, head_dim)
@@ -103,6 +103,6 @@ def _forward(
 
 
 def _apply(layer: Any, name: str, x: Tensor) -> Tensor:
-    """The part of a layer with this name, applied to x; x where there is none."""
+    """Return the part of a layer with this name, applied to x; x where there is none."""
     part = getattr(layer, name, None)
     return x if part is None else part(x)

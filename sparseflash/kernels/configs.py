@@ -126,7 +126,7 @@ _FLOAT32 = {
 
 
 def _tables(family: Family) -> tuple[Table, ...]:
-    """The tables of a family, the first that has a row decides."""
+    """Return the tables of a family: the first that has a row decides."""
     return {
         "ampere": (_AMPERE, _PADDED, _BIAS),
         "hopper": (HOPPER, _PADDED, _BIAS),
@@ -175,5 +175,5 @@ def tiles_for(
 
 
 def power_of_two_divisor(n: int) -> int:
-    """The largest power of two that divides n."""
+    """Return the largest power of two that divides n."""
     return n & -n

@@ -25,7 +25,7 @@ def interpreted() -> bool:
 
 
 def on(device: torch.device) -> AbstractContextManager:
-    """Makes a GPU the current one; nothing for the interpreter on a CPU."""
+    """Make a GPU the current one; do nothing for the interpreter on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

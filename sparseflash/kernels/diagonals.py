@@ -6,8 +6,8 @@ STEPS = 8  # tiles of a diagonal that one program of backward_bias adds
 def near_diagonals(
     n_q: int, n_k: int, block: int, far: tuple[int, ...], radius: int
 ) -> tuple[int, int, int]:
-    """The first diagonal of tiles of `block` tokens with one near the main diagonal, how many such
-    diagonals there are, and in how many parts each is summed.
+    """Return the first diagonal of tiles of `block` tokens with one near the main diagonal, how
+    many such diagonals there are, and in how many parts each is summed.
 
     far: the tiles that are near or far, queries x keys: those of backward_q.
     """

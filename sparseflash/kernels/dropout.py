@@ -36,7 +36,7 @@ def mix(x):
 
 @triton.jit
 def head_keys(seed_ptr, head):
-    """The keys with which the rows and the columns of one batch x head begin."""
+    """Return the keys with which the rows and the columns of one batch x head begin."""
     seed = tl.load(seed_ptr)
     low = seed.to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
@@ -46,20 +46,20 @@ def head_keys(seed_ptr, head):
 
 @triton.jit
 def key_of(token, step, head):
-    """That of a query or key; one that is 8 tokens away has the same."""
+    """Return the key of a query or key; one that is 8 tokens away has the same."""
     return (token & -9).to(tl.uint32) * step + head
 
 
 @triton.jit
 def group_hash(query_keys, key_keys):
-    """The hash of four entries; the keys broadcast to the shape of the tile."""
+    """Return the hash of four entries; the keys broadcast to the shape of the tile."""
     x = (query_keys ^ key_keys).to(tl.uint64) * _SPREAD
     return x.to(tl.uint32) ^ (x >> 32).to(tl.uint32)
 
 
 @triton.jit
 def noise(group, q_token, k_token):
-    """A uniform uint32 for every entry, from the hash of its four."""
+    """Return a uniform uint32 for every entry, from the hash of its four."""
     query_factor = tl.where((q_token & 8) == 0, _FACTOR, _FACTOR_8).to(tl.uint32)
     key_factor = tl.where((k_token & 8) == 0, 1, _KEY_FACTOR).to(tl.uint32)
     return group * (query_factor * key_factor)

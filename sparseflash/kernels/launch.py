@@ -180,7 +180,9 @@ class _Repeat(NamedTuple):
             self.launcher(*self.grid, stream, *self.head, *values)
 
     def bind(self, n: int, fixed: Sequence[int]) -> "_Repeat":
-        """The same for the first `n` tensors, with the addresses of the `fixed` ones filled in."""
+        """Return the same for the first `n` tensors, with the addresses of the `fixed` ones filled
+        in.
+        """
         values = self.arguments.copy()
         for place, number in self.pointers:
             values[place] = None if number < n else fixed[number - n]
@@ -217,7 +219,9 @@ def _repeat(
     kernel: Any, device: int, compiled: Any,
     launch: tuple[Sequence[int], Sequence[Any], dict[str, Any]], places: dict[int, int],
 ) -> "_Repeat | None":  # fmt: skip
-    """What repeats this launch, or None where this version of Triton, or this kernel, cannot."""
+    """Return what repeats this launch, or None where this version of Triton, or this kernel,
+    cannot.
+    """
     import triton
 
     if not is_tested(triton.__version__) or kernel.pre_run_hooks:

@@ -5,5 +5,5 @@ LN2 = 0.6931471805599453
 
 
 def scale_log2(scale: float) -> float:
-    """The factor of the scores in base 2."""
+    """Return the factor of the scores in base 2."""
     return scale * LOG2E

@@ -8,7 +8,7 @@ def padded_dim(head_dim: int) -> int:
 
 
 def padded_dim_v(head_dim: int, head_dim_v: int) -> int:
-    """The extent of v in the kernels.
+    """Return the extent of v in the kernels.
 
     Under wider keys a tile of 32 columns can be the last in shared memory, and there Triton 3.6's
     wgmma reads beyond its end (an illegal access for D = 64, D_v = 32): it gets 64 columns.

@@ -20,7 +20,7 @@ LAZY_STEP = tl.constexpr(8.0)  # base 2: P up to 256, which float16 holds with r
 # ------------------------------------------------------------------ forward
 @triton.jit
 def running_max(m, block_max, scale_log2, MASKED: tl.constexpr, LAZY: tl.constexpr = False):
-    """The maxima after a block, and what is subtracted in the exponents.
+    """Return the maxima after a block, and what is subtracted in the exponents.
 
     With LAZY a maximum stays until it is passed by more than LAZY_STEP, so that most factors of the
     sums are 1. P is up to 2^LAZY_STEP then. LSE and O come out the same: any m does for them.
@@ -38,20 +38,20 @@ def running_max(m, block_max, scale_log2, MASKED: tl.constexpr, LAZY: tl.constex
 
 @triton.jit
 def finite(m):
-    """The row maxima, 0 for a row that has seen no key yet."""
+    """Return the row maxima, 0 for a row that has seen no key yet."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
 @triton.jit
 def rescale_factor(m, shift):
-    """What the sums of rows with maxima m are multiplied by when `shift` takes their place."""
+    """Return the factor of the sums of rows with maxima m when `shift` takes their place."""
     return tl.exp2(m - shift)
 
 
 @triton.jit
 def with_sink(m, total, sink):
-    """The maxima and sums of rows after a key with the score `sink` (base e), and the factor of the
-    sums of values.
+    """Return the maxima and sums of rows after a key with the score `sink` (base e), and the factor
+    of the sums of values.
     """
     m_new = tl.maximum(m, sink * LOG2E)
     alpha = rescale_factor(m, finite(m_new))
@@ -60,7 +60,8 @@ def with_sink(m, total, sink):
 
 @triton.jit
 def nonzero(total):
-    """The sums of rows, 1 for a row that has seen no key: its output is 0 then and its LSE -inf.
+    """Return the sums of rows, 1 for a row that has seen no key: its output is 0 then and its LSE
+    -inf.
 
     The sum of a row with a NaN is NaN, though its maximum is not: maxima ignore NaN.
     """
@@ -69,19 +70,19 @@ def nonzero(total):
 
 @triton.jit
 def with_nan(m, total):
-    """The maxima of rows, NaN where their sums are."""
+    """Return the maxima of rows, NaN where their sums are."""
     return tl.where(total == total, m, total)
 
 
 @triton.jit
 def natural_lse(m, total):
-    """The LSE of rows with maxima m (base 2) and sums `total` of exp2(scale_log2 * s - m)."""
+    """Return the LSE of rows with maxima m (base 2), sums `total` of exp2(scale_log2 * s - m)."""
     return (m + tl.log2(total)) * LN2
 
 
 @triton.jit
 def natural_max(m):
-    """The largest logits of rows with maxima m (base 2)."""
+    """Return the largest logits of rows with maxima m (base 2)."""
     return m * LN2
 
 
@@ -101,7 +102,7 @@ def sink_probabilities(sink, lse):
 
 @triton.jit
 def to_lse_log2(lse):
-    """The LSE in base 2; +inf for an empty row, so that its probabilities are 0."""
+    """Return the LSE in base 2; +inf for an empty row, so that its probabilities are 0."""
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 

@@ -6,7 +6,7 @@ TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 
 def release(version: str) -> tuple[int, int]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 

@@ -44,7 +44,7 @@ def run(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, terms: TermTensors,
     schedule: Schedule | None,
 ) -> Results:  # fmt: skip
-    """The results of an eager call, differentiable where the plan has a backward.
+    """Return the results of an eager call, differentiable where the plan has a backward.
 
     The layers of torch.library cost as much as a short kernel takes: an eager call leaves them out.
     """
@@ -58,7 +58,7 @@ def call_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: str, schedule: Schedule | None, seed: Tensor | None,
     terms: TermTensors, options: tuple[Any, ...], needs_grad: bool,
 ) -> Results:  # fmt: skip
-    """The same through the operator."""
+    """Run the call through the registered operator and return its results."""
     flat = as_tensors(schedule) if schedule is not None else (None, None)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         found = _Functional.apply(q, k, v, seed, *terms, *(flat[0] or ()), (mask, flat[1], options))
@@ -87,7 +87,7 @@ def plain(*tensors: Any) -> bool:
 
 
 def no_autocast(q: Tensor):
-    """A backend picks its own precisions."""
+    """Return a context without autocast: a backend picks its own precisions."""
     device = q.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
@@ -179,7 +179,9 @@ class _FunctionalBackward(torch.autograd.Function):
 
 
 def _call(seed: Tensor | None, *rest: Any) -> tuple[Any, ...]:
-    """The arguments of an operator after q, k and v, or lse; rest: terms, schedule, constants."""
+    """Return the arguments of an operator after q, k and v, or lse; rest: terms, schedule,
+    constants.
+    """
     *tensors, (mask, numbers, options) = rest
     return mask, tensors[N_TERMS:] or None, numbers, seed, *tensors[:N_TERMS], *options
 
@@ -191,7 +193,7 @@ def _with_seed(gradients: Sequence[Any], terms: Sequence[Any]) -> tuple[Tensor |
 
 
 def _mapped(function: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]):
-    """What torch.vmap makes of a function: its calls one by one, stacked."""
+    """Return what torch.vmap makes of a function: its calls one by one, stacked."""
     results = []
     for i in range(info.batch_size):
         one = (
@@ -215,7 +217,7 @@ def _find_plan(
     qkv: tuple[Tensor, Tensor, Tensor], mask: str, tensors: list[Tensor] | None,
     numbers: list[int] | None, options: tuple[Any, ...], needs_grad: bool,
 ) -> tuple[Plan, Schedule | None]:  # fmt: skip
-    """The plan of an operator's call, and the schedule that it brings."""
+    """Return the plan of an operator's call, and the schedule that it brings."""
     schedule = from_tensors(tensors, numbers) if tensors and numbers else None
     call = *qkv, schedule.facts if schedule else mask or None, options, needs_grad
     plan = cache.get(key_of(*call))

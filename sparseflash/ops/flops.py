@@ -33,7 +33,7 @@ def _count(
     direction: str, q: Tensor, k: Tensor, v: Tensor, mask: str,
     schedule: list[Tensor] | None, numbers: list[int] | None,
 ) -> int:  # fmt: skip
-    """The operations of the matrix products over the computed blocks.
+    """Return the operations of the matrix products over the computed blocks.
 
     Those of a schedule are its entries, which for a selection are at most so many. A backward has
     five products for two of the forward, whatever a kernel repeats.

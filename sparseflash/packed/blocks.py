@@ -21,7 +21,7 @@ _CHUNK = 2**26  # pairs of tokens that are compared at a time
 def span_blocks(
     spans: Tensor, n_other: int, block_q: int, block_k: int, room: int, columns: bool
 ) -> Blocks:
-    """The block mask of spans: queries see keys, or by columns, keys are seen by queries.
+    """Return the block mask of spans: queries see keys, or by columns, keys are seen by queries.
 
     By columns, blocks below one another with the same pairs in all rows share a tile.
 

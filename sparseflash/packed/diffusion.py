@@ -18,7 +18,7 @@ def block_diffusion(
     interleaved: bool = False,
     block_size: int | tuple[int, int] = 128,
 ) -> Selection:
-    """The training mask of block diffusion (arXiv 2503.09573) over packed documents.
+    """Return the training mask of block diffusion (arXiv 2503.09573) over packed documents.
 
     Every document is there twice, as a noisy and as a clean copy, and is cut into token blocks of
     `size` from its first token on. A noisy block sees itself, and the clean blocks of its document

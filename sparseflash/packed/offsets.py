@@ -71,7 +71,7 @@ class Stretches(NamedTuple):
 
 
 def stretches(offsets: Tensor, n: int) -> Stretches:
-    """The documents that tokens 0 to n - 1 lie in; offsets: (batch, documents + 1)."""
+    """Return the documents that tokens 0 to n - 1 lie in; offsets: (batch, documents + 1)."""
     documents = offsets.shape[1] - 1
     number = last_begin(offsets, n)
     inside = number < documents

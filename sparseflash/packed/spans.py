@@ -68,14 +68,16 @@ def diffusion_spans(offsets: Tensor, n: int, size: int, interleaved: bool) -> Te
 
 
 def tree_spans(enter: Tensor, leave: Tensor, n: int) -> Tensor:
-    """Queries that see the keys of `packed.prefix_tree`: those from the key on to some end."""
+    """Return the queries that see the keys of `packed.prefix_tree`: those from the key on to some
+    end.
+    """
     stop = leave.gather(1, last_begin(enter, n).clamp(min=0))
     key = torch.arange(n, dtype=torch.int32, device=stop.device).expand_as(stop)
     return torch.stack([key, stop.clamp(max=n).int().maximum(key)])[None]
 
 
 def apart(spans: Sequence[Span], n: int) -> Tensor:
-    """The same spans within 0..n, apart: what two of a token share, the later has.
+    """Return the same spans within 0..n, apart: what two of a token share, the later has.
 
     spans: in the order of their firsts. One that ends before it begins is empty.
     """

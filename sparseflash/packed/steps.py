@@ -87,7 +87,8 @@ def from_spans(
     spans: Tensor, block_size: tuple[int, int], room: int, max_blocks: int, *,
     n_k: int | None = None, columns: bool = False,
 ) -> Selection:  # fmt: skip
-    """The mask of n x n_k tokens in which queries see these spans of keys; n_k is n by default.
+    """Return the mask of n x n_k tokens in which queries see these spans of keys; n_k is n by
+    default.
 
     Args:
         spans: int32 (spans, 2, batch, n), see spans.py. By columns they are of the keys: the

@@ -51,7 +51,8 @@ def antidiagonal(
     within: Mask | BlockMask | None = None,
     always: Mask | BlockMask | None = None,
 ) -> Antidiagonal:
-    """The fewest key blocks that hold `threshold` of the attention estimated from antidiagonals.
+    """Return the fewest key blocks that hold `threshold` of the attention estimated from
+    antidiagonals.
 
     The mean of its antidiagonal estimates the scores of a stride x stride square: it meets each
     query and each key of the square once. A softmax over the squares of a row gives probabilities,

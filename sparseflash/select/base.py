@@ -31,7 +31,7 @@ class Selector:
 
     @torch.no_grad()
     def __call__(self, q: Tensor, k: Tensor) -> Selection:
-        """The selection for q (B, H, N_q, D) and k (B, H_kv, N_k, D), H a multiple of H_kv.
+        """Return the selection for q (B, H, N_q, D) and k (B, H_kv, N_k, D), H a multiple of H_kv.
 
         Raises ValueError for inputs that do not fit each other or the selector.
         """
@@ -45,7 +45,7 @@ class Selector:
         return self.select(q, k)
 
     def select(self, q: Tensor, k: Tensor) -> Selection:
-        """The selection for inputs that are checked."""
+        """Return the selection for inputs that are checked."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ S = TypeVar("S", bound=Selector)
 
 
 def selector(make: Callable[P, S]) -> Callable[P, S]:
-    """Decorates a function that makes selectors: they print as the call that made them."""
+    """Decorate a function that makes selectors: they print as the call that made them."""
 
     @wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> S:

@@ -44,7 +44,7 @@ def top_k(
     within: Mask | BlockMask | None = None,
     always: Mask | BlockMask | None = None,
 ) -> Pooled:
-    """The k best key blocks of every query block.
+    """Return the k best key blocks of every query block.
 
     Args:
         k: how many, or as a float the share of the blocks that `within` leaves to the row. Rows
@@ -76,7 +76,8 @@ def mass(
     within: Mask | BlockMask | None = None,
     always: Mask | BlockMask | None = None,
 ) -> Pooled:
-    """The fewest key blocks that hold `threshold` of the attention estimated from pooled scores.
+    """Return the fewest key blocks that hold `threshold` of the attention estimated from pooled
+    scores.
 
     The probabilities of a row are softmax(D ** -0.5 * score) over the blocks of `within`. The
     blocks of `always` come first, then the most probable, until the sum reaches `threshold`. A row

@@ -14,7 +14,8 @@ MAX_COLS = 16384  # blocks of a row that the kernel holds
 def choose(
     scores: Tensor, candidates: Candidates, rule: Rule, *, probabilities: bool = False
 ) -> Tensor:
-    """The codes of the blocks that are taken, (B, H, rows, cols) in the dtype of the candidates.
+    """Return the codes of the blocks that are taken, (B, H, rows, cols) in the dtype of the
+    candidates.
 
     scores: (B, H, rows, cols). Among equal scores the first block wins.
     probabilities: the scores are probabilities already, up to a factor. Otherwise a softmax over

@@ -102,7 +102,7 @@ def gate(
     within: Mask | BlockMask | None = None,
     always: Mask | BlockMask | None = None,
 ) -> Gated:
-    """The blocks that a learned gate opens; give one of k, threshold and mass.
+    """Return the blocks that a learned gate opens; give one of k, threshold and mass.
 
     Args:
         module: a `Gate`, or any module with its `block_size` and `scores`.
@@ -140,7 +140,8 @@ def attention_map(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """The target of a gate: the largest probability of every block, each row scaled to sum to 1.
+    """Return the target of a gate: the largest probability of every block, each row scaled to sum
+    to 1.
 
     Returns (B, H, rows, cols) from dense attention of q (B, H, N_q, D) and k (B, H_kv, N_k, D);
     `causal` aligns the first query with the first key. Takes the time of dense attention, for

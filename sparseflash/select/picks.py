@@ -34,7 +34,8 @@ class Picks:
 
     @classmethod
     def of(cls, blocks: Tensor, block: int, n_k: int, *, causal: bool = True) -> "Picks":
-        """Picks of int (B or 1, H, N_q, k) numbers of key blocks in any order, -1 for none.
+        """Return the picks of int (B or 1, H, N_q, k) numbers of key blocks in any order, -1 for
+        none.
 
         Numbers that come twice or do not exist are an error on a CPU. A GPU is not waited for:
         there they count as none.
@@ -80,7 +81,8 @@ class Picks:
         return self.blocks.shape[2]
 
     def selection(self, heads: int) -> Selection:
-        """The same pairs as a `Selection` for q of `heads` heads, with bit tiles for 16 queries.
+        """Return the same pairs as a `Selection` for q of `heads` heads, with bit tiles for 16
+        queries.
 
         Waits for the device, to count the tiles. Raises ValueError where the heads that pick do not
         divide `heads`.

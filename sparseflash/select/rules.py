@@ -49,7 +49,7 @@ class Candidates(NamedTuple):
 
 
 def budget(name: str, value: Any) -> Rule:
-    """The rule of a number of blocks, at least 1, or of a share of them in (0, 1]."""
+    """Return the rule of a number of blocks, at least 1, or of a share of them in (0, 1]."""
     if isinstance(value, float):
         if not 0 < value <= 1:
             raise ValueError(f"{name} is {value}: give a share in (0, 1], or a number of blocks")
@@ -60,7 +60,7 @@ def budget(name: str, value: Any) -> Rule:
 def adaptive(
     kind: Literal["mass", "level"], name: str, value: Any, min_blocks: Any, max_blocks: Any
 ) -> Rule:
-    """The rule of a probability in (0, 1], with bounds on the blocks of a row."""
+    """Return the rule of a probability in (0, 1], with bounds on the blocks of a row."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} is {value!r}: give a number in (0, 1]")
     min_blocks = integer("min_blocks", min_blocks, min=1)
@@ -80,7 +80,8 @@ def candidates_of(
     heads: int | None,
     device: torch.device,
 ) -> Candidates:
-    """The blocks of `within`, those of `always` first; only the first call copies to the device.
+    """Return the blocks of `within`, those of `always` first; only the first call copies to the
+    device.
 
     heads: of q, None where neither mask differs from head to head.
     """
@@ -103,7 +104,9 @@ def candidates_of(
 
 
 def _bounds(rule: Rule, candidate: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The fewest and the most blocks of each row, int32 (B, H, rows), forced blocks included."""
+    """Return the fewest and the most blocks of each row, int32 (B, H, rows), forced blocks
+    included.
+    """
     candidates, forced = candidate.sum(-1), (candidate & forced).sum(-1)
     if rule.kind == "count":
         low = high = int(rule.value)

@@ -20,7 +20,8 @@ def schedule_from_selection(
     selection: Selection, n_q: int, n_k: int, batch: int, heads: int, device: torch.device | str,
     kv_heads: int | None = None,
 ) -> Schedule:  # fmt: skip
-    """The schedule of `selection` for q (batch, heads, n_q, D) and k of n_k keys on `device`.
+    """Return the schedule of `selection` for q (batch, heads, n_q, D) and k of n_k keys on
+    `device`.
 
     A selection of `kv_heads` heads is that of the key heads, which their query heads share.
 
@@ -79,7 +80,7 @@ def edge_bits(n_q: int, n_k: int, block_size: tuple[int, int], device: torch.dev
 def block_lists(
     codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool]
 ) -> tuple[BlockLists, BlockLists]:
-    """The lists by row and by column of codes (slices, rows, cols)."""
+    """Return the lists by row and by column of codes (slices, rows, cols)."""
     given = codes, n_tiles, max_blocks, cut
     if on_nvidia(codes):
         return kernels_of("select").block_lists(*given)
@@ -117,7 +118,7 @@ def _block_lists_fake(codes, n_tiles, max_blocks, *cut):
 def lists_torch(
     codes: Tensor, n_tiles: int, max_blocks: int, cut: tuple[bool, bool], *, by_row: bool
 ) -> BlockLists:
-    """The lists by row, or by column, of codes (slices, rows, cols), in plain torch."""
+    """Return the lists by row, or by column, of codes (slices, rows, cols), in plain torch."""
     edge = torch.zeros_like(codes[0])
     if cut[0]:
         edge[-1] += 2

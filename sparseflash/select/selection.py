@@ -162,7 +162,7 @@ class Selection:
         return other
 
     def to_block_mask(self) -> BlockMask:
-        """The same as an exact `masks.BlockMask`, for pictures, analysis and files.
+        """Return the same as an exact `masks.BlockMask`, for pictures, analysis and files.
 
         Waits for the device, and copies everything to the host.
         """
@@ -197,7 +197,7 @@ def number_tiles(taken: Tensor, partial: Tensor, room: int) -> tuple[Tensor, Ten
 
 
 def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection:
-    """a & b, where FULL is neutral and EMPTY absorbs, or a | b, where it is the other way round.
+    """Return a & b, where FULL is neutral and EMPTY absorbs, or a | b, the other way round.
 
     The tiles of a come first, those it owns changed in place; then the tiles of b; then one for
     every pair of a shared tile of a and a tile of b.
@@ -231,8 +231,8 @@ def _join(a: Selection, b: Selection, neutral: int, absorbing: int) -> Selection
 
 
 def _facing(a: Selection, b_codes: Tensor, b_bits: Tensor, fill: int) -> Tensor:
-    """What b has in the block of each tile that a owns: int32 (a.owned, block_q, words), or words
-    of `fill` where b has no tile.
+    """Return what b has in the block of each tile that a owns: int32 (a.owned, block_q, words), or
+    words of `fill` where b has no tile.
     """
     cell = torch.zeros(a.owned + 1, dtype=torch.int64, device=a.device)
     tile = a.codes.flatten().long()

@@ -22,7 +22,7 @@ class Static(NamedTuple):
 
 
 def heads_of(mask: Mask | BlockMask | None, heads: int | None) -> int | None:
-    """The heads that the mask has to be built with; None where they do not matter."""
+    """Return the heads that the mask has to be built with; None where they do not matter."""
     return heads if isinstance(mask, Mask) and mask.per_head else None
 
 
@@ -56,7 +56,7 @@ def static_codes(
 def built(
     mask: Mask | BlockMask, n_q: int, n_k: int, block_size: tuple[int, int], heads: int | None
 ) -> BlockMask:
-    """The block mask of `mask`; ValueError where it is a BlockMask of something else."""
+    """Return the block mask of `mask`; ValueError where it is a BlockMask of something else."""
     if isinstance(mask, Mask):
         return mask.build(n_q, n_k, block_size, heads=heads)
     if (mask.n_q, mask.n_k, mask.block_size) != (n_q, n_k, block_size):
@@ -75,6 +75,6 @@ def grid_codes(blocks: BlockMask) -> np.ndarray:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy to remember: it is there for every stream, and outlives any inference mode."""
+    """Return a copy to remember: it is there for every stream, and outlives any inference mode."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.array(array, order="C")).to(device)

@@ -62,7 +62,7 @@ class TokenSelector(Selector):
         return of_heads(found, heads)
 
     def picks(self, q: Tensor, k: Tensor) -> Picks:
-        """The chunks that each query picked, as lists, which `sparseflash.attention` takes.
+        """Return the chunks that each query picked, as lists, which `sparseflash.attention` takes.
 
         Raises ValueError with `within`, `union` or `capacity`, which lists do not have.
         """
@@ -148,7 +148,8 @@ def nsa(
     capacity: int | None = None,
     within: Mask | None = None,
 ) -> TokenSelector:
-    """The selection branch of native sparse attention: k key blocks for every query and KV head.
+    """Return the selection branch of native sparse attention: k key blocks for every query and KV
+    head.
 
     A block is compressed to its mean key. The importance of a block is its probability, a softmax
     over the compressed blocks that end before the query or with it, summed over the query heads
@@ -207,7 +208,7 @@ def importance(q: Tensor, k_mean: Tensor, token: Tensor, chunk: int) -> Tensor:
 
 
 def _candidates(selector: TokenSelector, token: Tensor, n_chunks: int) -> Candidates:
-    """The chunks that the queries at the places `token` (n, 1) may pick; int8 codes."""
+    """Return the chunks that the queries at the places `token` (n, 1) may pick; int8 codes."""
     chunks = torch.arange(n_chunks, device=token.device)
     mine = (token // selector.chunk)[None, None]
     seen = chunks <= mine
@@ -220,7 +221,7 @@ def _candidates(selector: TokenSelector, token: Tensor, n_chunks: int) -> Candid
 
 
 def union_torch(words: Tensor, codes: Tensor, heads: int, per_row: int, per_chunk: int) -> Tensor:
-    """The codes of the blocks that a query picked, int32 (B, heads, rows, cols), else EMPTY.
+    """Return the codes of the blocks that a query picked, int32 (B, heads, rows, cols), else EMPTY.
 
     words: as from `TokenSelector.words`, `per_row` of them to a query block; codes: (1 or B, 1 or
         heads, rows, cols); a chunk has `per_chunk` key blocks.

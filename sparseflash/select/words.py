@@ -32,7 +32,7 @@ def selection_of(
     words: Tensor, n_q: int, n_k: int, block_size: tuple[int, int], chunk: int,
     capacity: int | None,
 ) -> Selection:  # fmt: skip
-    """The block mask of what every query picked.
+    """Return the block mask of what every query picked.
 
     words: (B, heads, groups, chunks), whose groups fill the last query block. capacity: room for
         partial blocks, of which those beyond are taken whole; None waits for the device to count.
@@ -61,7 +61,7 @@ def up_to_itself(n_q: int, n_k: int) -> Mask:
 
 
 def of_heads(found: Selection, heads: int) -> Selection:
-    """The selection for `heads` query heads, where those that follow each other share."""
+    """Return the selection for `heads` query heads, where those that follow each other share."""
     if found.heads in (1, heads):
         return found
     group = heads // found.heads

@@ -90,7 +90,8 @@ def fragments(packed: Tensor) -> Tensor:
 
 
 def same_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The different rows of an int matrix, and for each row which of them it is; no row twice.
+    """Return the different rows of an int matrix, and for each row which of them it is; no row
+    twice.
 
     A hash tells the rows apart; rows of one hash are then compared in full.
     """

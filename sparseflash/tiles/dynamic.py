@@ -48,7 +48,7 @@ def dynamic_lists(schedule: Schedule, spec: TileSpec) -> TileLists:
 def _bands(
     items: Tensor, idx: Tensor, bit: Tensor, slices: int, n_bands: int, majors: int, spec: TileSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists of smaller groups as bands of one group, items (slices, bands, tiles, 8)."""
+    """Return lists of smaller groups as bands of one group, items (slices, bands, tiles, 8)."""
     places = -(-spec.tokens[1] // spec.minor) + 1  # of a head
     step = spec.group // n_bands * places
     band = torch.arange(n_bands, dtype=torch.int32, device=items.device)
@@ -70,7 +70,7 @@ def _bands(
 
 
 def _all_merged(items: Tensor, n_bands: int) -> Tensor:
-    """What `TileLists.merge` holds where every tile has a part in every band."""
+    """Return what `TileLists.merge` holds where every tile has a part in every band."""
     slices, _, n_tiles, _ = items.shape
     tile = torch.arange(n_tiles, dtype=torch.int32, device=items.device)
     columns = tile, tile * n_bands, torch.full_like(tile, n_bands), torch.zeros_like(tile)
@@ -105,7 +105,7 @@ def _spec(numbers: Sequence[int]) -> TileSpec:
 
 
 def cut_torch(schedule: Schedule, spec: TileSpec) -> Made:
-    """The tensors of `dynamic_lists`, in plain torch."""
+    """Return the tensors of `dynamic_lists`, in plain torch."""
     block_major, block_minor = spec.block_sizes(schedule)
     n_major, n_minor = spec.tokens
     majors, minors = block_major // spec.major, block_minor // spec.minor
@@ -151,7 +151,9 @@ def cut_torch(schedule: Schedule, spec: TileSpec) -> Made:
 def _grouped(
     side: BlockLists, live: Tensor, schedule: Schedule, spec: TileSpec, n_rows: int
 ) -> tuple[BlockLists, Tensor, Tensor]:
-    """The lists of a group of query heads joined, which entries mean something, and their heads."""
+    """Return the lists of a group of query heads joined, which entries mean something, and their
+    heads.
+    """
     group, device = spec.group, live.device
     per_head = schedule.heads > 1
     lists = torch.searchsorted(side.ptr, torch.arange(len(live), device=device), right=True) - 1

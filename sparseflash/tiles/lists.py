@@ -62,7 +62,7 @@ def indivisible(facts: ScheduleFacts, spec: TileSpec) -> str | None:
 
 
 def tile_lists(schedule: Schedule | None, spec: TileSpec, device: torch.device | str) -> TileLists:
-    """The work list of a schedule (None: dense attention), from the cache.
+    """Return the work list of a schedule (None: dense attention), from the cache.
 
     That of a dynamic schedule is made on the device, without waiting for it and without the cache,
     unless the schedule brings it along. `indivisible` says which ones that is possible for.
@@ -167,7 +167,7 @@ def _refined(schedule: Schedule, spec: TileSpec) -> TileLists:
 def _pieces(
     schedule: Schedule, spec: TileSpec, piece: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The cells of the bit tiles, and the non-empty pieces of major x piece tokens.
+    """Return the cells of the bit tiles, and the non-empty pieces of major x piece tokens.
 
     cells: uint8 (cells, cell_major, piece / 8). For each piece, in no order: tile (int64, the
     number of its list), minor (int64, its place in the list), signature (int32, the cells stacked

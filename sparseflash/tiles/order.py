@@ -85,7 +85,7 @@ def banded(begin: Tensor, n: Tensor, n_partial: Tensor) -> Work:
 
 
 def _before(counts: Tensor) -> Tensor:
-    """What comes before each element of a line."""
+    """Return what comes before each element of a line."""
     return counts.cumsum(-1) - counts
 
 
@@ -110,7 +110,7 @@ def _parts(
 
 
 def _lead(items: Tensor, n_long: int) -> Tensor:
-    """The same items, with the n_long longest ones of every slice first."""
+    """Return the same items, with the n_long longest ones of every slice first."""
     if not n_long:
         return items
     slices, n_items = items.shape[:2]

@@ -70,7 +70,7 @@ def _missing(device: torch.device) -> str | None:
 
 
 def note(device: torch.device) -> str | None:
-    """What a user should know where the kernels do run on a CUDA device, or None."""
+    """Return what a user should know where the kernels do run on a CUDA device, or None."""
     return versions.note(_triton(), device)
 
 
@@ -88,7 +88,7 @@ def gluon_missing() -> str | None:
 
 
 def _triton() -> str:
-    """The version of Triton."""
+    """Return the version of Triton."""
     import triton
 
     return triton.__version__

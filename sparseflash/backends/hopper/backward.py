@@ -40,7 +40,7 @@ class BackwardForm(NamedTuple):
     rows: BackwardTiles
 
     def specs(self, problem: Problem, sms: int) -> tuple[TileSpec, ...]:
-        """The work lists of the passes on a GPU with `sms` multiprocessors."""
+        """Return the work lists of the passes on a GPU with `sms` multiprocessors."""
         cols, rows = self.cols, self.rows
         traffic = _traffic(problem) if self.one_pass else 0
         by_cols = TileSpec.of(problem, "cols", cols.major, cols.minor, sms * cols.programs, traffic)
@@ -52,7 +52,7 @@ class BackwardForm(NamedTuple):
 def backward_form(
     problem: Problem, facts: ScheduleFacts | None, schedule: Schedule | None = None
 ) -> BackwardForm:
-    """The form for a problem; facts: of its schedule, None for dense attention.
+    """Return the form for a problem; facts: of its schedule, None for dense attention.
 
     schedule: what tells whether small key blocks share tiles; without it none do.
     """
@@ -105,7 +105,7 @@ def _traffic(problem: Problem) -> int:
 
 
 def _padded_queries(problem: Problem, minor: int, whole: bool, dynamic: bool) -> int:
-    """Queries of a head in the buffers with a number for every query.
+    """Return the queries of a head in the buffers with a number for every query.
 
     whole: an entry of a list is one piece of `minor` queries. With grouped heads its number is then
     its place among the rows of the group, so that no kernel has to divide: see `TileLists`.

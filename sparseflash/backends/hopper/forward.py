@@ -122,7 +122,7 @@ class Forward:
 def forward_tiles_for(
     problem: Problem, facts: ScheduleFacts | None, sms: int, schedule: Schedule | None = None
 ) -> ForwardTiles:
-    """The tiles of the forward kernel on a GPU with `sms` multiprocessors.
+    """Return the tiles of the forward kernel on a GPU with `sms` multiprocessors.
 
     facts: of the schedule, None for dense attention. schedule: what tells whether neighbouring
     queries are so alike that they share tall tiles; without it those of a mask do not.
@@ -170,7 +170,7 @@ def _mean_keys(tiles: ForwardTiles, problem: Problem, schedule: Schedule | None)
 
 
 def forward_spec(problem: Problem, tiles: ForwardTiles, sms: int) -> TileSpec:
-    """The work list of the forward kernel on a GPU with `sms` multiprocessors."""
+    """Return the work list of the forward kernel on a GPU with `sms` multiprocessors."""
     # lists are of single heads: a program has as many tiles at a time as heads share one
     at_once = sms * tiles.programs * tiles.heads
     return TileSpec.of(problem, "rows", tiles.major, tiles.minor, at_once)
@@ -196,7 +196,7 @@ def _merge_arguments(
     lists: TileLists, part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor,
     sink: Tensor | None, part_max: Tensor | None, max_scores: Tensor | None,
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """The launch of the kernel that merges the parts of split tiles."""
+    """Return the launch of the kernel that merges the parts of split tiles."""
     batch, heads, n_q, head_dim_v = out.shape
     n_split, rows = lists.merge.shape[1], 16
     grid = n_split, batch * heads, lists.major // rows

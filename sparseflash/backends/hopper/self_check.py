@@ -59,7 +59,7 @@ CHECKS = (
 
 
 def failure(device: torch.device) -> str | None:
-    """The first result that is wrong, or that could not be computed, or None."""
+    """Return the first result that is wrong, or that could not be computed, or None."""
     for check in CHECKS:
         for name, error in _errors(check, device):
             if error > LIMIT:

@@ -12,7 +12,7 @@ ALIGNED = "begins at an address that is no multiple of 16 bytes; clone it"
 
 
 def panel(width: int, columns: int) -> int:
-    """What one copy takes of a head dim that is padded to `width`, of which `columns` are
+    """Return what one copy takes of a head dim that is padded to `width`, of which `columns` are
     multiplied: all, or as many as leave out whole panels that would be nothing but zeros.
     """
     if 64 < columns <= 96:
@@ -72,6 +72,6 @@ def fits_tma(t: Tensor) -> bool:
 
 
 def empty_like(t: Tensor) -> Tensor:
-    """An uninitialised tensor like t, with strides for TMA."""
+    """Return an uninitialised tensor like t, with strides for TMA."""
     like = torch.empty_like(t)  # in the memory order of t
     return like if fits_tma(like) else t.new_empty(t.shape)

@@ -43,7 +43,7 @@ def refused(version: str, device: torch.device) -> str | None:
 
 
 def note(version: str, device: torch.device) -> str | None:
-    """What a user should know where the kernels do run, or None."""
+    """Return what a user should know where the kernels do run, or None."""
     if is_tested(version) or refused(version, device):
         return None
     return f"{_untested(version)}; the self-check passed"

@@ -27,7 +27,7 @@ def products(columns):
 
 @gluon.jit
 def _in_use(a, COLUMNS: gl.constexpr):
-    """What each product takes of a [rows, BLOCK_D] in shared memory."""
+    """Return what each product takes of a [rows, BLOCK_D] in shared memory."""
     FIRST: gl.constexpr = first_columns(COLUMNS)
     if COLUMNS == FIRST:
         return (a.slice(0, FIRST, 1),)
@@ -37,13 +37,13 @@ def _in_use(a, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def in_registers(a, COLUMNS: gl.constexpr, SCORES: gl.constexpr):
-    """a [64, BLOCK_D] in shared memory, for `start_scores_of` with scores of layout SCORES."""
+    """Load a [64, BLOCK_D] from shared memory, for `start_scores_of` with layout SCORES."""
     return [x.load(gl.DotOperandLayout(0, SCORES, 2)) for x in _in_use(a, COLUMNS)]
 
 
 @gluon.jit
 def start_scores(a, b, start, COLUMNS: gl.constexpr, ADD: gl.constexpr):
-    """a b^T, with ADD added to start, asynchronous; a and b [rows, BLOCK_D] in shared memory."""
+    """Start a b^T, with ADD added to start; a and b [rows, BLOCK_D] in shared memory."""
     return start_scores_of(_in_use(a, COLUMNS), b, start, ADD)
 
 
@@ -83,7 +83,7 @@ def _start_sum(a, b, x, add, FIRST: gl.constexpr):
 
 @gluon.jit
 def start_sums(a, b, sums, add=True):
-    """a b, with add added to sums, asynchronous; a [64, rows] in registers, b [rows, BLOCK_D]."""
+    """Start a b, with add added to sums; a [64, rows] in registers, b [rows, BLOCK_D]."""
     first = _start_sum(a, b, sums[0], add, 0)
     if len(sums) == 1:
         return (first,)

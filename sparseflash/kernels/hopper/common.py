@@ -19,7 +19,7 @@ def _set_fields(self, **values):
 
 @dataclass_transform(kw_only_default=True)
 def fields(cls):
-    """Makes a class of annotated fields one that kernels build, by keyword, and pass on.
+    """Make a class of annotated fields one that kernels build, by keyword, and pass on.
 
     A field is a value of the kernel or, as `gl.constexpr`, one that the compiler knows. Fields are
     read-only. Keywords are a must: Triton's cache of binaries does not see the order of fields.

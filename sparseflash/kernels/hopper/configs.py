@@ -132,11 +132,11 @@ class BackwardTiles(NamedTuple):
         return 3 - self.consumers
 
     def extent(self, head_dim: int) -> int:
-        """What a head dim takes in shared memory."""
+        """Return what a head dim takes in shared memory."""
         return max(128, padded(head_dim)) if self.wide else padded(head_dim)
 
     def columns(self, head_dim: int) -> int:
-        """What is multiplied of it."""
+        """Return what is multiplied of it."""
         return max(128, -(-head_dim // 64) * 64) if self.wide else columns_in_use(head_dim)
 
 
@@ -182,12 +182,14 @@ def rows_tiles(width: int, block_q: int) -> BackwardTiles:
 
 
 def padded(head_dim: int) -> int:
-    """The extent that a head dim takes in a kernel."""
+    """Return the extent that a head dim takes in a kernel."""
     return max(32, 1 << (head_dim - 1).bit_length())
 
 
 def columns_in_use(head_dim: int) -> int:
-    """What the kernels multiply of a head dim: a power of two, 64 and 16 or 32 columns, or 192."""
+    """Return what the kernels multiply of a head dim: a power of two, 64 and 16 or 32 columns, or
+    192.
+    """
     if 128 < head_dim <= 192:
         return 192
     return -(-head_dim // 16) * 16 if 64 < head_dim <= 96 else padded(head_dim)

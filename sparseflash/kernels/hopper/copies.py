@@ -12,7 +12,7 @@ from sparseflash.kernels.gluon import async_load, async_store
 
 @gluon.constexpr_function
 def tile_layout(layout):
-    """The layout of (rows, columns) in shared memory, for that of a descriptor."""
+    """Return the layout of (rows, columns) in shared memory, for that of a descriptor."""
     return gl.NVMMASharedLayout(layout.swizzle_byte_width, layout.element_bitwidth, rank=2)
 
 

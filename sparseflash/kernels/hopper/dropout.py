@@ -21,8 +21,8 @@ def _eights(COLUMNS: gl.constexpr):
 
 @gluon.jit
 def entry_blocks(entry, COLUMNS: gl.constexpr, BLOCK: gl.constexpr):
-    """The mask blocks of a list entry: one, or that of each 8 columns, [1, COLUMNS // 8, 1, 1];
-    `entry` points to the first.
+    """Return the mask blocks of a list entry: one, or that of each 8 columns, [1, COLUMNS // 8, 1,
+    1]; `entry` points to the first.
     """
     if BLOCK == COLUMNS:
         return gl.load(entry)
@@ -75,7 +75,7 @@ def signed(p, group, threshold, TRANSPOSED: gl.constexpr):
 
 @gluon.jit
 def kept(signed, DTYPE: gl.constexpr):
-    """What dropout keeps of P, in 16 bits."""
+    """Return what dropout keeps of P, in 16 bits."""
     if DTYPE == gl.bfloat16:
         return gl.inline_asm_elementwise(
             "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,f,f", [signed], gl.bfloat16,

@@ -86,7 +86,7 @@ def _start_pv(f, p, acc, add, g, pred):
 
 @gluon.jit
 def _blocks(f, entry):
-    """The mask blocks of a list entry."""
+    """Return the mask blocks of a list entry."""
     BLOCK_K: gl.constexpr = f.descs.k.block_shape[2]
     at = f.idx + entry.to(gl.int64) * (f.BLOCK_N // BLOCK_K)
     return entry_blocks(at, f.BLOCK_N, BLOCK_K)

@@ -139,7 +139,7 @@ def _write_empty(f, bh, row0):
 # ------------------------------------------------------------------ producer warp
 @gluon.jit
 def _blocks(p, GATHER: gl.constexpr):
-    """The mask blocks of an entry."""
+    """Return the mask blocks of an entry."""
     if GATHER == 1:
         return (gl.load(p),)
     elif GATHER == 2:
@@ -155,7 +155,7 @@ def _blocks(p, GATHER: gl.constexpr):
 
 @gluon.jit
 def _kept(blocks, GATHER: gl.constexpr):
-    """The same values under new names: the frontend drops `a = b` of loop-carried values."""
+    """Return the same values under new names: the frontend drops `a = b` of loop-carried values."""
     if GATHER == 1:
         return (blocks[0] + 0,)
     elif GATHER == 2:
@@ -171,7 +171,7 @@ def _kept(blocks, GATHER: gl.constexpr):
 
 @gluon.jit
 def _copy(desc, ring, full, i, b, h, blocks, COLUMNS: gl.constexpr):
-    """The mask blocks of an entry, as one tile [ROWS, WIDTH], into place i of a ring."""
+    """Copy the mask blocks of an entry, as one tile [ROWS, WIDTH], into place i of a ring."""
     STAGES: gl.constexpr = ring.shape[0]
     ROWS: gl.constexpr = ring.shape[1]
     WIDTH: gl.constexpr = ring.shape[2]
@@ -218,7 +218,7 @@ def _copy_v(f, g, b, h, blocks):
 
 @gluon.jit
 def producer(f):
-    """Copies K and, a block behind in the order of use, V, and Q of a tile."""
+    """Copy K and, a block behind in the order of use, V, and Q of a tile."""
     bufs, bars, record = f.bufs, f.bars, f.bufs.record
     GATHER: gl.constexpr = f.BLOCK_N // f.descs.k.block_shape[2]
     CONSUMERS: gl.constexpr = f.CONSUMERS
@@ -297,7 +297,7 @@ def producer(f):
 # ------------------------------------------------------------------ storer warp
 @gluon.jit
 def storer(f):
-    """Copies O out of the place of Q, and hands the place back to the producer."""
+    """Copy O out of the place of Q, and hand the place back to the producer."""
     bars, record = f.bars, f.bufs.record
     CONSUMERS: gl.constexpr = f.CONSUMERS
     t = 0

@@ -13,8 +13,8 @@ from sparseflash.kernels.softmax import natural_lse, natural_max, nonzero, with_
 
 @gluon.jit
 def sink_of(f, t, part, CONSUMER: gl.constexpr):
-    """The sink of tile t, for `store_out`: loaded while its last product is in flight, which hides
-    the latency. -inf for a part: `merge_parts` adds the sink. Unused where the call has none.
+    """Return the sink of tile t, for `store_out`: loaded while its last product is in flight, which
+    hides the latency. -inf for a part: `merge_parts` adds the sink. Unused where the call has none.
     """
     if f.sink is None:
         return 0.0

@@ -83,8 +83,8 @@ def _groups(lines: list[str]) -> list[Group]:
 
 
 def _left_operands(lines: list[str], start: int, end: int) -> dict[int, list[str]]:
-    """What the left operands of products hold, in code without branches from line `start` on: the
-    registers of which they are copies, and how often those have been assigned.
+    """Return what the left operands of products hold, in code without branches from line `start`
+    on: the registers of which they are copies, and how often those have been assigned.
     """
     values: dict[str, str] = {}
     assigned: Counter[str] = Counter()
@@ -135,8 +135,8 @@ _lock = threading.RLock()  # there is one hook for all threads
 
 @contextmanager
 def joined_products(columns: Collection[int]) -> Iterator[None]:
-    """What is compiled meanwhile has its products of so many columns joined, unless a hook of the
-    user's is in place or Triton knows none: the results are the same.
+    """Join the products of so many columns in what is compiled meanwhile, unless a hook of
+    the user's is in place or Triton knows none: the results are the same.
 
     Such a kernel needs VERSION as a parameter: Triton 3.6 finds a compiled kernel by its parameters
     and its source alone.

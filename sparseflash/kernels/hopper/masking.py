@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def bit_layout(columns):
-    """The accumulator of 64 x columns as (row, 8 columns, pair of them, one of the pair)."""
+    """Return the accumulator of 64 x columns as (row, 8 columns, pair of them, one of the pair)."""
     groups = [[0, 1 << i, 0, 0] for i in range((columns // 8).bit_length() - 1)]
     return gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [8, 0, 0, 0], *groups],
@@ -25,8 +25,8 @@ def words_layout(columns):
 def bit_words(
     bits_ptr, tile, on, CONSUMER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr
 ):
-    """The words [64, 4] of this consumer's rows of a bit tile with ROWS rows; all ones where not
-    `on`.
+    """Return the words [64, 4] of this consumer's rows of a bit tile with ROWS rows; all ones where
+    not `on`.
     """
     LAYOUT: gl.constexpr = words_layout(COLUMNS)
     r = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]

@@ -9,7 +9,9 @@ from sparseflash.kernels.softmax import probabilities, rescale_factor, running_m
 
 @gluon.constexpr_function
 def _tree_layout(columns):
-    """The accumulator of 64 x columns as (row, 32 columns, 8 of them, pair of these, one of it)."""
+    """Return the accumulator of 64 x columns as (row, 32 columns, 8 of them, pair of these, one of
+    it).
+    """
     outer = [[0, 1 << i, 0, 0, 0] for i in range((columns // 32).bit_length() - 1)]
     return gl.DistributedLinearLayout(
         [[0, 0, 0, 0, 1], [8, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 2, 0, 0], *outer],

@@ -58,7 +58,7 @@ def _claim_asm():
 
 @gluon.jit
 def claim(counter_ptr):
-    """Counts on in global memory; all lanes of the one warp that calls this get what it was before.
+    """Count on in global memory; all lanes of the calling warp get what it was before.
 
     `gl.atomic_add` would hand it out through shared memory of its own, for which Triton takes that
     of barriers that no partition uses.

@@ -62,7 +62,7 @@ def backward_bias(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, DENSE: tl.constexpr, PARTIAL: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program adds up to STEPS tiles of one diagonal, those of a part of the queries.
+    """Add up, in a program, to STEPS tiles of one diagonal, those of a part of the queries.
 
     Sums, zeros (B * H_q, n_parts, 2, 2 radius + 1): of dS by distance. Neighbouring diagonals share
     distances, and write to places of their own. Ends (n_parts * diagonals, B * H_q, 2): sums of dS

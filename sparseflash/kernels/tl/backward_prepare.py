@@ -32,7 +32,7 @@ def _delta(
 
 @triton.jit
 def _store_sink_gradient(Sink, DSink, at, delta, lse, inside):
-    """What the rows of a tile add to the gradient of the sink of their head, in place `at`.
+    """Store what the rows of a tile add to the gradient of their head's sink, in place `at`.
 
     Sink points to that of the head. delta, lse, inside [BLOCK_M]; inside: not beyond the end.
     """
@@ -82,8 +82,9 @@ def backward_start(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DQ_BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     LSE_GRAD: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
-    """What the Hopper passes need of every query, both (B, H, n_pad): -delta, where the sums of dP
-    begin, and the LSE in base 2. Clears the float32 buffer of dQ and the two counters of tiles.
+    """Store what the Hopper passes need of every query, both (B, H, n_pad): -delta, where the sums
+    of dP begin, and the LSE in base 2. Clears the float32 buffer of dQ and the two counters of
+    tiles.
 
     Empty rows, and those beyond the end, have delta 0 and the LSE +inf, so that their P is 0.
     Where Sink (H,) is not None, DSink (B, H, n_pad / BLOCK_M) gets its gradient by tiles.

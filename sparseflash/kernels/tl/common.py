@@ -81,7 +81,8 @@ def load_full(
     base, desc, row, col, start, stride,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """A tile all of whose rows exist: by the tensor memory accelerator where there is a descriptor.
+    """Return a tile all of whose rows exist: by the tensor memory accelerator where there is a
+    descriptor.
 
     (row, col) is where this head starts in the matrix that the descriptor sees.
     """

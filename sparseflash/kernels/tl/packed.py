@@ -27,7 +27,7 @@ def last_begin(Begins, token, count, FACTOR: tl.constexpr, STEPS: tl.constexpr):
 
 @triton.jit
 def stretch(Offsets, b, token, documents, FACTOR: tl.constexpr, STEPS: tl.constexpr):
-    """Number, start and end of the document that a token lies in; no tokens where in none."""
+    """Find number, start and end of the document of a token; no tokens where it has none."""
     offsets = Offsets + b * (documents + 1)
     number = last_begin(offsets, token, documents + 1, FACTOR, STEPS)
     inside = number < documents
@@ -39,7 +39,7 @@ def stretch(Offsets, b, token, documents, FACTOR: tl.constexpr, STEPS: tl.conste
 
 @triton.jit
 def within(first, stop, n):
-    """A span cut to 0..n."""
+    """Return a span cut to 0..n."""
     first = tl.minimum(tl.maximum(first, 0), n)
     stop = tl.minimum(tl.maximum(stop, 0), n)
     return first, tl.maximum(first, stop)
@@ -67,7 +67,7 @@ def document_spans(
     OWN: tl.constexpr, SHARED: tl.constexpr, PREFIX: tl.constexpr, STEPS: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The spans of packed.documents. OWN: whether the keys have the offsets of the queries.
+    """Write the spans of packed.documents. OWN: whether the keys have the offsets of the queries.
 
     PREFIX: of the first `length` tokens of a document, or of those that `Lengths` says ("each"), or
     of none ("").
@@ -116,7 +116,7 @@ def diffusion_spans(
     Offsets, Spans, total, n, documents, size,
     INTERLEAVED: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The spans of packed.block_diffusion."""
+    """Write the spans of packed.block_diffusion."""
     place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)  # [SIZE]
     there = place < total
     own = tl.minimum(place, total - 1)

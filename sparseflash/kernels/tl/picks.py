@@ -49,7 +49,8 @@ def join_picks(
     N_PICKS: tl.constexpr, PICKS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """The blocks that some of QUERIES queries picked, once each, and bit i of Who: by query i.
+    """List the blocks that QUERIES queries picked, once each, and in bit i of Who whether query i
+    did.
 
     Picks (lists, n_q, N_PICKS) -> Blocks and Who (lists, tiles, QUERIES * N_PICKS), and Count
     (lists, tiles) of them. PICKS: N_PICKS, rounded up to a power of two.
@@ -107,7 +108,9 @@ def load_keys(
     TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """A tile of k or v: [TILE, BLOCK_D]. WHOLE: no tile has keys beyond n; else see `load_full`."""
+    """Return a tile of k or v: [TILE, BLOCK_D]. WHOLE: no tile has keys beyond n; else see
+    `load_full`.
+    """
     if WHOLE:
         return load_full(base, desc, row, col, start, stride, TILE, HEAD_DIM, BLOCK_D, TMA)
     else:
@@ -122,10 +125,10 @@ def start_queries(
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """What a program begins with. Of each row [QUERIES * ROWS]: the number of its query in the
-    tile, query, head and whether it exists, and its first hidden key. b: the batch entry. tiles:
-    of the joined lists, whose Blocks and Who come next. Where k and v of the list begin; q of the
-    rows.
+    """Return what a program begins with. Of each row [QUERIES * ROWS]: the number of its query in
+    the tile, query, head and whether it exists, and its first hidden key. b: the batch entry.
+    tiles: of the joined lists, whose Blocks and Who come next. Where k and v of the list begin; q
+    of the rows.
     """
     tile = tl.program_id(0)
     z = tl.program_id(1)

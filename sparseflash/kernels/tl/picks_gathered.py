@@ -46,7 +46,7 @@ def _start_part(
     GROUP: tl.constexpr, SHARE: tl.constexpr, N_PICKS: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """What a program of one part, of at most TOKENS queries of ROWS heads, begins with.
+    """Return what a program of one part, of at most TOKENS queries of ROWS heads, begins with.
 
     z, b: the list among those from first_z on, and its batch entry. Of each row [TOKENS * ROWS]:
     head, query, where its place is, whether it exists, and its first hidden key. Beyond the last
@@ -81,7 +81,7 @@ def _rows_of_parts(
     Places, z, at, exists, n_q, GROUP: tl.constexpr, N_PICKS: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The row of each row's pick in Part (lists, n_q, N_PICKS, GROUP, dim): [TOKENS * ROWS].
+    """Return the row of each row's pick in Part (lists, n_q, N_PICKS, GROUP, dim): [TOKENS * ROWS].
 
     Places are read again, since in the layout of a store they would take many registers in a loop.
     """

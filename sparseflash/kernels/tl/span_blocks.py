@@ -90,7 +90,7 @@ def number_blocks(
     Count, Codes, Cell, Total, Fits, lines, entries, all_lines, room,
     COLUMNS: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Number the tiles of one line after those of the lines before it, and note their blocks.
+    """Give the tiles of one line numbers after those of the lines before it, and note their blocks.
 
     A block whose tile has no room is taken whole.
     """
@@ -129,7 +129,7 @@ def fill_tiles(
     COLUMNS: tl.constexpr, SPANS: tl.constexpr, BLOCK_OWN: tl.constexpr,
     BLOCK_OTHER: tl.constexpr, WORDS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The bits of one tile; those that no block has are as if of the last block, `last`.
+    """Write the bits of one tile; those that no block has are as if of the last block, `last`.
 
     TOKENS: queries at a time, which divide the block.
     """

@@ -26,7 +26,7 @@ def arithmetic(start, step, N: tl.constexpr):
 
 @triton.jit
 def band(first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The distances in a tile and more, from the smallest less one on, for `spread`."""
+    """Return the distances in a tile and more, from the smallest less one on, for `spread`."""
     WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
     return first - BLOCK_M + tl.arange(0, WIDTH)
 
@@ -91,14 +91,14 @@ def is_high(radius, first, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def bias_of(Bias, h, radius):
-    """The bias of a head: a pointer to its middle, its first entry and its last."""
+    """Return the bias of a head: a pointer to its middle, its first entry and its last."""
     middle = Bias + h * (2 * radius + 1) + radius
     return middle, tl.load(middle - radius), tl.load(middle + radius)
 
 
 @triton.jit
 def near_entries(middle, radius, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The entries of a `band`."""
+    """Return the entries of a `band`."""
     return tl.load(middle + tl.minimum(tl.maximum(band(first, BLOCK_M, BLOCK_N), -radius), radius))
 
 
@@ -125,7 +125,7 @@ def with_terms(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T: tl.constexpr, TANH: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
-    """The logits of scores [BLOCK_M, BLOCK_N], or their transpose.
+    """Return the logits of scores [BLOCK_M, BLOCK_N], or their transpose.
 
     cap: softcap / scale. Slopes: those of the head; bias: from `bias_of`. first: distance of the
     first key from the first query. TANH: capped scores are tanh(s / cap), not logits in base 2.
@@ -158,5 +158,5 @@ def with_terms(
 
 @triton.jit
 def shift_with(shift, Slopes, bias, rest, unit):
-    """What is subtracted in the exponents of queries [BLOCK_M], `rest` included."""
+    """Return what is subtracted in the exponents of queries [BLOCK_M], `rest` included."""
     return shift if Slopes is None and bias is None else shift - rest * unit

@@ -108,7 +108,7 @@ def cut_bits(
     MAJOR: tl.constexpr, MINOR: tl.constexpr, MAJORS: tl.constexpr, MINORS: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The bits of kernel tiles as a lane of a tensor-core accumulator holds them.
+    """Store the bits of kernel tiles as a lane of a tensor-core accumulator holds them.
 
     Bits int32 (tiles, BLOCK_Q, WORDS) -> Out int32 (total, 4), MAJOR rows for every kernel tile.
     Minor token 8 * g + 2 * c + e is bit 2 * g + e of word c.

@@ -71,7 +71,7 @@ def _log_sums(
     STRIDE: tl.constexpr, PER_COL: tl.constexpr, HELD: tl.constexpr, HEAD_DIM: tl.constexpr,
     STEP: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of squares: ROWS of queries by the key blocks that COLS squares hold.
+    """Return a tile of squares: ROWS of queries by the key blocks that COLS squares hold.
 
     Token STRIDE - 1 - s of a square of queries meets token s of a square of keys: a product over
     STRIDE * HEAD_DIM.

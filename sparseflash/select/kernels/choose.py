@@ -46,7 +46,7 @@ def _choose(
     heads, rows, cols, value,
     WIDTH: tl.constexpr, KIND: tl.constexpr, SOFTMAX: tl.constexpr, FORCED: tl.constexpr,
 ):  # fmt: skip
-    """The best of a row are those from a threshold upwards, which is found by halving."""
+    """Choose the best of a row: those from a threshold upwards, which is found by halving."""
     pid = tl.program_id(0).to(tl.int64)
     b, h, row = pid // rows // heads, pid // rows % heads, pid % rows
     col = tl.arange(0, WIDTH)

@@ -31,8 +31,9 @@ def sortable(x):
 
 @triton.jit
 def best(key, candidate, count, WIDTH: tl.constexpr):
-    """The `count` highest candidates of every row, all where there are fewer, and none for 0 or
-    less; among equals the first come first. key: uint32 (rows, WIDTH), 0 for what is no candidate.
+    """Return the `count` highest candidates of every row, all where there are fewer, and none for 0
+    or less; among equals the first come first. key: uint32 (rows, WIDTH), 0 for what is no
+    candidate.
 
     Halves an interval of thresholds until one leaves `count` above it, or none is left to try.
     """

@@ -41,7 +41,7 @@ def _cut(
     size, n_blocks, slots, known, programs,
     BLOCK: tl.constexpr, WORDS: tl.constexpr, CELLS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs make codes, `size` for every sequence; the others make bits."""
+    """Make codes in the first programs, `size` for every sequence, and bits in the others."""
     pid = tl.program_id(0)
     if pid < programs:
         steps = tl.cdiv(size, CELLS)

@@ -69,7 +69,7 @@ class Inverse(NamedTuple):
 
 
 def inverse(blocks: Tensor, block: int, n_k: int, *, causal: bool) -> Inverse:
-    """The inverse of the lists of `Picks`."""
+    """Return the inverse of the lists of `Picks`."""
     batch, heads, n_q, k = blocks.shape
     count, options = -(-n_k // block), {"device": blocks.device, "dtype": torch.int32}
     lists = batch * heads * count

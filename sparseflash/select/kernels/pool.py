@@ -56,7 +56,7 @@ def _pool(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BOTH: tl.constexpr, MOST: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take the blocks of one tensor, the others those of the second."""
+    """Pool the blocks of one tensor in the first programs, those of the second in the others."""
     pid = tl.program_id(0)
     if BOTH:
         if pid < first:

@@ -63,7 +63,7 @@ def pick_chunks(
 
 
 def tile(width: int, dim: int, members: int) -> tuple[int, int, int]:
-    """Queries of a program, dimensions at a time, and warps; by the registers that they take."""
+    """Return queries of a program, dimensions at a time, and warps, by registers."""
     rows = 64 if width <= 64 else 32 if width <= 256 else 16
     warps = max(4, min(16, rows * width // 2048))
     return rows, min(64 if width <= 128 else 32 if width <= 1024 else 16, _power(dim)), warps
@@ -83,7 +83,7 @@ def _pick(
     STEP: tl.constexpr, PLANES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     NSA: tl.constexpr,
 ):  # fmt: skip
-    """The chunks that each of ROWS queries picks, as words of 16 queries a chunk.
+    """Pick the chunks of each of ROWS queries, as words of 16 queries a chunk.
 
     A word's bit i stands for query i of its 16. In NSA the MEMBERS query heads of a KV head share
     what they pick; in MoBA every query head picks for itself, and SHARING of them have one KV head.
@@ -133,7 +133,9 @@ def _products(
     HEAD_DIM: tl.constexpr, STEP: tl.constexpr, PLANES: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Queries times means, to float32: a mean comes in three parts in bfloat16, or in float32."""
+    """Multiply queries and means, to float32: a mean comes in three parts in bfloat16, or in
+    float32.
+    """
     score = tl.zeros([ROWS, WIDTH], tl.float32)
     q_at = Q + token[:, None].to(tl.int64) * stride_n
     mean_at = Means + chunk[None, :] * (PLANES * HEAD_DIM)

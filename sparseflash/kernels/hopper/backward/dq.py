@@ -58,7 +58,7 @@ def _add_slabs(dq_ptr, row, dq, BLOCK_D: gl.constexpr, FIRST: gl.constexpr):
 
 @gluon.jit
 def start_columns(ds, k, I: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
-    """The I-th WIDTH columns of dQ = dS K, as far as they are in use; ds [BLOCK_N, 64]."""
+    """Return the I-th WIDTH columns of dQ = dS K, as far as they are in use; ds [BLOCK_N, 64]."""
     FIRST: gl.constexpr = I * WIDTH
     IN_USE: gl.constexpr = min(WIDTH, COLUMNS - FIRST)
     zero = gl.zeros([64, IN_USE], gl.float32, accumulator(IN_USE))
@@ -68,7 +68,7 @@ def start_columns(ds, k, I: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.const
 
 @gluon.jit
 def start_dq(ds, k, CONSUMER: gl.constexpr, COLUMNS: gl.constexpr):
-    """This consumer's part of dQ = dS K; ds [BLOCK_N, BLOCK_M] of all consumers,
+    """Start this consumer's part of dQ = dS K; ds [BLOCK_N, BLOCK_M] of all consumers,
     k [BLOCK_N, BLOCK_D].
     """
     BLOCK_N: gl.constexpr = ds.shape[0]
@@ -84,8 +84,8 @@ def start_dq(ds, k, CONSUMER: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def early_block(f, entry):
-    """What `add_dq` takes of a list entry: its block, to be loaded long before it is used, or with
-    several blocks the place of the entry.
+    """Return what `add_dq` takes of a list entry: its block, to be loaded long before it is used,
+    or with several blocks the place of the entry.
     """
     if f.GATHER == 1:
         return gl.load(entry)

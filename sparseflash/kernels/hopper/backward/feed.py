@@ -131,7 +131,7 @@ def split_index(f, idx):
 
 @gluon.jit
 def producer(f):
-    """Copies K and V of a tile, and Q, dO and the vectors of its entries."""
+    """Copy K and V of a tile, and Q, dO and the vectors of its entries."""
     descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
     BLOCK_M: gl.constexpr = f.BLOCK_M
     BLOCK_Q: gl.constexpr = descs.q.block_shape[2]  # queries of a mask block
@@ -230,7 +230,7 @@ def _copy_block(
 
 @gluon.jit
 def storer(f):
-    """Copies dK and dV out of the place of K and V, and hands it back to the producer."""
+    """Copy dK and dV out of the place of K and V, and hand it back to the producer."""
     bufs, bars, record = f.bufs, f.bars, f.bufs.record
     t = 0
     wait_record(bars.record_full, 0)
@@ -266,7 +266,7 @@ def _again(x, j):
 
 @gluon.jit
 def operands(f, kv, s, j, CONSUMER: gl.constexpr):
-    """The operands of a block, in places kv and s of their rings."""
+    """Return the operands of a block, in places kv and s of their rings."""
     kv = _again(kv, j)
     k = f.bufs.k.index(kv).reshape([f.BLOCK_N, f.BLOCK_D])
     v = f.bufs.v.index(kv).reshape([f.BLOCK_N, f.BLOCK_DV])
@@ -279,7 +279,7 @@ def operands(f, kv, s, j, CONSUMER: gl.constexpr):
 
 @gluon.jit
 def kept_rows(f, place, COLUMNS: gl.constexpr, CONSUMER: gl.constexpr):
-    """This consumer's rows of K or V in registers for a tile; without KEEP_KV an empty tuple."""
+    """Return this consumer's rows of K or V in registers; without KEEP_KV an empty tuple."""
     if f.KEEP_KV:
         rows = place.reshape([f.BLOCK_N, place.shape[3]]).slice(CONSUMER * 64, 64, 0)
         return in_registers(rows, COLUMNS, accumulator(f.BLOCK_M))

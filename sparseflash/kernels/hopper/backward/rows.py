@@ -134,7 +134,7 @@ class Rows:
 
 @gluon.jit
 def _producer(f):
-    """Copies Q, dO and the vectors of a tile, and K and V of its entries."""
+    """Copy Q, dO and the vectors of a tile, and K and V of its entries."""
     descs, bufs, bars, record = f.descs, f.bufs, f.bars, f.bufs.record
     BLOCK_M: gl.constexpr = f.BLOCK_M
     Q_BYTES: gl.constexpr = (

@@ -35,7 +35,7 @@ from sparseflash.kernels.softmax import gradient_scale, probabilities
 
 @gluon.jit
 def _start_dq(f, ds, k, HALF: gl.constexpr):
-    """A half of the columns of dQ = dS K; ds [64, 64], k [64, BLOCK_D]."""
+    """Return a half of the columns of dQ = dS K; ds [64, 64], k [64, BLOCK_D]."""
     return start_columns(ds, k, HALF, f.BLOCK_D // 2, f.COLUMNS)
 
 

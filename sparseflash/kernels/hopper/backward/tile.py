@@ -79,7 +79,7 @@ def as_rows(vector, SCORES: gl.constexpr, COPY: gl.constexpr):
 
 @gluon.jit
 def allowed_words(f, bit, limit, CONSUMER: gl.constexpr):
-    """The bits of a block, or any number where there are no partial blocks."""
+    """Return the bits of a block, or any number where there are no partial blocks."""
     if f.PARTIAL:
         return words_below(f.bits, bit, limit, CONSUMER, f.BLOCK_N, f.BLOCK_M)
     else:

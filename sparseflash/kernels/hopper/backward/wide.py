@@ -261,7 +261,7 @@ def keys(w):
 
 @gluon.jit
 def _store(f, tile, place, sums, FIRST: gl.constexpr):
-    """A gradient of 64 keys: where K or V was, and columns FIRST.. of the parts of a split tile."""
+    """Store a gradient of 64 keys: where K or V was, or as a part of a split tile from FIRST on."""
     WIDTH: gl.constexpr = f.BLOCK_D + f.BLOCK_DV
     if f.SPLIT:
         if tile.part >= 0:
