@@ -108,7 +108,7 @@ def words(error: Exception, known: Iterable[str] = ()) -> str:
 
     known: the options of the program, for one that it does not have.
     """
-    why = error.__cause__
+    why: Any = error.__cause__
     text = " ".join(str(error).split())
     if not isinstance(why, OmegaConfBaseException):
         return text.partition(" Config search path:")[0]

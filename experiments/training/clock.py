@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -75,6 +76,7 @@ class Stop:
     def __init__(self, minutes: float | None, begun: float):
         self._deadline = None if minutes is None else begun + 60 * minutes
         self._signal: str | None = None
+        self._before: dict[int, Any] = {}
 
     @property
     def reason(self) -> str | None:

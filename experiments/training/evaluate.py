@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.common.progress import progress
-from experiments.training.data import Batch, DeviceSplit, stream
+from experiments.training.data import Batch, stream
 from experiments.training.device import autocast, capture, random_state, set_random_state, warm_up
 from experiments.training.distributed import Group
 
@@ -27,6 +27,7 @@ class Evaluator:
     Every example counts once, whatever the batch size and the number of processes.
 
     Args:
+        split: on the device, with len() and batch(rows).
         examples: how many examples of the split are drawn, once; None: all of them.
         forward: the model, compiled; None: the model itself.
     """
@@ -34,7 +35,7 @@ class Evaluator:
     def __init__(
         self,
         model: nn.Module,
-        split: DeviceSplit,
+        split: Any,
         objective: Objective,
         group: Group,
         *,

@@ -1,7 +1,7 @@
 """Parameters as one flat vector, its AdamW, and a table of learning rates."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class FlatParameters:
 
 
 def make_adamw(
-    flat: FlatParameters, betas: tuple[float, float], eps: float, weight_decay: float
+    flat: FlatParameters, betas: Sequence[float], eps: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """AdamW with its learning rate as a tensor on the device, so that a CUDA graph can replay it.
 
@@ -66,7 +66,7 @@ def make_adamw(
     optimizer = torch.optim.AdamW(
         [values],
         lr=torch.zeros((), device=values.device),
-        betas=betas,
+        betas=(betas[0], betas[1]),
         eps=eps,
         weight_decay=weight_decay,
         capturable=on_gpu,

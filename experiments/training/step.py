@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from experiments.common.devices import device_name
 from experiments.common.files import reason
-from experiments.training.data import DeviceSplit, Order
+from experiments.training.data import Order
 from experiments.training.device import (
     DTYPES,
     WARM_UP,
@@ -39,7 +39,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        split: DeviceSplit,
+        split: Any,  # on the device: len() and batch(rows)
         objective: Objective,
         settings: Training,
         group: Group,

@@ -88,10 +88,14 @@ def say(group: Group, text: str) -> None:
         tqdm.write(text, file=sys.stderr)
 
 
-def train(settings: Training, work_of: type[Work], command: str = "") -> dict[str, Any]:
+def train(settings: Training, work_of: Any, command: str = "") -> dict[str, Any]:
     """Train until the last step or the time limit; return the content of run.json.
 
-    A complete run is not trained again. `command` is the command line, for run.json.
+    A complete run is not trained again.
+
+    Args:
+        work_of: the class of a `Work`.
+        command: the command line, for run.json.
 
     Raises:
         ValueError: the data are missing or broken, the settings do not fit together, the folder
