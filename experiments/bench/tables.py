@@ -151,6 +151,8 @@ def report(rows: Any, known: Any = ()) -> str:
     notes |= dict.fromkeys(filter(None, (_too_good(r, dense.get(shape_of(r))) for r in rows)))
     if any(row.ok and not row.stable for row in rows):
         notes[f"~ rounds that differ by more than {100 * UNSTABLE:.0f} %: no result"] = None
+    if any(_mark(row, dense[shape_of(row)]) for row in rows if shape_of(row) in dense):
+        notes[f"{MARK} a speed-up between two GPUs or two processes"] = None
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 
@@ -209,7 +211,7 @@ def _too_good(row: SpeedRow, dense: SpeedRow | None) -> str:
 def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
     if not row.ok:
         return "-"
-    times = "" if dense is None else f"({dense.ms / row.ms:.2f}x)"
+    times = "" if dense is None else f"({dense.ms / row.ms:.2f}x{_mark(row, dense)})"
     text = f"{row.ms:.3f} {times:>8} {share_text(row):>4}".rstrip()
     return text if row.stable else f"~{text}"
 
