@@ -127,7 +127,7 @@ def frame(rows: str | Path | Iterable[Row]) -> "pd.DataFrame":
     """Return a file of rows, or a list of rows, as a data frame."""
     import pandas as pd  # measuring does without
 
-    return pd.DataFrame(read(rows) if isinstance(rows, str | Path) else list(rows))
+    return pd.DataFrame(read(rows) if isinstance(rows, str | Path) else [*map(dict, rows)])
 
 
 def last_versions(frame: "pd.DataFrame", key: Sequence[str]) -> "pd.DataFrame":
@@ -190,7 +190,10 @@ def _short(value: Any) -> Any:
 class Found(dict[str, Any]):
     """A row whose fields are attributes as well. One that it has not is None."""
 
-    __getattr__ = dict.get
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols of others, such as arrays
+            raise AttributeError(name)
+        return self.get(name)
 
     def __missing__(self, name: str) -> None:
         return None
