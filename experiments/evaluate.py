@@ -39,7 +39,7 @@ class Options:
             raise ValueError("run=FOLDER is missing: give the folder of a finished run")
 
 
-@program("evaluate", Options)
+@program("evaluate", options_type=Options)
 def main(values: dict[str, Any], command: str) -> None:
     options = make(Options, values)
     from experiments.common.devices import device_name, find_device

@@ -19,7 +19,7 @@ from experiments.common.program import program
 from experiments.lra.settings import TrainOptions, make_settings
 
 
-@program("train", TrainOptions)
+@program("train", options_type=TrainOptions)
 def main(options: dict[str, Any], command: str) -> None:
     from experiments.lra.run import train
     from experiments.training.clock import Interrupted

@@ -8,7 +8,7 @@
         def __post_init__(self) -> None:
             check(self)
 
-    @program("name", Options)  # conf/name.yaml, whose defaults list begins with name_options
+    @program("name", options_type=Options)  # conf/name.yaml begins with name_options
     def main(options, command): ...
 
 Hydra refuses unknown options and values of another type, `check` values out of range, each in one
@@ -17,11 +17,15 @@ line that names the option, the value and the remedy.
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -101,6 +105,18 @@ def make(options: type[T], values: Mapping[str, Any]) -> T:
 def _words(error: OmegaConfBaseException) -> str:
     text = str(error.msg or error).splitlines()[0]
     return f"{error.full_key}: {text}" if error.full_key else text
+
+
+def compose(name: str, overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the values of a command line of conf/NAME.yaml, inside a Hydra program or outside.
+
+    Raises HydraException if a key or a group does not exist.
+    """
+    inside = GlobalHydra.instance().is_initialized()
+    conf = "experiments.conf"
+    with nullcontext() if inside else initialize_config_module(conf, version_base="1.3"):
+        composed = hydra_compose(name, list(overrides))
+    return OmegaConf.to_container(composed, resolve=True)  # type: ignore[return-value]
 
 
 def words(error: Exception, known: Iterable[str] = ()) -> str:

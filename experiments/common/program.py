@@ -1,6 +1,6 @@
 """The entry of every program: its Hydra configuration, and errors as one line.
 
-    @program("speed", Options)  # conf/speed.yaml, and a dataclass of `config.option`s
+    @program("speed", options_type=Options)  # conf/speed.yaml, and its dataclass of options
     def main(options: dict[str, Any], command: str) -> None: ...
 
     if __name__ == "__main__":
@@ -62,7 +62,7 @@ Main = Callable[[dict[str, Any], str], object]
 
 
 def program(
-    name: str, options_type: type | None = None, *, module: str | None = None
+    name: str, module: str | None = None, *, options_type: type | None = None
 ) -> Callable[[Main], Callable[[], None]]:
     """Make a function the program of conf/`name`.yaml; `module` is run as python -m `module`.
 

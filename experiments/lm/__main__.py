@@ -18,7 +18,7 @@ from experiments.common.program import program
 from experiments.lm.settings import LmOptions, make_settings
 
 
-@program("lm", LmOptions, module="experiments.lm")
+@program("lm", "experiments.lm", options_type=LmOptions)
 def main(options: dict[str, Any], command: str) -> None:
     from experiments.lm.run import train
     from experiments.training.clock import Interrupted

@@ -64,7 +64,7 @@ class Options:
             raise ValueError("prompt is empty: give the text that the model continues")
 
 
-@program("generate", Options, module="experiments.lm.generate")
+@program("generate", "experiments.lm.generate", options_type=Options)
 def main(values: dict[str, Any], command: str) -> None:
     """Load the run, and print what it generates."""
     options = make(Options, values)

@@ -60,7 +60,7 @@ class Options:
         check(self)
 
 
-@program("lm_report", Options, module="experiments.lm.report")
+@program("lm_report", "experiments.lm.report", options_type=Options)
 def main(values: dict[str, Any], command: str) -> None:
     options = make(Options, values)
     files = sorted(Path(options.runs or ".").rglob(run_file.RUN)) if options.runs else []

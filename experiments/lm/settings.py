@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import choose, make, option, store
+from experiments.common.config import choose, compose, make, option, store
 from experiments.common.files import digest
 from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device
@@ -140,6 +140,11 @@ def make_settings(options: Mapping[str, Any], given: Sequence[str] = ()) -> Sett
     if settings.plan == "equal_time":
         return replace(settings, steps=_steps_in_time(settings))
     return settings
+
+
+def compose_settings(overrides: Sequence[str]) -> Settings:
+    """Return the settings of a command line of experiments.lm, inside a program or outside."""
+    return make_settings(compose("lm", overrides), overrides)
 
 
 def _steps_in_time(settings: Settings) -> int:

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 import masks
-from experiments.common.config import make, option, store
+from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
 from experiments.lra.models.config import ModelConfig
 from experiments.lra.tasks.task import PATHFINDER
@@ -170,7 +168,4 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
         ValueError: as `make_settings`.
         HydraException: a key or a group does not exist.
     """
-    if GlobalHydra.instance().is_initialized():
-        return make_settings(compose("train", list(overrides)), overrides)
-    with initialize_config_module("experiments.conf", version_base="1.3"):
-        return make_settings(compose("train", list(overrides)), overrides)
+    return make_settings(compose("train", overrides), overrides)
