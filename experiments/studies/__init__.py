@@ -1,0 +1,1 @@
+"""Studies of the papers, one module each: what is measured, how, and its tables and figures."""

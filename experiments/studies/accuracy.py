@@ -1,0 +1,169 @@
+"""Numerical error of attention with outliers, in the form of FlashAttention-3's Table 3.
+
+q, k and v are N(0, 1), and a thousandth of their entries has N(0, 100) added. They are rounded to
+the dtype; then each attention is compared with float64 on the same numbers. See
+docs/results/accuracy.md.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import sparseflash
+from experiments.bench.cases import DTYPES
+from experiments.common.rows import OK, Found, Row, found
+from experiments.common.tables import MISSING, markdown
+from experiments.lra.models.attention.standard import softmax_attention
+from experiments.studies import runner
+from experiments.studies.runner import Run, choices
+from sparseflash.testing import oracle
+
+SPREAD = 10.0  # standard deviation of what is added to an outlier: a variance of 100
+KEY = "method batch heads n head_dim dtype outliers".split()
+SOURCES = ("masks", "sparseflash", "experiments/studies", "experiments/lra/models")
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "accuracy"
+    lengths: list[int]  # tokens
+    head_dims: list[int] = field(default_factory=lambda: [64, 128])
+    dtypes: list[str] = field(default_factory=lambda: ["float16", "bfloat16"])
+    outliers: float = 0.001  # share of the entries that have N(0, 100) added
+    batch: int
+    heads: int
+
+
+DEFAULTS = {
+    "cuda": Options(lengths=[512, 2048, 8192], batch=2, heads=8),
+    "cpu": Options(lengths=[256, 1024], batch=1, heads=2),
+}
+
+
+class Method(NamedTuple):
+    """An attention: its name in a table, its call, and what is published beside it in float16."""
+
+    label: str
+    call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    published: str = MISSING
+    cuda: bool = False  # only there
+
+
+def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return torch's scaled_dot_product_attention by one of its kernels."""
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return attention with scores and probabilities in the dtype of q."""
+    return softmax_attention(q, k, v, None, 0.0)
+
+
+METHODS = {
+    "standard": Method("standard", standard, "3.2e-4"),
+    "math": Method("SDPA, math", partial(sdpa, SDPBackend.MATH)),
+    "efficient": Method(
+        "SDPA, memory-efficient", partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), cuda=True
+    ),
+    "flash": Method(
+        "SDPA, flash", partial(sdpa, SDPBackend.FLASH_ATTENTION), "1.9e-4, FlashAttention-2"
+    ),
+    "cudnn": Method("SDPA, cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION), cuda=True),
+    "ours": Method("ours", sparseflash.attention, "1.9e-4, FlashAttention-3"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape and dtype."""
+
+    batch: int
+    heads: int
+    n: int
+    head_dim: int
+    dtype: str
+    outliers: float
+
+
+def cases(run: Run) -> list[Case]:
+    """Return every length, head dim and dtype."""
+    o = run.options
+    choices(o, dtypes=DTYPES)
+    shapes = product(o.lengths, o.head_dims, o.dtypes)
+    return [Case(o.batch, o.heads, *shape, o.outliers) for shape in shapes]
+
+
+def ways(case: Case, run: Run) -> list[Row]:
+    """Return the methods that the device has."""
+    cuda = run.device.type == "cuda"
+    return [{"method": name} for name, method in METHODS.items() if cuda or not method.cuda]
+
+
+def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what measures the error of a method."""
+    qkv = draw(case, run.device)
+
+    @torch.no_grad()
+    def error(row: Row) -> dict[str, Any]:
+        out, error, size = METHODS[row["method"]].call(*qkv), 0.0, 0.0
+        for b, h in product(range(case.batch), range(case.heads)):
+            one = (slice(b, b + 1), slice(h, h + 1))
+            right, _ = oracle(*(t[one] for t in qkv))
+            error += (out[one].double() - right).square().sum().item()
+            size += right.square().sum().item()
+        return {"rmse": math.sqrt(error / out.numel()), "relative": math.sqrt(error / size)}
+
+    return error
+
+
+def draw(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v: N(0, 1) + N(0, 100) * Bernoulli(outliers), rounded to the dtype."""
+    generator = torch.Generator().manual_seed(0)
+    shape = case.batch, case.heads, case.n, case.head_dim
+
+    def one() -> Tensor:
+        x, more = (torch.randn(shape, generator=generator) for _ in range(2))
+        there = torch.rand(shape, generator=generator) < case.outliers
+        return (x + SPREAD * more * there).to(device, DTYPES[case.dtype])
+
+    return one(), one(), one()
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return RMSE by length for each head dim: methods and dtypes down, standard's over each.
+
+    The rows are those with the device, the sizes and the outliers of the last one.
+    """
+    rows = found(frame)
+    shared = lambda r: (r.device, r.batch, r.heads, r.outliers)  # noqa: E731
+    here = [row for row in rows if shared(row) == shared(rows[-1])]
+    dims = dict.fromkeys(row.head_dim for row in here)
+    return {f"rmse_d{d}": _table([r for r in here if r.head_dim == d]) for d in dims}
+
+
+def _table(rows: list[Found]) -> str:
+    lengths = sorted({row.n for row in rows})
+    cells = {(row.method, row.dtype, row.n): row.rmse for row in rows if row.status == OK}
+    head = ["attention", "dtype", *(f"{n:,} tokens" for n in lengths)]
+    lines = [[*head, f"standard's / this, {lengths[-1]:,}", "published"]]
+    for dtype, (name, method) in product(DTYPES, METHODS.items()):
+        errors = [cells.get((name, dtype, n)) for n in lengths]
+        if not any(errors):
+            continue
+        base = cells.get(("standard", dtype, lengths[-1]))
+        gain = f"{base / errors[-1]:.2f}x" if base and errors[-1] else MISSING
+        texts = [MISSING if x is None else f"{x:.1e}" for x in errors]
+        published = method.published if dtype == "float16" else MISSING
+        lines.append([method.label, dtype, *texts, gain, published])
+    return markdown(lines, left=(0, 1))

@@ -1,0 +1,348 @@
+"""FLOPs, bytes and time of forward and backward, in the form of FlashAttention's Figure 2.
+
+Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
+against sparsity. On a GPU, Nsight Compute counts the bytes where it may, in a process that runs
+this file. See docs/results/io.md.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.bench.cases import DENSE, DTYPES, Case
+from experiments.bench.counters import READ, WRITTEN, counted_each, each_under_ncu
+from experiments.bench.gate import Gate
+from experiments.bench.providers import SparseFlash
+from experiments.common.figures import PAGE, Style, curve, file_name, legend, reference
+from experiments.common.rows import OK, Found, Row, found
+from experiments.common.tables import MISSING, markdown, short
+from experiments.studies import methods, runner
+from experiments.studies.methods import METHODS, Setting, compiled
+from experiments.studies.runner import Run, choices
+from experiments.studies.step import Step, draw, time_call
+from sparseflash.cost import cost, flash_accesses, flops, standard_accesses
+
+KEY = "part method batch heads n head_dim dtype block".split()
+SOURCES = methods.SOURCES
+PARTS = ("shape", "block", "sparsity")
+OURS = "flash"  # ours, under any mask
+BOTH = ("both", "forward")  # what is counted
+TIME, BYTES = Style("#D55E00", "D", "-"), Style("#0072B2", "s", "--")
+TILES = (64, 128, 256, 512)  # keys of a tile in the paper's figure
+# Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
+FIGURE_2 = {"standard": (66.6, 40.3, 41.7), "FlashAttention": (75.2, 4.4, 7.3)}
+FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "io"
+    parts: list[str] = field(default_factory=lambda: [*PARTS])
+    methods: list[str]  # of the part shape
+    batch: int
+    heads: int
+    n: int = 1024  # tokens
+    head_dim: int = 64
+    dtype: str
+    density: float = 0.25  # of the masks of the part block
+    blocks: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256])  # of their tokens
+    densities: list[float] = field(default_factory=lambda: [1.0, 0.75, 0.5, 0.25, 0.125, 0.0625])
+    sparse_n: int  # tokens of the part sparsity, with as many in a batch
+    sparse_block: int  # tokens of its blocks
+
+
+DEFAULTS = {
+    "cuda": Options(
+        methods=["standard", "compiled", "sdpa_flash", "sdpa_cudnn", OURS], batch=64, heads=16,
+        dtype="bfloat16", seconds=0.15, sparse_n=4096, sparse_block=128,
+    ),
+    "cpu": Options(
+        methods=["standard", "compiled", "sdpa", OURS], batch=1, heads=4, dtype="float32",
+        seconds=0.3, sparse_n=2048, sparse_block=64,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One thing to measure: a method on a case. Only ours takes a mask."""
+
+    part: str
+    method: str
+    case: Case
+
+    def row(self) -> Row:
+        """Return its fields of a row, with the counts of the model."""
+        case = self.case
+        sizes = {n: getattr(case, n) for n in "batch heads head_dim dtype mask density".split()}
+        counts = [work(self.method, case), *(traffic(self.method, case, d) for d in BOTH)]
+        names = ("gflop", "model_gb", "forward_model_gb")
+        sizes |= {name: x / 1e9 for name, x in zip(names, counts, strict=True)}
+        return sizes | {
+            "part": self.part, "method": self.method, "n": case.n_q, "block": case.block_q
+        }  # fmt: skip
+
+    def step(self, device: torch.device) -> Step:
+        """Return forward and backward, ready to run."""
+        case = self.case
+        if self.method == OURS:
+            return Step(SparseFlash("auto").prepare(case, device), draw(case, device))
+        made = self.setting.make(device)
+        attend = compiled(made, device) if METHODS[self.method].compiled else made
+        return Step(attend, draw(case, device))
+
+    @property
+    def setting(self) -> Setting:
+        """The method without a mask."""
+        case = self.case
+        return Setting(self.method, case.batch, case.heads, case.n_q, case.head_dim, case.dtype)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """What is counted: both together, and at the paper's shape the forward alone."""
+        return BOTH if self.part == "shape" else BOTH[:1]
+
+
+def work(method: str, case: Case) -> float:
+    """Return operations of the products: 12 N^2 d of standard attention, 14 N^2 d with S
+    recomputed, of the computed blocks.
+    """
+    recompute = not METHODS[method].stores
+    products = flops(case.n_q, case.head_dim, "both", recompute=recompute)
+    return case.batch * case.heads * case.density * products
+
+
+def traffic(method: str, case: Case, direction: str) -> float:
+    """Return bytes of HBM traffic of `direction` (forward | both) by the model.
+
+    Standard attention reads and writes N x N matrices, eleven times in both. The others read each
+    input and write each output once a pass.
+    """
+    if METHODS[method].stores:
+        elements = standard_accesses(case.n_q, case.head_dim, direction)
+        return case.batch * case.heads * elements * case.shape.itemsize
+    passes = ("forward", "backward") if direction == "both" else (direction,)
+    return sum(cost(case.shape, case.blocks, d).hbm_bytes for d in passes)
+
+
+def cases(run: Run) -> list[Measured]:
+    """Return what the parts are made of.
+
+    shape: every method at the shape of the table. block: ours at one density, with blocks of every
+    size. sparsity: ours at several densities, and longer sequences.
+    """
+    o, made = run.options, []
+    exact = [name for name, m in METHODS.items() if m.exact and not m.mask and name != "sparse"]
+    choices(o, parts=PARTS, methods=exact, dtype=DTYPES)
+    sizes = o.batch, o.heads, o.heads, o.n, o.n, o.head_dim, o.dtype
+    shape = Case(DENSE, *sizes, 0, 0)
+
+    def masked(case: Case, density: float, block: int) -> Case:
+        text = f"random_blocks({density}, block={block})"
+        return replace(case, mask=text, block_q=block, block_k=block)
+
+    if "shape" in o.parts:
+        made += [Measured("shape", name, shape) for name in o.methods]
+    if "block" in o.parts:
+        made += [Measured("block", OURS, masked(shape, o.density, block)) for block in o.blocks]
+    if "sparsity" in o.parts:
+        n, batch = o.sparse_n, max(1, o.batch * o.n // o.sparse_n)
+        longer = replace(shape, batch=batch, n_q=n, n_k=n)
+        several = [longer, *(masked(longer, d, o.sparse_block) for d in o.densities)]
+        made += [Measured("sparsity", OURS, case) for case in several]
+    for what in made:
+        if what.case.block_q:
+            what.case.check()
+    run.counts = Counts(run, made) if run.device.type == "cuda" else None
+    return made
+
+
+def ways(what: Measured, run: Run) -> list[Row]:
+    """Return the one thing that is measured: forward and backward together."""
+    return [{}]
+
+
+def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what measures time, memory and, on a GPU, the bytes by Nsight Compute."""
+
+    def one(row: Row) -> dict[str, Any]:
+        if reason := what.setting.unsupported(run.device):
+            return {"status": reason}
+        step = what.step(run.device)
+        gate = Gate(what.case, *step.qkv)
+        error = step.error(gate)
+        if wrong := gate.verdict(error):
+            return {"status": wrong, "error": error}
+        del gate
+        memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
+        step.both()
+        times = time_call(step.both, run.device, run.options.seconds)
+        counts = {} if run.counts is None else {d: run.counts.gb(what, d) for d in what.directions}
+        moved = {"counted_gb": counts.get("both"), "forward_counted_gb": counts.get("forward")}
+        return {"error": error, **memory, **moved, **times._asdict()}
+
+    return one
+
+
+class Counts:
+    """HBM bytes by hardware counters of all that a run lacks, from one process of ncu.
+
+    The process starts when the first count is asked for. If that fails, each thing that is asked
+    for is counted by a process of its own, until one of them fails as well.
+    """
+
+    def __init__(self, run: Run, wanted: Sequence[Measured]):
+        lacking = [what for what in wanted if any(map(run.lacks, run.wanted(what)))]
+        lacking = [what for what in lacking if not what.setting.unsupported(run.device)]
+        self.tasks = [(what, d) for what in lacking for d in what.directions]
+        self.found: dict[tuple[Measured, str], float | None] | None = None
+        self.refused = False
+
+    def gb(self, what: Measured, direction: str) -> float | None:
+        """Return HBM bytes of `direction` (forward | both), in 1e9; None where there are none."""
+        if self.found is None:
+            self.found = self._count(self.tasks)
+        task = what, direction
+        if task not in self.found and not self.refused:
+            alone = self._count([task])
+            self.found |= alone
+            self.refused = not alone
+        return self.found.get(task)
+
+    def _count(self, tasks: list[tuple[Measured, str]]) -> dict[tuple[Measured, str], float | None]:
+        texts = [{"direction": direction, **asdict(what)} for what, direction in tasks]
+        try:
+            counted = each_under_ncu("experiments.studies.io", texts, (READ, WRITTEN))
+        except ValueError as refusal:
+            print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
+            return {}
+        moved = [sum(v.get(READ, 0.0) + v.get(WRITTEN, 0.0) for _, v in some) for some in counted]
+        gb = [x / 1e9 if some else None for x, some in zip(moved, counted, strict=True)]
+        return dict(zip(tasks, gb, strict=True))
+
+
+def prepared(task: dict[str, Any]) -> Callable[[], object]:
+    """Return the call of a task of `Counts`."""
+    what = Measured(task["part"], task["method"], Case(**task["case"]))
+    step = what.step(torch.device("cuda"))
+    _ = step.dout
+    return step.call(task["direction"])
+
+
+def newest(frame: Any) -> dict[str, list[Found]]:
+    """Return the rows of each part, one a measurement: the last, with the device and dtype of the
+    last row.
+    """
+    rows = found(frame)
+    here = [r for r in rows if (r.device, r.dtype) == (rows[-1].device, rows[-1].dtype)]
+    last = {tuple(row[name] for name in (*KEY, "mask")): row for row in here}
+    return {part: [row for row in last.values() if row.part == part] for part in PARTS}
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return the tables shape, block, sparsity, each with what is published, and tiles."""
+    makers = {"shape": _shape, "block": _block, "sparsity": _sparsity}
+    made = {part: markdown(makers[part](rows)) for part, rows in newest(frame).items() if rows}
+    return made | {"tiles": markdown(_tiles())}
+
+
+def _shape(rows: Sequence[Found]) -> list[list[str]]:
+    """Return work, bytes and time of each method, and how many times as fast as the first."""
+    bytes_of = ["forward, model GB", "forward, counted GB", "model GB", "counted GB"]
+    lines = [["attention", "GFLOP", *bytes_of, "ms", "kept MiB", "faster than standard"]]
+    base = next((r.ms_median for r in rows if r.method == "standard" and r.status == OK), None)
+    names = "gflop forward_model_gb forward_counted_gb model_gb counted_gb ms_median saved_mib"
+    for row in rows:
+        texts = [short(row.get(name)) for name in names.split()]
+        if row.status != OK:
+            texts[5] = row.status.split(":")[0]
+        lines.append([METHODS[row.method].label, *texts, _times(base, row)])
+    for label, (gflop, gb, ms) in FIGURE_2.items():
+        texts = [f"{gflop:g}", *[MISSING] * 3, f"{gb:g}", f"{ms:g}", MISSING]
+        gain = f"{FIGURE_2['standard'][2] / ms:.2f}x"
+        lines.append([f"{label}, published (A100)", *texts, gain])
+    return lines
+
+
+def _times(base: float | None, row: Found) -> str:
+    return f"{base / row.ms_median:.2f}x" if base and row.status == OK else MISSING
+
+
+def _block(rows: Sequence[Found]) -> list[list[str]]:
+    """Return time and bytes against the size of a block of the mask."""
+    names = ("density", "model_gb", "counted_gb", "ms_median")
+    lines = [
+        [str(row.block), *(short(row.get(name)) for name in names)]
+        for row in sorted(rows, key=lambda r: r.block)
+    ]
+    return [["block", "density", "model GB", "counted GB", "ms"], *lines]
+
+
+def _sparsity(rows: Sequence[Found]) -> list[list[str]]:
+    """Return time against density, beside the time that falls with the density."""
+    dense = next((r.ms_median for r in rows if r.block == 0 and r.status == OK), None)
+    lines = [["density", "model GB", "counted GB", "ms", "faster than dense", "ideal"]]
+    for row in sorted(rows, key=lambda r: (r.block > 0, -(r.density or 0))):
+        ideal = f"{1 / row.density:.2f}x" if row.density else MISSING
+        name = "no mask" if row.block == 0 else short(row.density)
+        cells = [short(row.get(x)) for x in ("model_gb", "counted_gb", "ms_median")]
+        lines.append([name, *cells, _times(dense, row), ideal])
+    return lines
+
+
+def _tiles() -> list[list[str]]:
+    """Return HBM bytes of the paper's forward loop at its shape, by the keys of a tile."""
+    n, d = FIGURE_2_SHAPE["n"], FIGURE_2_SHAPE["head_dim"]
+    heads = FIGURE_2_SHAPE["heads"] * FIGURE_2_SHAPE["batch"]
+    gb = {t: 2 * heads * flash_accesses(n, d, 4 * d * t) / 1e9 for t in TILES}
+    return [["keys of a tile", "forward GB"], *([str(t), f"{x:.2f}"] for t, x in gb.items())]
+
+
+def figures(frame: Any) -> dict[str, Figure]:
+    """Return two panels: time and bytes against block size, and time against sparsity."""
+    parts = {k: [r for r in rows if r.status == OK] for k, rows in newest(frame).items()}
+    blocks = sorted(parts["block"], key=lambda r: r.block)
+    sparse = sorted((r for r in parts["sparsity"] if r.block), key=lambda r: -(r.density or 0))
+    if not blocks and not sparse:
+        return {}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.5))
+    sizes = [row.block for row in blocks]
+    curve(left, sizes, [row.ms_median for row in blocks], TIME, "ours, ms")
+    moved = [row.counted_gb or row.model_gb for row in blocks]
+    counted = all(row.counted_gb for row in blocks) and blocks
+    second = left.twinx()
+    curve(second, sizes, moved, BYTES, "HBM GB, counted" if counted else "HBM GB, model")
+    left.set(xscale="log", xlabel="block of the mask (tokens)", ylabel="ms")
+    _from_zero(left, blocks)
+    left.set_xticks(sizes, [str(size) for size in sizes])
+    left.minorticks_off()
+    second.set(ylabel="GB", ylim=(0, 1.2 * max(moved, default=1)))
+    second.grid(False)
+    share = [100 * (1 - (row.density or 0)) for row in sparse]
+    curve(right, share, [row.ms_median for row in sparse], TIME, "ours, ms")
+    dense = [r for r in parts["sparsity"] if not r.block]
+    for row in dense[:1]:
+        reference(right, [0, 100], [row.ms_median, 0], "no mask x density")
+    right.set(xlabel="sparsity of the blocks, %", ylabel="ms")
+    _from_zero(right, [*sparse, *dense[:1]])
+    legend(figure, [left, second, right])
+    return {file_name("io", (blocks or sparse)[0].device): figure}
+
+
+def _from_zero(axes: Axes, rows: Sequence[Found]) -> None:
+    """Set a time axis from 0 to above the markers, however near to each other the times are."""
+    axes.set_ylim(0, 1.1 * max((row.ms_median for row in rows), default=1))
+
+
+if __name__ == "__main__":
+    counted_each(partial(prepared, task) for task in json.loads(sys.argv[1]))

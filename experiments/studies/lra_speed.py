@@ -1,0 +1,493 @@
+"""Time of one training step of every Long Range Arena task with every attention.
+
+The step is that of experiments.train: forward, backward, clip and AdamW, in a CUDA graph on a GPU,
+at the reference batch, on random tokens as long as the task's. Then come the attention layer alone,
+and a sweep over lengths with a fixed number of tokens a batch. See docs/guide/lra.md.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from experiments.bench.timing import MIB, Times
+from experiments.common.figures import (
+    PAGE,
+    Style,
+    curve,
+    file_name,
+    legend,
+    length_axis,
+    plain_log_axis,
+    token_text,
+)
+from experiments.common.program import CONF
+from experiments.common.rows import OK, Found, Row, found
+from experiments.common.tables import MISSING, markdown
+from experiments.lra import published as lra
+from experiments.lra.cells import RowKey, sorted_rows
+from experiments.lra.figures import groups, row_labels, row_styles
+from experiments.lra.models.attention import make_attention
+from experiments.lra.models.classifier import Classifier
+from experiments.lra.objectives import classify
+from experiments.lra.settings import Settings, compose_settings
+from experiments.lra.tasks.task import Task
+from experiments.lra.weights import make_model, mask_of
+from experiments.studies import runner
+from experiments.studies.lra_shapes import SWEEP, random_task
+from experiments.studies.runner import Run, choices
+from experiments.training.data import DeviceSplit, seed_everything
+from experiments.training.device import (
+    DTYPES,
+    autocast,
+    capture,
+    lacks_memory,
+    reset_memory,
+    warm_up,
+)
+from experiments.training.distributed import Group
+from experiments.training.step import Trainer
+
+KEY = "task attention option length pair batch layers dim heads precision mode".split()
+SOURCES = ("masks", "sparseflash", "experiments/lra/models", "experiments/training")
+ROWS = runner.Unmasked
+WORK = "task length pair batch layers dim heads precision device gpu".split()  # to compare
+ROUNDS = 5  # of steps at most; the time is their median
+MAX_STEPS = 200  # of a round
+MIN_PLANNED = 2000  # steps of the run, more than are timed
+LONG = 4096  # tokens from which block-sparse is compared with the fastest other attention
+FACTORS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)  # on the axis of speed-ups
+MARKERS = "osD^vPX<"
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "lra_speed"
+    tasks: list[str]  # files of conf/task
+    attentions: list[str] = field(default_factory=lambda: [*lra.ATTENTIONS])
+    masks: list[str | None] = field(default_factory=lambda: [None])  # of sparse; null: the default
+    lengths: list[int]  # sweep of the same model
+    tokens: int  # of a batch in the sweep, whatever the length
+    options: list[str] = field(default_factory=list)  # of experiments.train, the same for all
+
+
+DEFAULTS = {
+    "cuda": Options(
+        tasks=[*lra.AVERAGED, *lra.PATH], lengths=[1024 * 2**i for i in range(7)], tokens=131072,
+        seconds=0.3, minutes=60.0,
+    ),
+    "cpu": Options(
+        tasks=[*lra.AVERAGED], lengths=[256, 512, 1024], tokens=2048, seconds=1.0, minutes=60.0
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A training step to measure."""
+
+    task: str  # a file of conf/task, or the sweep
+    attention: str
+    mask: str | None
+    length: int | None  # of the sweep; None: the task's
+    overrides: tuple[str, ...] = ()  # of conf/train.yaml
+
+    def settings(self) -> Settings:
+        """Return the settings of a training run of this task with this attention.
+
+        Raise ValueError for a mask or a value that does not exist.
+        """
+        words = [f"task={'text' if self.task == SWEEP else self.task}"]
+        settings = compose_settings([*words, f"attention={self.attention}", *self.overrides])
+        settings = replace(settings, steps=max(settings.steps, MIN_PLANNED))
+        return settings if self.mask is None else replace(settings, mask=self.mask)
+
+    def data(self, settings: Settings) -> Task:
+        """Return random data in the sizes of the task."""
+        name = SWEEP if self.task == SWEEP else settings.task["name"]
+        return random_task(name, self.length or settings.task.get("max_length"), settings.batch)
+
+    def row(self) -> Row:
+        """Return its fields of a row; `mask` follows from the option."""
+        settings = self.settings()
+        task, model = self.data(settings), settings.sizes
+        lengths = task.splits["train"].lengths
+        return {
+            "task": self.task, "attention": self.attention, "option": self.mask or "",
+            "length": task.length, "pair": 2 if task.pair else 1, "batch": settings.batch,
+            "mean_length": float(task.length if lengths is None else np.mean(lengths)),
+            "layers": model.layers, "dim": model.dim, "heads": model.heads,
+            "precision": settings.precision,
+            "mode": _mode(compile=settings.compile, graph=settings.graph),
+        }  # fmt: skip
+
+
+def cases(run: Run) -> list[StepCase]:
+    """Return the tasks, then the sweep from short to long."""
+    o = run.options
+    tasks = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+    choices(o, tasks=tasks, attentions=lra.ATTENTIONS)
+    kinds = [(n, mask) for n in o.attentions for mask in (o.masks if n == "sparse" else [None])]
+    own = (*o.options, f"device={run.device}")
+    made = [StepCase(task, *kind, None, own) for task in o.tasks for kind in kinds]
+    for length in sorted(o.lengths):
+        if o.tokens % length:
+            raise ValueError(f"lengths: {length} does not divide tokens={o.tokens}")
+        sized = (*own, "scale=full", f"batch={o.tokens // length}")
+        made += [StepCase(SWEEP, *kind, length, sized) for kind in kinds]
+    return made
+
+
+def ways(case: StepCase, run: Run) -> list[Row]:
+    """Return the one thing that is measured."""
+    return [{}]
+
+
+def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what times the step of a training run, and its attention layer alone."""
+    seconds = run.options.seconds
+
+    def one(row: Row) -> dict[str, Any]:
+        settings = case.settings()
+        task, device = case.data(settings), torch.device(settings.device)
+        clean(device)
+        seed_everything(settings.seed, 0)
+        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        model = make_model(settings, task).to(device).train()
+        assert isinstance(model, Classifier)
+        split = DeviceSplit(task.splits["train"], device)
+        trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
+        trainer.prepare(compile=settings.compile, graph=settings.graph)
+        trainer.advance()
+        peak = None
+        if device.type == "cuda":
+            peak = (torch.cuda.max_memory_allocated(device) - held) / MIB
+        mask, density = mask_of(model, settings)
+        ran, compiled = _mode(compile=trainer.compiled, graph=trainer.captured), trainer.compiled
+        layer = None
+        try:
+            layer = attention_step(settings, model, split, compiled=compiled)
+        except Exception as error:
+            if not lacks_memory(error):  # without the step there may be room for the layer
+                raise
+        times = step_times(trainer.advance, device, seconds)
+        if layer is None:
+            del trainer
+            clean(device)
+            layer = attention_step(settings, model, split, compiled=compiled)
+        alone = step_times(layer, device, seconds / 2).ms_median
+        rate = 1000 * row["batch"] * row["pair"] * row["length"] / times.ms_median
+        numbers = {"mask": mask or "", "density": density, "ran": ran, "peak_mib": peak}
+        return numbers | times._asdict() | {"attention_ms": alone, "tokens_per_s": rate}
+
+    return one
+
+
+def _mode(*, compile: bool, graph: bool) -> str:
+    return "+".join(["compile"] * compile + ["graph"] * graph) or "eager"
+
+
+def attention_step(
+    settings: Settings, model: Classifier, split: DeviceSplit, *, compiled: bool
+) -> Callable[[], object]:
+    """Return forward and backward of one attention layer on random q, k, v of the step's size."""
+    device, config = torch.device(settings.device), model.config
+    options = {key: value for key, value in settings.kind().items() if key != "name"}
+    layer = make_attention(
+        settings.attention["name"],
+        heads=config.heads,
+        head_dim=config.head_dim,
+        length=model.states,
+        dropout=config.attention_dropout,
+        class_token=config.pool == "cls",
+        **options,
+    )
+    layer = layer.to(device).train()
+    forward = torch.compile(layer, dynamic=False) if compiled else layer
+    tokens, lengths, _ = split.batch(torch.arange(settings.batch, device=device))
+    lengths = None if lengths is None else lengths.flatten()
+    dtype = DTYPES[settings.precision or "fp32"]
+    batch = tokens.numel() // tokens.shape[-1]
+    shape = (batch, model.states, config.heads, config.head_dim)  # the layout of a projection
+    q, k, v, dout = (
+        torch.randn(shape, device=device, dtype=dtype).transpose(1, 2) for _ in range(4)
+    )
+    inputs = [x.requires_grad_() for x in ((q, v) if layer.shared_qk else (q, k, v))]
+    wanted = [*inputs, *layer.parameters()]
+
+    def body() -> None:
+        with autocast(device, dtype):
+            given = None if lengths is None else layer.plan(lengths, dtype)
+            out = forward(*(inputs[0], inputs[0 if layer.shared_qk else 1], inputs[-1]), given)
+        torch.autograd.grad(out, wanted, dout.to(out.dtype), allow_unused=True)
+
+    if warm_up(body, device) and settings.graph:
+        return capture(body, device).replay
+    return body
+
+
+def step_times(advance: Callable[[], object], device: torch.device, seconds: float) -> Times:
+    """Return milliseconds of a step, over rounds of steps that together take about `seconds`."""
+
+    def timed(steps: int) -> float:
+        start = time.perf_counter()
+        for _ in range(steps):
+            advance()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / steps
+
+    timed(1)
+    begun = time.perf_counter()
+    once = timed(1)
+    steps = max(1, min(MAX_STEPS, round(seconds / ROUNDS / max(once, 1e-6))))
+    found = [once] if steps == 1 else []
+    # very slow steps get fewer rounds
+    while len(found) < ROUNDS and (not found or time.perf_counter() - begun < 3 * seconds):
+        found.append(timed(steps))
+    median, p20, p80 = (1000 * float(t) for t in np.quantile(found, [0.5, 0.2, 0.8]))
+    return Times(median, p20, p80, len(found))
+
+
+def clean(device: torch.device) -> None:
+    """Free the memory of an earlier case, and its compiled functions."""
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    reset_memory(device)
+
+
+def newest(frame: Any) -> list[Found]:
+    """Return the last of the rows that differ only in versions, source or mode."""
+    rows = [
+        Found(row | {"mask": row.mask or "", "option": row.option or ""}) for row in found(frame)
+    ]
+    return list({(work(row), row.attention, row.option): row for row in rows}.values())
+
+
+def work(row: Found) -> tuple[object, ...]:
+    """Return what rows must share to be compared."""
+    return tuple(row.get(name) for name in WORK)
+
+
+def gain(row: Found, rows: Iterable[Found], of: str = "ms_median") -> float | None:
+    """Return the standard Transformer's time at the same work / that of the row."""
+    base = next((r for r in rows if r.attention == lra.BASE and work(r) == work(row)), None)
+    ours, theirs = row.get(of), None if base is None else base.get(of)
+    return theirs / ours if ours and theirs else None
+
+
+def mean_gain(own: Iterable[Found], rows: list[Found], of: str) -> tuple[float | None, int]:
+    """Return the geometric mean of the gains over the five tasks, and the number of tasks."""
+    gains = [gain(row, rows, of) for row in own if row.task in lra.AVERAGED]
+    gains = [value for value in gains if value is not None]
+    return lra.geometric_mean(gains), len(gains)
+
+
+def row_name(row: Found) -> str:
+    """Return the name of an attention with its mask."""
+    label = lra.ATTENTIONS.get(row.attention, row.attention)
+    return f"{label}, {row.option}" if row.option else label
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return steps and layers (alone) by task, the same by length, and notes; a name ends in the
+    device and precision where there are several.
+
+    steps: ms (speed-up) peak MiB, and the geometric mean of the five tasks. fastest: block-sparse
+    beside the fastest other attention at each length. masks: with their densities.
+    """
+    rows, made = newest(frame), {}
+    places = list(dict.fromkeys((row.device, row.precision) for row in rows))
+    for place in places:
+        end = f": {', '.join(place)}" if len(places) > 1 else ""
+        here = [row for row in rows if (row.device, row.precision) == place]
+        tasks = [row for row in here if row.task != SWEEP]
+        sweep = [row for row in here if row.task == SWEEP]
+        for name, of in (("steps", "ms_median"), ("layers", "attention_ms")):
+            if any(row.get(of) for row in tasks):
+                made[name + end] = markdown(by_task(tasks, of))
+            if any(row.get(of) for row in sweep):
+                made[f"{name}_by_length{end}"] = markdown(by_length(sweep, of))
+        made["fastest" + end] = fastest(sweep)
+    masks = dict.fromkeys(map(_mask_text, sorted(rows, key=lambda r: r.length)))
+    made["masks"] = "\n".join(f"- {text}" for text in masks if text)
+    failed = [r for r in rows if r.status != OK]
+    reasons = [f"{row_name(r)}, {r.task}, {token_text(r.length)}: {r.status}" for r in failed]
+    made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
+    return {name: text for name, text in made.items() if text}
+
+
+def _by_name(rows: list[Found]) -> dict[str, list[Found]]:
+    """Return the rows of each attention, in the order of the paper's table."""
+    order = sorted(rows, key=lambda r: (lra.order(lra.ATTENTIONS, r.attention), r.option))
+    names = dict.fromkeys(map(row_name, order))
+    return {name: [row for row in rows if row_name(row) == name] for name in names}
+
+
+def by_task(rows: list[Found], of: str) -> list[list[str]]:
+    """Return attentions down, tasks across, and the mean speed-up."""
+    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
+    columns = [(t, next(r for r in rows if r.task == t)) for t in tasks]
+    lines = [["", *[f"{lra.LABELS.get(t, t)} {_size(row)}" for t, row in columns], "mean"]]
+    for name, own in _by_name(rows).items():
+        cells = {row.task: _cell(row, rows, of) for row in own}
+        mean, count = mean_gain(own, rows, of)
+        some = "" if count == len(lra.AVERAGED) else f" ({count} of {len(lra.AVERAGED)})"
+        text = MISSING if mean is None else f"{mean:.2f}x{some}"
+        lines.append([name, *(cells.get(task, MISSING) for task in tasks), text])
+    return lines
+
+
+def _size(row: Found) -> str:
+    return f"({row.batch} x {'2 x ' if row.pair == 2 else ''}{token_text(row.length)})"
+
+
+def _cell(row: Found, rows: list[Found], of: str) -> str:
+    if row.status != OK:
+        return row.status.partition(":")[0]
+    value, factor = row.get(of), gain(row, rows, of)
+    if value is None:
+        return MISSING
+    text = f"{value:.3g}" + ("" if factor is None else f" ({factor:.2f}x)")
+    memory = of == "ms_median" and row.peak_mib is not None
+    return text + (f" {row.peak_mib:.0f}" if memory else "")
+
+
+def by_length(rows: list[Found], of: str) -> list[list[str]]:
+    """Return attentions down, lengths of the sweep across."""
+    lengths = sorted({row.length for row in rows})
+    lines = [["", *map(token_text, lengths)]]
+    for name, own in _by_name(rows).items():
+        cells = {row.length: _cell(row, rows, of) for row in own}
+        lines.append([name, *(cells.get(n, MISSING) for n in lengths)])
+    return lines
+
+
+def fastest(rows: list[Found]) -> str:
+    """Return block-sparse beside the fastest other attention at each length of the sweep."""
+    lines = []
+    for length in sorted({row.length for row in rows if row.length >= LONG}):
+        here = sorted(
+            (r for r in rows if r.status == OK and r.length == length), key=lambda r: r.ms_median
+        )
+        ours = [row for row in here if row.attention == "sparse"][:1]
+        others = [row for row in here if row.attention != "sparse"][:1]
+        for a, b in zip(ours, others, strict=False):
+            lines.append(
+                f"- {token_text(length)}: {row_name(a)} {a.ms_median:.3g} ms, the fastest other "
+                f"{row_name(b)} {b.ms_median:.3g} ms, {b.ms_median / a.ms_median:.2f}x"
+            )
+    return "\n".join(lines)
+
+
+def _mask_text(row: Found) -> str:
+    """Return the mask of a block-sparse row with its density. Empty for other rows."""
+    if row.density is None:
+        return ""
+    return f"{row_name(row)} at {row.length} tokens: {row.mask}, density {100 * row.density:.1f} %"
+
+
+def figures(frame: Any) -> dict[str, Figure]:
+    """Return speed-up and memory by task, time and memory by length, for each device."""
+    rows, made = newest(frame), {}
+    for place in dict.fromkeys((row.device, row.precision) for row in rows):
+        here = [row for row in rows if (row.device, row.precision) == place]
+        tasks = [row for row in here if row.task != SWEEP and row.status == OK]
+        sweep = [row for row in here if row.task == SWEEP]
+        if any(gain(row, tasks) for row in tasks if row.attention != lra.BASE):
+            made[file_name("lra speedup", *place)] = draw_speedup(tasks)
+        if len({row.length for row in sweep if row.status == OK}) > 1:
+            made[file_name("lra length", *place)] = draw_length(sweep)
+    return made
+
+
+def _key(row: Found) -> RowKey:
+    return RowKey(row.attention, row.option, "")
+
+
+def draw_speedup(rows: list[Found]) -> Figure:
+    """Return speed-up over the standard Transformer and peak memory of a step by attention."""
+    quantities = {"speed-up of a training step": lambda row: gain(row, rows)}
+    if any(row.peak_mib for row in rows):
+        quantities["peak memory (MiB)"] = lambda row: row.peak_mib
+    keys = sorted_rows(map(_key, rows))
+    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
+    count = len(quantities)
+    figure, grid = plt.subplots(
+        count, 1, figsize=(PAGE, 2.2 * count + 0.9), sharex=True, squeeze=False
+    )
+    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    for axes, (label, quantity) in zip(grid.flat, quantities.items(), strict=True):
+        for i, task in enumerate(tasks):
+            own = {_key(row): row for row in rows if row.task == task}
+            shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)
+            x = [keys.index(key) + shift for key in own if quantity(own[key])]
+            y = [value for key in own if (value := quantity(own[key]))]
+            look = Style(colors[i % len(colors)], MARKERS[i % len(MARKERS)], "-")
+            first = next(iter(own.values()))
+            name = f"{lra.LABELS.get(task, task)}, {_size(first)[1:-1]}"
+            curve(axes, x, y, look, name, line=False)
+        plain_log_axis(axes, base=2, unit="x" if axes is grid[0, 0] else "")
+        axes.set_ylabel(label)
+        axes.grid(axis="x", visible=False)
+        for edge in range(1, len(keys)):
+            axes.axvline(edge - 0.5, color="0.9", lw=0.6)
+    grid[0, 0].axhline(1, color="0.25", lw=1)
+    grid[0, 0].yaxis.set_major_locator(FixedLocator(FACTORS))
+    grid[0, 0].yaxis.set_minor_locator(NullLocator())
+    labels = row_labels(keys)
+    grid[-1, 0].set_xticks(range(len(keys)), [labels[k] for k in keys], rotation=20, ha="right")
+    grid[-1, 0].set_xlim(-0.5, len(keys) - 0.5)
+    legend(figure, [grid[0, 0]], columns=3, title="batch x length")
+    figure.suptitle(_caption(rows[0]), fontsize=8)
+    return figure
+
+
+def draw_length(rows: list[Found]) -> Figure:
+    """Return time of a step, of a layer alone, and memory, by length with the tokens of a batch
+    fixed. The standard Transformer is in every line of panels.
+    """
+    names = {"ms_median": "a training step (ms)", "attention_ms": "attention, one layer (ms)"}
+    names |= {"peak_mib": "peak memory (MiB)"}
+    names = {name: text for name, text in names.items() if any(row.get(name) for row in rows)}
+    keys = sorted_rows(map(_key, rows))
+    parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)
+    figure, grid = plt.subplots(
+        len(parts), len(names), figsize=(PAGE, 2.3 * len(parts) + 0.3), squeeze=False, sharex=True,
+        sharey="col",
+    )  # fmt: skip
+    lengths = sorted({row.length for row in rows})
+    for number, part in enumerate(parts):
+        for axes, (name, label) in zip(grid[number], names.items(), strict=True):
+            for key in part:
+                own = sorted((r for r in rows if _key(r) == key), key=lambda r: r.length)
+                points = [(row.length, value) for row in own if (value := row.get(name))]
+                short = ", where it fits" if len(points) < len(own) else ""
+                if points:
+                    x, y = zip(*points, strict=True)
+                    curve(axes, x, y, styles[key], labels[key] + short)
+            length_axis(axes, lengths[::2] if len(lengths) > 4 else lengths)
+            plain_log_axis(axes)
+            axes.set_title(label if number == 0 else "")
+            if number < len(parts) - 1:
+                axes.set_xlabel("")
+        grid[number, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+    tokens = {row.batch * row.length for row in rows}
+    batch = f", {token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
+    figure.suptitle(_caption(rows[0]) + batch, fontsize=8)
+    return figure
+
+
+def _caption(row: Found) -> str:
+    model = f"{row.layers} layers, width {row.dim}, {row.heads} heads"
+    return f"{row.device}, {row.precision}; {model}"

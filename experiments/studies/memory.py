@@ -1,0 +1,351 @@
+"""Activation memory and time of Llama layers, with and without activation checkpointing.
+
+Standard attention and ours, each without checkpointing, with every layer checkpointed, and ours
+with attention's out and LSE kept. Peaks of two depths give what a layer adds, beside the formula.
+A context too long for the memory gets a row that says so. See docs/results/memory.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from experiments.bench.cases import DTYPES
+from experiments.bench.timing import MIB
+from experiments.common.devices import free_memory
+from experiments.common.figures import (
+    PAGE,
+    Style,
+    curve,
+    file_name,
+    legend,
+    length_axis,
+    plain_log_axis,
+    reference,
+)
+from experiments.common.rows import OK, Found, Row, found
+from experiments.common.tables import markdown, short
+from experiments.studies import methods, runner
+from experiments.studies.llama import ATTENTIONS, CHECKPOINTS, Sizes, Stack, peak_bytes
+from experiments.studies.methods import GIB
+from experiments.studies.runner import Run, choices, free
+from experiments.studies.step import time_call
+from sparseflash.testing import relative_error
+
+KEY = "attention checkpoint batch n dim hidden heads layers dtype".split()
+SOURCES = methods.SOURCES
+GATE_TOKENS = 256
+NAMES = {
+    ("standard", "none"): ("standard", Style("#000000", "o", "-")),
+    ("standard", "layers"): ("standard, checkpointed", Style("#7F7F7F", "o", "--")),
+    ("ours", "none"): ("ours", Style("#D55E00", "D", "-")),
+    ("ours", "layers"): ("ours, checkpointed", Style("#0072B2", "D", "--")),
+    ("ours", "selective"): ("ours, out and LSE kept", Style("#009E73", "^", "-.")),
+}
+# Activation memory of a 7B model at 4096 tokens, as lectures give it, in GB.
+SEVEN_B = Sizes(batch=1, n=4096, dim=4096, hidden=11008, heads=32)
+LAYERS = 32
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "memory"
+    lengths: list[int]
+    batch: int = 1
+    layers: int = 4  # of the stack that is timed; half of them give the difference
+    dim: int
+    hidden: int  # of SwiGLU
+    heads: int
+    dtype: str
+
+
+DEFAULTS = {
+    "cuda": Options(
+        lengths=[2**i for i in range(10, 17)], dim=4096, hidden=11008, heads=32, dtype="bfloat16",
+        seconds=0.3,
+    ),
+    "cpu": Options(
+        lengths=[256, 512, 1024, 2048], dim=128, hidden=344, heads=4, dtype="float32", seconds=0.2
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stack of one kind at one length."""
+
+    sizes: Sizes
+    attention: str
+    checkpoint: str
+    layers: int
+
+    def row(self) -> Row:
+        """Return its fields of a row, with the formula."""
+        kind = {"attention": self.attention, "checkpoint": self.checkpoint, "layers": self.layers}
+        formula = self.sizes.layer_bytes(self.attention, self.checkpoint) / MIB
+        return {**kind, **asdict(self.sizes), "mask": "causal()", "formula_mib": formula}
+
+    def stack(self, device: torch.device, layers: int) -> Stack:
+        """Return a stack whose weights are drawn on the device: on a CPU four layers take long."""
+        with device:
+            made = Stack(self.sizes, self.attention, layers, self.checkpoint)
+            return made.to(DTYPES[self.sizes.dtype])
+
+
+def cases(run: Run) -> list[Case]:
+    """Return what is measured, the short lengths first."""
+    o = run.options
+    choices(o, dtype=DTYPES)
+    if o.dim % (2 * o.heads):
+        raise ValueError(f"dim={o.dim}: give a multiple of 2 * heads, for rotary pairs")
+    if o.layers < 4:  # half of the layers: one alone is all edge
+        raise ValueError(f"layers={o.layers}: give at least 4")
+    return [
+        Case(Sizes(o.batch, n, o.dim, o.hidden, o.heads, o.dtype), attention, checkpoint, o.layers)
+        for n in sorted(o.lengths)
+        for attention in ATTENTIONS
+        for checkpoint in CHECKPOINTS
+        if (attention, checkpoint) in NAMES
+    ]
+
+
+def ways(case: Case, run: Run) -> list[Row]:
+    """Return the one thing that is measured, and by what its memory is counted."""
+    return [{"counted": "allocator" if run.device.type == "cuda" else "storages"}]
+
+
+def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what measures peaks of two depths, what follows for 32 layers, and the time."""
+    device = run.device
+
+    def one(row: Row) -> dict[str, Any]:
+        if reason := too_big(case, device) or wrong(case, device):
+            return {"status": reason}
+        half = case.layers // 2
+        low = _peak(case.stack(device, half), case.sizes, device)[0]
+        free(device)
+        peak, step = _peak(case.stack(device, case.layers), case.sizes, device)
+        layer = (peak - low) / (case.layers - half)
+        scaled = (peak + (LAYERS - case.layers) * layer) / 1e9
+        found = {"peak_mib": peak / MIB, "layer_mib": layer / MIB, "scaled_gb": scaled}
+        return found | time_call(step, device, run.options.seconds)._asdict()
+
+    return one
+
+
+def too_big(case: Case, device: torch.device) -> str | None:
+    """Return why a context is too long for the memory, or None: the stack keeps, and one layer."""
+    sizes = case.sizes
+    need = case.layers * sizes.layer_bytes(case.attention, case.checkpoint)
+    if case.checkpoint != "none":
+        need += sizes.layer_bytes(case.attention)
+    if case.attention == "standard":
+        need += 2 * sizes.score_bytes  # dP and dS
+    available = free_memory(device)
+    if need <= available:
+        return None
+    return f"out of memory: needs about {need / GIB:.3g} GiB of {available / GIB:.3g} free"
+
+
+def wrong(case: Case, device: torch.device) -> str | None:
+    """Return how a layer differs from float64 with standard attention, or None.
+
+    Its products and residuals round as well: the limit is twice what standard attention without
+    checkpointing has in the same dtype.
+    """
+    small = replace(case, sizes=replace(case.sizes, n=min(case.sizes.n, GATE_TOKENS)))
+    plain, sizes = replace(small, attention="standard", checkpoint="none"), small.sizes
+    torch.manual_seed(0)
+    exact = plain.stack(device, 1)
+    weights = exact.state_dict()
+    x = torch.randn(sizes.batch, sizes.n, sizes.dim, dtype=DTYPES[sizes.dtype], device=device)
+    expected = _results(exact.double(), x.double())
+
+    def error(case: Case) -> float:
+        stack = case.stack(device, 1)
+        stack.load_state_dict(weights)
+        pairs = zip(_results(stack, x.clone()), expected, strict=True)
+        return max(relative_error(a, b) for a, b in pairs)
+
+    limit, worst = 2 * error(plain), error(small)
+    return None if worst <= limit else f"wrong result: error {worst:.3g}, limit {limit:.3g}"
+
+
+def _results(stack: Stack, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a stack adds to x, and the gradient of x without the residual's part."""
+    x = x.requires_grad_()
+    out = stack(x)
+    dout = torch.ones_like(out)
+    return (out - x).detach(), torch.autograd.grad(out, x, dout)[0] - dout
+
+
+def _peak(stack: Stack, sizes: Sizes, device: torch.device) -> tuple[int, Callable[[], None]]:
+    """Return peak bytes of a step of the stack beyond weights and gradients, and the step."""
+    for weight in stack.parameters():
+        weight.grad = torch.zeros_like(weight)
+    shape = (sizes.batch, sizes.n, sizes.dim)
+    x = torch.randn(shape, device=device, dtype=DTYPES[sizes.dtype], requires_grad=True)
+    dout = torch.randn_like(x)
+    x.grad = torch.zeros_like(x)
+
+    def step() -> None:
+        stack(x).backward(dout)
+
+    step()  # compiles kernels and builds masks
+    return peak_bytes(step, device), step
+
+
+def newest(frame: Any) -> list[Found]:
+    """Return one row a configuration and length: the last, with the sizes of the last row."""
+    rows = found(frame)
+    sizes = lambda r: (r.device, r.batch, r.dim, r.hidden, r.heads, r.dtype)  # noqa: E731
+    here = [row for row in rows if sizes(row) == sizes(rows[-1])]
+    return list({(row.attention, row.checkpoint, row.n): row for row in here}.values())
+
+
+def _kinds(rows: list[Found]) -> dict[tuple[str, str], list[Found]]:
+    """Return the rows of each kind of stack by length."""
+    rows = sorted(rows, key=lambda r: r.n)
+    own = {kind: [r for r in rows if (r.attention, r.checkpoint) == kind] for kind in NAMES}
+    return {kind: some for kind, some in own.items() if some}
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return stacks (measured), growth, and published, formula and selective (by formulas)."""
+    head = [
+        "stack",
+        "tokens",
+        "peak MiB",
+        "a layer",
+        "by the formula",
+        f"{LAYERS} layers, GB",
+        "ms",
+    ]
+    lines, growth = [head], []
+    for kind, rows in _kinds(newest(frame)).items():
+        name = NAMES[kind][0]
+        for row in rows:
+            names = ("peak_mib", "layer_mib", "formula_mib", "scaled_gb", "ms_median")
+            texts = [short(row.get(each)) for each in names]
+            if row.status != OK:
+                texts[0] = row.status.split(":")[0]
+            lines.append([f"{name} ({row.layers} layers)", f"{row.n:,}", *texts])
+        done = [row for row in rows if row.status == OK and row.peak_mib]
+        for a, b in zip(done[-2:-1], done[-1:], strict=True):
+            times = f"{b.peak_mib / a.peak_mib:.2f} times as much."
+            growth.append(f"- {name}: {a.n:,} to {b.n:,} tokens take {times}")
+    made = {"stacks": markdown(lines), "growth": "\n".join(growth)}
+    return made | {"published": _published(), "formula": _formula(), "selective": _selective()}
+
+
+class Reading(NamedTuple):
+    """A configuration whose formula gives a published number, and what it has to assume."""
+
+    published_gb: float
+    configuration: str
+    assumption: str
+    formula_gb: float
+
+
+def readings(sizes: Sizes = SEVEN_B, layers: int = LAYERS) -> list[Reading]:
+    """Return the published numbers beside the nearest formulas, in 1e9 bytes.
+
+    Their statement names the model and the length, not what is counted: these are readings.
+    """
+    unit, hidden, scores = sizes.tokens_bytes, sizes.hidden_bytes, sizes.score_bytes
+    # The layer at work is that of `layer_bytes`, without the matrix or the LSE.
+    linear = sizes.layer_bytes("ours") - sizes.lse_bytes
+    gradients = 2 * unit + 3 * hidden  # of x and out, and of gate, up and their product
+    made = [
+        (
+            68.0, "standard", "only scores and probabilities, bf16, of all layers",
+            layers * 2 * scores,
+        ),
+        (
+            11.0, "FlashAttention", "per layer x, q, k, v, out, gate and up; norms are repeated",
+            layers * (5 * unit + 2 * hidden + sizes.lse_bytes),
+        ),
+        (
+            6.2, "standard, checkpointed",
+            "the inputs of all layers; one layer with S, P, dP and dS and its gradients",
+            layers * unit + linear + 4 * scores + gradients,
+        ),
+        (
+            2.1, "FlashAttention, checkpointed",
+            "the inputs of all layers; one layer with its gradients",
+            layers * unit + linear + sizes.lse_bytes + gradients,
+        ),
+    ]  # fmt: skip
+    return [Reading(gb, name, why, total / 1e9) for gb, name, why, total in made]
+
+
+def _published() -> str:
+    lines = [["published GB", "formula GB", "ratio", "configuration", "what has to be assumed"]]
+    for r in readings():
+        numbers = (
+            f"{r.published_gb:g}",
+            f"{r.formula_gb:.2f}",
+            f"{r.formula_gb / r.published_gb:.2f}",
+        )
+        lines.append([*numbers, r.configuration, r.assumption])
+    return markdown(lines, left=(3, 4))
+
+
+def _formula() -> str:
+    """Return what the layers here keep at the sizes of the published numbers."""
+    kept = {name: LAYERS * SEVEN_B.layer_bytes(*kind) / 1e9 for kind, (name, _) in NAMES.items()}
+    lines = [[name, f"{gb:.2f}"] for name, gb in kept.items()]
+    return markdown([["7B at 4,096 tokens", "kept by 32 layers, GB"], *lines])
+
+
+# heads, tokens and dim of models of Korthikanti et al. (arXiv 2205.05198), and the published share
+# of the activations that selective recomputation saves
+SELECTIVE = {
+    "GPT-3, 175B": (96, 2048, 12_288, 0.70),
+    "MT-NLG, 530B": (128, 2048, 20_480, 0.65),
+}
+
+
+def attention_share(heads: int, n: int, dim: int) -> float:
+    """Return the share of a layer's activations that recomputing attention's scores saves.
+
+    Equation 1 of Korthikanti et al., bytes over s b h: 34 + 5 a s / h, 16-bit with dropout.
+    """
+    scores = 5 * heads * n / dim
+    return scores / (scores + 34)
+
+
+def _selective() -> str:
+    lines = [["model", "heads", "tokens", "dim", "5 a s / h", "share saved", "published"]]
+    for name, (heads, n, dim, published) in SELECTIVE.items():
+        share, scores = 100 * attention_share(heads, n, dim), 5 * heads * n / dim
+        texts = f"{scores:g}", f"{share:.1f} %", f"{100 * published:.0f} %"
+        lines.append([name, f"{heads}", f"{n:,}", f"{dim:,}", *texts])
+    return markdown(lines)
+
+
+def figures(frame: Any) -> dict[str, Figure]:
+    """Return peak memory and time of a step against length."""
+    rows = [row for row in newest(frame) if row.status == OK]
+    if not rows:
+        return {}
+    lengths = sorted({row.n for row in rows})
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    for kind, own in _kinds(rows).items():
+        (name, look), n = NAMES[kind], [row.n for row in own]
+        curve(panels[0], n, [row.peak_mib or 0 for row in own], look, name)
+        curve(panels[1], n, [row.ms_median for row in own], look, name)
+    first = min((row for row in rows if row.peak_mib), key=lambda r: (r.n, r.peak_mib))
+    reference(panels[0], lengths, [first.peak_mib * n / first.n for n in lengths], "linear")
+    for axes, label in zip(panels, ("peak MiB of a step", "ms of a step"), strict=True):
+        length_axis(axes, lengths)
+        plain_log_axis(axes)
+        axes.set_ylabel(label)
+    legend(figure, list(panels), columns=3)
+    return {file_name("activations", rows[0].device): figure}

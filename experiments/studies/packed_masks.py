@@ -1,0 +1,255 @@
+"""Time of making packed masks next to the attention that they serve.
+
+Documents with causal attention, with a window or with a shared prefix, trees of prefixes, and block
+diffusion: our mask and FlexAttention's create_block_mask, each eager and, for the kinds in
+`compiled`, compiled. Both must have equally many blocks before they are timed. On a GPU, masks are
+also captured in a CUDA graph. See docs/guide/packed.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+import sparseflash
+from experiments.bench.cases import DTYPES
+from experiments.bench.timing import graph_ms, measure
+from experiments.common.rows import OK, Row, found, last_versions
+from experiments.common.tables import markdown
+from experiments.studies import runner
+from experiments.studies.runner import Run, choices
+from sparseflash import packed
+from sparseflash.select.selection import Selection
+from sparseflash.testing import make_qkv
+
+KEY = "step n documents batch heads head_dim dtype".split()
+WINDOW, SIZE = 1024, 32  # tokens that a query sees, and of a block of diffusion
+ATTENTION, OURS, FLEX = "attention", "packed mask and plan", "create_block_mask"
+Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "packed_masks"
+    lengths: list[int]  # tokens
+    kinds: list[str] = field(default_factory=lambda: [*KINDS])
+    compiled: list[str] = field(default_factory=lambda: ["documents"])  # kinds timed so as well
+    documents: int = 16  # in a sequence, of random lengths; nodes of a tree
+    batch: int = 1
+    heads: int
+    head_dim: int
+    dtype: str
+
+
+class Kind(NamedTuple):
+    """One kind of mask; the tensor that both ways are made from lies on the device."""
+
+    text: str  # as rows have it
+    given: Callable[[int, int, np.random.Generator], np.ndarray]  # of n tokens and documents
+    ours: Callable[[Tensor, int], Selection]
+    theirs: Callable[[Tensor, int], Seen]  # a mask_mod
+
+
+def _offsets(n: int, documents: int, rng: np.random.Generator) -> np.ndarray:
+    return np.array([0, *np.sort(rng.integers(0, n + 1, documents - 1)), n])
+
+
+def _walk(n: int, documents: int, rng: np.random.Generator) -> np.ndarray:
+    """Return enter and leave of a random tree with that many nodes."""
+    enter = _offsets(n, documents, rng)[:-1]
+    leave, path = np.full(len(enter), n), [0]
+    for node in range(1, len(enter)):
+        depth = int(rng.integers(1, len(path) + 1))
+        leave[path[depth:]] = enter[node]
+        path = [*path[:depth], node]
+    return np.stack([enter, leave])
+
+
+def _numbers(offsets: Tensor, n: int) -> Tensor:
+    """Return the document of every token."""
+    token = torch.arange(n, dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets[1:].contiguous(), token, right=True)
+
+
+def _causal(offsets: Tensor, n: int) -> Seen:
+    document = _numbers(offsets, n)
+    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
+
+
+def _sliding(offsets: Tensor, n: int) -> Seen:
+    document = _numbers(offsets, n)
+    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < WINDOW)
+
+
+def _shared(offsets: Tensor, n: int) -> Seen:
+    document = _numbers(offsets, n)
+    return lambda b, h, q, k: ((document[q] == document[k]) | (document[k] == 0)) & (q >= k)
+
+
+def _tree(walk: Tensor, n: int) -> Seen:
+    token = torch.arange(n, dtype=walk.dtype, device=walk.device)
+    last = walk[1][torch.searchsorted(walk[0].contiguous(), token, right=True) - 1]
+    return lambda b, h, q, k: (q >= k) & (q < last[k])
+
+
+def _diffusion(offsets: Tensor, n: int) -> Seen:
+    document = _numbers(offsets, n // 2)
+    token = torch.arange(n // 2, device=offsets.device)
+    block = (token - offsets[document]) // SIZE
+    document, block = document.repeat(2), block.repeat(2)
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = ((q < n // 2) == (k < n // 2)) & (block[q] == block[k])
+        return (document[q] == document[k]) & (own | ((k >= n // 2) & (block[k] < block[q])))
+
+    return seen
+
+
+KINDS = {
+    "documents": Kind(
+        "documents & causal",
+        _offsets,
+        lambda given, n: packed.documents(given, n, causal=True),
+        _causal,
+    ),
+    "sliding": Kind(
+        f"documents & sliding({WINDOW})",
+        _offsets,
+        lambda given, n: packed.documents(given, n, window=(WINDOW - 1, 0)),
+        _sliding,
+    ),
+    "shared": Kind(
+        "shared_prefix & causal",
+        _offsets,
+        lambda given, n: packed.documents(given, n, causal=True, shared=True),
+        _shared,
+    ),
+    "tree": Kind(
+        "prefix_tree", _walk, lambda given, n: packed.prefix_tree(given[0], given[1], n), _tree
+    ),
+    "diffusion": Kind(
+        f"documents & block_diffusion({SIZE})",
+        lambda n, documents, rng: _offsets(n // 2, documents, rng),
+        lambda given, n: packed.block_diffusion(given, n, SIZE),
+        _diffusion,
+    ),
+}
+DEFAULTS = {
+    "cuda": Options(
+        lengths=[8192, 16384, 32768], heads=16, head_dim=128, dtype="bfloat16", seconds=0.15
+    ),
+    "cpu": Options(lengths=[1024], heads=2, head_dim=64, dtype="float32", seconds=0.3),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of mask at one length."""
+
+    kind: str
+    n: int
+    documents: int
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+
+    def row(self) -> Row:
+        """Return its fields of a row."""
+        fields = asdict(self)
+        return {"mask": KINDS[fields.pop("kind")].text, **fields}
+
+
+def cases(run: Run) -> list[Case]:
+    """Return each kind at each length."""
+    o = run.options
+    choices(o, kinds=KINDS, compiled=KINDS, dtype=DTYPES)
+    for n in o.lengths:
+        if n % 2 and "diffusion" in o.kinds:
+            raise ValueError(f"lengths={n}: give even numbers, for the two copies of diffusion")
+    sizes = o.documents, o.batch, o.heads, o.head_dim, o.dtype
+    return [Case(kind, n, *sizes) for n in o.lengths for kind in o.kinds]
+
+
+def ways(case: Case, run: Run) -> list[Row]:
+    """Return attention, then both masks, also compiled if the options say so."""
+    more = ("", ", compiled") if case.kind in run.options.compiled else ("",)
+    steps = [ATTENTION, *(f"{step}{end}" for step in (OURS, FLEX) for end in more)]
+    return [{"step": step} for step in steps]
+
+
+def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what measures a step. Raise ValueError if the two masks differ."""
+    kind, n, device = KINDS[case.kind], case.n, run.device
+    sizes = case.batch, case.heads, n, n, case.head_dim
+    q, k, v = make_qkv(*sizes, dtype=DTYPES[case.dtype], device=device, requires_grad=True)
+    numbers = kind.given(n, case.documents, np.random.default_rng(0))
+    given = torch.tensor(numbers, dtype=torch.int32, device=device)
+    selection = kind.ours(given, n)
+
+    def ours(given: Tensor) -> object:
+        return sparseflash.plan(kind.ours(given, n), q, k, v)
+
+    def flex(given: Tensor) -> BlockMask:
+        where = given.device.type
+        return create_block_mask(kind.theirs(given, n), None, None, n, n, device=where)
+
+    blocks, theirs = int((selection.codes != -2).sum()), flex_blocks(flex(given))
+    if blocks != theirs:
+        raise ValueError(f"{blocks} blocks here, {theirs} of create_block_mask: they must agree")
+    plan, dout = ours(given), torch.randn_like(q)
+    torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
+
+    def one(row: Row) -> dict[str, Any]:
+        name, _, compiled = row["step"].partition(", ")
+        if name == ATTENTION:
+            call: Callable[[], object] = lambda: torch.autograd.grad(  # noqa: E731
+                sparseflash.attention(q, k, v, plan), (q, k, v), dout
+            )
+        else:
+            make: Callable[[Tensor], object] = {OURS: ours, FLEX: flex}[name]
+            make = torch.compile(make) if compiled else make
+            call = lambda: make(given)  # noqa: E731
+        times = measure(call, device, run.options.seconds)
+        graph = None if name == ATTENTION else graph_ms(call, device, run.options.seconds)
+        return {**times._asdict(), "density": selection.density().item(), "ms_graph": graph}
+
+    return one
+
+
+def flex_blocks(mask: BlockMask) -> int:
+    """Return the number of non-empty blocks."""
+    full = mask.full_kv_num_blocks
+    return int(mask.kv_num_blocks.sum()) + (0 if full is None else int(full.sum()))
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return the masks of each length beside their attention, milliseconds and percent of it."""
+    head = ["tokens", "mask", "attention", "mask and plan", "in a CUDA graph", "of attention, %"]
+    lines = [[*head, "`create_block_mask`", "in a CUDA graph", "block density, %"]]
+    rows = found(last_versions(frame[frame.status == OK], KEY))
+    by_step: dict[tuple, dict[str, Any]] = {}
+    for row in rows:
+        what = tuple(row[name] for name in (*KEY[1:], "mask", "device"))
+        by_step.setdefault(what, {})[row.step] = row
+    for steps in by_step.values():
+        attention = steps[ATTENTION]
+        for end in ("", ", compiled"):
+            if not (own := steps.get(OURS + end)) or not (flex := steps.get(FLEX + end)):
+                continue
+            best = own.ms_graph or own.ms_median
+            times = (own.ms_median, own.ms_graph, flex.ms_median, flex.ms_graph)
+            ours, graph, theirs, other = ("–" if t is None else f"{t:.3g}" for t in times)
+            share = f"{100 * best / attention.ms_median:.1f}"
+            name = f"`{own['mask']}`{', `torch.compile`' if end else ''}"
+            lines.append(
+                [f"{own.n:,}", name, f"{attention.ms_median:.2f}", ours, graph, share, theirs,
+                 other, f"{100 * own.density:.1f}"]
+            )  # fmt: skip
+    return {"packed": markdown(lines, left=(1,))}

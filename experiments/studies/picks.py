@@ -1,0 +1,313 @@
+"""Time of attention where every query picks key blocks for itself, beside the same of others.
+
+`picks` gives `sparseflash.attention` the lists, `selection` the same pairs as blocks with bits,
+planned beforehand, and `causal` no selection at all. `fla` is the selected branch of NSA in
+flash-linear-attention, `cudnn` that of cuDNN Frontend, where they are installed. Choosing the
+blocks is not part of the time; what a kernel does with their lists is. See docs/guide/selectors.md.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import masks
+import sparseflash
+from experiments.bench.cases import CAUSAL, DENSE, DTYPES, Case
+from experiments.bench.gate import Gate
+from experiments.bench.peers.cudnn import INSTALL, PACKAGE
+from experiments.bench.provider import Provider, not_hopper
+from experiments.bench.selectors import parse
+from experiments.common.rows import OK, Row, last_versions
+from experiments.common.tables import markdown, pivot
+from experiments.studies import runner
+from experiments.studies.runner import Run, choices
+from experiments.studies.step import Attend, Step, time_call
+from sparseflash import select
+from sparseflash.select.tokens import TokenSelector
+
+KEY = "provider direction batch heads kv_heads n head_dim dtype round".split()
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "picks"
+    lengths: list[int]  # tokens
+    selectors: list[str]  # calls of nsa and moba of sparseflash.select
+    providers: list[str]
+    batch: int = 1
+    heads: int | None = None  # null: with nsa 64 on a GPU and 4 on a CPU, else 16 and 2
+    kv_heads: int | None = None  # null: heads; if null too, with nsa 4 on a GPU and 1 on a CPU
+    head_dim: int
+    dtype: str
+
+
+DEFAULTS = {
+    "cuda": Options(
+        lengths=[8192, 32768], selectors=["nsa(16, 64)", "moba(256, 4)"], head_dim=128,
+        dtype="bfloat16", providers=["picks", "selection", "causal", "fla", "cudnn"],
+    ),
+    "cpu": Options(
+        lengths=[512], selectors=["nsa(4, 32)", "moba(128, 2)"], head_dim=32, dtype="float32",
+        providers=["picks", "causal"],
+    ),
+}  # fmt: skip
+HEADS = {"cuda": {True: (64, 4), False: (16, 16)}, "cpu": {True: (4, 1), False: (2, 2)}}  # NSA
+
+
+@dataclass(frozen=True, eq=False)
+class PickedCase(Case):
+    """A case whose queries see what they picked, without a mask beside it."""
+
+    picks: select.Picks | None = None
+
+    def allowed(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+        assert self.picks is not None
+        of_head = self.picks.blocks[batch % len(self.picks.blocks)][
+            head * self.picks.heads // self.heads
+        ]
+        chosen = of_head[torch.from_numpy(rows).to(of_head.device)].cpu().numpy()
+        count = -(-self.n_k // self.picks.block)
+        taken = np.zeros((len(rows), count + 1), bool)
+        np.put_along_axis(taken, np.minimum(chosen, count), True, axis=1)
+        seen = taken[:, :count].repeat(self.picks.block, axis=1)[:, : self.n_k]
+        return seen & (np.arange(self.n_k) <= rows[:, None])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A selector by its text, and the sizes of q, k and v."""
+
+    mask: str  # the selector
+    batch: int
+    heads: int
+    kv_heads: int
+    n: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def rule(self) -> TokenSelector:
+        """The selector. Raises ValueError for one whose queries do not pick for themselves."""
+        rule = parse(self.mask)
+        if isinstance(rule, TokenSelector):
+            if (rule.within, rule.union, rule.capacity) == (None, False, None):
+                return rule
+        raise ValueError(f"selectors: {self.mask} has no picks; give moba or nsa alone")
+
+    def case(self, mask: str = CAUSAL, picks: select.Picks | None = None) -> PickedCase:
+        """Return what a mask allows at these sizes, or picks."""
+        sizes = {k: v for k, v in asdict(self).items() if k not in ("mask", "n")}
+        return PickedCase(
+            mask, n_q=self.n, n_k=self.n, block_q=128, block_k=128, picks=picks, **sizes
+        )
+
+
+class Inputs:
+    """q, k and v in memory as (B, N, H, D), and what the selector picks of them.
+
+    They are standard normal, so picks are scattered as widely as they can be: the union over a
+    query block is denser than in a trained model.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device):
+        self.shape, self.device = shape, device
+        self.causal = Case(**{k: v for k, v in vars(shape.case()).items() if k != "picks"})
+        generator = torch.Generator(device).manual_seed(0)
+
+        def drawn(heads: int) -> Tensor:
+            size = shape.batch, shape.n, heads, shape.head_dim
+            options = {"dtype": DTYPES[shape.dtype], "device": device, "generator": generator}
+            return torch.randn(size, **options).transpose(1, 2).requires_grad_()
+
+        self.qkv = drawn(shape.heads), drawn(shape.kv_heads), drawn(shape.kv_heads)
+        with torch.no_grad():
+            self.picks = shape.rule.picks(*self.qkv[:2])
+
+    @cached_property
+    def share(self) -> float:
+        """Allowed (query, key) pairs over all of them."""
+        first = self.picks.blocks.long() * self.picks.block
+        query = torch.arange(self.shape.n, device=self.device)[:, None]
+        seen = (query + 1 - first).clamp(0, self.picks.block)
+        return seen.sum().item() / (first.shape[0] * first.shape[1] * self.shape.n**2)
+
+    def token_major(self) -> tuple[Tensor, Tensor]:
+        """Return int32 (B, N, H, k) blocks, 0 where a query has none, and (B, N, H), how many."""
+        blocks = self.picks.blocks.expand(self.shape.batch, -1, -1, -1).transpose(1, 2)
+        real = blocks != self.picks.none
+        return torch.where(real, blocks, 0).contiguous(), real.sum(-1, dtype=torch.int32)
+
+
+class Picker(Provider):
+    """One that computes attention to the picked blocks; its cases are `Inputs`."""
+
+    def gated_by(self, inputs: Inputs) -> Case:
+        """Return the case whose exact result it is held to."""
+        return inputs.shape.case(DENSE, inputs.picks)
+
+
+@dataclass(frozen=True)
+class SparseFlash(Picker):
+    """`sparseflash.attention` of picks, of a planned selection, or of all that is causal."""
+
+    own = True
+
+    def gated_by(self, inputs: Inputs) -> Case:
+        return inputs.causal if self.label == "causal" else super().gated_by(inputs)
+
+    def prepare(self, case: Inputs, device: torch.device) -> Attend:
+        mask: Any = case.picks if self.label == "picks" else masks.causal()
+        if self.label == "selection":
+            mask = sparseflash.plan(case.picks.selection(case.shape.heads), *case.qkv)
+        return lambda q, k, v: sparseflash.attention(q, k, v, mask)
+
+
+class Fla(Picker):
+    """The selected branch of NSA in flash-linear-attention, without its other branches."""
+
+    package, install = "fla-core", "pip install fla-core==0.6.0"
+    modules = ("fla.ops.nsa.parallel",)
+
+    def unsupported(self, case: Inputs, device: torch.device, direction: str) -> str | None:
+        shape, picks = case.shape, case.picks
+        if device.type != "cuda":
+            return f"needs a CUDA device, not {device}"
+        group = shape.heads // shape.kv_heads
+        if picks.heads != shape.kv_heads:
+            return f"takes a list for each key head, not {picks.heads} for {shape.kv_heads}"
+        if group < 16 or group & (group - 1):
+            return f"takes groups of 16, 32, .. query heads, not of {group}"
+        if (count := picks.blocks.shape[3]) & (count - 1):
+            return f"takes 1, 2, 4, .. blocks for each query, not {count}"
+        return self.missing()
+
+    def prepare(self, case: Inputs, device: torch.device) -> Attend:
+        function = importlib.import_module("fla.ops.nsa.parallel").ParallelNSAFunction
+        blocks, counts = case.token_major()
+        lists = blocks.long(), counts.long(), case.picks.block
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            turned = (t.transpose(1, 2) for t in (q, k, v))
+            return function.apply(*turned, *lists, q.shape[-1] ** -0.5, None).transpose(1, 2)
+
+        return run
+
+
+class Cudnn(Picker):
+    """The selected branch of NSA in cuDNN Frontend, which has no backward."""
+
+    package, install, modules = PACKAGE, INSTALL, ("cudnn.native_sparse_attention",)
+    directions = ("forward",)  # pyright: ignore[reportAssignmentType]
+
+    def unsupported(self, case: Inputs, device: torch.device, direction: str) -> str | None:
+        shape, picks = case.shape, case.picks
+        if reason := not_hopper(case.causal, device, ("bfloat16", "float16")):
+            return reason
+        if picks.heads != shape.kv_heads:
+            return f"takes a list for each key head, not {picks.heads} for {shape.kv_heads}"
+        if shape.heads > 16 * shape.kv_heads:
+            return f"takes groups of up to 16 query heads, not {shape.heads // shape.kv_heads}"
+        if picks.block not in (16, 32, 64, 128):
+            return f"takes blocks of 16, 32, 64 and 128, not {picks.block}"
+        return self.missing()
+
+    def prepare(self, case: Inputs, device: torch.device) -> Attend:
+        call = importlib.import_module("cudnn.native_sparse_attention").NSA
+        n, batch = case.shape.n, case.shape.batch
+        blocks, counts = (t.flatten(0, 1) for t in case.token_major())
+        ends = torch.arange(0, batch * n + 1, n, dtype=torch.int32, device=device)
+        sizes = {"block_size": case.picks.block, "max_s_q": n, "max_s_k": n, "is_causal": True}
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            flat = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+            found = call.selection_attention_wrapper(*flat, blocks, counts, ends, ends, **sizes)
+            return found[0].unflatten(0, (batch, n)).transpose(1, 2)
+
+        return run
+
+
+PROVIDERS: dict[str, Picker] = {
+    **{name: SparseFlash(name) for name in ("picks", "selection", "causal")},
+    "fla": Fla("fla"),
+    "cudnn": Cudnn("cudnn"),
+}
+
+
+def cases(run: Run) -> list[Shape]:
+    """Return each selector at each length, short ones first."""
+    o, found = run.options, []
+    choices(o, providers=PROVIDERS, dtype=DTYPES)
+    for n, selector in product(sorted(o.lengths), o.selectors):
+        heads, kv_heads = HEADS[run.device.type][selector.startswith("nsa")]
+        if o.heads is not None:
+            heads = kv_heads = o.heads
+        kv_heads = kv_heads if o.kv_heads is None else o.kv_heads
+        found.append(Shape(selector, o.batch, heads, kv_heads, n, o.head_dim, o.dtype))
+        found[-1].case().check()
+        assert found[-1].rule
+    return found
+
+
+def ways(shape: Shape, run: Run) -> list[Row]:
+    """Return every provider in its directions."""
+    return [
+        {"provider": name, **PROVIDERS[name].version(), "direction": direction}
+        for name in run.options.providers
+        for direction in PROVIDERS[name].directions
+    ]
+
+
+def opened(shape: Shape, run: Run) -> Callable[[Row], dict[str, Any]]:
+    """Return what measures a direction of a provider."""
+    inputs = Inputs(shape, run.device)
+
+    @cache
+    def prepared(name: str) -> tuple[Step, float, str | None]:
+        provider = PROVIDERS[name]
+        if reason := provider.unsupported(inputs, run.device, ""):
+            raise ValueError(reason)
+        step = Step(provider.prepare(inputs, run.device), inputs.qkv)
+        gate = Gate(provider.gated_by(inputs), *inputs.qkv)
+        error = step.error(gate, provider.directions)
+        return step, error, gate.verdict(error)
+
+    def one(row: Row) -> dict[str, Any]:
+        step, error, wrong = prepared(row["provider"])
+        share = inputs.causal.elements if row["provider"] == "causal" else inputs.share
+        if wrong:
+            return {"status": wrong, "error": error, "share": share}
+        call = step.call(row["direction"])
+        call()
+        times = time_call(call, run.device, run.options.seconds)
+        products = 5 if row["direction"] == "backward" else 2
+        pairs = share * shape.batch * shape.heads * shape.n**2
+        tflops = 2e-9 * products * shape.head_dim * pairs / times.ms_median
+        return times._asdict() | {"error": error, "share": share, "tflops": tflops}
+
+    return one
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return, for each device and dtype, shapes down and providers across: ms / TFLOP/s.
+
+    A cell has medians of the rounds. TFLOP/s are of the pairs that are allowed.
+    """
+    rows = last_versions(frame[frame.status == OK], KEY)
+    rows = rows.assign(sizes=[f"{h}/{g}" for h, g in zip(rows.heads, rows.kv_heads, strict=True)])
+    cell = lambda g: f"{g.ms_median.median():.3f} / {g.tflops.fillna(0).median():.0f}"  # noqa: E731
+    down = {"mask": "selector", "sizes": "heads", "n": "N", "head_dim": "D"}
+    down |= {"direction": "direction"}
+    found = {}
+    for (device, dtype, batch), own in rows.groupby(["device", "dtype", "batch"], sort=False):
+        table = pivot(own, [*down], "provider", cell).rename(columns=down)
+        found[f"{device}, {dtype}, batch {batch}"] = markdown(table, left=(0, 1, 4))
+    return {"picks": found.popitem()[1]} if len(found) == 1 else found

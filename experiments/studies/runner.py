@@ -1,0 +1,182 @@
+"""The runner of studies: cases x providers x directions in rounds, each gated, timed and kept.
+
+A study is a module of this folder. It defines
+
+    Options                 its options, a dataclass with those of `runner.Options`
+    DEFAULTS                its Options for "cuda" and for "cpu"
+    KEY                     the fields of a row that say what was measured
+    cases(run)              what to measure, dataclasses whose fields become fields of rows
+    ways(case, run)         what to measure of a case: fields such as provider and direction
+    opened(case, run)       makes the inputs; a function that measures one row: its further fields
+    tables(frame)           Markdown tables of rows by name
+    figures(frame)          figures of rows by name, if there are any
+
+A row that raises says why: ValueError and NotImplementedError mean "unsupported". A function that
+measures compares with float64 before it times, and returns `status` where the result is wrong.
+"""
+
+import gc
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiments.bench.run import breaks_context
+from experiments.common.checks import choose
+from experiments.common.devices import find_device
+from experiments.common.rows import OK, SOURCES, Row, Rows, clocks, found
+from experiments.training.device import lacks_memory
+
+LEFT_OUT = "left out"  # the status of a call that would take too long
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options of every study."""
+
+    name: str  # the study
+    device: str | None = None  # null: cuda where there is one, else cpu
+    seconds: float = 0.1  # of repeats a measurement
+    minutes: float = 9.0  # after which no further case begins
+    rounds: int = 1  # repeats of each case, each beginning with another provider
+    measure: bool = True  # false: tables and figures only
+    rows: str = "runs/studies/${name}.jsonl"  # added to; what it holds is not measured again
+    figures: str | None = None  # folder; null: the name of the rows without .jsonl
+    allow_changes: bool = False  # true: add rows under docs though code differs from the commit
+
+
+class Unmasked(Rows):
+    """Rows whose mask follows from the rest of what was measured, which says it only then."""
+
+    def _of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return super()._of({**row, "mask": None})
+
+
+class Run:
+    """One call of a study: its options, the device and the rows that there are."""
+
+    def __init__(self, study: ModuleType, options: Any, command: str):
+        self.study, self.options, self.command = study, options, command
+        self.device = find_device(options.device)
+        sources, kind = getattr(study, "SOURCES", SOURCES), getattr(study, "ROWS", Rows)
+        self.counts: Any = None  # of hardware counters, where a study has some
+        self.rows = kind(options.rows, study.KEY, sources, allow_changes=options.allow_changes)
+        self.origin = self.rows.origin(self.device, command)
+
+    def go(self) -> None:
+        """Measure what the file of rows lacks, until `minutes` are over or the GPU is lost."""
+        end = time.monotonic() + 60 * self.options.minutes
+        groups = [(case, self.wanted(case)) for case in self.study.cases(self)]
+        count = sum(len(wanted) for _, wanted in groups)
+        if not count:
+            raise ValueError(f"name={self.options.name}: these options leave nothing to measure")
+        with tqdm(total=count, unit="row", disable=None) as bar:  # a terminal alone shows it
+            for case, wanted in groups:
+                lacking = [row for row in wanted if self.lacks(row)]
+                if lacking and time.monotonic() > end:
+                    print(f"{count} rows are left: repeat the command to go on")
+                    return
+                for row in self.measured(case, lacking):
+                    known = self.rows.find(row)
+                    if known is None or known["status"] != row["status"]:
+                        self.rows.append(row)
+                    bar.write(self.line(row))
+                    if breaks_context(row["status"]):
+                        print("the device is lost to this process: repeat the command to go on")
+                        return
+                bar.update(len(wanted))
+                count -= len(wanted)
+
+    def wanted(self, case: Any) -> list[Row]:
+        """Return the rows of a case before they are measured, in the order of their turns."""
+        ways = self.study.ways(case, self)
+        facts = case.row() if hasattr(case, "row") else asdict(case)
+        facts = {"mask": "", "density": None} | facts
+        numbers = range(1, self.options.rounds + 1)
+        return [
+            facts | way | ({"round": n} if "round" in self.study.KEY else {}) | self.origin
+            for n in numbers
+            for way in in_turn(ways, n - 1, self.study.KEY[0])
+        ]
+
+    def lacks(self, row: Row) -> bool:
+        """Return whether a row has neither a time nor a reason that stays."""
+        known = self.rows.find(row)
+        return known is None or known["status"].startswith(("failed", LEFT_OUT))
+
+    def measured(self, case: Any, rows: Sequence[Row]) -> Iterator[Row]:
+        """Yield each row with its numbers, or with the status that says why there are none."""
+        one: Any = None
+        for row in rows:
+            row = row | self.rows.origin(self.device, self.command)  # with the clocks before
+            try:
+                one = one or self.study.opened(case, self)
+                found = {"status": OK, **one(row)}
+            except Exception as error:  # one failure is a result, not the end of the run
+                found = {"status": why(error)}
+                if one is None:  # what cannot be opened has no row with a time
+                    one = lambda row, found=found: found  # noqa: E731
+            after = {f"{name}_after": mhz for name, mhz in clocks(self.device).items()}
+            yield row | found | after
+        del one
+        free(self.device)
+
+    def line(self, row: Row) -> str:
+        """Return a row as one line of text."""
+        names = dict.fromkeys((*self.study.KEY, "mask"))
+        what = "  ".join(str(row[name]) for name in names if row.get(name) not in (None, ""))
+        numbers = {n: row.get(n) for n in ("ms_median", "error", "peak_mib", "rmse")}
+        text = "  ".join(f"{name} {x:.4g}" for name, x in numbers.items() if x is not None)
+        return f"{what}  {text if row['status'] == OK else row['status']}"
+
+
+def choices(options: Any, **known: Iterable[str]) -> None:
+    """Raise ValueError unless each option named is one of the known values, or a list of them."""
+    for name, values in known.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            choose(name, value, values)
+
+
+def in_turn(ways: Sequence[Row], number: int, name: str) -> list[Row]:
+    """Return what to measure in a round: each begins with another `name` than the one before."""
+    names = list(dict.fromkeys(way.get(name) for way in ways))
+    first = number % max(1, len(names))
+    order = [*names[first:], *names[:first]]
+    return sorted(ways, key=lambda way: order.index(way.get(name)))
+
+
+def why(error: Exception) -> str:
+    """Return a failure as the status of a row."""
+    kind = "out of memory" if lacks_memory(error) else "failed"
+    if isinstance(error, ValueError | NotImplementedError) or "No available kernel" in str(error):
+        kind = "unsupported"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{kind}: {text[:160]}"
+
+
+def free(device: torch.device) -> None:
+    """Give memory of earlier measurements back."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def about(frame: Any) -> str:
+    """Return where rows come from in one line: devices, versions, commits, dates and rounds."""
+    rows = found(frame)
+
+    def several(name: str) -> str:
+        return ", ".join(sorted({str(row[name]) for row in rows if row.get(name)}))
+
+    commits = {row.commit for row in rows if row.commit}
+    gpus = {row.gpu for row in rows if row.gpu}
+    text = f"{several('device')}; torch {several('torch')}; "
+    text += f"{len(gpus)} GPUs; " if len(gpus) > 1 else ""
+    dates = sorted({row.date[:10] for row in rows})
+    text += several("commit") if len(commits) < 3 else f"{len(commits)} commits"
+    return f"{text}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {len(rows)} rows"

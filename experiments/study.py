@@ -1,0 +1,112 @@
+"""Run a study of the papers, or list them all.
+
+    python -m experiments.study                                     # the list
+    python -m experiments.study name=decode 'lengths=[65536]'       # measure, print tables, draw
+    python -m experiments.study name=decode measure=false rows=docs/results/h200/decode.jsonl.gz
+    python -m experiments.study name=decode --help                  # its options
+
+Each attention passes a gate against float64 before it is timed. Rows that the file holds are not
+measured again: the same command goes on where the last one stopped.
+"""
+
+import ast
+import inspect
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from experiments.common.checks import choose
+
+FOLDER = Path(__file__).parent / "studies"
+
+
+def main() -> None:
+    """Run what the command line names; an error is one line."""
+    words = sys.argv[1:]
+    name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), None)
+    if name is None:
+        return print(listing())
+    try:
+        choose("name", name, studies())
+        study = import_module(f"experiments.studies.{name}")
+        if {"--help", "-h"} & {*words}:
+            return print(help_text(study))
+        run(study, options(study, words), shlex.join(["python", "-m", "experiments.study", *words]))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def studies() -> dict[str, str]:
+    """Return the first sentence of each study by its name."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {getattr(node, "name", "") for node in tree.body}
+        if {"Options", "tables"} <= names:
+            found[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return found
+
+
+def listing() -> str:
+    """Return the studies, one a line."""
+    lines = [f"  {name:16} {about}" for name, about in studies().items()]
+    return "\n".join([(__doc__ or "").strip(), "", *lines])
+
+
+def help_text(study: ModuleType) -> str:
+    """Return what a study is, its options as its source has them, and their values here."""
+    sources = [inspect.getsource(c) for c in reversed(study.Options.__mro__[:-1])]
+    return "\n\n".join([(study.__doc__ or "").strip(), *sources, f"Here: {options(study, [])}"])
+
+
+def options(study: ModuleType, words: list[str]) -> Any:
+    """Return the options of a study. Raise ValueError for one that it has not, or a wrong type."""
+    from hydra import compose, initialize
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from experiments.common.devices import find_device
+
+    def composed(kind: str) -> Any:
+        ConfigStore.instance().store("study", study.DEFAULTS[kind])
+        with initialize(version_base="1.3", config_path=None):
+            return OmegaConf.to_object(compose("study", words))
+
+    try:
+        return composed(find_device(composed("cpu").device).type)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or ""
+        raise ValueError(" ".join(f"{error} {cause}".split())) from None
+
+
+def run(study: ModuleType, options: Any, command: str) -> None:
+    """Measure what the rows lack, print the tables of all rows and draw their figures."""
+    from experiments.common.figures import save, style
+    from experiments.common.rows import frame
+    from experiments.studies.runner import Run, about
+
+    if options.measure:
+        collect = getattr(study, "collect", None)  # of a study that measures nothing itself
+        collect(options) if collect else Run(study, options, command).go()
+    rows = frame(options.rows)
+    if not len(rows):
+        raise ValueError(f"rows={options.rows} has no rows: measure first, without measure=false")
+    for name, table in study.tables(rows).items():
+        print(f"\n{name}\n\n{table}")
+    print(f"\n{about(rows)}\nrows: {options.rows}" if "device" in rows else "")
+    if hasattr(study, "figures"):
+        folder = Path(options.figures or options.rows.partition(".jsonl")[0])
+        with style():
+            for name, figure in study.figures(rows).items():
+                folder.mkdir(parents=True, exist_ok=True)
+                print("figure:", *save(figure, folder / name, option="figures"))
+
+
+if __name__ == "__main__":
+    main()

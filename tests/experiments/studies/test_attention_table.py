@@ -1,0 +1,104 @@
+"""Runtime and memory against length: predictions, rows with reasons, tables and figures."""
+
+import pytest
+
+from experiments.common.rows import OK, Found, frame
+from experiments.studies.attention_table import crossings, figures, tables, too_slow
+from tests.experiments.studies.conftest import ok
+
+SMALL = ["lengths=[32,64]", "heads=1", "head_dim=16", "batch=1"]
+
+
+def row(method="standard", n=1024, ms=1.0, **further) -> Found:
+    facts = {"dropout": 0.0, "padding": False, "batch": 1, "heads": 2, "head_dim": 16}
+    facts |= {"direction": "both", "dtype": "float32", "mask": "", "density": None, "status": OK}
+    return Found(facts | {"device": "a", "method": method, "n": n, "ms_median": ms} | further)
+
+
+def test_long_sequences_come_in_small_batches_and_without_peers(study):
+    words = ["lengths=[1048576,65536]", "variants=[plain]", "methods=[standard,flash,sparse]"]
+    run = study("attention_table", *words, "batch=16")
+    assert [(c.method, c.n, c.batch) for c in run.study.cases(run)] == [
+        ("standard", 65536, 16), ("flash", 65536, 16), ("sparse", 65536, 16),
+        ("flash", 2**20, 1), ("sparse", 2**20, 1),
+    ]  # fmt: skip
+
+
+def test_rows_of_every_variant_are_told_apart(measured):
+    words = [*SMALL, "lengths=[64]", "methods=[standard,flash]", "batch=1"]
+    words += ["variants=[plain,dropout,padding,both]"]
+    rows = measured("attention_table", *words)
+    assert len(rows) == 2 * 4 * 3 and ok(rows)
+    assert all((r.saved_mib is not None) == (r.direction == "both") for r in rows)
+    causal = measured("attention_table", *words, "causal=true")[len(rows) :]
+    assert len(causal) == len(rows) and all(r.mask.endswith("causal()") for r in causal)
+    assert {r.density for r in causal if r.method == "flash"} == {1.0}
+    made = tables(frame([*rows, *causal]))
+    assert {"ms_plain_d16", "gain_both_d16_causal", "backward_dropout_d16"} <= made.keys()
+    assert made["ms_plain_d16"] != made["ms_plain_d16_causal"]
+    assert len(figures(frame([*rows, *causal]))) == 4
+
+
+def test_what_cannot_run_is_a_row_with_the_reason(study, one):
+    run = study("attention_table", "lengths=[262144]", "peers_to=262144", "batch=16")
+    long = next(c for c in run.study.cases(run) if c.method == "standard")
+    assert all("out of memory: needs about" in r.status for r in one(run, long))
+    words = ["methods=[sdpa_flash,linformer]", *SMALL, "causal=true", "variants=[plain]"]
+    run = study("attention_table", *words)
+    cuda, linformer = run.study.cases(run)[:2]
+    assert all("needs a CUDA device" in r.status for r in one(run, cuda))
+    assert all("not measured with a causal mask" in r.status for r in one(run, linformer))
+
+
+def test_slow_calls_are_predicted_and_measured_with_a_higher_limit(study, measured):
+    words = [*SMALL, "methods=[flash]", "variants=[plain]"]
+    low = measured("attention_table", *words, "limit_s=1e-9")
+    assert [r.status == OK for r in low] == [True] * 3 + [False] * 3
+    assert all("limit_s=1e-09" in r.status for r in low[3:])
+    high = measured("attention_table", *words, "limit_s=10")
+    assert high[:6] == low and ok(high[6:]) and len(high) == 9
+    run = study("attention_table", *words, "limit_s=1")
+    run.rows.rows[:] = [row("flash", 1024, 100.0), row("linear", 1024, 100.0)]
+
+    def late(method, n, batch=1):
+        case = run.study.Case(method, batch, 2, n, 16, "float32")
+        return too_slow(case, row(method, n), run)
+
+    assert not late("flash", 2048) and late("flash", 4096) and not late("flash", 512)
+    assert late("flash", 2048, batch=4) and late("linear", 4096) is None
+
+
+def test_tables_have_the_best_in_bold_and_what_is_missing():
+    rows = [row("standard", n, n / 100, saved_mib=n**2 / 1e4) for n in (128, 256)]
+    rows += [row("flash", n, n / 200, saved_mib=n / 100) for n in (128, 256)]
+    reasons = [row("standard", n, None, status="out of memory: needs about x") for n in (1024, 512)]
+    made = tables(frame([*rows, *reasons]))
+    assert "| standard | 1.28 | 2.56 | – | – |" in made["ms_plain_d16"]
+    assert "**0.64**" in made["ms_plain_d16"] and made["memory_plain_d16"].count("**") == 4
+    assert "| ours, dense | **2** | **2** | – | – |" in made["gain_plain_d16"]
+    assert "| standard | out of memory | 512, 1,024 |" in made["missing"]
+    other = row("standard", 256, 9.0, dtype="bfloat16", heads=5)
+    assert "**9**" not in tables(frame([other, *rows]))["ms_plain_d16"]
+
+
+def test_a_table_of_peaks_holds_no_memory_that_is_kept():
+    rows = [row(n=n, saved_mib=1.0, peak_mib=peak) for n, peak in ((128, 9.0), (256, None))]
+    assert "| standard | **9** | – |" in tables(frame(rows))["memory_plain_d16"]
+
+
+def test_crossings_in_words():
+    ours = [row("flash", n, t) for n, t in ((128, 3.0), (256, 4.0), (512, 5.0))]
+    standard = [row("standard", n, t) for n, t in ((128, 1.0), (256, 5.0), (512, 20.0))]
+    linear = [row("linear", n, 1.0) for n in (128, 256, 512)]
+    slow = [row("smyrf", n, 50.0) for n in (128, 256)]
+    assert crossings([*ours, *standard, *linear, *slow]) == [
+        "ours, dense: from 256 tokens on, faster than standard.",
+        "ours, dense: at every length that both ran, faster than Smyrf.",
+        "ours, dense: at 512 tokens not faster than linear attention.",
+    ]
+
+
+@pytest.mark.slow
+def test_every_attention_has_rows(measured):
+    rows = measured("attention_table", *SMALL, "lengths=[64]", "variants=[both]")
+    assert len({r.method for r in rows}) == 15 and ok(rows)

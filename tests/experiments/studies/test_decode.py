@@ -1,0 +1,166 @@
+"""Decoding: steps, bytes, the gate, chosen blocks, and the arguments of FlashInfer."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from experiments.bench.cases import DENSE
+from experiments.bench.timing import Times
+from experiments.common.rows import OK, frame
+from experiments.studies import decode
+from experiments.studies.decode import CHOOSING, PROVIDERS, SELECTED, Inputs, Step, tables
+from sparseflash.testing import relative_error
+from tests.experiments.studies.conftest import ok
+
+CPU = torch.device("cpu")
+STEP = Step(DENSE, 16, 2, 4, 2, 3, 192, 32, "float32", chosen=64)
+SMALL = ["lengths=[128]", "heads=4", "kv_heads=2", "head_dim=32", "chosen=64"]
+
+
+def test_rows_of_every_kind(measured):
+    rows = measured("decode", *SMALL, "rounds=2")
+    assert ok(rows) and all(row.share > 0 for row in rows)
+    assert {row.step for row in rows} == {"decode", CHOOSING}
+    assert {(row.provider, row.page) for row in rows} == {("cpu", 0), ("cpu", 16), ("sdpa", 0)}
+    found = {(row["mask"].split("(")[0], row.n_q) for row in rows}
+    few = {("sliding", 1), ("sliding", 16), (SELECTED, 1)}
+    assert found == {(DENSE, 1), (DENSE, 16)} | few
+    made = tables(frame(rows))
+    assert made.keys() == {DENSE, "sliding", SELECTED}
+    assert "`cpu`, pages of 16" in made[DENSE] and "`cpu`, choosing" in made[SELECTED]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("lengths=[100]", "lengths=100: give multiples of 64"),
+        ("heads=6 kv_heads=4", "heads=6 is not a multiple of kv_heads=4"),
+        ("providers=[flashinfr]", "did you mean flashinfer"),
+        ("n_q=[0]", "n_q=0"),
+        ("masks=[nothing]", "unknown pattern 'nothing'"),
+        ("providers=[sdpa] pages=[16]", "nothing to measure"),
+    ],
+)
+def test_refusals(study, words, message):
+    with pytest.raises(ValueError, match=message):
+        study("decode", *words.split()).go()
+
+
+def test_a_table_has_medians_of_one_version_and_one_number_of_chosen_blocks():
+    row = STEP.row() | {
+        "provider": "cpu",
+        "step": "decode",
+        "device": "a",
+        "torch": "2",
+        "triton": "",
+    }
+    row |= {"source": "s", "status": OK, "share": 0.5, "ms_median": 1.0, "round": 1}
+    shares = [
+        row | {"round": i, "share": s, "ms_median": s} for i, s in enumerate((0.1, 0.81, 0.9))
+    ]
+    assert "| 192 | 3 | 810.0 (81 %) |" in tables(frame(shares))[DENSE]
+    older = row | {"source": "older", "ms_median": 9.0}
+    assert "1000.0 (50 %)" in tables(frame([older, row]))[DENSE]
+    few, many = (row | {"mask": f"{SELECTED}({n})", "ms_median": n} for n in (1.0, 3.0))
+    assert "3000.0 (50 %)" in tables(frame([few, many]))[SELECTED]
+    half = tables(frame([row, row | {"dtype": "float16", "ms_median": 9.0}]))
+    assert len(half) == 2 and "9000.0" in half["dense: 2, 4, 2, 32, float16, a"]
+
+
+def test_time_is_of_one_call_and_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(decode, "measure", lambda *given: Times(6.0, 4.0, 8.0))
+    assert decode.time_of([lambda: STEP] * 2, CPU, 1e-3) == Times(3.0, 2.0, 4.0)
+    copied = 2 * decode.COPIED["cpu"]
+    assert decode.copy_gbs.__wrapped__("cpu") == pytest.approx(copied / 0.006 / 1e9)
+
+
+def test_a_wrong_head_is_seen_and_not_timed(study, one, monkeypatch):
+    inputs = Inputs(STEP, CPU)
+    out = PROVIDERS["cpu"].calls(inputs, False)[0]()
+    assert decode.gate_error(inputs, out) < 1e-5
+    out[-1, -1] += 1
+    assert decode.gate_error(inputs, out) > 0.1
+    right = PROVIDERS["cpu"].calls
+
+    class Wrong(decode.SparseFlash):
+        def calls(self, *given):
+            return [lambda call=call: 1.01 * call() for call in right(*given)]
+
+    monkeypatch.setitem(PROVIDERS, "wrong", Wrong("wrong"))
+    run = study("decode", *SMALL, "providers=[wrong,triton]", "n_q=[1]")
+    found, ours = one(run, run.study.cases(run)[0])
+    assert found.status.startswith("wrong result: error 0.01") and found.ms_median is None
+    assert ours.status.startswith("unsupported: backend 'triton' cannot decode")
+
+
+def test_choosing_is_part_of_the_time_where_a_row_says_so(study, one, monkeypatch):
+    calls, times, right = [], [], Inputs.choose
+    monkeypatch.setattr(Inputs, "choose", lambda self, i: (calls.append(i), right(self, i))[1])
+
+    def timed(called, device, seconds):
+        calls.clear()
+        called[0]()
+        times.append(len(calls))
+        return Times(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(decode, "time_of", timed)
+    run = study("decode", *SMALL, f"masks=[{SELECTED}]", "n_q=[1]", "pages=[0]")
+    assert len(one(run, run.study.cases(run)[0])) == 2 and times == [0, 1]
+
+
+def test_the_chosen_blocks_are_those_of_the_best_keys_in_pages_or_not():
+    step = replace(STEP, mask=SELECTED, page=0)
+    inputs = Inputs(step, CPU)
+    keys = inputs.caches[0][0]
+    keys[:, :, 128:] = 5 * inputs.q.unflatten(1, (2, -1)).mean((2, 3))[:, :, None]
+    assert (inputs.choose(0).codes == -1).nonzero()[:, 3].tolist() == [2] * 4
+    paged = Inputs(replace(STEP, mask=SELECTED), CPU)
+    keys = [torch.stack([paged.keys_of(0, b, h)[0] for h in range(2)]) for b in range(2)]
+    inputs.q, inputs.caches = paged.q, [(torch.stack(keys), torch.stack(keys))]
+    del inputs.summaries
+    assert torch.equal(paged.choose(0).codes, inputs.choose(0).codes)
+    assert paged.allowed(1, 1).sum(1).tolist() == [64] * 3
+
+
+def test_bytes_are_those_of_the_keys_that_some_query_sees(study, one):
+    run = study("decode", *SMALL, "providers=[cpu]")
+    for mask, keys in ((DENSE, 192), ("sliding(20)", 22), (SELECTED, 64), ("global_tokens(8)", 8)):
+        (row, *_) = one(run, replace(STEP, mask=mask), step="decode")
+        assert row.status == OK and row.density == pytest.approx(keys / 192), mask
+        assert row.read_mb == pytest.approx(2 * 32 * 4 * 2 * (2 * keys + 4 * 3) / 1e6)
+        assert row.gbs == pytest.approx(row.read_mb / row.ms_median)
+        assert row.share == pytest.approx(row.gbs / row.copy_gbs)
+
+
+@pytest.mark.parametrize("n_q", [1, 3])
+def test_arguments_of_flashinfer(monkeypatch, n_q):
+    """A stand-in that attends as its documentation says of these arguments."""
+
+    class Wrapper:
+        def __init__(self, workspace, layout, **options):
+            assert layout == "NHD" and workspace.dtype == torch.uint8
+
+        def plan(self, *given, q_data_type, causal=False):
+            *starts, table, last, heads, kv_heads, head_dim, page = given
+            assert (heads, kv_heads, head_dim, page) == (4, 2, 32, 16) and not causal
+            assert [start.tolist() for start in starts] == ([[0, 3, 6]] if n_q > 1 else []) + [
+                [0, 12, 24]
+            ]
+            assert last.tolist() == [16, 16] and q_data_type == torch.float32
+            self.pages = table.view(2, -1).long()
+
+        def run(self, q, caches):
+            k, v = (cache[self.pages].flatten(1, 2).transpose(1, 2) for cache in caches)
+            q = q.unflatten(0, (2, n_q)).transpose(1, 2)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return out.transpose(1, 2).flatten(0, 1)
+
+    names = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(**dict.fromkeys(names, Wrapper)))
+    inputs = Inputs(replace(STEP, n_q=n_q), CPU)
+    (theirs,) = PROVIDERS["flashinfer"].calls(inputs, False)
+    (ours,) = PROVIDERS["cpu"].calls(inputs, False)
+    assert relative_error(theirs(), ours()) < 1e-5

@@ -1,0 +1,110 @@
+"""Tables and figures of accuracy against length, from made-up runs."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+from experiments.common.provenance import ROOT
+from experiments.lra.run_files import read_runs, write_archive
+from experiments.studies import long_documents
+from experiments.studies.long_documents import documents, lines, paper_lines, write
+from tests.experiments.lra.made_runs import write_run
+
+SOURCE = "Python packages 0123abcd, 6 labels, 10 + 5 + 5 files"
+RISE = {512: 0.5, 1024: 0.6, 16384: 0.75}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for length, accuracy in RISE.items():
+        for seed in (0, 1):
+            for attention, ms in (("flash", length / 100), ("sparse", 4.0)):
+                about = {"source": SOURCE, "length": length, "seed": seed, "ms": ms}
+                about |= {"more": {"density": 0.25}} if attention == "sparse" else {}
+                place = root / str(length) / attention
+                write_run(place, "files", attention, accuracy=accuracy + seed / 100, **about)
+    write_run(root, "text", "flash", source="official", length=16384)
+    write_run(root, "listops", "flash")
+    return read_runs(str(root))
+
+
+def test_each_set_of_documents_has_a_table_by_length(found):
+    sets = documents(found)
+    assert list(sets) == ["Files (Python packages 0123abcd)", "Text (official)"]
+    head, *rows = lines(sets["Files (Python packages 0123abcd)"])
+    table = {row[0]: row[1:] for row in rows}
+    assert head == ["", "512", "1k", "16k", "gain"]
+    accuracies = ["50.5 ± 0.7 (2)", "60.5 ± 0.7 (2)", "75.5 ± 0.7 (2)", "+25.0"]
+    assert table["FlashAttention, accuracy (%)"] == accuracies
+    assert table["  density of its blocks (%)"] == ["25.0"] * 3 + [""]
+    assert [row[1:] for row in rows if row[0] == "  ms a step"] == [
+        ["5.12", "10.2", "164", ""],
+        ["4", "4", "4", ""],
+    ]
+    assert table["shortcut: majority"] == ["17.5"] * 3 + [""]
+    assert lines(sets["Text (official)"])[1][-1] == "–"  # one length has no gain
+
+
+def test_reviews_of_another_validation_split_are_a_set_of_their_own(tmp_path):
+    held_out = {"settings": {"task": {"held_out": 0.1}}}
+    for attention, lengths in (("flash", (1024, 4096, 16384)), ("standard", (1024, 4096))):
+        for length in lengths:
+            about = {"length": length, "accuracy": 0.6 + length / 1e5, "source": "official"}
+            write_run(tmp_path / str(length), "text", attention, **about, **held_out)
+    write_run(tmp_path / "other", "text", "flash", source="official", length=1024, accuracy=0.9)
+    sets = documents(read_runs(str(tmp_path)))
+    assert sorted(sets) == ["Text (official)", "Text (official, 10 % held out)"]
+    head, *rows = lines(sets["Text (official, 10 % held out)"])
+    gains = {row[0]: row[-1] for row in rows if "accuracy" in row[0]}
+    assert head == ["", "1k", "4k", "16k", "gain"]
+    assert gains == {"FlashAttention, accuracy (%)": "+15.4", "Transformer, accuracy (%)": "–"}
+
+
+def test_the_table_of_the_paper():
+    assert paper_lines()[1][1:] == ["52.8", "50.7", "51.7", "54.6", "56.4", "57.1", "+4.3"]
+    assert paper_lines()[2][1:] == ["72.2", "74.3", "77.1", "78.6", "80.7", "79.2", "+7.0"]
+
+
+def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
+    paths = write(documents(found), tmp_path / "out")
+    names = {path.name for path in paths}
+    assert {"long_documents.md", "long-documents-text-official.png"} <= names
+    assert all(path.stat().st_size > 500 for path in paths)
+    write_archive(found, tmp_path / "runs.jsonl")
+    again = documents(read_runs(str(tmp_path / "runs.jsonl")))
+    assert {k: lines(v) for k, v in again.items()} == {
+        k: lines(v) for k, v in documents(found).items()
+    }
+
+
+def test_the_program_archives_the_runs_of_documents_alone(
+    found, tmp_path, run_program, monkeypatch
+):
+    monkeypatch.setattr(long_documents, "draw", lambda name, cells: plt.figure())
+    write_archive(found, tmp_path / "all.jsonl")
+    words = [f"runs={tmp_path}/all.jsonl", f"out={tmp_path}/out", f"archive={tmp_path}/some.jsonl"]
+    status, printed, error = run_program("studies.long_documents", *words)
+    assert status == 0, error
+    assert {run.task for run in read_runs(f"{tmp_path}/some.jsonl")} == {"files", "text"}
+    assert f"written: {tmp_path}/some.jsonl" in printed
+
+
+def test_no_runs_are_refused(run_program):
+    status, _, error = run_program("studies.long_documents", "runs=[]")
+    assert status == 2 and error == "error: runs=[]: give at least one\n"
+
+
+def test_runs_of_other_tasks_are_refused(found):
+    with pytest.raises(ValueError, match="no run has task=files or task=imdb_whole; train first"):
+        documents([run for run in found if run.task == "listops"])
+
+
+def test_the_published_page_follows_from_its_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runs = read_runs("docs/results/long_documents/cpu.jsonl.gz")
+    assert all(run.traced and run.complete for run in runs)
+    (cells,) = documents(runs).values()
+    page = (ROOT / "docs/results/long_documents.md").read_text("utf-8")
+    for row in lines(cells)[1:]:
+        if "ms" not in row[0]:
+            assert f"| {' | '.join(row[1:])} |".replace("|  |", "| |") in page

@@ -1,0 +1,174 @@
+"""Training steps of the Long Range Arena: cases, random data, rows, tables and figures."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.common.rows import OK, Found, frame
+from experiments.lra import published as lra
+from experiments.lra.tasks.load import loader
+from experiments.studies.lra_shapes import IMDB, SHAPES, SWEEP, random_lengths
+from experiments.studies.lra_speed import (
+    StepCase,
+    by_task,
+    figures,
+    gain,
+    mean_gain,
+    newest,
+    step_times,
+    tables,
+)
+from experiments.training.step import Trainer
+
+SMALL = ["tasks=[listops]", "lengths=[]", "options=['batch=2','task.max_length=64']"]
+ROW = Found(
+    task="listops", attention="standard", option="", mask="", density=None, length=2048, pair=1,
+    batch=32, mean_length=1050.0, layers=2, dim=64, heads=2, precision="bf16", status=OK,
+    mode="compile+graph", ran="compile+graph", ms_median=8.0, peak_mib=1000.0, attention_ms=3.0,
+    device="GPU A", torch="2.11.0", triton="3.6.0", source="abc", commit="", date="2026-01-01",
+)  # fmt: skip
+# Speed-up of a step, growth of its time with the length, memory of 1k tokens a sequence.
+KINDS = {"standard": (1.0, 1.0, 900.0), "flash": (2.6, 0.8, 300.0), "sparse": (3.2, 0.2, 300.0)}
+KINDS |= {name: (1.8, 0.0, 500.0) for name in lra.ATTENTIONS if name not in KINDS}
+
+
+def row(**changes) -> Found:
+    return Found(ROW | changes)
+
+
+def step_rows() -> list[Found]:
+    """Every attention at every task, and a sweep in which the standard one runs out of memory."""
+    rows = []
+    sizes = {
+        "listops": (2048, 32, 1), "text": (1024, 32, 1), "retrieval": (4096, 32, 2),
+        "image": (1024, 256, 1), "pathfinder32": (1024, 256, 1), "pathfinder128": (16384, 64, 1),
+    }  # fmt: skip
+    for name, (speed, growth, memory) in KINDS.items():
+        for task, (length, batch, pair) in sizes.items():
+            tokens = length * batch * pair
+            ms, mib = tokens / 2**15 * (length / 1024) ** 0.5 / speed, memory * tokens / 2**15
+            own = {"task": task, "attention": name, "length": length, "batch": batch, "pair": pair}
+            rows.append(row(**own, ms_median=ms, attention_ms=ms / 4, peak_mib=mib))
+        for length in (1024 * 2**i for i in range(7)):
+            own = {"task": SWEEP, "attention": name, "length": length, "batch": 131072 // length}
+            ms, mib = 8 / speed * (length / 1024) ** growth, memory * length / 1024
+            times = {"ms_median": ms, "attention_ms": ms / 4, "peak_mib": mib}
+            if name == "standard" and length > 16384:
+                times = dict.fromkeys(times) | {"status": "out of memory: Tried to allocate 64 GiB"}
+            rows.append(row(**own, **times))
+    return rows
+
+
+def test_cases_of_the_options(study):
+    words = ["attentions=[standard,sparse]", "masks=[null,'local:64']"]
+    run = study("lra_speed", *words)
+    cases = run.study.cases(run)
+    kinds = [("standard", None), ("sparse", None), ("sparse", "local:64")]
+    assert [(c.attention, c.mask) for c in cases[:3]] == kinds
+    assert {c.task for c in cases} == {*lra.AVERAGED, SWEEP}
+    assert {c.length for c in cases} == {None, 256, 512, 1024}
+    assert "batch=2" in next(c for c in cases if c.length == 1024).overrides
+    cuda = run.study.DEFAULTS["cuda"]
+    assert "pathfinder256" in cuda.tasks and cuda.lengths[-1] == 65536
+    for words, message in (
+        ("tasks=[lists]", "tasks='lists': choose from.*listops"),
+        ("attentions=[fast]", "attentions='fast': choose from standard"),
+        ("lengths=[300]", "300 does not divide tokens=2048"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study("lra_speed", words).go()
+
+
+def test_lengths_are_those_of_the_tasks():
+    for name, shape in SHAPES.items():
+        known = inspect.signature(loader(name)).parameters
+        assert "max_length" not in known or known["max_length"].default == shape.max_length
+    draw = np.random.default_rng(1)
+    found = random_lengths(SHAPES["text"], (20000,), 4096, draw)
+    assert abs(np.median(found) - IMDB[8]) < 20
+    assert abs((found == 4096).mean() - 0.029) < 0.01  # longer ones are cut
+    pairs = random_lengths(SHAPES["imdb_same_movie"], (2000, 2), 4000, draw)
+    assert pairs.shape == (2000, 2) and pairs.min() >= 3 * IMDB[0] and pairs.mean() > 2500
+
+
+def test_random_examples_are_padded_behind_their_length():
+    case = StepCase(
+        "listops", "linear", None, None, ("device=cpu", "batch=2", "task.max_length=64")
+    )
+    task = case.data(case.settings())
+    split = task.splits["train"]
+    assert split.lengths is not None and (task.length, case.settings().batch) == (64, 2)
+    assert (split.tokens[np.arange(64) >= split.lengths[:, None]] == 0).all()
+    assert (split.tokens[np.arange(64) < split.lengths[:, None]] > 0).all()
+
+
+def test_the_step_that_is_timed_is_the_one_of_training(measured, monkeypatch):
+    calls, advance = [], Trainer.advance
+    monkeypatch.setattr(Trainer, "advance", lambda self: (calls.append(self), advance(self))[1])
+    linear, default, given = measured(
+        "lra_speed", *SMALL, "attentions=[linear,sparse]", "masks=[null,causal]"
+    )
+    assert linear.status == OK and calls
+    assert (linear.length, linear.batch, linear.mode, linear.ran) == (64, 2, "eager", "eager")
+    assert linear.tokens_per_s == pytest.approx(1000 * 2 * 64 / linear.ms_median, rel=1e-4)
+    assert linear.attention_ms > 0 and (linear["mask"], linear.density) == ("", None)
+    assert (default.option, given.option, given["mask"]) == ("", "causal", "causal")
+    assert "butterfly" in default["mask"] and 0 < default.density <= 1
+
+
+def test_slow_steps_are_not_repeated_five_times():
+    taken = []
+    times = step_times(lambda: taken.append(torch.zeros(1)), torch.device("cpu"), 0.0)
+    assert len(taken) == 2 and times.ms_median > 0
+
+
+def test_the_mean_speed_up_is_geometric_over_the_five_tasks_alone():
+    base = [row(task=task) for task in (*lra.AVERAGED, "pathfinder128")]
+    times = (4.0, 4.0, 1.0, 1.0, 8.0, 0.01)  # 2x 2x 8x 8x 1x, and one that does not count
+    flash = [
+        Found(r | {"attention": "flash", "ms_median": t}) for r, t in zip(base, times, strict=True)
+    ]
+    rows = [*base, *flash]
+    assert gain(flash[2], rows) == pytest.approx(8.0)
+    assert mean_gain(flash, rows, "ms_median") == (pytest.approx(256**0.2), 5)
+    flash_line = by_task(rows, "ms_median")[2]
+    assert [flash_line[i] for i in (0, 1, -1)] == ["FlashAttention", "4 (2.00x) 1000", "3.03x"]
+    some = by_task([ROW, row(task="text"), row(attention="flash", ms_median=4.0)], "attention_ms")
+    assert some[2] == ["FlashAttention", "3 (1.00x)", "–", "1.00x (1 of 5)"]
+
+
+def test_speed_ups_are_of_the_same_work_on_one_gpu():
+    flash = row(attention="flash", ms_median=2.0, gpu="a")
+    for change in ({"batch": 16}, {"device": "GPU B"}, {"gpu": "b"}):
+        assert gain(flash, [row(**{"gpu": "a"} | change)]) is None
+    assert gain(flash, [row(gpu="a")]) == pytest.approx(4.0)
+    rows = [ROW, row(source="def", ms_median=4.0)]
+    assert [r.ms_median for r in newest(frame(rows))] == [4.0]
+
+
+def test_tables_by_task_and_length_and_what_did_not_fit():
+    made = tables(frame(step_rows()))
+    assert made["steps"].startswith("|  | ListOps (32 x 2k) |") and "layers_by_length" in made
+    last = made["steps_by_length"].splitlines()[2]
+    assert last.endswith("128 (1.00x) 14400 | out of memory | out of memory |")
+    assert "- Transformer, sweep, 64k: out of memory: Tried to allocate 64 GiB" in made["failed"]
+    sparse = row(task=SWEEP, attention="sparse", length=4096, ms_median=2.0, density=0.25)
+    rows = [
+        row(**sparse | {"length": 1024}), sparse, row(**sparse | {"option": "b", "ms_median": 1.6}),
+        row(**sparse | {"attention": "linear", "ms_median": 2.4, "density": None}),
+    ]  # fmt: skip
+    made = tables(frame(rows))
+    assert made["fastest"] == (
+        "- 4k: block-sparse, b 1.6 ms, the fastest other linear attention 2.4 ms, 1.50x"
+    )
+    assert "block-sparse at 4096 tokens: , density 25.0 %" in made["masks"]
+
+
+def test_figures_are_drawn_from_the_rows():
+    made = figures(frame(step_rows()))
+    assert made.keys() == {"lra-speedup-gpu-a-bf16", "lra-length-gpu-a-bf16"}
+    assert "128k tokens a batch" in made["lra-length-gpu-a-bf16"]._suptitle.get_text()
+    rows = [Found(r | {"peak_mib": None}) for r in step_rows() if r.attention != "standard"]
+    assert figures(frame(rows)).keys() == {"lra-length-gpu-a-bf16"}

@@ -1,0 +1,108 @@
+"""The attentions of the papers' tables compute what their masks say, forward and backward."""
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.studies.methods import CAUSAL, METHODS, Setting
+from experiments.studies.published_forms import BlockedGather, SlidingChunks
+from experiments.studies.step import PaddedCase, PaddedGate, Step, draw
+from sparseflash.testing import relative_error
+
+CPU = torch.device("cpu")
+PLAIN = [n for n, m in METHODS.items() if m.kernel is None and not m.compiled]
+EXACT = [n for n in PLAIN if METHODS[n].exact]
+FORMS = {"chunks": (SlidingChunks, {"window": 32}), "gather": (BlockedGather, {"block": 16})}
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("method", EXACT)
+def test_exact_attentions_pass_the_gate(method, padding):
+    for causal in (False, True)[: 1 + (METHODS[method].kind in CAUSAL)]:
+        further = {"dropout": 0.1, "padding": padding, "causal": causal}
+        setting = Setting(method, 2, 2, 192, 16, "float32", **further)
+        made, lengths = setting.make(CPU).eval(), setting.lengths(CPU)
+        case = setting.case(made)
+        ends = () if lengths is None else tuple(lengths.tolist())
+        padded = PaddedCase(
+            **{f: getattr(case, f) for f in case.__dataclass_fields__}, lengths=ends
+        )
+        qkv = draw(padded, CPU)
+        plan = None if lengths is None else made.plan(lengths, qkv[0].dtype)
+        gate = PaddedGate(padded, *qkv)
+        assert Step(lambda q, k, v: made(q, k, v, plan), qkv).error(gate) < 1e-5  # noqa: B023
+        assert (padded.elements < 0.51) >= causal
+        wrong = Step(lambda q, k, v: made(q, k, v, plan) * 1.01, qkv)  # noqa: B023
+        assert gate.verdict(wrong.error(gate))
+
+
+def test_padding_hides_keys_and_their_queries():
+    case = PaddedCase("dense", 2, 1, 1, 64, 64, 16, "float32", 0, 0, lengths=(50, 64))
+    assert case.allowed(0, 0, np.arange(3)).sum() == 150
+    assert int(PaddedGate(case, *draw(case, CPU)).rows.max()) < 50
+    drawn = Setting("flash", 64, 1, 256, 16, "float32", padding=True).lengths(CPU)
+    assert 236 <= int(drawn.min()) < int(drawn.max()) <= 256  # as in the paper
+
+
+def test_dropout_is_applied_where_there_are_probabilities():
+    for method in PLAIN:
+        outs = []
+        for dropout in (0.0, 0.5):
+            setting = Setting(method, 1, 1, 128, 16, "float32", dropout=dropout)
+            torch.manual_seed(0)
+            made = setting.make(CPU)
+            with torch.no_grad():
+                outs.append(made(*draw(setting.case(made), CPU)))
+        dropped = relative_error(outs[1], outs[0]) > 0.1
+        assert dropped or method in ("linear", "performer"), method
+
+
+def test_bytes_of_matrices():
+    one = 4 * 2 * 3 * 64**2  # a float32 matrix of each head
+    plain, dropped = (Setting("standard", 2, 3, 64, 16, "float32", dropout=p) for p in (0.0, 0.1))
+    assert (plain.matrix_bytes(), dropped.matrix_bytes()) == (3 * one, 5 * one)
+    assert Setting("flash", 2, 3, 64, 16, "float32").matrix_bytes() == 0
+
+
+def test_memory_of_ours_is_linear_and_of_standard_quadratic():
+    def saved(method: str, n: int) -> float:
+        setting = Setting(method, 1, 1, n, 16, "float32")
+        made = setting.make(CPU)
+        return Step(made, draw(setting.case(made), CPU)).saved_mib()
+
+    assert saved("flash", 1024) == pytest.approx(2 * saved("flash", 512), rel=0.01)
+    assert saved("sparse", 1024) == pytest.approx(saved("flash", 1024), rel=0.01)
+    assert saved("standard", 1024) > 3.7 * saved("standard", 512)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_published_form_is_its_mask(form):
+    for n in (7, 16, 31, 48, 161, 256):
+        for padding in (False, True):
+            cls, own = FORMS[form]
+            made = cls(**own, heads=2, head_dim=8, length=n)
+            torch.manual_seed(0)
+            qkv = [torch.randn(2, 2, n, 8, requires_grad=True) for _ in range(3)]
+            lengths = torch.tensor([n, max(1, n - 20)], dtype=torch.int32) if padding else None
+            dense = torch.from_numpy(made.pattern().build(n, heads=2, block_size=16).to_dense())
+            allowed = dense.expand(2, 2, n, n)
+            queries = torch.ones(2, 1, n, 1, dtype=torch.bool)
+            if lengths is not None:
+                queries = (torch.arange(n) < lengths[:, None])[:, None, :, None]
+                allowed = allowed & queries.mT | ~queries  # queries of padding mean nothing
+            q, k, v = exact = [t.detach().double().requires_grad_() for t in qkv]
+            scores = (q @ k.mT * 8**-0.5).masked_fill(~allowed, -torch.inf)
+            true = (scores.softmax(-1) @ v).where(queries, 0)
+            out = made(*qkv, lengths).where(queries, 0)
+            assert relative_error(out, true) < 1e-5
+            dout = torch.randn(out.shape)
+            found = torch.autograd.grad(out, qkv, dout)
+            for a, b in zip(found, torch.autograd.grad(true, exact, dout.double()), strict=True):
+                assert relative_error(a, b) < 1e-5, (n, padding)
+
+
+def test_published_forms_are_the_functions_of_the_same_masks_on_ours():
+    for form, mask in (("chunks", "longformer"), ("gather", "bigbird")):
+        settings = (Setting(name, 1, 2, 1024, 16, "float32") for name in (form, mask))
+        first, second = (setting.case(setting.make(CPU)).mask for setting in settings)
+        assert first == second and METHODS[form].exact

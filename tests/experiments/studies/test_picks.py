@@ -1,0 +1,173 @@
+"""Picks: what the gate allows, what peers are given, and the rows."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.bench.cases import DENSE
+from experiments.bench.gate import Gate
+from experiments.bench.timing import Times
+from experiments.common.rows import OK, frame
+from experiments.studies import picks
+from experiments.studies.picks import PROVIDERS, Cudnn, Fla, Inputs, Shape, SparseFlash, tables
+from experiments.studies.step import Step
+from sparseflash.testing import oracle
+from tests.experiments.studies.conftest import ok
+
+CPU = torch.device("cpu")
+NSA = Shape("nsa(4, 32)", 2, 32, 2, 200, 16, "float32")
+MOBA = Shape("moba(128, 2)", 2, 4, 2, 300, 16, "float32")
+SMALL = ["lengths=[160]", "head_dim=16", 'selectors=["nsa(2, 32)"]']
+
+
+def test_the_gate_allows_what_the_selection_has():
+    for shape in (NSA, MOBA):
+        inputs = Inputs(shape, CPU)
+        case, rows = shape.case(DENSE, inputs.picks), np.arange(shape.n)
+        dense = inputs.picks.selection(shape.heads).to_block_mask().to_dense()
+        dense = np.broadcast_to(dense, (shape.batch, shape.heads, shape.n, shape.n))
+        for b, head in np.ndindex(*dense.shape[:2]):
+            assert (case.allowed(b, head, rows) == dense[b, head]).all()
+        assert inputs.share == pytest.approx(dense.mean())
+
+
+def test_rows_of_ours_and_of_peers(measured):
+    words = [*SMALL, "rounds=2", "providers=[picks,selection,causal,fla,cudnn]"]
+    rows = measured("picks", *words)
+    ours = [row for row in rows if row.version is None]
+    assert len(rows) == 2 * (4 * 2 + 1) and len(ours) == 12 and ok(ours)
+    assert [row.provider for row in rows[:1] + rows[9:10]] == ["picks", "selection"]
+    shares = {row.share for row in ours if row.provider != "causal"}
+    assert len(shares) == 1 and max(shares) < 0.5
+    others = {row.status for row in rows if row.version is not None}
+    assert others == {"unsupported: needs a CUDA device, not cpu"}
+    causal = [row.share for row in ours if row.provider == "causal"]
+    assert causal == pytest.approx([161 / 320] * 4)
+    for row in ours:  # of the allowed pairs, two products forward and five backward
+        work = 2 * (2 if row.direction == "forward" else 5) * 16 * 4 * 160**2 * row.share
+        assert row.tflops == pytest.approx(work / row.ms_median / 1e9, rel=1e-4)
+    assert {(row.heads, row.kv_heads) for row in rows} == {(4, 1)}
+    (table,) = tables(frame(rows)).values()
+    assert table.count("backward") == 1 and "| nsa(2, 32) | 4/1 |" in table
+
+
+def test_a_table_has_medians_and_mixes_no_dtypes():
+    row = {"provider": "picks", "mask": "nsa", "heads": 4, "kv_heads": 1, "n": 9, "head_dim": 8}
+    row |= {"direction": "forward", "device": "a", "dtype": "float16", "batch": 1, "source": "s"}
+    row |= {"torch": "2", "triton": "", "status": OK, "tflops": None}
+    rows = [row | {"round": i, "ms_median": ms} for i, ms in enumerate((1.0, 2.0, 9.0))]
+    rows.append(row | {"dtype": "float32", "ms_median": 3.0, "round": 0})
+    half, single = tables(frame(rows)).values()
+    assert "2.000 / 0" in half and "3.000 / 0" in single
+
+
+def test_directions_are_timed_and_wrong_results_are_not(study, one, monkeypatch):
+    timed = []
+    monkeypatch.setattr(
+        picks, "time_call", lambda call, *_: timed.append(call()) or Times(1.0, 1.0, 1.0)
+    )
+    run = study("picks", *SMALL, "providers=[picks]")
+    forward, backward = one(run, NSA)
+    assert isinstance(timed[0], torch.Tensor) and len(timed[1]) == 3
+    work = 2e-9 * 16 * 2 * 32 * 200**2 * forward.share
+    assert (forward.tflops, backward.tflops) == pytest.approx((2 * work, 5 * work))
+    right = SparseFlash.prepare
+
+    def twice(self, inputs, device):  # out as it is, but twice its gradients
+        attend = right(self, inputs, device)
+        return lambda *qkv: 2 * attend(*qkv) - attend(*(t.detach() for t in qkv))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparseFlash, "prepare", twice)
+        assert all(row.status.startswith("wrong result") for row in one(run, NSA))
+    monkeypatch.setattr(SparseFlash, "gated_by", lambda self, i: i.causal)
+    assert all(row.status.startswith("wrong result") for row in one(run, NSA))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ('selectors=["top_k(2)"]', "has no picks; give moba or nsa"),
+        ('selectors=["nsa(2, 32, union=True)"]', "has no picks; give moba or nsa"),
+        ("heads=3 kv_heads=2", "heads=3 is not a multiple of kv_heads=2"),
+        ("heads=0", "heads=0"),
+        ("providers=[flex]", "providers"),
+    ],
+)
+def test_refusals(study, words, message):
+    with pytest.raises(ValueError, match=message):
+        study("picks", *([words] if '"' in words else words.split())).go()
+
+
+class FakePeer:
+    """Both peers by their contracts, computed densely: the lists are checked."""
+
+    def allowed(self, q, blocks, counts, size):
+        n = q.shape[1]
+        taken = torch.zeros(*counts.shape, -(-n // size), dtype=torch.bool)
+        for place in np.ndindex(*counts.shape):
+            listed = blocks[place][: counts[place]].long()
+            assert len(listed.unique()) == len(listed)
+            taken[place][listed] = True
+        seen = taken.transpose(1, 2).repeat_interleave(size, 3)[..., :n].tril()  # (B, H, N, N)
+        return seen.repeat_interleave(q.shape[2] // seen.shape[1], 1)
+
+    def apply(self, q, k, v, blocks, counts, size, scale, ends):
+        assert blocks.dtype == counts.dtype == torch.int64 and ends is None
+        assert all(t.is_contiguous() for t in (q, k, v, blocks))
+        mask = self.allowed(q, blocks, counts, size)
+        out, _ = oracle(*(t.transpose(1, 2) for t in (q, k, v)), mask, scale)
+        return out.transpose(1, 2).to(q)
+
+    def selection_attention_wrapper(
+        self, q, k, v, blocks, counts, ends, same, *, block_size, max_s_q, max_s_k, is_causal
+    ):
+        assert is_causal and max_s_q == max_s_k and q.ndim == 3 and ends is same
+        assert blocks.dtype == counts.dtype == ends.dtype == torch.int32
+        assert ends.tolist() == list(range(0, len(q) + 1, max_s_q))
+        split = [t.unflatten(0, (-1, max_s_q)) for t in (q, k, v, blocks, counts)]
+        mask = self.allowed(split[0], *split[3:], block_size)
+        out, lse = oracle(*(t.transpose(1, 2) for t in split[:3]), mask)
+        return out.transpose(1, 2).flatten(0, 1).to(q), lse, lse
+
+
+@pytest.mark.parametrize("shape", [NSA, replace(NSA, mask="nsa(2, 64)", n=256)], ids=str)
+def test_peers_get_the_lists_of_their_contracts(shape, monkeypatch):
+    fake = FakePeer()
+    module = SimpleNamespace(ParallelNSAFunction=fake, NSA=fake)
+    monkeypatch.setattr(picks.importlib, "import_module", lambda name: module)
+    inputs = Inputs(shape, CPU)
+    for name in ("fla", "cudnn"):
+        peer = PROVIDERS[name]
+        step = Step(peer.prepare(inputs, CPU), inputs.qkv)
+        gate = Gate(peer.gated_by(inputs), *inputs.qkv)
+        assert step.error(gate, peer.directions) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("peer", "changes", "reason"),
+    [
+        (Fla("fla"), {}, None),
+        (Fla("fla"), {"heads": 8, "kv_heads": 2}, "groups of 16, 32, .. query heads, not of 4"),
+        (Fla("fla"), {"mask": "nsa(3, 32)"}, "1, 2, 4, .. blocks for each query, not 3"),
+        (Fla("fla"), {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        (Cudnn("cudnn"), {}, None),
+        (Cudnn("cudnn"), {"heads": 64}, "groups of up to 16 query heads, not 32"),
+        (
+            Cudnn("cudnn"),
+            {"mask": "nsa(3, 256)", "n": 600},
+            "blocks of 16, 32, 64 and 128, not 256",
+        ),
+        (Cudnn("cudnn"), {"mask": "moba(128, 1)"}, "a list for each key head, not 32 for 2"),
+        (Cudnn("cudnn"), {"dtype": "float32"}, "not float32"),
+    ],
+)
+def test_peers_say_what_they_do_not_take(peer, changes, reason, monkeypatch):
+    monkeypatch.setattr("experiments.bench.provider.nvidia_capability", lambda device: (9, 0))
+    monkeypatch.setattr(picks.Picker, "missing", lambda self: None)
+    inputs = Inputs(replace(NSA, **{"dtype": "bfloat16"} | changes), CPU)
+    found = peer.unsupported(inputs, torch.device("cuda"), "forward")
+    assert found is None if reason is None else reason in (found or "")
