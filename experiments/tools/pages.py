@@ -175,19 +175,6 @@ def _lra_table(file: str, where: str) -> Tables:
 
 OLD: dict[str, Callable[[str, str], Tables]] = {
     "lra.table": _lra_table,
-    "papers.attention.io_report": _old(
-        "papers.attention.io_report", "papers.attention.rows.IoRow", "named"
-    ),
-    "papers.attention.memory_report": _old(
-        "papers.attention.memory_report", "papers.attention.rows.MemoryRow", "named"
-    ),
-    "papers.attention.length_report": _old(
-        "papers.attention.length_report", "papers.attention.rows.LengthRow", "named"
-    ),
-    "papers.accuracy": _old("papers.accuracy", "papers.rows.AccuracyRow", "tables"),
-    "papers.softmax.report": _old(
-        "papers.softmax.report", "papers.softmax.rows.SoftmaxRow", "tables"
-    ),
 }
 
 

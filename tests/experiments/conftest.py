@@ -12,7 +12,6 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 
 import sparseflash
 from experiments.common.figures import RC
-from experiments.common.records import read
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,29 +69,6 @@ def run_program(monkeypatch, capsys):
         except SystemExit as stop:
             status = stop.code
         return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def measured_once(tmp_path, run_program):
-    """The rows a program measures with one CSV, what it prints, and what it prints of them later.
-
-    The same command again measures nothing.
-    """
-
-    def run(module, kind, *words):
-        words = (*words, f"csv={tmp_path / 'rows.csv'}")
-        status, printed, error = run_program(module, *words)
-        assert status == 0, error
-        rows = read(tmp_path / "rows.csv", kind)
-        assert all(row.command.startswith(f"{kind.COMMAND} ") for row in rows)
-        run_program(module, *words)
-        assert read(tmp_path / "rows.csv", kind) == rows
-        places = [word for word in words if word.startswith(("csv=", "plots=", "pages="))]
-        status, later, error = run_program(module, *places, "measure=false")
-        assert status == 0, error
-        return rows, printed, later
 
     return run
 

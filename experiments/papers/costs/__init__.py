@@ -1,1 +1,0 @@
-"""Measuring what the terms of the softmax cost: calls, their gate, and the rows."""

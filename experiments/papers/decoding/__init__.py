@@ -1,1 +1,0 @@
-"""Measuring decoding: cases, providers, the gate and the time."""

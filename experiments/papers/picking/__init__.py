@@ -1,1 +1,0 @@
-"""Measuring attention to the key blocks that each query picked: cases, providers and the time."""
