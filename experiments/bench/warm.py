@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from experiments.bench.run import Bench, Measurement, breaks_context
-from experiments.common.processes import Context
+from experiments.common.processes import CONTEXT, leave_alone
 
 LOST = "device lost"  # what a worker answers once a kernel has broken its CUDA context
 _bench: Bench | None = None  # of a worker
@@ -29,7 +29,7 @@ def warm(
     for what in wanted:
         kinds.setdefault(kind(what), what)
     start, late, broken = time.monotonic(), set(kinds), set()
-    pool = Context().Pool(workers, _start, (str(device),))
+    pool = CONTEXT.Pool(workers, _start, (str(device),))
     try:
         calls = {name: pool.apply_async(_once, (bare(what),)) for name, what in kinds.items()}
         while late and time.monotonic() < start + limit_s:
@@ -69,6 +69,7 @@ def bare(what: Measurement) -> Measurement:
 
 def _start(device: str) -> None:
     global _bench
+    leave_alone()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
     _bench = Bench(torch.device(device), 0.0)
 

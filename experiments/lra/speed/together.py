@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from experiments.common.processes import Context
+from experiments.common.processes import CONTEXT, leave_alone
 from experiments.lra.speed.case import StepCase
 from experiments.lra.speed.rows import StepRow
 
@@ -70,15 +70,15 @@ def _answer(pipe: Any, process: Any, seconds: float) -> Any:
 
 
 def _start(case: StepCase, measure: Measure) -> tuple[Any, Any]:
-    context = Context()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(case, measure, theirs), daemon=True)
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_work, args=(case, measure, theirs), daemon=True)
     process.start()
     theirs.close()
     return ours, process
 
 
 def _work(case: StepCase, measure: Measure, pipe: Any) -> None:
+    leave_alone()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
 
     def wait() -> None:
