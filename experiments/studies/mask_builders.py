@@ -1,6 +1,6 @@
-"""One measurement of experiments.mask_build, alone in a process that has done nothing before.
+"""The builders of the study mask_build, each alone in a process that has done nothing before.
 
-    python -m experiments.bench.mask_build.child '{"builder": "masks", "mask": "local:256", ...}'
+    python -m experiments.studies.mask_builders '{"builder": "masks", "mask": "local:256", ...}'
 
 prints a JSON object. torch is imported only where the builder needs it, so that the memory is that
 of the builder.
@@ -8,6 +8,7 @@ of the builder.
 
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 import masks
-from experiments.bench.mask_build.named_masks import formula, make
 
 MIB = 2**20
+MEAN_DOCUMENT = 2000  # tokens
+KERNEL = 17  # of the neighbourhood, on a square image
 
 
 def main(case: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +153,74 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "flex": flex,
     "flex_compiled": partial(flex, compiled=True),
     "schedule": schedule,
+}
+
+# ---- masks by name, and their formulas
+
+
+def make(name: str, n: int) -> Any:
+    """Return the mask of a name for n tokens: those of `SIZED`, or a text of `masks.parse`."""
+    return SIZED[name](n) if name in SIZED else masks.parse(name)
+
+
+def neighborhood(n: int) -> Any:
+    """Return the neighbourhood on a square image."""
+    side = math.isqrt(n)
+    if side * side != n:
+        raise ValueError(f"{n} tokens are no square image: give a square number, as 16384")
+    return masks.neighborhood((side, side), KERNEL)
+
+
+def documents(n: int) -> list[int]:
+    """Lengths of documents, exponentially distributed, that n tokens are packed with."""
+    drawn = np.random.default_rng(0).exponential(MEAN_DOCUMENT, n // 100 + 100)
+    ends = np.minimum(np.cumsum(1 + drawn.astype(np.int64)), n)
+    ends = ends[: np.searchsorted(ends, n) + 1]
+    return np.diff(ends, prepend=0).tolist()
+
+
+def structured(q: Any, k: Any) -> Any:
+    """local:256+butterfly:128+global:64"""
+    strides = (q // 128) ^ (k // 128)
+    return (abs(q - k) <= 256) | (strides & (strides - 1) == 0) | (q < 64) | (k < 64)
+
+
+FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
+    "causal": lambda q, k: q >= k,
+    "local:256": lambda q, k: abs(q - k) <= 256,
+    "dilated:2048:4": lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0),
+    "local:256+butterfly:128+global:64": structured,
+    "(local:256+butterfly:128+global:64)*causal": lambda q, k: structured(q, k) & (q >= k),
+}
+
+
+def formula(
+    name: str, n: int, table: Callable[[Any], Any], clip: Callable[[Any, int, int], Any]
+) -> Callable[[Any, Any], Any]:
+    """Whether query q sees key k, in operators that arrays, tensors and `masks.where` all have.
+
+    `table` makes data that q and k can index. Raises ValueError for a mask without a formula.
+    """
+    if name in FORMULAS:
+        return FORMULAS[name]
+    if name == "documents & causal":
+        lengths = documents(n)
+        number = table(np.repeat(np.arange(len(lengths)), lengths))
+        return lambda q, k: (number[q] == number[k]) & (q >= k)
+    if name == "neighborhood":
+        side = math.isqrt(n)
+
+        def near(q: Any, k: Any) -> Any:
+            start = clip(q - KERNEL // 2, 0, side - KERNEL)
+            return (k >= start) & (k < start + KERNEL)
+
+        return lambda q, k: near(q // side, k // side) & near(q % side, k % side)
+    raise ValueError(f"no formula for {name}, only for {', '.join([*FORMULAS, *SIZED])}")
+
+
+SIZED: dict[str, Callable[[int], Any]] = {
+    "documents & causal": lambda n: masks.documents(documents(n)) & masks.causal(),
+    "neighborhood": neighborhood,
 }
 
 

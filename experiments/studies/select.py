@@ -1,0 +1,182 @@
+"""Time of selecting blocks at run time next to the attention that it saves.
+
+For each selector the selection from q and k, its schedule, attention forward and backward with the
+schedule made beforehand, and the whole chain. On a GPU, each step but backward is also captured in
+a CUDA graph: the difference is what the host takes that the GPU does not hide.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import masks
+import sparseflash
+from experiments.bench.cases import DTYPES
+from experiments.bench.selectors import parse
+from experiments.bench.timing import graph_ms, measure
+from experiments.common.rows import Row, found, last_versions
+from experiments.common.tables import markdown
+from experiments.studies import runner
+from experiments.studies.runner import Run
+from sparseflash import select
+from sparseflash.schedule import Schedule
+from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.testing import make_qkv
+
+KEY = "step batch heads kv_heads n_q n_k head_dim dtype".split()
+STEPS = ("selection", "schedule", "forward", "backward", "chain")
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "select"
+    selectors: list[str] = field(default_factory=list)  # such as "top_k(0.1)"; []: one of each kind
+    density: float = 0.1  # of the default selectors: the share of key blocks of a query block
+    seq_len: int
+    batch: int
+    heads: int
+    kv_heads: int | None = None  # null: heads
+    head_dim: int
+    dtype: str
+
+
+DEFAULTS = {
+    "cuda": Options(batch=2, heads=16, seq_len=32768, head_dim=128, dtype="bfloat16", seconds=0.15),
+    "cpu": Options(batch=1, heads=4, seq_len=1024, head_dim=64, dtype="float32", seconds=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A selector and the shape of its q and k."""
+
+    selector: select.Selector
+    shape: Row
+
+    def row(self) -> Row:
+        """Return its fields of a row."""
+        return {"mask": str(self.selector), **self.shape}
+
+
+def cases(run: Run) -> list[Case]:
+    """Return the selectors of the options."""
+    o = run.options
+    heads, n = o.kv_heads or o.heads, o.seq_len
+    shape = {"batch": o.batch, "heads": o.heads, "kv_heads": heads, "n_q": n, "n_k": n}
+    shape |= {"head_dim": o.head_dim, "dtype": o.dtype}
+    selectors = [parse(text) for text in o.selectors]
+    selectors = selectors or default_selectors(o.density, n, o.heads, heads, o.head_dim)
+    return [Case(selector, shape) for selector in selectors]
+
+
+def ways(case: Case, run: Run) -> list[Row]:
+    """Return the steps."""
+    return [{"step": step} for step in STEPS]
+
+
+def opened(case: Case, run: Run) -> Callable[[Row], Row]:
+    """Return what measures a step of one selector."""
+    o, device = run.options, run.device
+    if (module := getattr(case.selector, "module", None)) is not None:
+        module.to(device)
+    qkv = make_qkv(
+        o.batch, o.heads, o.seq_len, o.seq_len, o.head_dim,
+        kv_heads=case.shape["kv_heads"], dtype=DTYPES[o.dtype], device=device,
+    )  # fmt: skip
+    selection, calls = steps(case.selector, *qkv)
+    about = {
+        "density": selection.density().item(),
+        "partial": (selection.codes >= 0).float().mean().item(),  # blocks with a bit tile
+        "block_q": selection.block_size[0],
+        "block_k": selection.block_size[1],
+    }
+
+    def one(row: Row) -> Row:
+        call = calls[row["step"]]
+        times = measure(call, device, o.seconds)
+        graph = None if row["step"] == "backward" else graph_ms(call, device, o.seconds)
+        return {**about, **times._asdict(), "ms_graph": graph}
+
+    return one
+
+
+def steps(
+    selector: select.Selector, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[select.Selection, dict[str, Callable[[], object]]]:
+    """Return a selection, and what is timed."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    extents = (q.shape[2], k.shape[2], q.shape[0], q.shape[1], q.device)
+    selection = selector(q, k)
+
+    def schedule() -> Schedule:
+        return schedule_from_selection(selection, *extents)
+
+    def attend(mask: Schedule | select.Selection) -> Tensor:
+        out = sparseflash.attention(q, k, v, mask)
+        assert isinstance(out, Tensor)
+        return out
+
+    made = schedule()
+    out, dout = attend(made), torch.randn_like(q)
+    return selection, {
+        "selection": lambda: selector(q, k),
+        "schedule": schedule,
+        "forward": torch.no_grad()(lambda: attend(made)),
+        "backward": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
+        "chain": torch.no_grad()(lambda: attend(selector(q, k))),
+    }
+
+
+def default_selectors(
+    density: float, seq_len: int, heads: int, kv_heads: int, head_dim: int
+) -> list[select.Selector]:
+    """Return one of each kind, with about this share of the key blocks where it has a knob."""
+    causal, share = masks.causal(), float(density)
+    chunk = max(128, seq_len // 64 // 128 * 128)
+
+    def blocks(size: int) -> int:
+        return max(1, round(density * seq_len / size))
+
+    gate = select.Gate(heads, head_dim, kv_heads, block_size=128)
+    return [
+        select.top_k(share),
+        select.top_k(share, "max"),
+        select.top_k(share, "bound"),
+        select.top_k(share, within=causal, always=masks.local(0)),
+        select.mass(0.9, max_blocks=blocks(128)),
+        select.antidiagonal(16, 0.9, max_blocks=blocks(128)),
+        select.antidiagonal(64, 0.9, max_blocks=blocks(128)),
+        select.gate(gate, share),
+        select.moba(chunk, blocks(chunk), union=True),
+        select.nsa(blocks(64), union=True),
+    ]
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return the milliseconds of each selector, from Python / as a CUDA graph.
+
+    Share: selection and schedule over forward. In line: what the chain takes beyond forward,
+    over forward.
+    """
+    by_selector: dict[str, dict[str, Any]] = {}
+    for row in found(last_versions(frame, KEY)):
+        by_selector.setdefault(row.mask, {})[row.step] = row
+    heads = ["selector", "density", "selection", "schedule", "forward", "backward"]
+    lines = [[*heads, "share", "in line"]]
+    for text, rows in by_selector.items():
+        if {*STEPS} <= {*rows}:
+            eager = {step: row.ms_median for step, row in rows.items()}
+            graph = {step: row.ms_graph for step, row in rows.items()}
+            both = [ms for ms in (eager, graph) if ms["selection"] and ms["chain"]]
+            cells = [" / ".join(f"{ms[step]:.3f}" for ms in both) for step in STEPS[:2]]
+            cells += [f"{eager['forward']:.2f}", f"{eager['backward']:.1f}"]
+            shares = ((ms["selection"] + ms["schedule"]) / ms["forward"] for ms in both)
+            in_line = (ms["chain"] / ms["forward"] - 1 for ms in both)
+            cells += [" / ".join(f"{x:.3f}" for x in part) for part in (shares, in_line)]
+            lines.append([f"`{text}`", f"{rows['chain'].density:.2g}", *cells])
+    return {"selectors": markdown(lines)}
