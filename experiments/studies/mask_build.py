@@ -149,7 +149,8 @@ def tables(frame: Any) -> dict[str, str]:
     lines = [[*head, *(f"{name}, ms (MiB)" for name in builders)]]
     for (mask, n, block), of in by_case.items():
         counts = next((row for row in of.values() if row.nnz is not None), {})
-        numbers = [str(counts.get(name) or MISSING) for name in ("runs", "tiles", "nnz")]
+        counted = (counts.get(name) for name in ("runs", "tiles", "nnz"))
+        numbers = [MISSING if value is None else f"{value:.0f}" for value in counted]
         cells = [_cell(of[name]) if name in of else "" for name in builders]
         lines.append([f"`{mask}`", str(n), str(block), *numbers, *cells])
     reasons = dict.fromkeys((row.builder, row.status) for row in rows if row.status != OK)

@@ -17,7 +17,7 @@ def test_builders_find_equally_many_blocks(measured):
     assert {row.status for row in rows} == {OK} and len(rows) == 8
     for row in rows:
         blocks = masks.local(256).build(row.seq_len)
-        assert (row.nnz, row.density) == (blocks.nnz, blocks.density)
+        assert (row.nnz, row.density) == (blocks.nnz, pytest.approx(blocks.density, 1e-5))
         assert 0 < row.ms_p20 <= row.ms_median <= row.ms_p80
         assert row.builder not in ("masks", "where") or row.peak_mib < 150  # without torch
     assert [row.version for row in rows[:4]] == [None, None, "", None]
