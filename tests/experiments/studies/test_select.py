@@ -1,12 +1,12 @@
 """The study of selectors: every step of every kind, and selectors as texts."""
 
 import pytest
-from tests.experiments.studies.conftest import ok
 
 from experiments.bench.selectors import parse
 from experiments.common.rows import frame
 from experiments.studies.select import STEPS, tables
 from sparseflash.select import Gate
+from tests.experiments.studies.conftest import ok
 
 SMALL = "seq_len=128 batch=1 heads=2 kv_heads=1 head_dim=16 density=0.25".split()
 
