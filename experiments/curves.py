@@ -6,7 +6,7 @@
 Each task has accuracy and loss by step and by time, one line a run. A last figure has test
 accuracy against training speed-up. Runs are folders of experiments.train, or archives.
 Runs that share a GPU take longer than alone: speed=CSV takes the times of steps that
-experiments.lra_speed measured.
+the study lra_speed measured.
 """
 
 from typing import Any
