@@ -112,7 +112,7 @@ def program(
                     check_keys(name, sys.argv[1:])
                 else:
                     _refuse_words(sys.argv[1:])
-                    _add_hydra(hasattr(options_type, "runs"))
+                _add_hydra(hasattr(options_type, "runs"))
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are ours to print
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(job)()
             except HydraException as error:
@@ -156,7 +156,7 @@ def _import_own(folder: Path | None) -> None:
 
 def _add_hydra(runs: bool) -> None:
     """Add the options of Hydra, beside the others, as argparse wants them."""
-    own = [*HYDRA, *(["hydra.sweep.dir=${runs}"] if runs else [])]
+    own = [*HYDRA, f"hydra.sweep.dir={'${runs}' if runs else 'runs'}"]
     given = (i for i, text in enumerate(sys.argv) if i and "=" in text and text[0] != "-")
     place = next(given, len(sys.argv))
     sys.argv[place:place] = own

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from experiments.common.help import help_text
 from experiments.common.program import CONF, LISTS, NO_PATHS, PATHS, program
+from experiments.lra.settings import TrainOptions
 from tests.processes import ROOT, in_a_new_process
 
 CONFS = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONF.glob("*.yaml")}
@@ -33,7 +34,7 @@ except KeyboardInterrupt:
 def run(monkeypatch, main, *words, name="plot"):
     monkeypatch.setattr(sys, "argv", ["program", *words])
     try:
-        program(name)(main)()
+        program(name, options_type={"train": TrainOptions}.get(name))(main)()
     except SystemExit as stop:
         return stop.code
     return 0
@@ -55,18 +56,7 @@ def test_a_program_gets_its_options_and_its_command(monkeypatch):
             for word in ("rowz=x.jsonl", "+rowz=x", "++rowz=1", "~rowz=2", "+rowz.a=1")
         ),
         ("train", "model.dims=8", "option='model.dims': choose from model.", "model.dim"),
-        (
-            "train", "attention=linformer attention.ranks=8",
-            "option='attention.ranks': choose from attention.", "attention.rank",
-        ),
-        (
-            "train", "attention=flash,linear task.limits=8 -m",
-            "option='task.limits': choose from task.", "task.limit",
-        ),
-        *(
-            ("train", word, "attention='flahs': choose from flash, linear, linformer", "flash")
-            for word in ("attention=flahs -m", "attention=flahs,linear -m")
-        ),
+        ("train", "stps=8", "option='stps': choose from scale, seed", "steps"),
     ],
 )  # fmt: skip
 def test_an_unknown_option_or_file_is_refused_with_the_choices(
@@ -81,6 +71,7 @@ def test_an_unknown_option_or_file_is_refused_with_the_choices(
     ("name", "words"),
     [
         ("train", "attention=linformer attention.rank=8 model.dim=8"),
+        ("train", "--config-dir . task=image"),
         ("train", "task=image task.order=hilbert +task.workers=2 hydra.verbose=false"),
         ("plot", "hydra.verbose=false"),
         ("plot", "--config-name plot"),  # a word of a flag of Hydra
