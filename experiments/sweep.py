@@ -1,98 +1,231 @@
-"""Trains many runs of experiments.train, on all GPUs at the same time, in the order of a sweep.
+"""Train the runs of a sweep with experiments.train, at the same time on all GPUs.
 
     python -m experiments.sweep sweep=lra
-    python -m experiments.sweep sweep=path_x minutes=30 gpus=[0,1] 'with=["seed=0,1"]'
-    python -m experiments.sweep file=mine.yaml                    # a sweep like those of conf/sweep
-    python -m experiments.sweep sweep=lra minutes=9 import=old.tar.xz export=new.tar.xz
+    python -m experiments.sweep sweep=path_x gpus=[0,1] 'with=["seed=0,1"]'
+    python -m experiments.sweep file=mine.yaml dry_run=true     # list the runs, and run nothing
 
-The same command continues where it was stopped, on another machine from an export, and leaves
-complete runs alone.
-See docs/guide/lra.md.
+The folders of the runs are the state: the same command continues where it was stopped and leaves
+complete runs alone. Each run has a log.txt. See docs/guide/lra.md.
 """
 
+import os
+import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import as_list, check_options
-from experiments.common.files import read_yaml
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from experiments.common.checks import check_options
+from experiments.common.files import digest, read_yaml
 from experiments.common.program import program
-from experiments.common.records import read as read_rows
-from experiments.lra.run_files import read_runs
-from experiments.lra.speed.rows import StepRow
-from experiments.lra.sweep.export import read_export, write_export
-from experiments.lra.sweep.gpus import compiler, shared, slots
-from experiments.lra.sweep.order import in_order, run_minutes
-from experiments.lra.sweep.queue import Queue
-from experiments.lra.sweep.runs import FORM, sweep_runs
-from experiments.training.clock import Interrupted
+from experiments.lra.settings import Settings, compose_settings
+from experiments.training import run_file
 
-SPEED = Path("docs/results/lra/speed.csv")  # in a clone
+FORM = "a sweep has common: [overrides] and runs: {name: {with: [overrides], after: name}}"
+TRAIN = ["-m", "experiments.train"]
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node".split()
+DATA = -1  # the place of the process that makes data
 
 
-@contextmanager
-def optional(option: str) -> Iterator[None]:
-    """Adds to a ValueError that the sweep also runs without what the option names."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}, or give {option}=null") from None
+@dataclass(frozen=True)
+class Planned:
+    """One run of experiments.train; it starts from the weights of `after`."""
+
+    name: str
+    overrides: tuple[str, ...]
+    values: dict[str, str]  # of the overrides that vary within the entry
+    settings: Settings
+    after: "Planned | None"
+
+    @property
+    def complete(self) -> bool:
+        return bool((run_file.read(self.settings.folder) or {}).get("complete"))
+
+    @property
+    def log(self) -> Path:
+        return self.settings.folder / "log.txt"
 
 
-def run(options: dict[str, Any]) -> bool:
-    """Runs a sweep with the options of conf/sweep.yaml; returns whether nothing failed.
+def planned(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Planned]:
+    """Return all runs of a sweep, in its order.
+
+    Args:
+        sweep: as a file of conf/sweep. Values separated by commas give a run each. A run `after` an
+            entry starts from the run of that entry with the same values.
+        more: overrides of all runs, which take precedence over those of the sweep.
 
     Raises:
-        ValueError: an option is wrong.
-        Interrupted: a signal came, and the runs have written their checkpoints.
+        ValueError: something in it is wrong, or a folder holds a run with other settings.
     """
-    begun = time.monotonic()
-    check_options(options, optional="minutes part_mib", positive="minutes part_mib")
-    places = slots(options["gpus"], options["at_once"], options["processes"])
-    file, sweep = options["file"], options["sweep"]
-    if file is not None:
-        sweep = read_yaml(Path(file), FORM, f"file={file}")
-    compiled = None if options["compiled"] is None else Path(options["compiled"])
-    runs = sweep_runs(sweep, options["with"])
-    speed = SPEED if options["speed"] is None and SPEED.exists() else options["speed"]
-    with optional("speed"):
-        steps = [] if speed is None else read_rows(speed, StepRow)
-    costs = run_minutes(runs, steps)
-    if known := sweep.get("known"):
-        with optional("sweep.known"):
-            runs = in_order(runs, read_runs(known), costs)
-    for path in as_list(options["import"]):
-        print(read_export(Path(path), runs, compiled), flush=True)
-    queue = Queue(runs, places, options["minutes"], options["processes"], costs, begun=begun)
-    if options["dry_run"]:
-        for planned in runs:
-            cost = f", {costs[planned.name]:.1f} GPU minutes" if planned.name in costs else ""
-            print(f"{planned.name}: {queue.state(planned)}{cost}")
-            print(f"    {' '.join(planned.overrides)}")
-        print(queue.progress())
-        return True
+    if sweep.keys() - {"common", "runs"} or not isinstance(sweep.get("runs"), Mapping):
+        raise ValueError(f"{FORM}; this one has {', '.join(map(str, sweep)) or 'nothing'}")
+    found: dict[str, list[Planned]] = {}
+    folders: dict[Path, str] = {}
+    for name, entry in sweep["runs"].items():
+        try:
+            found[name] = list(_entry(name, dict(entry or {}), found, sweep.get("common"), more))
+        except (ValueError, TypeError, HydraException) as error:
+            raise ValueError(f"sweep, {name}: {' '.join(str(error).split())}") from error
+        for run in found[name]:
+            if (file := run_file.read(run.settings.folder)) is not None:
+                run_file.refuse_other_settings(run.settings.folder, file["settings"], run.settings)
+            if (other := folders.setdefault(run.settings.folder, run.name)) != run.name:
+                raise ValueError(f"sweep: {other} and {run.name} share a folder: give one a name=")
+    return [run for runs in found.values() for run in runs]
+
+
+def _entry(
+    name: str, entry: dict[str, Any], found: Mapping[str, list[Planned]], *lists: Any
+) -> Iterator[Planned]:
+    common, more = lists
+    lists = common, entry.pop("with", None), more
+    after = entry.pop("after", None)
+    if entry or not all(isinstance(texts, list | tuple | None) for texts in lists):
+        raise ValueError('give {with: [overrides], after: name}, overrides such as ["seed=0,1"]')
+    if after is not None and after not in found:
+        raise ValueError(f"after={after} is not an entry above it")
+    parsed = OverridesParser.create().parse_overrides([t for texts in lists for t in texts or ()])
+    last = {override.get_key_element(): override for override in parsed}  # the last value counts
+    if wrong := [key for key in last if not key.replace(".", "_").isidentifier() or "hydra" in key]:
+        raise ValueError(f"{wrong[0]}: give settings of experiments.train, NAME=VALUE")
+    varied = {k: [*o.sweep_string_iterator()] for k, o in last.items() if o.is_sweep_override()}
+    fixed = [str(override.input_line) for key, override in last.items() if key not in varied]
+    for chosen in product(*varied.values()):
+        values = dict(zip(varied, chosen, strict=True))
+        overrides, start = [*fixed, *(f"{key}={value}" for key, value in values.items())], None
+        if after is not None:
+            own = dict(text.split("=", 1) for text in overrides)
+            able = [r for r in found[after] if all(own.get(k) == v for k, v in r.values.items())]
+            if len(able) != 1 and len(found[after]) > 1:
+                raise ValueError(f"no run of {after} has the values {values}")
+            able = able or found[after]
+            start = able[0]
+            overrides.append(f"init_from='{start.settings.folder}'")
+        label = "/".join([name, *(re.sub(r"\\(.)|['\"]", r"\1", value) for value in chosen)])
+        yield Planned(label, tuple(overrides), values, compose_settings(overrides), start)
+
+
+def state(run: Planned) -> str:
+    """Return the state of a run, in words."""
+    file = run_file.read(run.settings.folder) or {"result": None}
+    if result := file["result"]:
+        cut = "complete" if file["complete"] else f"cut short at step {result['steps']}"
+        return f"{cut}, accuracy {100 * result['accuracy']:.1f} %"
+    if run.after is not None and not run.after.complete:
+        return f"waits for {run.after.name}"
+    return "begun" if run.log.exists() else "not started"
+
+
+def train(
+    runs: Sequence[Planned], places: Sequence[str], processes: int = 1, minutes: float | None = None
+) -> dict[str, str]:
+    """Train the runs that are not complete; return by name why runs failed.
+
+    The data of a run are made before it starts. A failure stops only the runs that start from it.
+    When the time is over, and on Ctrl-C, SIGTERM and SIGHUP, the runs write checkpoints and end.
+
+    Args:
+        places: a CUDA_VISIBLE_DEVICES for each run at work at the same time; "": the CPU.
+        processes: of each run; several are started by torchrun.
+        minutes: of all runs together.
+    """
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    failed, made, waiting = dict[str, str](), set[str](), list(runs)
+    data = {run.name: digest(run.settings.data()) for run in runs}
+    at_work: dict[int, tuple[Planned, subprocess.Popen[bytes]]] = {}
+
+    def start(run: Planned, place: int) -> None:
+        command, environment = [*TRAIN, *run.overrides], dict(os.environ)
+        if place == DATA:
+            command += ["data_only=true", "device=cpu", f"scale={run.settings.scale}"]
+        else:
+            command = [*TORCHRUN, str(processes), *command] if processes > 1 else command
+            environment |= {"CUDA_VISIBLE_DEVICES": places[place]} if places[place] else {}
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("ab") as log:
+            at_work[place] = run, subprocess.Popen(
+                [sys.executable, *command], env=environment, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C is for this process, which stops the others
+            )  # fmt: skip
+        print(f"{run.name}: {'makes data' if place == DATA else 'trains'}, {run.log}", flush=True)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
-        with shared(places) as environment:
-            queue.environment = environment | compiler(compiled, len(places))
-            queue.run()
+        while end is None or time.monotonic() < end:
+            for place, (run, process) in list(at_work.items()):
+                if process.poll() is None:
+                    continue
+                del at_work[place]
+                if process.returncode:
+                    last = run.log.read_text(errors="replace").strip().rpartition("\n")[2]
+                    failed[run.name] = f"failed, {last} (exit status {process.returncode})"
+                elif place == DATA:
+                    made.add(data[run.name])
+                    continue
+                print(f"{run.name}: {failed.get(run.name) or state(run)}", flush=True)
+            busy = {run.name for place, (run, _) in at_work.items() if place != DATA}
+            waiting = [r for r in waiting if r.name not in failed and not r.complete]
+            able = [r for r in waiting if r.name not in busy and (not r.after or r.after.complete)]
+            free = [place for place in range(len(places)) if place not in at_work]
+            for run, place in zip([r for r in able if data[r.name] in made], free, strict=False):
+                start(run, place)
+            if DATA not in at_work and (left := [r for r in able if data[r.name] not in made]):
+                start(left[0], DATA)
+            if not at_work:
+                break
+            time.sleep(0.2)
     finally:
-        print("", queue.report(), sep="\n", flush=True)
-        if options["export"] is not None:
-            told = {name: options[name] for name in ("weights", "part_mib")}
-            print(write_export(Path(options["export"]), runs, compiled, **told), flush=True)
-    return not queue.failed
+        for place, (_, process) in at_work.items():  # those that make data have children
+            (os.killpg if place == DATA else os.kill)(process.pid, signal.SIGTERM)
+        for run, process in at_work.values():
+            process.wait()
+            print(f"{run.name}: stopped, the same command continues it", flush=True)
+    return failed
+
+
+def places(options: Mapping[str, Any]) -> list[str]:
+    """Return the places of `train` for the options `gpus`, `at_once` and `processes`."""
+    count, each = torch.cuda.device_count(), options["processes"]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = seen if len(seen) == count else [str(i) for i in range(count)]
+    gpus = range(count) if options["gpus"] is None else options["gpus"]
+    if wrong := [gpu for gpu in gpus if gpu not in range(count)]:
+        raise ValueError(f"gpus={wrong}: there are {count}, counted from 0")
+    groups = [",".join(names[gpu] for gpu in gpus[i : i + each]) for i in range(0, count, each)]
+    return (groups[: len(gpus) // each] or [""]) * options["at_once"]
+
+
+def read_sweep(options: Mapping[str, Any]) -> list[Planned]:
+    """Return the runs of the options `sweep`, `file` and `with`."""
+    sweep, file = options["sweep"], options["file"]
+    sweep = sweep if file is None else read_yaml(Path(file), FORM, f"file={file}")
+    return planned(sweep, options["with"])
 
 
 @program("sweep")
 def main(options: dict[str, Any], command: str) -> None:
-    try:
-        done = run(options)
-    except Interrupted as stop:
-        sys.exit(stop.code)
-    sys.exit(0 if done else 1)
+    check_options(options, whole="at_once processes", optional="minutes", positive="minutes")
+    runs, free, failed = read_sweep(options), places(options), {}
+    if not options["dry_run"]:
+        failed = train(runs, free, options["processes"], options["minutes"])
+    for run in runs:
+        print(f"{run.name}: {failed.get(run.name) or state(run)}")
+        if options["dry_run"]:
+            print(f"    python -m experiments.train {shlex.join(run.overrides)}")
+    print(f"{sum(run.complete for run in runs)} of {len(runs)} runs complete, {len(failed)} failed")
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 
 from experiments.common.figures import style
 from experiments.lra.run_files import read_runs, write_archive
-from experiments.lra.sweep.runs import sweep_runs
 from experiments.pathfinder.studies.masks import (
     FAMILIES,
     _ranks,
@@ -19,6 +18,7 @@ from experiments.pathfinder.studies.masks import (
     summary,
     table,
 )
+from experiments.sweep import planned
 from tests.experiments.lra.made_runs import write_run
 
 SWEEPS = Path("experiments/conf/sweep")
@@ -161,7 +161,7 @@ def runs_of_sweep(name, last=None):
     entries = list(sweep["runs"])
     for entry in entries[entries.index(last) + 1 :] if last else ():
         del sweep["runs"][entry]
-    return sweep_runs(sweep, ["device=cpu", "scale=full"])
+    return planned(sweep, ["device=cpu", "scale=full"])
 
 
 @pytest.mark.slow
