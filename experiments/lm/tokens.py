@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.common.files import digest, write_whole
 from experiments.lm.corpus import Texts, read_texts
-from experiments.lra.tasks.cache import cached
+from experiments.lra.tasks.task import cached
 
 BYTES = "bytes"
 BPE = "bpe"

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from experiments.lra.models.attention import Attention, make_attention
 from experiments.lra.models.attention.flash import Flash
 from experiments.lra.models.blocks import Block, Head, initialise, norm_eps
-from experiments.lra.models.class_token import refuse_a_blind_class_token
 from experiments.lra.models.config import ModelConfig, model_config
 from experiments.lra.models.dropout import Dropout, draw_seeds
-from experiments.lra.models.embedding import Embedding
+from experiments.lra.models.embedding import Embedding, SmoothEmbedding
 from experiments.lra.models.positions import AxialPositions, AxialRotary, WavePositions, sinusoids
-from experiments.lra.models.waves import SmoothEmbedding
+from masks.analysis.reach import MOST_TOKENS, reach
 from sparseflash import BlockSparseAttention, Rotary
 from sparseflash.lengths import real_tokens
 from sparseflash.schedule import Schedule
@@ -198,3 +197,25 @@ class Classifier(nn.Module):
                 return x.masked_fill(~real_tokens(lengths, n)[:, :, None], -torch.inf).amax(1)
         sums = torch.where(real_tokens(lengths, n)[:, :, None], x, 0).sum(1)
         return sums / (n if self.config.pool == "mean" else lengths[:, None])
+
+
+def refuse_a_blind_class_token(layers: Sequence[Attention]) -> None:
+    """Raise ValueError where the first token has not seen all others after these layers.
+
+    Kinds whose pairs follow from the data pass. Above 32768 tokens blocks are counted, so that a
+    single token may be missed.
+    """
+    patterns = [layer.pattern() for layer in layers]
+    if None in patterns:  # one layer that sees all is enough
+        return
+    n, heads = layers[0].length, layers[0].heads
+    blocks = [pattern.build(n, heads=heads) for pattern in patterns if pattern is not None]
+    found = reach(blocks, len(blocks), exact=n <= MOST_TOKENS)
+    seen, wanted = int(found.seen_keys[0]), int(found.wanted_keys[0])
+    if seen < wanted:
+        depth = "1 layer" if len(blocks) == 1 else f"{len(blocks)} layers"
+        raise ValueError(
+            f"pool is cls, and after {depth} of {patterns[0]} the class token has seen {seen} of"
+            f" {wanted} {found.unit}: take model.pool=mean, or, of sparse attention, a mask that"
+            " shows it all, as MASK|global:1"
+        )

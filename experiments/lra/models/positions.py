@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.lra.models.waves import random_map, waves
+from experiments.lra.models.embedding import random_map, waves
 
 
 def sinusoids(length: int, dim: int) -> Tensor:

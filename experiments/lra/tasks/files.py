@@ -25,9 +25,18 @@ import numpy as np
 from experiments.common.checks import path_text, whole_number
 from experiments.common.near_duplicates import Distinct
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, named, padded_split
-from experiments.lra.tasks.task import SPLITS, Split, Task, best_constant, padded_length
-from experiments.lra.tasks.text import BYTE_VOCAB
+from experiments.lra.tasks.task import (
+    BYTE_VOCAB,
+    SPLITS,
+    Arrays,
+    Split,
+    Task,
+    best_constant,
+    cached,
+    named,
+    padded_length,
+    padded_split,
+)
 
 SHORTEST, LONGEST = 16, 16_384  # bytes that can be read of a file
 PACKAGES = 12  # labels, unless `labels` says otherwise

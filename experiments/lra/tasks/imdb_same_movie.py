@@ -17,18 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached
-from experiments.lra.tasks.imdb import FOLDER, reviews
 from experiments.lra.tasks.task import (
+    BYTE_VOCAB,
     SPLITS,
+    Arrays,
     Split,
     Task,
     best_constant,
+    cached,
     padded_length,
     source,
     split_sizes,
 )
-from experiments.lra.tasks.text import BYTE_VOCAB
+from experiments.lra.tasks.text import FOLDER, reviews
 
 HALF = {"train": "train", "val": "train", "test": "test"}
 SIZES = (147_086, 18_090, 17_437)  # as many as Retrieval has

@@ -5,28 +5,29 @@ rows. The parentheses of their binary form are dropped, as in all of the literat
 left.
 """
 
-from collections.abc import Iterable
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from experiments.common.files import read_lines
+from experiments.common.processes import processes
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import Arrays, cached, cached_files, named, padded_split
-from experiments.lra.tasks.listops_trees import (
-    DIGIT,
-    OPERATORS,
-    TOKENS,
-    BadTree,
-    evaluate,
-    generate,
-)
 from experiments.lra.tasks.task import (
     AGAIN,
     SPLITS,
+    Arrays,
     Task,
     best_constant,
+    cached,
+    cached_files,
+    named,
     padded_length,
+    padded_split,
     release_files,
     source,
     split_sizes,
@@ -35,10 +36,17 @@ from experiments.lra.tasks.task import (
 FOLDER = "listops-1000"
 SIZES = (96_000, 2_000, 2_000)
 HEADER = b"Source\tTarget"
-IDS = {token.encode(): DIGIT + i for i, token in enumerate(TOKENS)}
-SHORT = {name.encode(): b"abcd"[i : i + 1] for i, name in enumerate(OPERATORS)}  # one byte each
 BATCH = 1000  # rows evaluated at a time
-NO_PARENTHESIS = bytes(byte for byte in range(256) if byte not in b"()")
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+TOKENS = (*"0123456789", *OPERATORS, "]")  # ids 1 to 15; 0 pads
+DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first id of each kind
+MAX_DEPTH, MAX_CHILDREN = 10, 10
+LEAF = 0.75  # the probability of a digit
+SHORTEST, LONGEST = 501, 1999
+CHUNK = 512  # trees of one random stream
+ATTEMPTS = 14  # trees drawn for each one that is wanted: one of twelve is kept
+
+Trees = tuple[np.ndarray, np.ndarray]  # ids uint8 (total,), end to end, and lengths int32 (n,)
 
 
 def load(
@@ -52,7 +60,7 @@ def load(
     limit: int | None = None,
     workers: int | None = None,
 ) -> Task:
-    """The ListOps task, read from `listops-1000`, or generated.
+    """Return the ListOps task, read from `listops-1000`, or generated.
 
     Args:
         generate: draw the expressions instead of reading them, from `seed`.
@@ -104,12 +112,14 @@ def _generated(
 
 
 # The id of every byte, where a token is one byte; 255 for all others.
+SHORT = {name.encode(): b"abcd"[i : i + 1] for i, name in enumerate(OPERATORS)}  # one byte each
+IDS = {token.encode(): DIGIT + i for i, token in enumerate(TOKENS)}
 BYTES = {ord(SHORT.get(token, token)): i for token, i in IDS.items()}
 TABLE = bytes(BYTES.get(byte, 255) for byte in range(256))
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ids of a TSV file's expressions, end to end, their lengths, and their checked labels.
+    """Return the ids of a TSV file's expressions, end to end, their lengths and checked labels.
 
     Raises:
         ValueError: a row is not an expression and its value. Names the file and the line.
@@ -119,12 +129,21 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if next(lines, (1, b""))[1].strip() != HEADER:
         raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
     for number, line in progress(lines, None, f"reading {path.name}"):
-        try:
-            flat, label = _row(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        flats.append(flat)
-        labels.append(label)
+        text, _, target = line.partition(b"\t")
+        known, short = not any(byte in text for byte in SHORT.values()), text
+        for name, byte in SHORT.items():
+            short = short.replace(name, byte)
+        ids = short.translate(TABLE, b"() ")
+        apart = not short[1::2].strip(b" ")  # tokens are one blank apart
+        if not (known and apart and ids and b"\xff" not in ids and re.fullmatch(rb"\d", target)):
+            shown = line[:60].decode("utf-8", "replace")
+            tokens = f"( ) {' '.join(TOKENS)}"
+            raise ValueError(
+                f"{path}, line {number}: {shown!r} is not an expression of {tokens}, one blank "
+                "apart, then a tab and a digit"
+            )
+        flats.append(ids)
+        labels.append(int(target))
     if not labels:
         raise ValueError(f"{path} has no rows")
     for start in range(0, len(labels), BATCH):
@@ -133,43 +152,8 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(flats), np.uint8), lengths, np.array(labels, np.int64)
 
 
-def _row(line: bytes) -> tuple[bytes, int]:
-    """The token ids and the label of a line."""
-    text, tab, target = line.partition(b"\t")
-    if not tab or b"\t" in target:
-        raise ValueError("not two columns with one tab between")
-    if len(target) != 1 or not target.isdigit():
-        raise ValueError(f"the label is {_shown(target)}, not a digit")
-    short = text
-    for name, byte in SHORT.items():
-        if byte in text:
-            raise ValueError(_unknown(text))
-        short = short.replace(name, byte)
-    if short[1::2].strip(b" "):  # every second byte must be a blank
-        raise ValueError(_unknown(text))
-    ids = short.translate(TABLE, b"() ")
-    if not ids or b"\xff" in ids:
-        raise ValueError(_unknown(text))
-    parentheses = np.frombuffer(text.translate(None, NO_PARENTHESIS), np.uint8)
-    depth = np.cumsum(np.where(parentheses == ord("("), 1, -1))
-    if len(depth) and (depth.min() < 0 or depth[-1] != 0):
-        raise ValueError(f"the parentheses of {_shown(text)} are not balanced")
-    return ids, int(target)
-
-
-def _unknown(text: bytes) -> str:
-    """Says what is wrong with an expression that does not consist of tokens and blanks."""
-    words = [word for word in text.split() if word not in (b"(", b")")]
-    if not words:
-        return "the expression is empty"
-    odd = [word for word in words if word not in IDS]
-    if odd:
-        return f"{_shown(odd[0])} is not a token: they are ( ) {' '.join(TOKENS)}"
-    return f"the tokens of {_shown(text)} are not one blank apart"
-
-
 def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> None:
-    """Raises ValueError for the first row whose label is not its value."""
+    """Raise ValueError for the first row whose label is not its value."""
     lengths = np.array([len(flat) for flat in flats])
     try:
         values = evaluate(np.frombuffer(b"".join(flats), np.uint8), lengths)
@@ -187,5 +171,170 @@ def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> Non
         )
 
 
-def _shown(text: bytes) -> str:
-    return repr(text[:40].decode("utf-8", "replace") + ("..." if len(text) > 40 else ""))
+# ---- trees
+#
+# They are drawn as in LRA (Nangia and Bowman, 2018; Tay et al., 2021). A node above depth 10 is an
+# operator over 2 to 10 nodes with probability 1/4, and a digit otherwise. One tree of twelve has
+# more than 500 and less than 2,000 tokens and is kept. Many trees are drawn at a time, depth by
+# depth: first their branches, then the operators and digits of those that are kept.
+
+
+def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.ndarray]:
+    """The first `n` trees of a seed, all different, and their values int64 (n,).
+
+    Tree i depends only on (seed, i), not on n or the number of processes.
+    """
+    count = -(-n // CHUNK)
+    workers = min(count // 4, workers or os.cpu_count() or 1)  # starting a process takes a second
+    if workers <= 1:
+        return _distinct(map(_chunk, [seed] * count, range(count)), n, seed)
+    with processes(workers) as pool:
+        return _distinct(pool.map(_chunk, [seed] * count, range(count)), n, seed)
+
+
+def _distinct(
+    chunks: Iterator[tuple[Trees, np.ndarray]], n: int, seed: int
+) -> tuple[Trees, np.ndarray]:
+    """One array of the chunks; a tree that came before is replaced by one of its own stream."""
+    seen: set[bytes] = set()
+    trees, values = [], []
+    for (flat, lengths), labels in progress(chunks, -(-n // CHUNK), "ListOps, 512 trees each"):
+        for tree, value in zip(np.split(flat, np.cumsum(lengths)[:-1]), labels, strict=True):
+            stream = 0
+            while (key := hashlib.blake2b(tree.tobytes(), digest_size=16).digest()) in seen:
+                stream += 1
+                (flat, lengths), labels = _draw(seed, len(trees), stream)
+                tree, value = flat[: lengths[0]], labels[0]
+            seen.add(key)
+            trees.append(tree)
+            values.append(value)
+            if len(trees) == n:
+                break
+    lengths = np.array([len(tree) for tree in trees], np.int32)
+    return (np.concatenate(trees), lengths), np.array(values, np.int64)
+
+
+def _chunk(seed: int, chunk: int) -> tuple[Trees, np.ndarray]:
+    """CHUNK trees and their values."""
+    return _draw(seed, chunk, 0, CHUNK)
+
+
+def _draw(seed: int, index: int, stream: int, n: int = 1) -> tuple[Trees, np.ndarray]:
+    # Only random() is used, because its stream is the same in all versions of NumPy.
+    rng = np.random.default_rng([seed, index, stream])
+    flats, sizes, found = [], [], 0
+    while found < n:
+        flat, lengths = draw_trees(rng, ATTEMPTS * n)
+        keep = min(n - found, len(lengths))
+        flats.append(flat[: lengths[:keep].sum()])
+        sizes.append(lengths[:keep])
+        found += keep
+    trees = np.concatenate(flats), np.concatenate(sizes)
+    return trees, evaluate(*trees)
+
+
+def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
+    """Draws `attempts` trees and returns those with a length within the bounds."""
+    tree = np.arange(attempts)  # of every node of a depth
+    total = np.zeros(attempts, np.int64)
+    depths = []
+    for depth in range(1, MAX_DEPTH + 1):
+        inner = rng.random(len(tree)) <= (1 - LEAF if depth < MAX_DEPTH else -1)
+        children = np.where(inner, 2, 0)
+        children[inner] += (rng.random(inner.sum()) * (MAX_CHILDREN - 1)).astype(np.int64)
+        total += np.bincount(tree, np.where(inner, 2, 1), attempts).astype(np.int64)
+        depths.append((tree, children))
+        tree = np.repeat(tree, children)
+    keep = (total >= SHORTEST) & (total <= LONGEST)
+    return _spell(rng, [children[keep[tree]] for tree, children in depths]), total[keep].astype(
+        np.int32
+    )
+
+
+def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
+    """The ids of trees, end to end, from the number of children of each node, depth by depth."""
+    sizes = [np.ones(len(depths[-1]), np.int64)]  # tokens of the subtree of a node
+    for children in reversed(depths[:-1]):
+        size = np.ones(len(children), np.int64)
+        inner = children > 0
+        ends = np.cumsum(children[inner])
+        sums = np.concatenate([[0], np.cumsum(sizes[-1])])
+        size[inner] = 2 + sums[ends] - sums[ends - children[inner]]
+        sizes.append(size)
+    sizes.reverse()
+    flat = np.zeros(sizes[0].sum(), np.uint8)
+    start = np.cumsum(sizes[0]) - sizes[0]
+    for children, size, below in zip(depths, sizes, [*sizes[1:], None], strict=True):
+        inner = children > 0
+        flat[start[~inner]] = DIGIT + (rng.random((~inner).sum()) * 10).astype(np.uint8)
+        flat[start[inner]] = OPERATOR + (rng.random(inner.sum()) * len(OPERATORS)).astype(np.uint8)
+        flat[start[inner] + size[inner] - 1] = CLOSE
+        if below is not None:
+            before = np.cumsum(below) - below
+            first = np.cumsum(children[inner]) - children[inner]
+            start = before + np.repeat(start[inner] + 1 - before[first], children[inner])
+    return flat
+
+
+# ---- values
+
+
+def depth_of(flat: np.ndarray) -> np.ndarray:
+    """The number of open operators at each token, including itself."""
+    step = (flat >= OPERATOR).astype(np.int32) - 2 * (flat == CLOSE)
+    return np.cumsum(step) + (flat == CLOSE)
+
+
+def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The value of each expression, int64 (n,).
+
+    Raises:
+        BadTree: something is not an expression; has the number of the first one.
+    """
+    depth, n = depth_of(flat), len(lengths)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    row = np.repeat(np.arange(n), lengths)
+    last = np.zeros(len(flat), bool)
+    last[ends - 1] = True
+    _refuse(row, (depth < 1) | (last != ((depth == 1) & (flat == CLOSE))))
+    value = flat.astype(np.int16) - DIGIT
+    inner = (flat >= OPERATOR) & (flat < CLOSE)
+    owner = np.where(flat == CLOSE, 0, depth - inner)  # the depth at which a node is an argument
+    by_owner = np.argsort(owner.astype(np.int16), kind="stable")
+    bounds = np.searchsorted(owner[by_owner], np.arange(depth.max() + 2))
+    nodes = [by_owner[a:b] for a, b in pairwise(bounds)]
+    closes = np.flatnonzero(flat == CLOSE)
+    for level in range(depth.max(), 0, -1):
+        operators = nodes[level - 1][inner[nodes[level - 1]]]
+        ends = closes[depth[closes] == level]
+        first = np.searchsorted(nodes[level], operators)
+        count = np.searchsorted(nodes[level], ends) - first
+        _refuse(row[operators], count < 1)
+        value[operators] = _apply(flat[operators], value[nodes[level]], first, count)
+    return value[inner & (depth == 1)].astype(np.int64)
+
+
+def _apply(operator: np.ndarray, values: np.ndarray, first: np.ndarray, count: np.ndarray):
+    """Each operator on its arguments: values[first : first + count]."""
+    owner = np.repeat(np.arange(len(first), dtype=np.int32), count)
+    order = np.sort(owner * 16 + values) & 15
+    results = [
+        order[first],
+        order[first + count - 1],
+        (order[first + (count - 1) // 2] + order[first + count // 2]) // 2,
+        np.add.reduceat(values, first) % 10,
+    ]
+    return np.choose(operator - OPERATOR, results)
+
+
+class BadTree(ValueError):
+    """Expression number `index` has no value."""
+
+    def __init__(self, index: int):
+        super().__init__(f"expression {index} is not one operator with all it holds")
+        self.index = index
+
+
+def _refuse(row: np.ndarray, bad: np.ndarray) -> None:
+    if bad.any():
+        raise BadTree(int(row[bad].min()))

@@ -9,25 +9,23 @@ from typing import Any, TypeVar
 
 from experiments.lra.tasks.task import PATHFINDER, Task
 
-# Modules are imported when their task is loaded: each needs packages that the others do not.
-MODULES = {
-    name: f"experiments.lra.tasks.{name}"
-    for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
-} | dict.fromkeys(PATHFINDER, "experiments.lra.tasks.pathfinder")
-NAMES = tuple(MODULES)
-OWN: dict[str, Callable[..., Task]] = {}  # tasks of the user's own
+# Built-in tasks by the name of their module, which is imported when the task is loaded: each needs
+# packages that the others do not. `task` adds functions.
+TASKS: dict[str, str | Callable[..., Task]] = dict.fromkeys(PATHFINDER, "pathfinder") | {
+    name: name for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
+}
 Load = TypeVar("Load", bound=Callable[..., Task])
 
 
 def task(name: str) -> Callable[[Load], Load]:
-    """Decorate the function that loads a task of one's own.
+    """Decorate the function that loads a task of your own, which task/NAME.yaml names.
 
-    Its first argument is `data_dir`; the others are keywords, `cache_dir`, `seed` and the options
+    Its first argument is `data_dir`; the others are keywords: `cache_dir`, `seed` and the options
     of the task.
     """
 
     def add(load: Load) -> Load:
-        OWN[name] = load
+        TASKS[name] = load
         return load
 
     return add
@@ -36,11 +34,11 @@ def task(name: str) -> Callable[[Load], Load]:
 def load_task(
     name: str, data_dir: str | Path, *, cache_dir: str | Path, seed: int = 0, **options: Any
 ) -> Task:
-    """A task of NAMES: read from its official files below `data_dir`, or generated.
+    """Return a task: read from its official files below `data_dir`, or generated.
 
     Args:
         data_dir: the folder of the official folders (listops-1000, aclImdb, tsv_data, pathfinder32,
-            cifar-10-batches-bin or cifar10_gray.npz[.xz], ...). It may be or hold lra_release.
+            cifar-10-batches-py or cifar10_gray.npz[.xz], ...). It may be or hold lra_release.
         cache_dir: where tokenised and generated data are kept.
         seed: of generated data, and of splits that are drawn.
         options: of the task; None keeps the default. `limit`: the first n examples of every split.
@@ -55,11 +53,9 @@ def load_task(
     options = {key: value for key, value in options.items() if value is not None}
     parameters = inspect.signature(load).parameters.values()
     known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"cache_dir", "seed"}
-    unknown = options.keys() - known
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if unknown := sorted(options.keys() - known):
         raise ValueError(
-            f"{name} has no option {', '.join(sorted(unknown))}: "
-            f"choose from {', '.join(sorted(known))}"
+            f"{name} has no option {', '.join(unknown)}: choose from {', '.join(sorted(known))}"
         )
     limit = options.get("limit")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
@@ -68,10 +64,11 @@ def load_task(
 
 
 def loader(name: str) -> Callable[..., Task]:
-    """The function `load` of a task."""
-    if name in OWN:
-        return OWN[name]
-    if name not in MODULES:
-        raise ValueError(f"no task {name!r}: choose from {', '.join(NAMES)}")
-    load = import_module(MODULES[name]).load
+    """Return the function `load` of a task."""
+    if name not in TASKS:
+        raise ValueError(f"no task {name!r}: choose from {', '.join(sorted(TASKS))}")
+    found = TASKS[name]
+    if not isinstance(found, str):
+        return found
+    load = import_module(f"experiments.lra.tasks.{found}").load
     return partial(load, PATHFINDER[name]) if name in PATHFINDER else load

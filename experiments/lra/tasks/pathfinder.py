@@ -10,19 +10,19 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from experiments.common.files import digest, read_array, read_lines, reading
-from experiments.lra.tasks.cache import fingerprint
 from experiments.lra.tasks.task import (
     AGAIN,
     SPLITS,
     Split,
     Task,
     best_constant,
+    fingerprint,
     pixel_order,
     require,
     source,
@@ -42,9 +42,8 @@ EMPTY = ("pathfinder32/curv_baseline", "imgs/0/sample_172.png")
 STREAM = 2**40  # the most images of a split: the sizes of splits do not affect each other
 
 
-class Entry(NamedTuple):
-    image: str  # path below the folder of the level
-    label: int
+# of the metadata of an image: its path below the folder of the level, its number, its label
+ENTRY = re.compile(r"(imgs/\d+) (sample_\d+\.png) \S+ ([01])( |$)")
 
 
 def load(
@@ -64,7 +63,7 @@ def load(
     limit: int | None = None,
     workers: int | None = None,
 ) -> Task:
-    """The Pathfinder task of one size; the pixels are the tokens.
+    """Return the Pathfinder task of one size; the pixels are the tokens.
 
     Args:
         seed: of generated images. The release is split in its order, 80 : 10 : 10.
@@ -134,12 +133,12 @@ def _release(
     level = root / LEVELS[difficulty]
     files = _metadata_files(level)
     whole = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    entries: dict[str, Entry] = {}
+    entries: dict[str, int] = {}
     for file in files:
-        for entry in read_metadata(file):
-            if entry.image in entries:
-                raise ValueError(f"{file}: {entry.image} is listed twice: delete one of its lines")
-            entries[entry.image] = entry
+        for image, label in read_metadata(file):
+            if image in entries:
+                raise ValueError(f"{file}: {image} is listed twice: delete one of its lines")
+            entries[image] = label
     if EMPTY[0] == f"{root.name}/{level.name}":
         broken = level / EMPTY[1]
         if broken.exists() and not broken.stat().st_size:
@@ -149,8 +148,8 @@ def _release(
     ends = [0, len(entries) * 8 // 10, len(entries) * 9 // 10, len(entries)]
     arrays = {}
     for name, first, end in zip(SPLITS, ends, ends[1:], strict=False):
-        part = list(entries.values())[first:end][:limit]
-        path = _cache_path(cache, level, name, [level / entry.image for entry in part], whole)
+        part = list(entries.items())[first:end][:limit]
+        path = _cache_path(cache, level, name, [level / image for image, _ in part], whole)
         make = partial(_decode, level, part)
         what = f"Pathfinder-{size}, official {name} images"
         arrays[name] = filled(path, (len(part), size, size), make, workers=workers, what=what)
@@ -160,7 +159,7 @@ def _release(
 def _cache_path(
     cache: Path, level: Path, split: str, images: Sequence[Path], metadata: str
 ) -> Path:
-    """The file that caches these images. Removes caches of images that were replaced since.
+    """Return the file that caches these images. Removes caches of images that were replaced since.
 
     Its name has a digest of the metadata, and one of the sizes and times of the images.
     """
@@ -190,41 +189,32 @@ def _metadata_files(level: Path) -> list[Path]:
     return sorted(files, key=lambda file: int(file.stem))
 
 
-def read_metadata(file: Path) -> list[Entry]:
-    """The images of a metadata file: text (the release), or a NumPy array of strings.
-
-    The original generator writes such arrays. Nothing is unpickled.
+def read_metadata(file: Path) -> list[tuple[str, int]]:
+    """Return path and label of the images of a metadata file: text (the release), or a NumPy array
+    of strings, as the original generator writes it. Nothing is unpickled.
     """
     if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
         rows = read_array(file, AGAIN)
         if rows.ndim != 2 or rows.dtype.kind not in "US":
             raise ValueError(f"{file}: {rows.dtype} {rows.shape}, not a table of strings")
-        lines = [[str(value) for value in row] for row in rows.astype(str)]
+        lines = [" ".join(map(str, row)) for row in rows.astype(str)]
     else:
         with reading(file, AGAIN, "is neither text nor a NumPy array"):
-            lines = [line.decode("ascii").split() for _, line in read_lines(file, AGAIN)]
-    if not lines:
-        raise ValueError(f"{file}: empty")
-    return [_entry(file, number, fields) for number, fields in enumerate(lines, 1)]
+            lines = [line.decode("ascii").strip() for _, line in read_lines(file, AGAIN)]
+    found = [ENTRY.match(line) for line in lines]
+    if None in found or not found:
+        number = found.index(None) + 1 if found else 1
+        raise ValueError(f"{file}, line {number}: not imgs/<k> sample_<i>.png <i> <0 or 1> ...")
+    return [(f"{one[1]}/{one[2]}", int(one[3])) for one in found if one]
 
 
-def _entry(file: Path, number: int, fields: list[str]) -> Entry:
-    where = f"{file}, line {number}"
-    if len(fields) < 4:
-        raise ValueError(f"{where}: {len(fields)} fields; imgs/<k> sample_<i>.png <i> <label> ...")
-    folder, name, _, label = fields[:4]
-    if not re.fullmatch(r"imgs/\d+", folder) or not re.fullmatch(r"sample_\d+\.png", name):
-        raise ValueError(f"{where}: {folder} {name} is not imgs/<k> sample_<i>.png")
-    if label not in ("0", "1"):
-        raise ValueError(f"{where}: label {label!r}, not 0 or 1")
-    return Entry(f"{folder}/{name}", int(label))
-
-
-def _decode(level: Path, entries: Sequence[Entry], first: int, pixels: np.ndarray) -> np.ndarray:
+def _decode(
+    level: Path, entries: Sequence[tuple[str, int]], first: int, pixels: np.ndarray
+) -> np.ndarray:
     part = entries[first : first + len(pixels)]
-    for image, entry in zip(pixels, part, strict=True):
-        image[:] = _read(level / entry.image, image.shape)
-    return np.array([entry.label for entry in part], np.uint8)
+    for image, (path, _) in zip(pixels, part, strict=True):
+        image[:] = _read(level / path, image.shape)
+    return np.array([label for _, label in part], np.uint8)
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray:

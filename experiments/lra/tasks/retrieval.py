@@ -11,23 +11,25 @@ import numpy as np
 
 from experiments.common.files import read_lines
 from experiments.common.progress import progress
-from experiments.lra.tasks.cache import cached_files, pad
 from experiments.lra.tasks.task import (
     AGAIN,
+    BYTE_VOCAB,
     SPLITS,
     Split,
     Task,
     best_constant,
+    cached_files,
+    pad,
     padded_length,
     release_files,
     source,
 )
-from experiments.lra.tasks.text import BYTE_VOCAB
 
 FOLDER = "tsv_data"
 NAMES = {"train": "train", "val": "eval", "test": "test"}
 FILES = {split: f"new_aan_pairs.{name}.tsv" for split, name in NAMES.items()}
 SIZES = (147_086, 18_090, 17_437)
+LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 CUT = 10_000  # bytes of a text that LRA keeps before it cuts to max_length
 
@@ -40,7 +42,7 @@ def load(
     max_length: int = 4000,
     limit: int | None = None,
 ) -> Task:
-    """The Retrieval task, from `tsv_data`.
+    """Return the Retrieval task, from `tsv_data`.
 
     Args:
         max_length: bytes kept of a text; the padded length is the next power of two.
@@ -69,7 +71,7 @@ def load(
 
 
 def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first `most` bytes of all texts, end to end, their lengths int32 (n, 2), the labels.
+    """Return the first `most` bytes of texts, end to end, lengths int32 (n, 2), and labels.
 
     Raises:
         ValueError: a row has not five columns, or its label is not 0 or 1. Names file and line.
@@ -77,12 +79,10 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     flat, lengths, labels = bytearray(), [], []
     for number, line in progress(read_lines(path, AGAIN), None, f"reading {path.name}"):
         cells = line.split(b"\t")
-        if len(cells) != len(COLUMNS):
-            raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns instead of {len(COLUMNS)}: "
-                f"{', '.join(COLUMNS)}"
-            )
-        labels.append(_label(path, number, cells[0]))
+        if len(cells) != len(COLUMNS) or cells[0] not in LABELS:
+            columns = ", ".join(COLUMNS)
+            raise ValueError(f"{path}, line {number}: not {columns}, with tabs and label 0 or 1")
+        labels.append(LABELS[cells[0]])
         texts = [text[:most] for text in cells[3:]]
         lengths.append([len(text) for text in texts])
         flat += texts[0] + texts[1]
@@ -90,14 +90,3 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise ValueError(f"{path} has no rows")
     ids = np.frombuffer(flat, np.uint8)
     return ids, np.array(lengths, np.int32), np.array(labels, np.int64)
-
-
-def _label(path: Path, number: int, cell: bytes) -> int:
-    try:
-        label = float(cell)
-    except ValueError:
-        label = None
-    if label not in (0, 1):
-        text = cell[:20].decode("utf-8", "replace")
-        raise ValueError(f"{path}, line {number}: the label is {text!r}, not 0 or 1")
-    return int(label)

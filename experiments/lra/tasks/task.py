@@ -1,7 +1,8 @@
 """A task of the Long Range Arena, and functions that the tasks share."""
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 
 import masks
+from experiments.common.files import DamagedFile, digest, read_arrays, write_whole
 
 SPLITS = ("train", "val", "test")
 AGAIN = "unpack the LRA release again"
+BYTE_VOCAB = 257  # of texts: 0 pads, byte b is b + 1
 PATHFINDER = {f"pathfinder{size}": size for size in (32, 64, 128, 256)}
 
 
@@ -27,7 +30,7 @@ class Split:
         return len(self.labels)
 
     def first(self, n: int | None) -> "Split":
-        """The first `n` examples, as views; None: all of them."""
+        """Return the first `n` examples, as views; None: all of them."""
         return self if n is None or n >= len(self) else self.take(slice(n))
 
     def take(self, rows: slice | np.ndarray) -> "Split":
@@ -62,7 +65,7 @@ class Task:
             self._check(name, self.splits[name])
 
     def _check(self, name: str, split: Split) -> None:
-        """Raises ValueError if a split does not fit the task."""
+        """Raise ValueError if a split does not fit the task."""
         n = len(split)
         shape = (n, 2, self.length) if self.pair else (n, self.length)
         if not n:
@@ -88,7 +91,7 @@ class Task:
 
 
 def find(data_dir: Path, name: str) -> Path | None:
-    """The file or folder `name` of `data_dir`, also below lra_release; None if there is none.
+    """Return the file or folder `name` of `data_dir` or of lra_release in it, or None.
 
     The official archive has some folders twice, in lra_release and lra_release/lra_release. The
     inner ones are the ones in use.
@@ -101,7 +104,7 @@ def find(data_dir: Path, name: str) -> Path | None:
 
 
 def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Path:
-    """As `find`, but raises `missing` if there is none."""
+    """Return the same as `find`, but raise `missing` if there is none."""
     path = find(data_dir, name)
     if path is None:
         raise missing(data_dir, name, fetch=fetch, stand_in=stand_in)
@@ -109,7 +112,7 @@ def require(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Pat
 
 
 def missing(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> ValueError:
-    """An error that says what to fetch, where to put it, and what to use instead."""
+    """Return an error that says what to fetch, where to put it, and what to use instead."""
     where = f"{data_dir}" if data_dir.is_dir() else f"{data_dir}, which is not a folder"
     if data_dir.name == name:
         return ValueError(f"no {name} in {where}: data_dir is the folder that holds {name}")
@@ -120,7 +123,7 @@ def missing(data_dir: Path, name: str, *, fetch: str, stand_in: str = "") -> Val
 def release_files(
     data_dir: Path, folder: str, names: Mapping[str, str], stand_in: str
 ) -> dict[str, Path]:
-    """The files of a folder of the LRA release by split. Raises ValueError if one is missing."""
+    """Return the files of a folder of the LRA release by split; ValueError if one is missing."""
     fetch = "the LRA release (lra_release.gz of google-research/long-range-arena)"
     root = require(data_dir, folder, fetch=fetch, stand_in=stand_in)
     paths = {split: root / name for split, name in names.items()}
@@ -131,7 +134,7 @@ def release_files(
 
 
 def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
-    """(train, val, test) of the `examples` option."""
+    """Return (train, val, test) of the `examples` option."""
     sizes = tuple(examples) if isinstance(examples, Iterable) else ()
     whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     if len(sizes) != 3 or not whole or min(sizes) < 1:
@@ -140,7 +143,7 @@ def split_sizes(examples: Iterable[int]) -> tuple[int, int, int]:
 
 
 def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) -> str:
-    """`name`, with the numbers of examples if they are not those of the full data set."""
+    """Return `name`, with the numbers of examples if they are not those of the full data set."""
     found = tuple(len(splits[split]) for split in SPLITS)
     if found == sizes:
         return name
@@ -148,14 +151,14 @@ def source(name: str, splits: Mapping[str, Split], sizes: tuple[int, int, int]) 
 
 
 def padded_length(max_length: int) -> int:
-    """The smallest power of two that is at least `max_length`."""
+    """Return the smallest power of two that is at least `max_length`."""
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
         raise ValueError(f"max_length={max_length!r}: give a number of tokens, at least 1")
     return 1 << (max_length - 1).bit_length()
 
 
 def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
-    """int64 (rows * columns,): the pixel, in raster order, at every place of the sequence.
+    """Return int64 (rows * columns,): the pixel, in raster order, at every place of the sequence.
 
     Args:
         order: "row", or a reordering of `masks`: "hilbert", "morton", "tiles:8" or "tiles:8x16".
@@ -180,7 +183,7 @@ def pixel_order(grid: tuple[int, int], order: str) -> np.ndarray:
 def best_constant(
     train: Split, test: Split, keys: tuple[np.ndarray, np.ndarray] | None = None
 ) -> float:
-    """Test accuracy of the most frequent label of train, among examples of the same key.
+    """Return the test accuracy of the most frequent label of train, among examples of the same key.
 
     Args:
         keys: what a shortcut sees, (n,) of train and of test. None: nothing (the majority class).
@@ -194,3 +197,87 @@ def best_constant(
 
 def _most_frequent(labels: np.ndarray) -> int:
     return int(np.bincount(labels).argmax())
+
+
+# ---- arrays kept on disk between runs, written whole or not at all
+
+Arrays = dict[str, np.ndarray]
+FORMAT = 1  # of the arrays of all tasks
+
+
+def cached(
+    cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[], Arrays]
+) -> Arrays:
+    """Return the arrays of `make`, from cache_dir/NAME-DIGEST.npz if made for `key` before.
+
+    The file is written atomically. One that cannot be read is made again.
+    """
+    path = cache_dir / f"{name}-{digest({'format': FORMAT, **key})}.npz"
+    if path.exists():
+        try:
+            return read_arrays(path, "making it again")
+        except DamagedFile as error:
+            print(error, file=sys.stderr)
+    arrays = make()
+    write_whole(path, lambda file: np.savez(file, **arrays), "cache_dir")  # type: ignore[arg-type]
+    return arrays
+
+
+def cached_files(
+    cache_dir: Path,
+    name: str,
+    paths: Mapping[str, Path],
+    read: Callable[[Path], tuple[np.ndarray, ...]],
+    **key: Any,
+) -> Arrays:
+    """Return what `read` makes of each file, cached: SPLIT, SPLIT_lengths and SPLIT_labels.
+
+    key: what it depends on besides the files.
+    """
+
+    def make() -> Arrays:
+        arrays = {}
+        for split, path in paths.items():
+            arrays |= named(split, *read(path))
+        return arrays
+
+    return cached(cache_dir, name, key | {"files": fingerprint(paths.values())}, make)
+
+
+def named(split: str, flat: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Arrays:
+    return {split: flat, f"{split}_lengths": lengths, f"{split}_labels": labels}
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Return a digest of the names, sizes and times of files, for the key of a cache."""
+    stats = ((path, path.stat()) for path in sorted(paths))
+    return digest({str(path): [s.st_size, s.st_mtime_ns] for path, s in stats})
+
+
+def pad(
+    flat: np.ndarray, lengths: np.ndarray, most: int, width: int, *, as_bytes: bool = False
+) -> np.ndarray:
+    """Return sequences that lie end to end as rows (n, width), cut to `most` and padded with 0.
+
+    Args:
+        as_bytes: byte b becomes b + 1. The result is uint8 unless there is a byte 255, which UTF-8
+            does not have.
+    """
+    wide = as_bytes and len(flat) > 0 and flat.max() == 255
+    out = np.zeros((len(lengths), width), np.int16 if wide else flat.dtype)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    for row, end, length in zip(out, ends.tolist(), lengths.tolist(), strict=True):
+        keep = min(length, most)
+        row[:keep] = flat[end - length : end - length + keep]
+        if as_bytes:
+            row[:keep] += 1
+    return out
+
+
+def padded_split(
+    data: Arrays, name: str, most: int, width: int, limit: int | None, *, as_bytes: bool = False
+) -> Split:
+    """Return the first `limit` examples of a split of `cached_files`, as `pad` makes them."""
+    lengths = data[f"{name}_lengths"][:limit]
+    tokens = pad(data[name], lengths, most, width, as_bytes=as_bytes)
+    return Split(tokens, data[f"{name}_labels"][:limit], np.minimum(lengths, most))

@@ -4,25 +4,35 @@ LRA keeps 1,000 bytes of a review in its configuration and 4K in its paper; both
 the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from experiments.common.checks import share
-from experiments.lra.tasks.cache import padded_split
-from experiments.lra.tasks.imdb import CSV, FOLDER, csv_reviews, reviews
+from experiments.common.files import read_lines
+from experiments.common.progress import progress
 from experiments.lra.tasks.task import (
+    BYTE_VOCAB,
+    Arrays,
     Split,
     Task,
     best_constant,
-    find,
+    cached,
+    fingerprint,
     padded_length,
+    padded_split,
+    require,
     source,
 )
 
-BYTE_VOCAB = 257  # 0 pads, byte b is b + 1
 SIZES = (25_000, 25_000, 25_000)
+FOLDER = "aclImdb"
+HALVES = ("train", "test")
+KINDS = ("neg", "pos")  # of label 0 and 1
+MOVIE = re.compile(r"/title/(tt\d+)")
+UNPACK = "unpack aclImdb_v1.tar.gz again"
 
 
 def load(
@@ -34,7 +44,7 @@ def load(
     held_out: float = 0.0,
     limit: int | None = None,
 ) -> Task:
-    """The Text task, from `aclImdb`, or else from `IMDB Dataset.csv`, which has no official splits.
+    """Return the Text task, from `aclImdb` (Maas et al., 2011).
 
     Args:
         max_length: bytes kept of a review; the padded length is the next power of two.
@@ -44,8 +54,7 @@ def load(
     """
     length = padded_length(max_length)
     share("held_out", held_out)
-    path = find(data_dir, CSV) if find(data_dir, FOLDER) is None else None
-    data = csv_reviews(path, cache_dir) if path else reviews(data_dir, cache_dir)
+    data = reviews(data_dir, cache_dir)
     whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)
     test = whole("test", limit=limit)
     if held_out:
@@ -55,7 +64,7 @@ def load(
     splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
     return Task(
         name="text",
-        source=source("IMDB CSV" if path else "official", splits, SIZES),
+        source=source("official", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
         splits=splits,
@@ -64,8 +73,92 @@ def load(
 
 
 def _divide(split: Split, held_out: float, seed: int) -> tuple[Split, Split]:
-    """Train and val, each in the original order."""
+    """Return train and val, each in the original order."""
     n = len(split)
     order = np.random.default_rng([seed, n]).permutation(n)
     val = max(1, round(held_out * n))
     return split.take(np.sort(order[val:])), split.take(np.sort(order[:val]))
+
+
+# ---- the reviews
+
+
+def reviews(data_dir: Path, cache_dir: Path) -> Arrays:
+    """Return all reviews, in a fixed random order, as arrays for train and test.
+
+    `train` has the bytes of all reviews end to end (uint8), `train_lengths` and `train_labels` are
+    per review, and so is `train_movies`: the number of its movie, -1 if no list has it.
+    """
+    fetch = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
+    folder = require(data_dir, FOLDER, fetch=fetch)
+    files = {(half, kind): _files(folder / half / kind) for half in HALVES for kind in KINDS}
+    lists = [folder / half / f"urls_{kind}.txt" for half in HALVES for kind in KINDS]
+    paths = [path for some in files.values() for path in some]
+    paths += [path for path in lists if path.exists()]
+
+    def make() -> Arrays:
+        arrays = {}
+        for half in HALVES:
+            arrays |= _half(folder, half, [files[half, kind] for kind in KINDS])
+        return arrays
+
+    return cached(cache_dir, "imdb", {"files": fingerprint(paths)}, make)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the reviews of a folder, by number."""
+    if not folder.is_dir():
+        raise ValueError(f"no folder {folder}: {UNPACK}")
+    paths = sorted((_number(path), path) for path in folder.iterdir() if path.suffix == ".txt")
+    if not paths:
+        raise ValueError(f"{folder} has no reviews: {UNPACK}")
+    return [path for _, path in paths]
+
+
+def _number(path: Path) -> int:
+    """Return N of N_RATING.txt, which is the line of its movie in the list of movies."""
+    number, _, rating = path.stem.partition("_")
+    if not number.isdecimal() or not rating.isdecimal():
+        raise ValueError(f"{path}: a review has a name like NUMBER_RATING.txt; move this file away")
+    return int(number)
+
+
+def _half(folder: Path, half: str, files: list[list[Path]]) -> Arrays:
+    paths = [path for some in files for path in some]
+    order = np.random.default_rng(0).permutation(len(paths))
+    texts = []
+    for i in progress(order.tolist(), len(paths), f"reading the {half} reviews"):
+        text = paths[i].read_bytes()
+        if not text:
+            raise ValueError(f"{paths[i]} is empty: {UNPACK}")
+        texts.append(text)
+    movies = [
+        _movies(folder / half / f"urls_{kind}.txt", some)
+        for kind, some in zip(KINDS, files, strict=True)
+    ]
+    labels = np.repeat([0, 1], [len(some) for some in files])
+    return {
+        half: np.frombuffer(b"".join(texts), np.uint8),
+        f"{half}_lengths": np.array([len(text) for text in texts], np.int32),
+        f"{half}_labels": labels[order].astype(np.int64),
+        f"{half}_movies": np.concatenate(movies)[order],
+    }
+
+
+def _movies(path: Path, files: list[Path]) -> np.ndarray:
+    """Return the number of the movie, ttNUMBER in its address, of each review."""
+    if not path.exists():
+        return np.full(len(files), -1)
+    titles = []
+    for number, content in read_lines(path, UNPACK):
+        line = content.decode("utf-8", "replace")
+        found = MOVIE.search(line)
+        if not found:
+            raise ValueError(f"{path}, line {number}: {line[:60]!r} is not the address of a movie")
+        titles.append(int(found[1][2:]))
+    numbers = [_number(file) for file in files]
+    if max(numbers) >= len(titles):
+        raise ValueError(
+            f"{path} has {len(titles)} lines, but there is a review {max(numbers)}: {UNPACK}"
+        )
+    return np.array(titles)[numbers]

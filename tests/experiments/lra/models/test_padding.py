@@ -1,7 +1,6 @@
 """Padding that is skipped in the encoder: lists made once a step, under torch.compile too."""
 
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -72,23 +71,6 @@ def test_the_encoder_does_not_see_the_difference():
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("mask", "times"), [(masks.local(100), 1), (MIXED, 2)])
-def test_layers_of_one_mask_share_a_schedule(mask, times, monkeypatch):
-    model, made = classifier(mask), []
-    module = sys.modules["sparseflash.arguments"]
-    make = module.schedule_from_selection
-
-    def counted(selection, *rest):
-        made.append(selection)
-        return make(selection, *rest)
-
-    monkeypatch.setattr(module, "schedule_from_selection", counted)
-    model(*batch()).sum().backward()
-    assert len(made) == times
-    model(batch()[0])  # without lengths there is nothing to prepare
-    assert len(made) == times
-
-
 def test_the_cls_state_counts():
     """It is one more state, which makes the sequence of 127 tokens a whole block."""
     lengths = torch.tensor([127, 1, 60], dtype=torch.int32)
@@ -133,10 +115,9 @@ def test_a_layer_alone_compiles(fresh_dynamo):
         torch.testing.assert_close(real * layer(q, k, v, plan), real * layer(q, k, v, lengths))
 
 
-@pytest.mark.parametrize("attention", ["flash", "sparse"])
-def test_a_compiled_layer_takes_lengths_without_a_plan(attention, fresh_dynamo):
+def test_a_compiled_layer_takes_lengths_without_a_plan(fresh_dynamo):
     """The block lists cannot be traced, so that the compiled layer hides the padding."""
-    layer = make_attention(attention, heads=2, head_dim=8, length=1024, backend="cpu")
+    layer = make_attention("flash", heads=2, head_dim=8, length=1024, backend="cpu")
     assert layer.padding == "skip"
     q, k, v = torch.randn(3, 2, 2, 1024, 8).unbind()
     lengths = torch.tensor([1000, 130])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.lra.tasks.imdb import reviews
 from experiments.lra.tasks.imdb_same_movie import LEAST
 from experiments.lra.tasks.load import load_task
+from experiments.lra.tasks.text import reviews
 
 MOVIES = 20  # of a half, the last of which has too few reviews
 
@@ -47,25 +47,6 @@ def read(tokens):
     return (tokens[tokens > 0] - 1).astype(np.uint8).tobytes().decode("utf-8", "ignore")
 
 
-def test_one_csv_of_all_reviews_gives_each_of_them_once(tmp_path):
-    rows = [f'"{i} said ""é"",\nand so on",{"positive" if i % 3 else "negative"}' for i in range(9)]
-    path = tmp_path / "IMDB Dataset.csv"
-    path.write_text("\n".join(["review,sentiment", *rows, rows[0], rows[8]]) + "\n", "utf-8-sig")
-    task = load(tmp_path, max_length=64)
-    assert task.source == "IMDB CSV, 4 + 5 + 5 examples"
-    both = [task.splits[half] for half in ("train", "test")]
-    texts = [read(row) for split in both for row in split.tokens]
-    assert texts == [f'{i} said "é",\nand so on' for i in range(9)]
-    assert [int(x) for split in both for x in split.labels] == [int(i % 3 > 0) for i in range(9)]
-    with pytest.raises(ValueError, match="no aclImdb"):
-        load(tmp_path, "imdb_same_movie")
-    wrong = {"a,good": "line 3 .*'good'", ",positive": "line 3 .*empty", "a": "line 3", '"a': "end"}
-    for row, words in wrong.items():
-        path.write_text(f"review,sentiment\nb,negative\n{row}\n")
-        with pytest.raises(ValueError, match=rf"Dataset\.csv.*{words}.*columns review and senti"):
-            load(tmp_path)
-
-
 def test_bytes_and_labels_are_those_of_the_files(shared):
     task = load(shared, max_length=400)
     n = (MOVIES - 1) * 2 * LEAST + 2 * (LEAST // 2 - 1)
@@ -90,10 +71,6 @@ def test_long_reviews_are_cut(shared):
     assert not cut.tokens[:, 20:].any()
 
 
-def test_the_default_is_the_length_of_the_nystromformer_port(shared):
-    assert load(shared).length == 1024 and load(shared, max_length=4000).length == 4096
-
-
 def test_held_out_reviews_leave_train(shared):
     task, whole = load(shared, held_out=0.25), load(shared)
     train, val, test = (task.splits[name] for name in ("train", "val", "test"))
@@ -112,24 +89,6 @@ def test_a_limit_takes_the_first_examples(shared):
         np.testing.assert_array_equal(few.splits[name].tokens, whole.splits[name].tokens[:5])
 
 
-def test_broken_folders_are_named(imdb):
-    folder = imdb / "aclImdb" / "train" / "pos"
-    (folder / "7_9.txt").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"train/pos/7_9\.txt is empty"):
-        load(imdb)
-    assert not (imdb / "cache").exists()
-    (folder / "7_9.txt").rename(folder / "seven.txt")
-    with pytest.raises(ValueError, match=r"seven\.txt: a review has a name like NUMBER_RATING"):
-        load(imdb)
-    for path in folder.iterdir():
-        path.unlink()
-    with pytest.raises(ValueError, match="train/pos has no reviews"):
-        load(imdb)
-    folder.rmdir()
-    with pytest.raises(ValueError, match=r"no folder .*train/pos"):
-        load(imdb)
-
-
 def test_text_does_not_need_the_lists_of_movies_but_pairs_do(imdb):
     (imdb / "aclImdb" / "test" / "urls_neg.txt").unlink()
     load(imdb)
@@ -137,18 +96,21 @@ def test_text_does_not_need_the_lists_of_movies_but_pairs_do(imdb):
         load(imdb, "imdb_same_movie")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda lines: lines[:50], r"urls_pos\.txt has 50 lines, but there is a review number 1"),
-        (lambda lines: ["tt1", *lines[1:]], r"urls_pos\.txt, line 1: 'tt1' is not the address"),
-    ],
-)
-def test_broken_lists_of_movies_are_named(imdb, change, message):
+def test_broken_folders_and_lists_are_named(imdb):
     path = imdb / "aclImdb" / "train" / "urls_pos.txt"
-    path.write_text("\n".join(change(path.read_text().splitlines())))
-    with pytest.raises(ValueError, match=message):
-        load(imdb, "imdb_same_movie")
+    lines = path.read_text().splitlines()
+    for wrong, words in ((lines[:50], "50 lines"), (["tt1", *lines[1:]], "line 1")):
+        path.write_text("\n".join(wrong))
+        with pytest.raises(ValueError, match=rf"urls_pos\.txt.*{words}"):
+            load(imdb, "imdb_same_movie")
+    folder = imdb / "aclImdb" / "train" / "pos"
+    (folder / "7_9.txt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"7_9\.txt is empty"):
+        load(imdb)
+    (folder / "7_9.txt").rename(folder / "seven.txt")
+    with pytest.raises(ValueError, match=r"seven\.txt"):
+        load(imdb)
+    assert not (imdb / "cache").exists()
 
 
 # ---- same movie
