@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.common.text_table import aligned
+from experiments.common.tables import aligned
 from experiments.pathfinder.generate import Images
 from experiments.pathfinder.parameters import LEVELS
 from experiments.pathfinder.render import DISTRACTORS, LABEL, RESTARTS

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,12 +30,11 @@ import masks
 from experiments.common.checks import as_list, choose
 from experiments.common.figures import PAGE, Style, curve, legend, save, style
 from experiments.common.program import program
-from experiments.common.text_table import MISSING, markdown
+from experiments.common.tables import MISSING, markdown
 from experiments.lra.cells import Cell, make_cells
 from experiments.lra.figures import pattern_names
 from experiments.lra.published import LABELS, STYLES
-from experiments.lra.run_files import QUANTITIES, read_runs, write_archive
-from experiments.lra.runs import Run
+from experiments.lra.runs import QUANTITIES, Run, read_runs, unpacked, write_archive
 
 SWEEPS = {"masks": "path_masks", "path_x_masks": "path_x_masks"}  # label of the runs: sweep
 GLOBAL = " + global tokens"
@@ -83,16 +82,16 @@ class Point:
 
 @cache
 def _seen(mask: str, n: int) -> tuple[float, ...]:
-    """Share of all pairs that 1, 2, .. layers connect. It takes a second or more of long images."""
+    """Return the share of all pairs that 1, 2, .. layers connect."""
     return masks.parse(mask).reach(n, exact=True).upper
 
 
 def points(runs: Sequence[Run], label: str = "masks") -> list[Point]:
-    """The cells of the runs with that label, by family and density.
+    """Return the cells of the runs with that label, by family and density.
 
     Raises ValueError if there is none, or one of a family that the study does not have.
     """
-    chosen = [run for run in runs if run.config.get("label") == label]
+    chosen = [run for run in runs if run.settings.get("label") == label]
     if not chosen:
         raise ValueError(
             f"no run has label={label}; train first: "
@@ -105,7 +104,7 @@ def points(runs: Sequence[Run], label: str = "masks") -> list[Point]:
 
 
 def _middle(found: Iterable[Point]) -> float:
-    """Between the two densities of the masks."""
+    """Return a density between the two of the masks."""
     sparse = [p.density for p in found if p.density < 1]
     return (min(sparse) * max(sparse)) ** 0.5 if sparse else 1.0
 
@@ -115,18 +114,18 @@ def _place(point: Point) -> int:
 
 
 def _order(run: Run) -> str:
-    return str(run.config["task"].get("order") or "row").partition(":")[0]
+    return str(run.settings["task"].get("order") or "row").partition(":")[0]
 
 
 def _starts(of: Iterable[Run], runs: Iterable[Run]) -> list[Run]:
-    """The runs that the first ones start from."""
-    folders = {str(run.config["init_from"]) for run in of if run.config.get("init_from")}
+    """Return the runs that the first ones start from."""
+    folders = {str(run.settings["init_from"]) for run in of if run.settings.get("init_from")}
     return [run for run in runs if run.place.endswith(tuple(folders))]
 
 
 def _point(cell: Cell, runs: Sequence[Run]) -> Point:
     run = cell.runs[0]
-    text, n, layers = run.mask, run.length or 0, run.config["model"]["layers"]
+    text, n, layers = run.mask, run.length or 0, run.settings["model"]["layers"]
     order = _order(run) if text else "row"  # dense attention is the same in every order
     before = [x for x in _starts(cell.runs, runs) if x.accuracy is not None]
     start = statistics.fmean(x.accuracy or 0.0 for x in before) if before else None
@@ -145,8 +144,15 @@ def _point(cell: Cell, runs: Sequence[Run]) -> Point:
     return Point(name, look, base != patterns, density, layers, cell, start, weights)
 
 
+def tables(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the table of an archive of runs, `masks`, as Markdown."""
+    runs = [unpacked(row) for row in frame.to_dict("records")]
+    labels = {run.settings.get("label") for run in runs}
+    return {"masks": table(points(runs, next(label for label in SWEEPS if label in labels)))}
+
+
 def table(found: Sequence[Point]) -> str:
-    """The cells as Markdown."""
+    """Return the cells as Markdown."""
     layers = found[0].layers
     head = ["pairs %", "layers of full reach", f"seen in {layers} layers %", "accuracy %"]
     rows = [["", *head, "over its start", "runs"]]
@@ -169,32 +175,27 @@ def table(found: Sequence[Point]) -> str:
 
 
 def summary(found: Sequence[Point]) -> str:
-    """The spread of the seeds over all cells, and what accuracy of the masks goes with."""
+    """Return the spread of the seeds, and what the accuracy of the masks goes with."""
     squares = [p.cell.spread**2 for p in found if p.cell.spread is not None]
     pooled = f"{statistics.fmean(squares) ** 0.5:.2f} points" if squares else "not known"
     sparse = [p for p in found if p.density < 1 and p.cell.accuracy is not None]
-    ranks = _ranks([p.cell.accuracy or 0.0 for p in sparse])
+    ranks = pd.Series([p.cell.accuracy or 0.0 for p in sparse], dtype=float).rank()
     kinds = {
         "pairs": [p.density for p in sparse],
         "layers of full reach": [p.depth for p in sparse],
         f"seen in {found[0].layers} layers": [p.seen for p in sparse],
     }
-    varied = {name: _ranks(x) for name, x in kinds.items() if len(set(x)) > 1 and ranks.std()}
-    shown = [f"{name} {np.corrcoef(x, ranks)[0, 1]:.2f}" for name, x in varied.items()]
+    varied = {name: pd.Series(x).rank() for name, x in kinds.items() if len(set(x)) > 1}
+    varied = varied if ranks.nunique() > 1 else {}
+    shown = [f"{name} {x.corr(ranks):.2f}" for name, x in varied.items()]
     return (
         f"standard deviation of the seeds, pooled over {len(squares)} cells: {pooled}\n"
         f"rank correlation with accuracy over {len(sparse)} cells: {', '.join(shown) or MISSING}"
     )
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks from 0; equal values share their mean rank."""
-    x = np.asarray(values)
-    return (x < x[:, None]).sum(1) + ((x == x[:, None]).sum(1) - 1) / 2
-
-
 def draw(found: Sequence[Point]) -> Figure:
-    """Accuracy by density on the left, against the depth of full reach on the right.
+    """Draw accuracy by density on the left, against the depth of full reach on the right.
 
     Markers of one place stand side by side. Dense attention is a band across both panels.
     """
@@ -243,7 +244,7 @@ def draw(found: Sequence[Point]) -> Figure:
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     several = any(point.cell.spread is not None for point in found)
     bars = "bars and band: lowest to highest seed" if several else "single runs"
-    task = f"{LABELS[runs[0].task]}, contour {runs[0].config['task'].get('difficulty') or 14}"
+    task = f"{LABELS[runs[0].task]}, contour {runs[0].settings['task'].get('difficulty') or 14}"
     start = f", from {found[0].weights} weights" * bool(found[0].weights)
     figure.suptitle(f"{task}{start}; {devices}; {bars}", fontsize=8)
     return figure
@@ -267,27 +268,25 @@ def _marker(axes: Axes, x: float, point: Point) -> None:
 
 
 def archived(runs: Sequence[Run], label: str = "masks") -> list[Run]:
-    """The runs of the study and their starts, without what its table and figure do not need.
+    """Return the runs of the study and their starts, without what its table and figure do not need.
 
     Training curves have the logged steps at which the run was validated, values four decimals, and
     times whole seconds. Which test examples were answered rightly is left out: it is most of the
     bytes.
     """
-    chosen = [run for run in runs if run.config.get("label") == label]
+    chosen = [run for run in runs if run.settings.get("label") == label]
     return [_light(run) for run in (*chosen, *_starts(chosen, runs))]
 
 
 def _light(run: Run) -> Run:
-    kept = run.of("val")
-    validated = {line["step"] for line in kept}
-    kept = [line for line in run.of("train") if line["step"] in validated] + kept
-    lines = [line for line in run.lines if line["kind"] not in ("train", "val")]
-    lines += [
+    val = run.of("val")
+    steps = {line["step"] for line in val}
+    lines = [
         line | {"seconds": round(line["seconds"])} | {x: round(line[x], 4) for x in QUANTITIES}
-        for line in kept
+        for line in [*(line for line in run.of("train") if line["step"] in steps), *val]
     ]
-    result = {name: value for name, value in run.result.items() if name != "correct"}
-    return Run(run.place, lines, result)
+    result = {k: v for k, v in (run.file["result"] or {}).items() if k != "correct"}
+    return Run(run.place, {**run.file, "result": result or None}, lines + run.of("test"))
 
 
 @program("path_masks", "experiments.pathfinder.studies.masks")

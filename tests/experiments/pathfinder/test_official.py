@@ -1,17 +1,15 @@
 """The writer of folders in the format of the release, statistics, and the program."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.pathfinder import draw, official
+from experiments.pathfinder import official
 from experiments.pathfinder.generate import Images, make
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import spec
-from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, MARGIN, MARKERS, RESTARTS
-from experiments.pathfinder.statistics import Statistics, measure, table
+from experiments.pathfinder.render import DISTRACTORS, INFO, LABEL, MARGIN, RESTARTS
+from experiments.pathfinder.statistics import measure
 
 
 def test_writing_continues_and_never_mixes(tmp_path, monkeypatch):
@@ -50,25 +48,6 @@ def test_a_line_has_the_margin_of_its_image(tmp_path):
     assert margins == [2 + which for which in info[:, MARGIN]] and len(set(margins)) == 2
 
 
-def test_a_sheet_traces_the_snakes_of_images_of_both_labels(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(draw.plt, "close", figures.append)
-    draw.sheet(tmp_path / "sheet.png", spec(32), 3, columns=2)
-    monkeypatch.undo()
-    images, axes = make(spec(32), 3, 0, 32), np.reshape(figures[0].axes, (4, 2))
-    for label in (0, 1):
-        for column, n in enumerate(np.flatnonzero(images.labels == label)[:2]):
-            plain, traced = axes[2 * label : 2 * label + 2, column]
-            for axis in (plain, traced):
-                assert (axis.images[0].get_array() == images.pixels[n]).all()
-            *paddles, marks = (line.get_xydata()[:, ::-1] for line in traced.lines)
-            long = images.placed[n, :28]
-            starts = long[np.argsort(long[:, 0], kind="stable"), 2:]  # one snake, then the other
-            assert not plain.lines and ([line[0] for line in paddles] == starts).all()
-            assert (marks.ravel() == images.info[n, MARKERS : MARKERS + 4]).all()
-    draw.plt.close(figures[0])
-
-
 def test_statistics_have_means_shares_and_standard_errors():
     pixels = np.zeros((4, 2, 2), np.uint8)
     pixels[0], pixels[1, 0] = 8, 4  # means of 8, 2, 0 and 0
@@ -82,13 +61,6 @@ def test_statistics_have_means_shares_and_standard_errors():
     assert found.non_zero_error == pytest.approx((20 / 4 - 1.5**2) ** 0.5 / 2)
 
 
-def test_a_table_has_our_images_above_those_of_the_release():
-    ours = Statistics(5, 9.0, 36.0, 2600.0, 14.5, 0.25, 3.0, 0.5, 10.0)
-    *_, generated, official = (line.split()[2:] for line in table({(128, 14): ours}).splitlines())
-    assert generated == "generated 5 9.00±0.50 36.00 2600±10 14.50 0.250 3".split()
-    assert official == "official 8 9.43±0.32 36.12 2640±75 15.00".split()
-
-
 def test_command(tmp_path, run_program):
     words = f"size=[32,256] examples=20 statistics=true pictures={tmp_path}"
     status, printed, _ = run_program("pathfinder.__main__", *words.split())
@@ -96,17 +68,3 @@ def test_command(tmp_path, run_program):
     assert "curv_contour_length_14  generated" in printed and "official" in printed
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"pathfinder-32.png", "pathfinder-256.png"}
-
-
-def test_command_passes_its_options_on(tmp_path, run_program, monkeypatch):
-    sheets = []
-    monkeypatch.setattr(draw, "sheet", lambda _, *given: sheets.append(given))
-    words = f"size=32 contour=[6,9] seed=3 examples=20 distractors=1 out={tmp_path} statistics=true"
-    status, printed, _ = run_program("pathfinder.__main__", *words.split(), f"pictures={tmp_path}")
-    specs = {(32, contour): spec(32, contour, distractors=1) for contour in (6, 9)}
-    assert status == 0 and sheets == [(each, 3) for each in specs.values()]
-    for each in specs.values():
-        known = json.loads((tmp_path / "pathfinder32" / each.level / "generated.json").read_text())
-        assert (known["seed"], known["distractors"]) == (3, 1)
-    measured = {key: measure(make(each, 3, 0, 20)) for key, each in specs.items()}
-    assert printed.rstrip().endswith(table(measured))

@@ -1,9 +1,6 @@
 """Arrays of images on disk: threads, interruptions, a full disk."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.pathfinder import generate, store
+from experiments.pathfinder import store
 from experiments.pathfinder.generate import make, on_disk
 from experiments.pathfinder.parameters import spec
 from experiments.pathfinder.store import filled
@@ -40,16 +37,6 @@ def test_generated_images_are_those_of_their_numbers(tmp_path, workers):
     np.testing.assert_array_equal(labels, expected.labels)
     names = sorted(path.suffixes[-1] for path in tmp_path.iterdir())
     assert names == [".lock", ".npy", ".npy"]
-
-
-def test_images_of_another_version_are_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate, "VERSION", 1)
-    monkeypatch.setattr(generate, "make", lambda _, *which: make(spec(32, 6), *which))
-    old, _ = on_disk([spec(32)], 3, 0, 10, tmp_path, 1)
-    monkeypatch.undo()
-    new, _ = on_disk([spec(32)], 3, 0, 10, tmp_path, 1)
-    assert (old != new).any()
-    np.testing.assert_array_equal(new, make(spec(32), 3, 0, 10).pixels)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +87,6 @@ def test_an_interruption_keeps_what_was_made(tmp_path, monkeypatch, flush):
     assert 128 in made[before:] and 0 not in made[before:]
 
 
-@pytest.mark.parametrize("cut", [b"", b"\x93NUMPY\x01", b"nonsense" * 30])
-@pytest.mark.parametrize("name", ["images.part", "images.labels.part"])
-def test_leftovers_cut_off_at_the_start_are_replaced(tmp_path, cut, name):
-    (tmp_path / name).write_bytes(cut)
-    assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
-
-
-def test_marks_without_their_images_are_replaced(tmp_path):
-    with open(tmp_path / "images.labels.part", "wb") as file:
-        np.save(file, np.ones(SHAPE[0], np.uint8))
-    assert_numbers(*filled(tmp_path / "images.npy", SHAPE, numbers))
-
-
 def test_killed_between_the_last_two_renames(tmp_path, monkeypatch):
     path, rename = tmp_path / "images.npy", os.replace
 
@@ -151,29 +125,3 @@ def test_of_two_at_once_one_makes_them(tmp_path):
         for job in jobs:
             assert_numbers(*job.result())
     assert sorted(made) == [0, 64, 128, 192]
-
-
-def test_kill_9_and_go_on(tmp_path):
-    n = 6000
-    code = (
-        "from pathlib import Path; from experiments.pathfinder import generate, parameters, store\n"
-        "store.FLUSH = 1\n"
-        f"generate.on_disk([parameters.spec(32)], 0, 0, {n}, Path({str(tmp_path)!r}), 1)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    try:
-        until = time.monotonic() + 900
-        while time.monotonic() < until and process.poll() is None:
-            parts = (path for path in tmp_path.glob("*.labels.part") if path.stat().st_size)
-            if any(np.load(path).any() for path in parts):
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.wait()
-    assert process.returncode == -signal.SIGKILL and not list(tmp_path.glob("*[0-9a-f].npy"))
-    pixels, labels = on_disk([spec(32)], 0, 0, n, tmp_path, 1)
-    for first in (0, 64, 3000, n - 64):
-        expected = make(spec(32), 0, first, 64)
-        np.testing.assert_array_equal(pixels[first : first + 64], expected.pixels)
-        np.testing.assert_array_equal(labels[first : first + 64], expected.labels)

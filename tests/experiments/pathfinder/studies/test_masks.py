@@ -8,10 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.common.figures import style
-from experiments.lra.run_files import read_runs, write_archive
+from experiments.lra.runs import read_runs, write_archive
 from experiments.pathfinder.studies.masks import (
     FAMILIES,
-    _ranks,
     archived,
     draw,
     points,
@@ -90,7 +89,6 @@ def test_ranks_of_equal_values_are_shared(tmp_path):
         "pairs -0.50, layers of full reach -1.00, seen in 4 layers 1.00",
     ]
     assert summary(found[:1]).endswith("over 0 cells: –")
-    assert _ranks([3, 1, 3, 2]).tolist() == [2.5, 0, 2.5, 1]
     equal = points(
         runs_of(tmp_path / "b", *[("row", f"local:{n}|global:16", 0.6) for n in (49, 121)])
     )
@@ -123,7 +121,7 @@ def test_an_archive_gives_the_same_table(tmp_path):
     assert len(runs) == 7
     write_archive(archived(runs), tmp_path / "b.jsonl.gz")
     kept = read_runs(str(tmp_path / "b.jsonl.gz"))
-    assert len(kept) == 6 and all("correct" not in run.result for run in kept)
+    assert len(kept) == 6 and all("correct" not in run.file["result"] for run in kept)
     for run in kept:
         steps = {line["step"] for line in run.of("val")}
         assert steps and {line["step"] for line in run.of("train")} <= steps

@@ -1,0 +1,308 @@
+"""What models of Pathfinder look at: the probe, and the four questions."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from experiments.common.program import CONF
+from experiments.common.rows import frame
+from experiments.common.tables import MISSING
+from experiments.lra.run import train
+from experiments.lra.settings import compose_settings
+from experiments.lra.tasks.task import pixel_order
+from experiments.pathfinder.generate import VERSION, ends, make, redraw
+from experiments.pathfinder.parameters import spec
+from experiments.pathfinder.render import ORIGIN
+from experiments.pathfinder.studies import probe
+from experiments.pathfinder.studies.probe import interval, paddles_at, seen, tables
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Return a function that asks a question with the options of conf/probe.yaml."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / "probe.yaml"), resolve=False)
+
+    def asked(question: str, **changes: Any) -> str:
+        places = {"rows": str(tmp_path / f"{question}.jsonl"), "cache_dir": str(tmp_path)}
+        own = {"device": "cpu", "allow_changes": True} | places | config[question] | changes
+        return probe.QUESTIONS[question](own, "command")
+
+    return asked
+
+
+def use(monkeypatch, model: nn.Module, *words: str, order: str = "row") -> None:
+    """Let a model stand for that of each run."""
+    settings = compose_settings(["task=pathfinder32", "device=cpu", "scale=full", *words])
+    side = int(settings.task["name"].removeprefix("pathfinder"))
+    found = probe.Trained(settings, model, 7, pixel_order((side, side), order), CPU, torch.float32)
+    monkeypatch.setattr(probe, "trained", lambda *_: found)
+
+
+class Bright(nn.Module):
+    """Says yes to images with more pixels than `limit`."""
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self.limit, self.asked = limit, []
+
+    def forward(self, tokens):
+        self.asked.append(tokens)
+        yes = (tokens > 0).sum(1) > self.limit
+        return torch.stack([~yes, yes], 1).float()
+
+
+# ---- the probe
+
+
+@pytest.mark.parametrize(("size", "contour"), [(32, 6), (128, 14)])
+def test_a_probe_sees_the_paddles_from_the_marks_on(size, contour):
+    each = spec(size, contour)
+    images = make(each, 3, 0, 20)
+    found = seen(images, each)
+    assert found.shape == (20, 2, 1 + 2 * contour, 2)
+    steps = np.linalg.norm(np.diff(found, axis=2), axis=-1)
+    assert steps[..., 0].max() == pytest.approx(0, abs=1)  # the first paddle lies under the mark
+    paddles, gaps = steps[..., 1::2], steps[..., 2::2]
+    assert (abs(paddles - each.length) < 1).all() and (gaps < 2 * max(each.margins) + 4).all()
+    # from both ends of one curve, or from ends of two
+    same = (found[:, 0, 1:] == found[:, 1, :0:-1]).all((1, 2))
+    np.testing.assert_array_equal(same, images.labels == 1)
+
+
+def test_what_a_probe_sees_is_where_the_pixels_are():
+    """The pixels of an image with only the marks and two paddles at each lie around those ends."""
+    each = spec(128)
+    images = make(each, 3, 0, 10)
+    kept = paddles_at(images, 14, 4, middle=False)
+    pixels, found = redraw(images, each, kept), seen(images, each)[:, :, :5].reshape(10, 10, 2)
+    for image, places in zip(pixels, found, strict=True):
+        lit = np.argwhere(image > 60)
+        far = np.linalg.norm(lit[:, None] - places[None], axis=-1)
+        assert far.min(1).max() < 5  # half a paddle, or the radius of a mark
+        assert far.min(0).max() < 2
+
+
+def test_paddles_at_the_marks_tell_more_than_the_marks(tmp_path, monkeypatch):
+    each = spec(32, 6)
+    data = probe.seen_on_disk(each, 0, 6000, tmp_path)
+    monkeypatch.setattr(probe, "make", lambda *_: pytest.fail("made again"))
+    again = probe.seen_on_disk(each, 0, 6000, tmp_path)
+    assert all(map(torch.equal, data, again))
+    (x, x_test), (y, y_test) = (part.split(4000) for part in data)
+    right = []
+    for k in (0, 1, 6):
+        found = probe.fit(each, k, x, y, steps=300, seed=0, device=CPU)
+        yes = probe.says_yes(found, x_test)
+        assert torch.equal(yes, probe.says_yes(found, x_test.flip(1)))  # no mark is the first
+        right.append((yes == (y_test > 0)).float().mean().item())
+    assert 0.62 < right[0] < 0.8 and right[0] + 0.05 < right[1] < 0.93 and right[2] > 0.97
+    blind = torch.where(torch.arange(13)[:, None] > 2, torch.nan, x_test)  # beyond one paddle
+    found = probe.fit(each, 1, blind, y_test, steps=2, seed=0, device=CPU)
+    assert torch.isfinite(found(blind)).all()
+
+
+# ---- shortcuts
+
+
+def test_shortcuts_are_measured_where_rows_are_missing(ask, tmp_path):
+    sizes = {"size": [32, 64], "contour": [6, 9], "examples": 200, "tested": 100, "steps": 5}
+    ask("shortcuts", **sizes, paddles=[0])
+    text = ask("shortcuts", **sizes, paddles=[0, 1])
+    rows = frame(tmp_path / "shortcuts.jsonl")
+    assert rows.paddles.tolist() == [0] * 4 + [1] * 4 and rows.right.between(20, 100).all()
+    assert "| the marks | and 1 paddle at each |" in text and text.count(" ± ") == 8
+
+
+def test_a_table_has_the_newest_rows_of_the_images_made_now():
+    found = ((2, 80, VERSION), (2, 90, VERSION), (3, 100, VERSION), (2, 50, VERSION - 1))
+    rows = [
+        {"size": 32, "contour": 6, "tested": 100, "paddles": k, "right": n, "images_version": v}
+        for k, n, v in found
+    ]
+    assert tables(frame(rows))["shortcuts"].splitlines()[::2] == [
+        "| size | contour | and 2 paddles at each | and 3 paddles at each |",
+        f"| 32 | 6 | {interval(90, 100)} | {interval(100, 100)} |",
+    ]
+
+
+def test_the_interval_is_wilsons():
+    """Its half width is that of the 95 % interval around its own middle."""
+    assert interval(50, 100) == "50.0 ± 9.6" and interval(0, 100) == "0.0 ± 1.8"
+    assert interval(100, 100) == "100.0 ± 1.8" and interval(900, 1000) == "90.0 ± 1.9"
+    assert interval(0, 0) == MISSING
+
+
+# ---- cuts
+
+
+def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
+    each = spec(64, 9)
+    images = make(each, 3, 0, 12)
+    number, origin = np.arange(images.placed.shape[1]) // 2, images.info[:, ORIGIN]
+    for n in (0, 1, 4, 9):
+        middle, marks = (paddles_at(images, 9, n, middle=m) for m in (True, False))
+        assert (middle.sum(1) == n).all() and (marks.sum(1) == n).all()
+        image, paddle = np.nonzero(middle)
+        assert (images.placed[image, paddle, 0] == origin[image]).all()
+        if n in (1, 4):
+            inner, outer = (set(number[np.nonzero(found)[1]]) for found in (middle, marks))
+            assert inner == set(range((9 - n) // 2, (9 + n) // 2))
+            assert outer == {*range((n + 1) // 2), *range(9 - n // 2, 9)}
+    marks, both = paddles_at(images, 9, 2, middle=False), ends(images, each)
+    for image, x in enumerate(seen(images, each)):  # those that the probe sees
+        for paddle, mark in zip(both[image, marks[image]], x, strict=True):
+            assert sorted(paddle.tolist()) == sorted(mark[1:3].tolist())
+
+
+SMALL = {"examples": 12, "probe_examples": 40, "probe_steps": 2}
+
+
+def test_answers_follow_what_is_left_out(ask, monkeypatch, tmp_path):
+    images = make(spec(32), 1000, 0, 12)
+    pixels = (images.pixels[images.labels == 1] > 0).sum((1, 2))
+    use(monkeypatch, Bright(int(np.median(pixels)) - 1))
+    seeds, fit = [], probe.fit
+    monkeypatch.setattr(probe, "fit", lambda *a, **k: seeds.append(k["seed"]) or fit(*a, **k))
+    ask("cuts", **SMALL, erased=[0, 6, 14])
+    rows = frame(tmp_path / "cuts.jsonl")
+    assert seeds == [1001]  # the probe is not trained on the images that it is asked about
+    assert (rows.curve + rows.other == 12).all() and (rows.step == 7).all()
+    whole, middle, marks, none, none_too = rows.curve_yes / rows.curve
+    assert whole >= 0.5 > middle >= none == none_too and marks < 0.5
+
+
+def test_an_interrupted_study_continues(ask, monkeypatch, tmp_path):
+    monkeypatch.setattr(probe, "BLOCK", 8)
+    use(monkeypatch, Bright(10_000))
+    ask("cuts", **SMALL | {"examples": 16}, erased=[0])
+    use(monkeypatch, Bright(-1))  # another model: its rows show which were asked again
+    ask("cuts", **SMALL | {"examples": 20}, erased=[0, 2])
+    rows = frame(tmp_path / "cuts.jsonl")
+    assert rows["first"].tolist() == [0, 8, 16, 0, 8, 16, 0, 8, 16]
+    assert (rows.curve_yes == rows.curve * (rows.index >= 2)).all()
+
+
+def test_answers_are_paired_with_those_of_the_probe(ask, monkeypatch):
+    """A model that says what the probe says is never right against it."""
+    images = make(spec(32), 1000, 0, 20)
+    probed = images.labels == 1
+    probed[[0, 5, 9]] ^= True
+    monkeypatch.setattr(probe, "says_yes", lambda *_: torch.from_numpy(probed))
+
+    class Same(nn.Module):
+        def forward(self, tokens):
+            pixels = tokens.reshape(len(tokens), 32, 32).numpy()
+            order = [np.flatnonzero((images.pixels == each).all((1, 2)))[0] for each in pixels]
+            yes = torch.from_numpy(probed[order])
+            return torch.stack([~yes, yes], 1).float()
+
+    use(monkeypatch, Same())
+    text = ask("cuts", **SMALL | {"examples": 20}, erased=[0])
+    assert f"| {(images.labels == 1).sum()} |" in text and text.count("100.0 ± ") == 2
+
+
+def test_shares_of_a_table():
+    counts = {"curve": 100, "curve_yes": 80, "curve_probe": 60, "curve_both": 50}
+    counts |= {"other": 200, "other_yes": 20, "other_probe": 60, "other_both": 10}
+    text = tables(frame([counts | {"left_out": 4, "place": "the marks"}]))["cuts"]
+    cells = [cell.split(" ± ")[0].strip() for cell in text.splitlines()[2].split("|")]
+    # yes; as the probe: both or neither; right where the probe is wrong
+    assert cells[3:7] == ["100", "80.0", "60.0", "75.0"]
+    assert cells[7:11] == ["200", "10.0", "70.0", "83.3"]
+
+
+# ---- strokes
+
+
+def test_a_model_sees_the_strokes_that_are_asked_for(ask, monkeypatch):
+    plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
+    marks = replace(plain, marker_radius=coarse.marker_radius)
+    order = pixel_order((64, 64), "tiles:8")
+    for size, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
+        model = Bright(10_000)  # says no
+        use(monkeypatch, model, "task=pathfinder64", "task.difficulty=6", order="tiles:8")
+        text = ask("strokes", strokes=[size], parts=parts, batch=5, examples=12)
+        images = make(drawn, 1000, 0, 12)
+        assert (torch.cat(model.asked).numpy() == images.pixels.reshape(12, -1)[:, order]).all()
+        share = images.labels.mean()
+        assert f"| {size} | {100 * (1 - share):.1f} | {0.3133 + share:.2f} |" in text
+
+
+def test_images_are_drawn_as_those_of_the_run():
+    look = ("task.difficulty=14", "task.margins=[1,2]", "+task.documented=true")
+    settings = compose_settings(["task=pathfinder128", *look])
+    run = probe.Trained(settings, nn.Identity(), 0, np.arange(1), CPU, torch.float32)
+    assert run.spec() == spec(128, margins=[1, 2], documented=True)
+
+
+# ---- directions
+
+
+def test_crops_are_around_a_mark_and_point_where_they_say():
+    each = spec(64)
+    x, y = probe.crops(each, 0, 400, 16, 0)
+    crops = x.view(-1, 16, 16).numpy().astype(float)
+    assert np.bincount(y, minlength=probe.CLASSES).min() > 10
+    assert crops[:, 6:11, 6:11].mean() > 3 * crops.mean()  # the mark, brighter than all else
+    # beyond the mark, the paddle that begins there is where its class says
+    rows, columns = np.mgrid[-8:8, -8:8]
+    radius, angle = np.hypot(rows, columns), np.arctan2(rows, columns)
+    ring = (radius > 3.5) & (radius < 6)
+    octant = np.floor(angle % (2 * np.pi) / (np.pi / 4)) % 8
+    hits = [(crops * (ring & (octant == c)))[y.numpy() == c].mean() for c in range(8)]
+    others = [(crops * (ring & (octant == (c + 4) % 8)))[y.numpy() == c].mean() for c in range(8)]
+    assert np.mean(hits) > 2 * np.mean(others)
+
+
+def test_directions_are_learned(ask, monkeypatch):
+    monkeypatch.setattr(probe, "TESTED", 200)
+    small = {"examples": 300, "side": 8, "lr": 3e-3, "warmup": 10}
+    short, text = (ask("directions", **small, steps=steps) for steps in (10, 60))
+    losses = [float(each.partition("loss ")[2].partition(",")[0]) for each in (short, text)]
+    assert losses[1] < losses[0] and "% on 64" in text and "% on 128" in text
+    assert ask("directions", **small, steps=10) == short
+
+
+# ---- wrong values
+
+
+def test_wrong_values_are_refused(ask, monkeypatch):
+    use(monkeypatch, Bright(0), "task.generate=true", "data_seed=3")
+    wrong = [
+        ("shortcuts", {"paddles": [15]}, r"paddles=\[15\]"),
+        ("shortcuts", {"steps": 0}, "steps=0"),
+        ("cuts", {"erased": [0, 15]}, "erased=.*14"),
+        ("cuts", {"erased": 4}, "erased=4"),
+        ("cuts", {"seed": 3}, "seed=3"),
+        ("cuts", {"examples": 1}, "examples=1"),
+        ("strokes", {"parts": ["mark"]}, "mark"),
+        ("strokes", {"strokes": [300]}, "strokes=300"),
+        ("directions", {"side": 100}, "side=100"),
+        ("directions", {"model": {"rotary": "yes"}}, "rotary"),
+    ]
+    for question, changes, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            ask(question, **changes)
+
+
+def test_the_model_of_a_run_is_asked(tmp_path, run_program):
+    small = "model.layers=1 model.dim=16 model.heads=1 model.head_dim=16 model.mlp_dim=16".split()
+    small += ["attention=linear", "steps=2", "batch=4", "scale=full", "device=cpu", "eval_every=2"]
+    small += [f"runs={tmp_path}/runs", f"cache_dir={tmp_path}", "tensorboard=false"]
+    small += ["task=pathfinder32", "task.generate=true", "task.examples=[8,4,4]"]
+    folder = compose_settings(small).folder
+    train(compose_settings(small))
+    words = [f"strokes.run={folder}", "strokes.strokes=[32]", "strokes.examples=8"]
+    status, out, _ = run_program("pathfinder.studies.probe", "ask=strokes", *words, "device=cpu")
+    assert status == 0 and "| 32 |" in out
+    words = [*small, "pretrain=masked"]
+    train(compose_settings(words))
+    with pytest.raises(ValueError, match="classifier of Pathfinder"):
+        probe.trained(compose_settings(words).folder, "cpu")
