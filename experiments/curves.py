@@ -1,30 +1,29 @@
-"""Draws learning curves, and accuracy against speed, of training runs, as PNG and SVG.
+"""Draw learning curves, and accuracy against speed, of training runs, as PNG and SVG.
 
     python -m experiments.curves
     python -m experiments.curves 'runs=[runs/train/listops,runs/train/text]' out=docs/figures/lra
 
 Each task has accuracy and loss by step and by time, one line a run. A last figure has test
 accuracy against training speed-up. Runs are folders of experiments.train, or archives.
-Runs that share a GPU take longer than alone: speed=CSV takes the times of steps that
-the study lra_speed measured.
+Runs that share a GPU take longer than alone: speed=FILE takes the times of steps that the study
+lra_speed measured.
 """
 
 from typing import Any
 
 from experiments.common.checks import as_list, share
 from experiments.common.program import program
-from experiments.common.records import read
 from experiments.lra.curves import draw_all
-from experiments.lra.run_files import read_runs
-from experiments.lra.speed.rows import StepRow
+from experiments.lra.runs import read_runs
+from experiments.lra.table import read_steps
 
 
 @program("curves")
 def main(options: dict[str, Any], command: str) -> None:
-    smooth = options["smooth"]
-    share("smooth", smooth)
-    steps = read(options["speed"], StepRow) if options["speed"] else []
-    paths = draw_all(read_runs(as_list(options["runs"])), options["out"], smooth, steps)
+    share("smooth", options["smooth"])
+    steps = read_steps(options["speed"]) if options["speed"] else None
+    runs = read_runs(as_list(options["runs"]))
+    paths = draw_all(runs, options["out"], options["smooth"], steps)
     print("\n".join(f"written: {path}" for path in paths))
 
 

@@ -1,4 +1,4 @@
-"""Prints the Long Range Arena table of training runs, and writes it as Markdown and CSV.
+"""Print the Long Range Arena table of training runs, and write it as Markdown and CSV.
 
     python -m experiments.table
     python -m experiments.table 'runs=[runs/train,other/*/train]' out=runs/lra/table
@@ -12,22 +12,20 @@ from typing import Any
 
 from experiments.common.checks import as_list
 from experiments.common.program import program
-from experiments.common.records import read
-from experiments.lra.run_files import read_runs, write_archive
-from experiments.lra.speed.rows import StepRow
-from experiments.lra.table import Table, as_text, write
+from experiments.lra.runs import read_runs, write_archive
+from experiments.lra.table import Table, read_steps
 
 
 @program("table")
 def main(options: dict[str, Any], command: str) -> None:
     runs = read_runs(as_list(options["runs"]))
-    steps = read(options["speed"], StepRow) if options["speed"] else None
+    steps = read_steps(options["speed"]) if options["speed"] else None
     table = Table(runs, steps, options["whole"])
-    paths = write(table, Path(options["out"]))
+    paths = table.write(Path(options["out"]))
     if options["archive"]:
         paths.append(Path(options["archive"]))
         write_archive(runs, paths[-1])
-    print(as_text(table))
+    print(table.text())
     print("\n".join(f"written: {path}" for path in paths))
 
 

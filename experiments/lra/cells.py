@@ -1,15 +1,19 @@
-"""The cells of the LRA table: runs of one attention on one task, and their means."""
+"""The cells of the LRA table: runs of one attention on one task, their means and differences."""
 
 import json
+import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.common.figures import token_text
+from experiments.common.rows import OK
 from experiments.lra import published as lra
-from experiments.lra.runs import Run
-from experiments.lra.speed.rows import StepRow, measured, newest
+from experiments.lra.runs import PRETRAINED, Run, changed
 
 ALONE = "alone"  # the workload of a measured step
 # Settings that runs of one cell may differ in.
@@ -17,6 +21,7 @@ FREE = set(
     "seed data_seed name minutes device data_dir cache_dir runs init_from micro_batch eval_batch "
     "log_every checkpoint_every compile graph deterministic tensorboard scaled".split()
 )
+Steps = Sequence[Mapping[str, Any]]  # measured training steps, rows of the study lra_speed
 
 
 class RowKey(NamedTuple):
@@ -33,8 +38,7 @@ class RowKey(NamedTuple):
 
     @property
     def text(self) -> str:
-        words = [self.name, self.mask, self.label]
-        return ", ".join(word for word in words if word)
+        return ", ".join(filter(None, (self.name, self.mask, self.label)))
 
 
 class Column(NamedTuple):
@@ -62,7 +66,7 @@ class Column(NamedTuple):
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
-    """The text of each column, with its counts where columns differ in nothing else."""
+    """Return the text of each column, with its counts where columns differ in nothing else."""
     texts = [column.text for column in columns]
     return [
         f"{text}, {column.counts}" if column.counts and texts.count(text) > 1 else text
@@ -77,7 +81,7 @@ class Cell:
         those of the runs, which may have shared a GPU. None keeps those of the runs.
     """
 
-    def __init__(self, runs: Sequence[Run] = (), timed: Sequence[StepRow] | None = None):
+    def __init__(self, runs: Sequence[Run] = (), timed: Steps | None = None):
         self.runs = runs
         self.complete = all(run.complete for run in runs)
         self.traced = all(run.traced for run in runs)
@@ -91,80 +95,86 @@ class Cell:
         self.accuracy = statistics.fmean(self.accuracies) if self.accuracies else None
         # the standard deviation of the seeds (n - 1), None for a single run
         self.spread = statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-        memory = [x.memory_mib for x in runs] if timed is None else [x.peak_mib for x in timed]
-        self.memory_mib = max((mib for mib in memory if mib), default=None)
+        memory = [x.memory_mib for x in runs] if timed is None else [x["peak_mib"] for x in timed]
+        self.memory_mib = max((mib for mib in memory if mib and mib == mib), default=None)
         # milliseconds of a training step, the median of the runs, by device and workload
         times: dict[tuple[str, str], list[float]] = {}
         for run in runs if timed is None else ():
             if run.ms_per_step:
                 times.setdefault((run.device, run.workload), []).append(run.ms_per_step)
         for row in timed or ():
-            times[row.device, ALONE] = [row.ms]
+            times[row["device"], ALONE] = [row["ms_median"]]
         self.ms_by_place = {place: statistics.median(ms) for place, ms in times.items()}
 
 
 Cells = dict[tuple[RowKey, Column], Cell]
 
 
-def make_cells(runs: Iterable[Run], *, pretraining: bool = False) -> tuple[Cells, list[str]]:
-    """Returns the cell of every attention and task, and notes on runs that are left out.
+def make_cells(
+    runs: Iterable[Run], steps: Steps | None = None, *, pretraining: bool = False
+) -> tuple[Cells, list[str]]:
+    """Return the cell of every attention and task, and notes on runs that are left out.
 
     A cell takes the settings with the most complete runs, then the newest. Each seed counts once:
     the complete run, then the newest. Runs cut short count only if none is complete.
+
+    steps: measured training steps, whose times replace those of the runs. A cell of another recipe,
+        batch, size or precision, or without a measurement, has no times then.
     """
     groups: dict[tuple[RowKey, Column], list[Run]] = {}
     left_out: list[tuple[Run, str]] = []
     for run in runs:
         if run.pretraining == pretraining:
             row = RowKey(run.attention, run.mask, run.label)
-            column = Column(run.task, run.source, run.length or 0, run.held_out)
+            column = Column(run.task, run.source, run.length, run.held_out)
             groups.setdefault((row, column), []).append(run)
         elif run.pretraining:
             left_out.append((run, "pre-training"))
     cells: Cells = {}
-    for key, found in groups.items():
-        cells[key], others = _cell(found)
+    for (row, column), found in groups.items():
+        kept, others = _chosen(found)
+        timed = None if steps is None else _timed(row, column, kept, steps)
+        cells[row, column] = Cell(kept, timed)
         left_out += others
     return cells, [f"left out: {run.place}, {why}" for run, why in left_out]
 
 
 def sorted_rows(keys: Iterable[RowKey]) -> list[RowKey]:
-    """Returns each row once, in the order of the paper's table."""
+    """Return each row once, in the order of the paper's table."""
     return sorted(set(keys), key=lambda key: (lra.order(lra.ATTENTIONS, key.attention), key))
 
 
 def sorted_columns(columns: Iterable[Column]) -> list[Column]:
-    """Returns each column once, in the order of the paper's table."""
+    """Return each column once, in the order of the paper's table."""
     return sorted(set(columns), key=lambda column: (lra.order(lra.LABELS, column.task), column))
 
 
-def with_times(cells: Cells, steps: Sequence[StepRow]) -> Cells:
-    """Returns the cells with the times of measured steps.
-
-    A cell of another recipe, batch, size or precision, or without a measurement, has no times.
-    """
-    times: dict[tuple[str, str, str, int], dict[str, StepRow]] = {}
-    for step in newest(measured(steps)):
-        name = step.task, step.attention, step.option, step.length
-        times.setdefault(name, {})[step.device] = step
+def _timed(row: RowKey, column: Column, runs: Sequence[Run], steps: Steps) -> Steps:
+    """Return the newest measured step on each device of the same work as all runs."""
     found = {}
-    for (row, column), cell in cells.items():
-        name = column.task, row.attention, row.mask, column.length
-        own = times.get(name, {}).values() if not row.label else ()
-        own = [step for step in own if all(_same_work(run, step) for run in cell.runs)]
-        found[row, column] = Cell(cell.runs, own)
-    return found
+    for step in steps:
+        option = step["option"] if isinstance(step["option"], str) else ""
+        own = step["task"], step["attention"], option, step["length"]
+        same = own == (column.task, row.attention, row.mask, column.length)
+        if step["status"] == OK and not row.label and same:
+            work = [step[name] for name in ("device", "pair", "batch", "layers", "dim", "heads")]
+            found[(*work, step["precision"])] = step
+    return [
+        step
+        for step in {step["device"]: step for step in found.values()}.values()
+        if all(_same_work(run, step) for run in runs)
+    ]
 
 
-def _same_work(run: Run, step: StepRow) -> bool:
-    """Whether the step is of the batch, model and precision of the run, as far as it says them."""
-    model = run.config.get("model") or {}
-    said = {name: model.get(name) for name in ("layers", "dim", "heads")}
-    said |= {name: run.config.get(name) for name in ("batch", "precision")}
-    return all(value in (None, getattr(step, name)) for name, value in said.items())
+def _same_work(run: Run, step: Mapping[str, Any]) -> bool:
+    """Return whether the step is of the run's batch, model and precision, where these are known."""
+    model = run.settings.get("model") or {}
+    known = {name: model.get(name) for name in ("layers", "dim", "heads")}
+    known |= {name: run.settings.get(name) for name in ("batch", "precision")}
+    return all(value in (None, step[name]) for name, value in known.items())
 
 
-def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:
+def _chosen(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     by_settings: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda r: (r.complete, r.date)):
         by_settings.setdefault(_settings(run), []).append(run)
@@ -180,41 +190,34 @@ def _cell(runs: Sequence[Run]) -> tuple[Cell, list[tuple[Run, str]]]:
     if any(r.complete for r in kept):
         left_out += [(r, "cut short") for r in kept if not r.complete]
         kept = [r for r in kept if r.complete]
-    return Cell(kept), left_out
+    return kept, left_out
 
 
 def _settings(run: Run) -> str:
-    config = run.start.get("config", {})
-    shared = {name: value for name, value in config.items() if name not in FREE}
-    return json.dumps(_given(shared), sort_keys=True, default=str)
+    """Return the settings that runs of a cell share."""
+    own = {name: value for name, value in run.settings.items() if name not in FREE}
+    return json.dumps(changed(own), sort_keys=True, default=str)
 
 
-def _given(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that are not null: a null means the same as a setting that came later."""
-    pairs = ((k, _given(v) if isinstance(v, dict) else v) for k, v in config.items())
-    return {name: value for name, value in pairs if value is not None}
+# ---- speed
 
 
 def speedup(cells: Cells, row: RowKey, column: Column) -> float | None:
-    """Returns the Transformer's time of a training step / that of the row.
+    """Return the Transformer's time of a training step / that of the row.
 
     It compares runs of the same device, batch and model, and prefers those of the same name.
     """
-    ours = cells.get((row, column))
-    if ours is None:
-        return None
+    ours = cells.get((row, column), Cell()).ms_by_place
     bases = [key for key, at in cells if key.attention == lra.BASE and at == column]
-    ms = ours.ms_by_place
     for key in sorted(bases, key=lambda base: (base.label != row.label, base.label)):
-        base_ms = cells[key, column].ms_by_place
-        factor = lra.geometric_mean(base_ms[place] / ms[place] for place in ms if place in base_ms)
-        if factor is not None:
-            return factor
+        base = cells[key, column].ms_by_place
+        if factors := [base[place] / ours[place] for place in ours if place in base]:
+            return statistics.geometric_mean(factors)
     return None
 
 
 def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[float | None, int]:
-    """Returns the geometric mean of the speed-up over the tasks, and their number.
+    """Return the geometric mean of the speed-up over the tasks, and their number.
 
     The columns of one task count together as one.
     """
@@ -224,4 +227,146 @@ def mean_speedup(cells: Cells, row: RowKey, columns: Iterable[Column]) -> tuple[
         if factor is not None:
             factors.setdefault(column.task, []).append(factor)
     means = [statistics.geometric_mean(each) for each in factors.values()]
-    return lra.geometric_mean(means), len(means)
+    return statistics.geometric_mean(means) if means else None, len(means)
+
+
+# ---- means over the five tasks
+
+
+class Average(NamedTuple):
+    """The mean over the tasks that a row has."""
+
+    value: float
+    paper: float | None  # over the same tasks
+    tasks: int
+    complete: bool
+    tested: bool
+    of_all: float  # over all five; a missing task counts as chance
+    paper_of_all: float | None
+
+
+def average(cells: Cells, row: RowKey, columns: Sequence[Column]) -> Average | None:
+    """Return the mean accuracy over those of the five tasks that the row has, None without any.
+
+    Of several columns of a task, the first one counts that the row has: see `preferred`.
+    """
+    chosen: dict[str, Cell] = {}
+    for column in preferred(columns):
+        cell = cells.get((row, column))
+        if cell is not None and cell.accuracy is not None:
+            chosen.setdefault(column.task, cell)
+    if not chosen:
+        return None
+    found = {task: cell.accuracy or 0.0 for task, cell in chosen.items()}
+
+    def paper(tasks: Iterable[str]) -> float | None:
+        values = [lra.PAPER.get((row.attention, task)) for task in tasks]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) and not row.label else None
+
+    return Average(
+        statistics.fmean(found.values()),
+        paper(chosen),
+        len(chosen),
+        all(cell.complete for cell in chosen.values()),
+        all(cell.tested for cell in chosen.values()),
+        statistics.fmean((lra.CHANCE | found).values()),
+        paper(lra.AVERAGED),
+    )
+
+
+def preferred(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns of the five tasks, those that count first.
+
+    For Text these are of the official rule, which chooses the checkpoint on the test split. Then
+    come official data, and then the shortest sequences.
+    """
+    found = [column for column in columns if column.task in lra.AVERAGED]
+    return sorted(found, key=lambda c: (c.held_out, c.source != "official", c.length))
+
+
+def paper_value(row: RowKey, column: Column) -> float | None:
+    """Return the paper's value. On Path-X and Path-256 its recipe starts from Pathfinder-64."""
+    usual = ("", PRETRAINED) if column.task in lra.PATH else ("",)
+    return lra.PAPER.get((row.attention, column.task)) if row.label in usual else None
+
+
+# ---- differences
+
+SEEDS, EXAMPLES = "s", "e"  # what an interval covers
+LEVEL = 0.975  # both sides: 95 %
+
+
+class Difference(NamedTuple):
+    """A mean difference in points over the seeds that two cells share."""
+
+    value: float
+    half: float | None  # half of the 95 % interval; None for single runs without their examples
+    seeds: int
+    covers: str  # SEEDS, EXAMPLES, both, or neither
+
+
+def cell_difference(cells: Cells, row: RowKey, column: Column, base: str) -> Difference | None:
+    """Return the difference of a cell from that of the attention `base` in the same recipe."""
+    ours, other = (cells.get((key, column)) for key in (row, RowKey(base, "", row.label)))
+    if ours is None or other is None or ours is other:
+        return None
+    return difference(ours.runs, other.runs)
+
+
+def difference(ours: Sequence[Run], others: Sequence[Run]) -> Difference | None:
+    """Return the accuracy of `ours` - that of `others`, None without a common tested seed.
+
+    Runs are paired by seed, and by test example where both kept which of the same they answered
+    rightly. The variance of the mean is that of the seeds + that of the test examples, which every
+    seed shares. It counts their interaction twice, so the interval is a little too wide (Owen, The
+    pigeonhole bootstrap, 2007). Degrees of freedom are Welch and Satterthwaite's.
+    """
+    by_seed = {run.seed: run for run in others}
+    deltas, answers, data = [], [], set()
+    for one in ours:
+        two = by_seed.get(one.seed)
+        if two is None or one.accuracy is None or two.accuracy is None:
+            continue
+        deltas.append(one.accuracy - two.accuracy)
+        if one.correct is not None and two.correct is not None and one.data == two.data:
+            answers.append(100.0 * one.correct - 100.0 * two.correct)
+            data.add(one.data)
+    if not deltas:
+        return None
+    parts, covers = [], ""  # (variance of the mean, degrees of freedom)
+    n = len(deltas)
+    if n > 1:
+        parts.append((float(np.var(deltas, ddof=1)) / n, n - 1))
+        covers += SEEDS
+    # seeds with test examples of their own already vary with them
+    if len(answers) == n and len(data) == 1 and len(answers[0]) > 1:
+        each = np.mean(answers, axis=0)
+        parts.append((float(np.var(each, ddof=1)) / len(each), len(each) - 1))
+        covers += EXAMPLES
+    total, half = sum(variance for variance, _ in parts), None
+    if parts and total:
+        freedom = total**2 / sum(variance**2 / count for variance, count in parts)
+        half = student(freedom) * math.sqrt(total)
+    return Difference(float(np.mean(deltas)), half if total else 0.0 if parts else None, n, covers)
+
+
+def student(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t, for the degrees of freedom rounded down.
+
+    Exact for 1 and 2, Cornish-Fisher's expansion above; the error is below 0.2 %.
+    """
+    n = max(1, math.floor(freedom + 1e-9))
+    if n == 1:
+        return math.tan(math.pi * (LEVEL - 0.5))
+    if n == 2:
+        return 2 * (LEVEL - 0.5) * math.sqrt(2 / (4 * LEVEL * (1 - LEVEL)))
+    z = NormalDist().inv_cdf(LEVEL)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / n**power for power, term in enumerate(terms))

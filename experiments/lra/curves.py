@@ -18,24 +18,23 @@ from experiments.lra.cells import (
     Cells,
     Column,
     RowKey,
+    Steps,
     make_cells,
     sorted_columns,
     sorted_rows,
     speedup,
-    with_times,
 )
 from experiments.lra.figures import by_contour, groups, label_points, row_labels, row_styles
 from experiments.lra.runs import Run
-from experiments.lra.speed.rows import StepRow
 
 RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
 UNITS = ((7200, 3600, "h"), (180, 60, "min"), (0, 1, "s"))  # from so many seconds on
 
 
 def draw_all(
-    runs: Sequence[Run], out: str | Path, smooth: float = 0.02, steps: Sequence[StepRow] = ()
+    runs: Sequence[Run], out: str | Path, smooth: float = 0.02, steps: Steps | None = None
 ) -> list[Path]:
-    """Writes every figure that the runs support into the folder `out`, and returns the paths.
+    """Write every figure that the runs support into the folder `out`; return the paths.
 
     steps: measured training steps, whose times replace those of the runs where there are any.
 
@@ -45,17 +44,17 @@ def draw_all(
     figures: dict[str, Figure] = {}
     with style():
         for pretraining in (False, True):
-            cells = _cells(runs, steps, pretraining)
+            cells, _ = make_cells(runs, steps, pretraining=pretraining)
             columns = sorted_columns(c for _, c in cells)
             texts = [column.text for column in columns]
             for column in columns:
                 chosen = {row: cells[row, column] for row in _rows(cells, [column])}
-                if any(_measured(run) for cell in chosen.values() for run in cell.runs):
+                if any(run.lines for cell in chosen.values() for run in cell.runs):
                     # the numbers of examples, where the columns differ in nothing else
                     more = [column.counts] * (texts.count(column.text) > 1)
                     more += ["pretraining"] * pretraining
                     figures |= _curves(chosen, column, more, smooth)
-        cells = _cells(runs, steps)
+        cells, _ = make_cells(runs, steps)
         placed = sorted_columns(column for row, column in cells if _point(cells, row, column))
         if placed:
             figures["accuracy-speed"] = draw_accuracy_speed(cells, placed)
@@ -64,18 +63,9 @@ def draw_all(
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
 
-def _cells(runs: Sequence[Run], steps: Sequence[StepRow], pretraining: bool = False) -> Cells:
-    cells, _ = make_cells(runs, pretraining=pretraining)
-    return with_times(cells, steps) if steps else cells
-
-
 def _rows(cells: Cells, columns: Sequence[Column]) -> list[RowKey]:
-    """The rows that have one of the columns, in order."""
+    """Return the rows that have one of the columns, in order."""
     return sorted_rows(row for row, column in cells if column in columns)
-
-
-def _measured(run: Run) -> bool:
-    return bool(run.of("train") or run.of("val"))
 
 
 # ---- learning curves
@@ -84,7 +74,7 @@ def _measured(run: Run) -> bool:
 def _curves(
     cells: dict[RowKey, Cell], column: Column, more: Sequence[str], smooth: float
 ) -> dict[str, Figure]:
-    """The figures of a column by file name. Many rows take several figures."""
+    """Return the figures of a column by file name. Many rows take several figures."""
     figures = {}
     others = len(_baselines(cells.values()))
     for contour, rows in by_contour(list(cells), other_entries=others).items():
@@ -99,7 +89,7 @@ def _curves(
 
 
 def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float = 0.02) -> Figure:
-    """Accuracy above and loss below, by step on the left and by time on the right.
+    """Draw accuracy above and loss below, by step on the left and by time on the right.
 
     Time is that of measured steps if all rows have them, else the wall time of the runs.
 
@@ -143,18 +133,18 @@ def draw_curves(title: str, cells: dict[str, tuple[Cell, Style]], smooth: float 
 
 
 def _baselines(cells: Iterable[Cell]) -> dict[str, float]:
-    """Accuracies of shortcuts to the classes: runs that predict hidden tokens have none."""
+    """Return accuracies of shortcuts; runs that predict hidden tokens have none."""
     runs = [run for cell in cells for run in cell.runs if not run.pretraining]
     return {name: x for run in runs for name, x in run.baselines.items()}
 
 
 def _seconds_alone(cell: Cell) -> float | None:
-    """A measured training step, alone on its device, or None."""
+    """Return the time of a measured training step, alone on its device, or None."""
     return next((ms / 1000 for (_, how), ms in cell.ms_by_place.items() if how == ALONE), None)
 
 
 def _timed_on(cells: dict[str, tuple[Cell, Style]]) -> str:
-    """Where the steps were measured, which may be another device than that of the runs."""
+    """Return where the steps were measured, which may not be the device of the runs."""
     places = (place for cell, _ in cells.values() for place in cell.ms_by_place)
     return "steps alone on " + ", ".join(dict.fromkeys(d for d, how in places if how == ALONE))
 
@@ -162,7 +152,7 @@ def _timed_on(cells: dict[str, tuple[Cell, Style]]) -> str:
 def _series(
     run: Run, kind: str, quantity: str, alone: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(step, seconds) and the quantity of the lines of a kind; alone: seconds of a step."""
+    """Return (step, seconds) and the quantity of the lines of a kind; alone: s of a step."""
     lines = [line for line in run.of(kind) if line.get(quantity) is not None]
     x = np.array([[line["step"], line["seconds"]] for line in lines], float).reshape(-1, 2)
     if alone is not None:
@@ -171,7 +161,7 @@ def _series(
 
 
 def _smoothed(y: np.ndarray, share: float) -> np.ndarray:
-    """The mean over a window of `share` of the curve, which shrinks at both ends."""
+    """Return the mean over a window of `share` of the curve, which shrinks at both ends."""
     half = int(share * len(y) / 2)
     if not half:
         return y
@@ -196,7 +186,7 @@ def _curve(
 
 
 def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
-    """Test accuracy against speed-up over the Transformer. Open markers: runs cut short."""
+    """Draw test accuracy against speed-up over the Transformer; open markers: cut short."""
     across = min(2, len(columns))
     down = -(-len(columns) // across)
     size = (PAGE / 2 * across, 2.4 * down + 0.4)
@@ -239,7 +229,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
 
 
 def _point(cells: Cells, row: RowKey, column: Column) -> tuple[float, float] | None:
-    """(speed-up, accuracy) of a tested cell; None if either is missing."""
+    """Return (speed-up, accuracy) of a tested cell, None if either is missing."""
     cell, factor = cells.get((row, column)), speedup(cells, row, column)
     if cell is None or factor is None or cell.accuracy is None or not cell.tested:
         return None

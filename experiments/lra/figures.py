@@ -20,7 +20,7 @@ USUAL_CONTOUR = "contour 14"  # which labels leave out
 
 
 def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
-    """Returns short names of the rows of a figure, all different.
+    """Return short names of the rows of a figure, all different.
 
     A name leaves out what all rows share. A mask is named by its patterns, and only if two names
     would be equal without it.
@@ -44,13 +44,13 @@ def row_labels(keys: Sequence[RowKey]) -> dict[RowKey, str]:
 
 
 def pattern_names(mask: str) -> str:
-    """Returns the patterns of a mask text: "butterfly + local" of "butterfly:64|local:64"."""
+    """Return the patterns of a mask text: "butterfly + local" of "butterfly:64|local:64"."""
     parts = [part.partition(">>")[0].strip("( )") for part in re.split(r"[|&]", mask)]
     return " + ".join(re.split(r"[:(]", part)[0].replace("_", " ") for part in parts)
 
 
 def row_styles(keys: Sequence[RowKey]) -> dict[RowKey, Style]:
-    """Returns the style of each row.
+    """Return the style of each row.
 
     Rows of one attention differ in marker and dashes, and in colour if there is no other attention.
     """
@@ -64,7 +64,7 @@ def row_styles(keys: Sequence[RowKey]) -> dict[RowKey, Style]:
 
 
 def by_contour(keys: Sequence[RowKey], other_entries: int = 0) -> dict[str, list[RowKey]]:
-    """Returns the rows of each contour of Pathfinder by its name, if not all rows fit one legend.
+    """Return the rows of each contour of Pathfinder by its name, if not all rows fit one legend.
 
     Rows that fit, or that share a contour, stay together without a name.
 
@@ -79,7 +79,7 @@ def by_contour(keys: Sequence[RowKey], other_entries: int = 0) -> dict[str, list
 
 
 def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:
-    """Divides what a figure shows into groups with legends of at most MAX_ENTRIES entries.
+    """Divide what a figure shows into groups with legends of at most MAX_ENTRIES entries.
 
     The first item, the reference, is in every group.
 
@@ -96,7 +96,7 @@ def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:
 def label_points(
     figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str, Style]]
 ) -> None:
-    """Writes the label of each point (x, y, label, style) beside it, without overlaps.
+    """Write the label of each point (x, y, label, style) beside it, without overlaps.
 
     A label takes the nearest free place inside the panel. If that is above or below, a thin line
     leads to the point.

@@ -1,6 +1,5 @@
 """The Long Range Arena as tables and figures name it, and what the FlashAttention paper reports."""
 
-import math
 from collections.abc import Iterable
 
 from experiments.common.figures import OTHER, Style
@@ -58,7 +57,7 @@ VARIANTS = (("d", "--"), ("p", "-."), ("h", ":"), ("*", "-"))
 
 
 def style(attention: str, number: int = 0) -> Style:
-    """The style of an attention; `number` counts the lines that share it, which differ."""
+    """Return the style of an attention; `number` counts the lines that share it, which differ."""
     base = STYLES.get(attention, OTHER)
     if not number:
         return base
@@ -67,12 +66,6 @@ def style(attention: str, number: int = 0) -> Style:
 
 
 def order(known: Iterable[str], name: str) -> int:
-    """The place of a task among LABELS, or of an attention among ATTENTIONS; unknown ones last."""
+    """Return the place of a task in LABELS, or of an attention in ATTENTIONS; unknown ones last."""
     names = list(known)
     return names.index(name) if name in names else len(names)
-
-
-def geometric_mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None

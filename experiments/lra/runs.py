@@ -1,134 +1,246 @@
-"""A training run as tables and figures read it: settings, logged steps and result."""
+"""Training runs as tables and figures read them, from their folders or from archives.
 
+A folder is what experiments.train writes, and an archive a file with one run a line, both in the
+format of `experiments.training.run_file`. An archive keeps POINTS averages of the logged training
+steps. A name that ends in .gz is a compressed file.
+"""
+
+import glob
+import gzip
 import json
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from experiments.common.bits import unpack
+from experiments.common.files import read_json_lines, reading, write_whole
+from experiments.lra.settings import TrainOptions
+from experiments.training.run_file import JOURNAL, RUN, read, rounded
 
+POINTS = 200  # of a training curve in an archive
 PRETRAINED = "from another run"
-STARTS = ("start", "resume")
 USUAL = ("nystrom", "full", "row", "contour 14")  # settings of the reference recipe
+QUANTITIES = ("loss", "accuracy")
+TRAIN_FIRST = "train first: python -m experiments.train task=listops"
 
 
 class Run:
-    """One training run: the lines of its journal, its result, and what they say.
+    """One training run. Accuracies and the density are in percent.
 
-    The result counts first, then the newest start line. Accuracies and the density are in percent.
+    Args:
+        place: its folder, or an archive and the name of the run in it.
+        file: the content of run.json.
+        lines: of its journal.
     """
 
-    def __init__(self, place: str, lines: Sequence[dict[str, Any]], result: dict[str, Any]):
-        self.place = place  # its folder, or an archive and the name of the run in it
-        self.lines = lines
-        self.result = result  # empty if the run stopped before its end
-        # the newest line with the settings, the device and the task
-        self.start: dict[str, Any] = next((x for x in reversed(lines) if x["kind"] in STARTS), {})
-        # without a journal, the settings that the result repeats
-        self.config: dict[str, Any] = self.start.get("config") or result
-
-        def told(name: str, otherwise: Any = "") -> Any:
-            return result.get(name) or self.start.get(name) or otherwise
-
-        task: dict[str, Any] = self.start.get("task", {})
-        self.task: str = result.get("task") or task["name"]
-        self.source: str = result.get("source") or task.get("source", "")  # official, generated, ..
-        self.length: int | None = task.get("length")  # tokens of an example as padded
+    def __init__(self, place: str, file: Mapping[str, Any], lines: Sequence[dict[str, Any]]):
+        self.place, self.file, self.lines = place, file, lines
+        self.settings: dict[str, Any] = file["settings"]
+        task, result, session = file["task"], file["result"] or {}, file["sessions"][-1]
+        self.task: str = task["name"]
+        self.source: str = task.get("source", "")  # official, generated, ..
+        self.length: int = task.get("length") or 0  # tokens of an example as padded
         # test accuracy of shortcuts
-        baselines = result.get("baselines") or task.get("baselines") or {}
-        self.baselines = {name: 100 * value for name, value in baselines.items()}
-
-        section = self.config.get("attention")
-        found = result.get("attention") or section
-        self.attention = str(found.get("name", "") if isinstance(found, dict) else found or "")
+        self.baselines = {name: 100 * value for name, value in task.get("baselines", {}).items()}
+        self.examples: tuple[int, ...] = tuple(task.get("examples") or ())  # train, val, test
+        own = self.settings.get("task") or {}
+        self.held_out = float(own.get("held_out") or 0.0)  # of train, as the validation split
+        attention = self.settings["attention"]
+        self.attention: str = attention["name"]
         sparse = self.attention == "sparse"
-        mask = self.config.get("mask") or _section(section).get("mask")
         # the mask that the settings name, empty for the default; the one that the run had
+        mask = self.settings.get("mask") or attention.get("mask")
         self.mask = str(mask) if mask and sparse else ""
-        self.resolved_mask = str(told("mask", self.mask)) if sparse else ""
-        density = told("density", None)  # non-empty blocks / all blocks
-        self.density = 100 * density if density and sparse else None
+        self.resolved_mask = (file["mask"] or self.mask) if sparse else ""
+        self.density = 100 * file["density"] if sparse and file["density"] else None
         # whether the mask was resolved after the run, from the code of its commit
-        self.reconstructed = bool(result.get("mask_reconstructed"))
-
-        self.seed = int(result.get("seed", self.config.get("seed", 0)))
+        self.reconstructed = bool(file.get("mask_reconstructed"))
+        self.seed = int(self.settings.get("seed", 0))
         # whether the accuracy is of hidden tokens instead of the classes
-        self.pretraining = bool(self.config.get("pretrain"))
-        self.complete = bool(result.get("complete"))
-        self.steps = int(result.get("steps") or self._max("step"))
-        planned = result.get("planned_steps") or self.config.get("steps")
-        self.planned_steps = int(planned) if planned else None
-        # None if the run was not tested
-        self.accuracy = _percent(result, "accuracy", [x["accuracy"] for x in self.of("test")[-1:]])
-        # the best one
-        self.val_accuracy = _percent(
-            result, "val_accuracy", [x["accuracy"] for x in self.of("val")]
-        )
-        # bool (n,): the test examples with the right answer; None in runs that did not keep them
-        correct = result.get("correct")
-        self.correct = None if correct is None else unpack(correct)
-        self.data = str(result.get("data", ""))  # a digest of all splits
-        # the share of train that became the validation split, where the rule is the test set
-        self.held_out = float(_section(self.config.get("task")).get("held_out") or 0.0)
-        self.batch: int | None = self.config.get("batch")
-        # of train, val and test
-        self.examples: tuple[int, ...] = tuple(task.get("examples", ()))
-        self.seconds = float(result.get("seconds") or self._max("seconds"))
+        self.pretraining = bool(self.settings.get("pretrain"))
+        self.complete = bool(file["complete"])
+        self.planned_steps: int | None = self.settings.get("steps")
+        self.batch: int | None = self.settings.get("batch")
+        self.steps = int(result.get("steps") or self._most("step"))
+        self.seconds = float(result.get("seconds") or self._most("seconds"))
+        self.accuracy = _percent(result.get("accuracy"))  # None if the run was not tested
+        best = max((line["accuracy"] for line in self.of("val")), default=None)
+        self.val_accuracy = _percent(result.get("val_accuracy", best))
         self.ms_per_step: float | None = result.get("ms_per_step")
-        memory = [line.get("memory_mib") for line in (result, *lines)]
-        self.memory_mib = max((mib for mib in memory if mib), default=None)
-        self.device: str = told("device")
-        self.date: str = told("date")
-        self.versions: dict[str, str] = told("versions", {})
-        sessions = [x["versions"] for x in lines if x["kind"] in STARTS and "versions" in x]
-        commits = [versions.get("commit", "") for versions in (*sessions, self.versions)]
+        self.memory_mib = result.get("memory_mib") or self._most("memory_mib") or None
+        # bool (n,): the test examples with the right answer, if the run kept them
+        self.correct = unpack(result["correct"]) if result.get("correct") else None
+        self.data: str = file["data"]  # a digest of all splits
+        self.processes: int = session["processes"]
+        self.device: str = session["device"]
+        self.date: str = result.get("date") or session["date"]
+        commits = [session["versions"].get("commit") or "" for session in file["sessions"]]
         # whether a commit holds the code of each session of the run
         self.traced = all(commit and not commit.endswith("+changes") for commit in commits)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """The lines of a kind (train, val, test) by step, each step once.
+        """Return the lines of a kind (train, val, test) by step.
 
         A resumed run may log a step again: the last line of a step counts.
         """
         last = {line["step"]: line for line in self.lines if line["kind"] == kind}
         return [last[step] for step in sorted(last)]
 
-    def _max(self, name: str) -> float:
-        return max((line.get(name, 0) for line in self.lines), default=0)
+    def _most(self, name: str) -> float:
+        return max((line.get(name) or 0 for line in self.lines), default=0)
 
     @property
     def label(self) -> str:
-        """How the run differs from the reference recipe, in words. Empty for that recipe."""
-        config, task = self.config, _section(self.config.get("task"))
-        words = [config.get(key) for key in ("recipe", "scale")]
+        """How the run differs from the reference recipe, in words; empty for that recipe."""
+        settings, task = self.settings, self.settings.get("task") or {}
+        words = [settings.get(key) for key in ("recipe", "scale")]
         words += [task.get("order"), task.get("difficulty") and f"contour {task['difficulty']}"]
-        words += [task.get("strokes") and f"strokes of {_range(task['strokes'])}"]
+        if strokes := task.get("strokes"):
+            several = isinstance(strokes, list)
+            words.append(
+                f"strokes of {f'{min(strokes)} to {max(strokes)}' if several else strokes}"
+            )
         words += [f"{n} {task[n]}" for n in ("margins", "distractors") if task.get(n) is not None]
-        words += [config.get("init_from") and PRETRAINED, config.get("name")]
+        words += [settings.get("init_from") and PRETRAINED, settings.get("name")]
         return ", ".join(str(word) for word in words if word and word not in USUAL)
 
     @property
     def workload(self) -> str:
         """What runs must share for their times to be compared."""
         names = ("batch", "model", "recipe", "scale", "precision")
-        work = {name: self.config.get(name) for name in names}
-        # None means the same as absent
-        work["model"] = {k: v for k, v in (work["model"] or {}).items() if v is not None}
-        work |= {"length": self.length, "processes": self.start.get("processes", 1)}
+        work: dict[str, Any] = {name: self.settings.get(name) for name in names}
+        work = changed(work) | {"length": self.length, "processes": self.processes}
         return json.dumps(work, sort_keys=True, default=str)
 
 
-def _percent(result: dict[str, Any], name: str, logged: list[float]) -> float | None:
-    """An accuracy of the result; without one, the best of those that were logged."""
-    found = result.get(name)
-    found = max(logged, default=None) if found is None else found
-    return None if found is None else 100 * found
+def changed(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings that differ from their defaults.
+
+    Older runs lack the settings that came after them, and null means the default.
+    """
+    defaults, found = _defaults() if defaults is None else defaults, {}
+    for name, value in settings.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping):
+            value = changed(value, default if isinstance(default, Mapping) else {})
+        if value not in (None, default):
+            found[name] = value
+    return found
 
 
-def _range(strokes: Any) -> str:
-    """One kind of strokes, or the finest and the coarsest of several."""
-    return f"{min(strokes)} to {max(strokes)}" if isinstance(strokes, list) else str(strokes)
+@cache
+def _defaults() -> dict[str, Any]:
+    return asdict(TrainOptions())
 
 
-def _section(value: Any) -> dict[str, Any]:
-    """A section of a configuration. Empty if it is a text or nothing."""
-    return value if isinstance(value, dict) else {}
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def read_runs(places: str | Sequence[str]) -> list[Run]:
+    """Return every run below the given folders, archives or globs, each once, in order.
+
+    Raises ValueError for a place that does not exist, and if no run is found at all.
+    """
+    places = [places] if isinstance(places, str) else list(places)
+    found: dict[Path, Path] = {}  # by their real paths, so that each counts once
+    for place in places:
+        roots = [Path(name) for name in sorted(glob.glob(place, recursive=True))]
+        if not roots:
+            raise ValueError(f"no such folder: {place}; {TRAIN_FIRST}")
+        for root in roots:
+            for path in [root] if root.is_file() else _inside(root):
+                found.setdefault(path.resolve(), path)
+    runs: list[Run] = []
+    for path in sorted(found.values()):
+        if path.is_file():
+            with reading(path, "move it away", "is not an archive of runs"):
+                runs += [unpacked(row, f"{path}: ") for row in _rows(path)]
+        elif "source" in (run := read_run(path)).file["task"]:  # not a language model
+            runs.append(run)
+    if not runs:
+        raise ValueError(f"no run in {', '.join(places)}; {TRAIN_FIRST}")
+    return runs
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_json_lines(path, "move it away")
+
+
+def _inside(root: Path) -> Iterator[Path]:
+    """Yield the folders of runs, and the archives, below a folder."""
+    yield from (path.parent for path in root.rglob(JOURNAL) if path.with_name(RUN).exists())
+    for pattern in ("*.jsonl", "*.jsonl.gz"):
+        for path in root.rglob(pattern):
+            if path.name != JOURNAL and "curves" in next(iter(_rows(path)), {}):  # no other rows
+                yield path
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run of a folder. A killed run may leave half a last line in its journal.
+
+    Raises ValueError for a file that is missing or cannot be read.
+    """
+    file, journal = read(folder), folder / JOURNAL
+    if file is None:
+        raise ValueError(f"no {RUN} in {folder}; {TRAIN_FIRST}")
+    lines = read_json_lines(journal, "move it away", cut=True) if journal.exists() else []
+    with reading(folder, "move it away", "does not hold a run"):
+        return Run(str(folder), file, lines)
+
+
+def unpacked(row: Mapping[str, Any], place: str = "") -> Run:
+    """Return the run of a line of an archive."""
+    lines = []
+    for kind, curve in row["curves"].items():
+        steps = zip(*curve.values(), strict=True)
+        lines += [{"kind": kind, **dict(zip(curve, values, strict=True))} for values in steps]
+    return Run(f"{place}{row['run']}", row, lines)
+
+
+def write_archive(runs: Sequence[Run], path: Path) -> None:
+    """Write an archive of the runs, one line each; the same runs give the same bytes.
+
+    A run that was read both from its folder and from an archive is written once.
+
+    Raises ValueError for a path of another kind of file, which would be lost.
+    """
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"archive={path}: give a path that ends in .jsonl or .jsonl.gz")
+    lines = (json.dumps(rounded(_packed(run)), separators=(",", ":")) + "\n" for run in runs)
+    data = "".join(dict.fromkeys(lines)).encode()
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_whole(path, lambda file: file.write(data), "archive")
+
+
+def _packed(run: Run) -> dict[str, Any]:
+    curves = {}
+    for kind in ("train", "val", "test"):
+        lines = _thinned(run.of(kind)) if kind == "train" else run.of(kind)
+        names = (
+            "step",
+            "seconds",
+            *QUANTITIES,
+            *(["memory_mib"] if not run.file["result"] else []),
+        )
+        curves[kind] = {name: [line.get(name) for line in lines] for name in names}
+    place = run.place.rpartition(": ")[2]  # an archive names its file before it
+    return {"run": place, **run.file, "curves": curves}
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the means of groups of lines, each at the last step of its group."""
+    size = max(1, math.ceil(len(lines) / POINTS))
+    found = []
+    for group in (lines[i : i + size] for i in range(0, len(lines), size)):
+        found.append({name: group[-1].get(name) for name in ("step", "seconds", "memory_mib")})
+        for name in QUANTITIES:
+            values = [line[name] for line in group if line.get(name) is not None]
+            found[-1][name] = statistics.fmean(values) if values else None
+    return found

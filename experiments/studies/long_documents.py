@@ -33,8 +33,7 @@ from experiments.common.program import program
 from experiments.common.text_table import MISSING, markdown
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
 from experiments.lra.figures import row_labels, row_styles
-from experiments.lra.run_files import read_runs, write_archive
-from experiments.lra.runs import Run
+from experiments.lra.runs import Run, read_runs, write_archive
 from experiments.lra.table import accuracy_text, baseline_lines, density_lines
 
 TASKS = ("files", "text")
@@ -74,11 +73,11 @@ def lines(cells: Cells) -> list[list[str]]:
     found = [["", *[token_text(column.length) for column in columns], "gain"]]
     for row in sorted_rows(key for key, _ in cells):
         own = [cells.get((row, column)) for column in columns]
-        accuracies = [accuracy_text(cell, None) for cell in own]
+        accuracies = [accuracy_text(cell) for cell in own]
         found.append([f"{row.text}, accuracy (%)", *accuracies, _gain(own)])
-        found += density_lines(own, width=1)
+        found += [[*line, ""] for line in density_lines(own)]
         found.append(["  ms a step", *[_ms(cell) for cell in own], ""])
-    return found + baseline_lines(cells, columns, width=1)
+    return found + [[*line, ""] for line in baseline_lines(cells, columns)]
 
 
 def paper_lines() -> list[list[str]]:

@@ -115,8 +115,8 @@ def pivot(frame: pd.DataFrame, down: str, across: str, value: str, form: str = "
 
 def runs(file: str, where: str = "") -> pd.DataFrame:
     """Return a line for each training run of an archive, accuracies in percent."""
-    from experiments.lra.run_files import read_runs
-    from experiments.lra.table import lra
+    from experiments.lra.published import ATTENTIONS
+    from experiments.lra.runs import read_runs
 
     names = (
         "task label attention mask density seed steps accuracy val_accuracy pretraining complete"
@@ -124,10 +124,10 @@ def runs(file: str, where: str = "") -> pd.DataFrame:
     ).split()
     found = read_runs(str(RESULTS / file))
     frame = pd.DataFrame([{name: getattr(run, name) for name in names} for run in found])
-    frame["name"] = frame.attention.map(lambda name: lra.ATTENTIONS.get(name, name))
-    frame["contour"] = [str((r.config.get("task") or {}).get("difficulty") or "") for r in found]
+    frame["name"] = frame.attention.map(lambda name: ATTENTIONS.get(name, name))
+    frame["contour"] = [str((r.settings.get("task") or {}).get("difficulty") or "") for r in found]
     frame["start"] = [
-        "pixels" if r.pretraining else "pretrained" if r.config.get("init_from") else "scratch"
+        "pixels" if r.pretraining else "pretrained" if r.settings.get("init_from") else "scratch"
         for r in found
     ]
     return frame.query(where) if where else frame
@@ -164,13 +164,13 @@ def _old(module: str, kind: str, name: str) -> Callable[[str, str], Tables]:
 
 
 def _lra_table(file: str, where: str) -> Tables:
-    from experiments.lra.run_files import read_runs
-    from experiments.lra.speed.rows import StepRow
-    from experiments.lra.table import Table
+    from experiments.lra.runs import read_runs
+    from experiments.lra.table import TITLES, Table, read_steps
 
-    steps = read(RESULTS / where, StepRow) if where else None
+    steps = read_steps(RESULTS / where) if where else None
     table = Table(read_runs(str(RESULTS / file)), steps, bool(where))
-    return {section.title: markdown(section.lines, section.left) for section in table.sections()}
+    made = {name: markdown(lines, left) for name, (lines, left) in table.sections.items()}
+    return made | {TITLES[name]: text for name, text in made.items()}
 
 
 OLD: dict[str, Callable[[str, str], Tables]] = {

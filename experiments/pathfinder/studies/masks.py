@@ -289,7 +289,7 @@ def _light(run: Run) -> Run:
     return Run(run.place, {**run.file, "result": result or None}, lines + run.of("test"))
 
 
-@program("path_masks", "experiments.pathfinder.studies.masks")
+@program("path_masks", module="experiments.pathfinder.studies.masks")
 def main(options: dict[str, Any], command: str) -> None:
     label = options["label"]
     choose("label", label, SWEEPS)

@@ -38,7 +38,7 @@ from experiments.common.progress import progress
 from experiments.common.rows import Rows, frame
 from experiments.common.tables import MISSING, markdown
 from experiments.common.threads import threads
-from experiments.lra.finished import load_model, run_settings
+from experiments.lra.finished import load_model
 from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
@@ -53,8 +53,8 @@ from experiments.pathfinder.generate import (
 )
 from experiments.pathfinder.parameters import STROKES, Spec, spec
 from experiments.pathfinder.render import LABEL, MARKERS, ORIGIN
-from experiments.training.device import autocast
-from experiments.training.settings import PRECISIONS
+from experiments.training.device import DTYPES, autocast
+from experiments.training.run_file import read_settings
 
 RUN = 50  # images that a thread makes at a time: under a second, so Ctrl-C works
 BATCH, WIDTH, BLOCKS, RATE = 512, 128, 2, 4e-3
@@ -253,7 +253,7 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
     Raises ValueError for no such run or device, or a run of another task.
     """
     folder, place = Path(run), find_device(device)
-    settings = run_settings(folder)
+    settings = read_settings(folder, Settings)
     name = settings.task.get("name")
     if name not in PATHFINDER or settings.pretrain:
         raise ValueError(f"run={folder}: give a classifier of Pathfinder, not of {name}")
@@ -267,7 +267,7 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
         step=step,
         order=pixel_order(grid, settings.task.get("order") or "row"),
         device=place,
-        dtype=PRECISIONS[settings.precision] if place.type == "cuda" else torch.float32,
+        dtype=DTYPES[settings.precision or "fp32"] if place.type == "cuda" else torch.float32,
     )
 
 

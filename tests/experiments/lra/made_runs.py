@@ -29,28 +29,33 @@ def write_run(
     commit: str = "0123456789ab",
     more: dict | None = None,
 ) -> Path:
-    """Writes a run whose accuracy rises to `accuracy` on both splits.
+    """Write a run whose accuracy rises to `accuracy` on both splits.
 
-    result: False for a run that was killed. more: further entries of its result.
+    result: False for a run that was killed. more: further entries of run.json and its result.
     """
     path = root / task / (folder or name or attention + mask.replace("/", "-")) / f"seed{seed}"
     path.mkdir(parents=True)
     baselines = {"majority": 0.175} | ({"root operator": 0.373} if task == "listops" else {})
-    versions = {"torch": "2.13.0", "commit": commit}
-    origin = {"device": device, "versions": versions, "date": date}
-    config = {"attention": attention, "mask": mask or None, "seed": seed, "steps": planned}
-    settings = dict(settings or {})
+    more, settings = dict(more or {}), dict(settings or {})
     about = {"name": task, "source": source, "length": length, "classes": 10}
-    about |= {"examples": settings.pop("examples", [])}
-    start = {
-        "kind": "start",
-        "step": 0,
-        "seconds": 0.0,
-        "config": config | {"name": name} | settings,
+    about |= {"examples": settings.pop("examples", []), "baselines": baselines}
+    config = {"attention": {"name": attention}, "mask": mask or None, "seed": seed, "name": name}
+    session = {"date": date, "step": 0, "device": device, "processes": 1}
+    file = {
+        "settings": config | {"steps": planned} | settings,
+        "task": about,
+        "data": more.pop("data", ""),
         "params": 1000,
-        "task": about | {"baselines": baselines},
+        "mask": more.pop("mask", mask or None),
+        "density": more.pop("density", None),
+        "sessions": [session | {"versions": {"torch": "2.13.0", "commit": commit}}],
+        "complete": result and steps == planned,
+        "reason": None,
+        "result": None,
     }
-    lines = [start | origin]
+    if more.pop("mask_reconstructed", False):
+        file["mask_reconstructed"] = True
+    lines = []
     noise = np.random.default_rng(seed)
     for step in range(0, steps + 1, max(1, steps // 100)):
         share = (accuracy or 0.4) * (1 - np.exp(-4 * step / planned))
@@ -61,24 +66,10 @@ def write_run(
         lines.append({"kind": "train"} | found | common)
         if step % max(1, steps // 10) == 0:
             lines.append({"kind": "val", "loss": 2.3 * (1 - share), "accuracy": share} | common)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (path / "journal.jsonl").write_text(text)
+    (path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if result:
-        found = {
-            "task": task,
-            "source": source,
-            "attention": attention,
-            "mask": mask or None,
-            "seed": seed,
-            "steps": steps,
-            "planned_steps": planned,
-            "complete": steps == planned,
-            "accuracy": accuracy,
-            "val_accuracy": accuracy,
-            "seconds": steps * ms / 1000,
-            "ms_per_step": ms,
-            "memory_mib": memory,
-            "baselines": baselines,
-        }
-        (path / "result.json").write_text(json.dumps(found | origin | (more or {})))
+        found = {"steps": steps, "accuracy": accuracy, "val_accuracy": accuracy, "date": date}
+        found |= {"seconds": steps * ms / 1000, "ms_per_step": ms, "memory_mib": memory}
+        file["result"] = found | more
+    (path / "run.json").write_text(json.dumps(file))
     return path

@@ -1,17 +1,19 @@
 """Which runs count in a cell of the table, which cells in its averages, and what is compared."""
 
-from dataclasses import replace
-
 import pytest
 
-from experiments.lra.averages import average, preferred
-from experiments.lra.cell_rows import paper_value
-from experiments.lra.cells import Column, RowKey, make_cells, mean_speedup, with_times
-from experiments.lra.run_files import read_runs
-from experiments.lra.runs import PRETRAINED, Run
+from experiments.lra.cells import (
+    Column,
+    RowKey,
+    average,
+    make_cells,
+    mean_speedup,
+    paper_value,
+    preferred,
+)
+from experiments.lra.runs import PRETRAINED, read_runs
 from experiments.lra.table import Table
 from tests.experiments.lra.made_runs import write_run
-from tests.experiments.lra.speed.made_rows import ROW
 
 
 @pytest.fixture
@@ -28,6 +30,10 @@ def cell(tmp_path):
     return made
 
 
+# A measured training step of ListOps.
+STEP = {"task": "listops", "attention": "standard", "option": "", "length": 2048, "pair": 1}
+STEP |= {"batch": 32, "layers": 2, "dim": 64, "heads": 2, "precision": "bf16"}
+STEP |= {"device": "GPU A", "ms_median": 8.0, "peak_mib": 600.0, "status": "ok"}
 OLD, NEW = "2026-01-01", "2026-02-01"
 SLOW, FAST = {"lr": 1e-4}, {"lr": 1e-3}
 
@@ -71,7 +77,7 @@ def test_an_average_is_marked_where_one_of_its_cells_is(tmp_path):
     write_run(tmp_path, "listops", "standard", accuracy=0.4)
     write_run(tmp_path, "text", "standard", accuracy=0.6, steps=500, result=False)
     found = Table(read_runs(str(tmp_path)), whole=True)
-    (line,) = [cells for cells in found.sections()[0].lines if cells[0] == "Transformer"]
+    (line,) = [cells for cells in found.sections["accuracy"][0] if cells[0] == "Transformer"]
     assert line[6].split()[0] == "45.9†‡"  # of 40 and 60 (1 - exp(-2))
 
 
@@ -97,45 +103,36 @@ def test_averages_prefer_the_official_rule_then_official_data_then_short_sequenc
 # ---- what is compared
 
 
-def started(processes=1, device="GPU A", **config):
-    """A run with this line at its start."""
-    task = {"name": "text", "source": "official"}
-    about = {"processes": processes, "device": device, "config": config, "task": task}
-    return Run("", [{"kind": "start", "step": 0} | about], {})
-
-
 @pytest.mark.parametrize(
     "other",
-    [
-        {"batch": 16},
-        {"precision": "fp32"},
-        {"processes": 2},
-        {"recipe": "google"},
-        {"scale": "small"},
-        {"model": {"dim": 8}},
-    ],
-)
-def test_work_that_differs_is_not_compared(other):
+    [{"batch": 16}, {"precision": "fp32"}, {"recipe": "google"}, {"scale": "small"},
+     {"model": {"dim": 8}}],
+)  # fmt: skip
+def test_work_that_differs_is_not_compared(tmp_path, other):
     usual = {"batch": 32, "precision": "bf16", "recipe": "nystrom", "scale": "full"}
-    assert started(**usual, seed=0).workload == started(**usual, seed=1, lr=1.0).workload
-    assert started(**usual).workload != started(**usual | other).workload
+    for number, more in enumerate(({}, {"lr": 1.0}, other)):
+        write_run(tmp_path / str(number), "text", "flash", settings=usual | more)
+    first, same, different = read_runs(str(tmp_path))
+    assert first.workload == same.workload != different.workload
 
 
-def test_a_run_is_told_by_its_last_session_and_its_best_validation():
-    vals = [
-        {"kind": "val", "step": n, "accuracy": x, "memory_mib": mib}
-        for n, x, mib in ((1, 0.3, 5.0), (2, 0.2, 4.0))
-    ]
-    lines = [*started().lines, *vals, *started(device="GPU B").lines]
-    found = Run("", lines, {})
-    assert found.device == "GPU B" and found.val_accuracy == pytest.approx(30)
-    assert found.memory_mib == 5
+def test_a_setting_that_older_runs_lack_counts_as_its_default(cell):
+    """Two seeds, and a third from after a setting came, whose default it has."""
+    usual = {"lr": 1e-3, "model": {"dim": 64}}
+    newer = {"mask_share": 0.5, "model": {"dim": 64, "setting": "nystrom", "rotary": None}}
+    runs = [{"seed": seed, "settings": usual} for seed in (0, 1)]
+    assert len(cell(*runs, {"seed": 2, "settings": usual | newer}).runs) == 3
+
+
+def test_a_setting_with_another_value_is_another_cell(cell):
+    runs = [{"seed": seed, "settings": {"mask_share": x}} for seed, x in enumerate((0.5, 0.5, 0.2))]
+    assert len(cell(*runs).runs) == 2
 
 
 def test_every_run_has_a_line_with_its_minutes_and_steps(tmp_path):
     more = {"val_accuracy": 0.45, "seconds": 90.0}
     write_run(tmp_path, "listops", "standard", steps=400, date=NEW, more=more)
-    (lines,) = [s.lines for s in Table(read_runs(str(tmp_path))).sections() if s.title == "Runs"]
+    lines, _ = Table(read_runs(str(tmp_path))).sections["runs"]
     assert lines[1:] == [
         ["ListOps (generated, 2k)", "Transformer", "0", "400†", "1000", "1.5", "10.00", "40.0",
          "45.0", "", "GPU A", NEW],
@@ -155,11 +152,10 @@ def test_measured_steps_are_of_the_same_mask_and_of_the_usual_recipe(tmp_path):
         write_run(tmp_path, "listops", "sparse", mask=mask)
     write_run(tmp_path, "listops", "sparse", settings={"recipe": "google"}, folder="google")
     steps = [
-        replace(ROW, attention="sparse", option=option, ms_median=ms)
+        STEP | {"attention": "sparse", "option": option, "ms_median": ms}
         for option, ms in (("", 3.0), ("butterfly", 2.0))
     ]
-    cells, _ = make_cells(read_runs(str(tmp_path)))
-    timed = with_times(cells, steps)
+    timed, _ = make_cells(read_runs(str(tmp_path)), steps)
     found = {row[1:]: list(cell.ms_by_place.values()) for (row, _), cell in timed.items()}
     assert found == {("", ""): [3], ("butterfly", ""): [2], ("", "google"): []}
 
@@ -170,11 +166,8 @@ def test_measured_steps_are_of_the_same_mask_and_of_the_usual_recipe(tmp_path):
 )  # fmt: skip
 def test_measured_steps_are_of_the_same_work(tmp_path, settings):
     write_run(tmp_path, "listops", "standard", settings=settings)
-    cells, _ = make_cells(read_runs(str(tmp_path)))
-    (other,) = with_times(cells, [ROW]).values()
-    work = {**settings, **settings.get("model", {})}
-    work.pop("model", None)
-    (same,) = with_times(cells, [replace(ROW, **work)]).values()
+    runs, work = read_runs(str(tmp_path)), {**settings, **settings.get("model", {})}
+    (other,), (same,) = (make_cells(runs, [STEP | w])[0].values() for w in ({}, work))
     assert not other.ms_by_place and same.ms_by_place
 
 

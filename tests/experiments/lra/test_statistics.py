@@ -5,18 +5,20 @@ import pytest
 from scipy import stats
 
 from experiments.common.bits import pack, unpack
-from experiments.lra.run_files import read_runs, write_archive
-from experiments.lra.runs import Run
-from experiments.lra.statistics import difference, student
+from experiments.lra.cells import difference, student
+from experiments.lra.runs import Run, read_runs, write_archive
 from tests.experiments.lra.made_runs import write_run
 
 
 def run(seed, accuracy=None, right=None, data="a"):
-    """A run with this accuracy, or with these test examples right."""
-    result = {"task": "text", "seed": seed, "accuracy": accuracy, "data": data}
+    """Return a run with this accuracy, or with these test examples right."""
+    result = {"accuracy": accuracy}
     if right is not None:
-        result |= {"accuracy": float(np.mean(right)), "correct": pack(np.asarray(right, bool))}
-    return Run("", [], result)
+        result = {"accuracy": float(np.mean(right)), "correct": pack(np.asarray(right, bool))}
+    session = {"processes": 1, "device": "", "date": "", "versions": {}}
+    file = {"task": {"name": "text", "source": "", "baselines": {}}, "data": data}
+    file |= {"settings": {"attention": {"name": "flash"}, "seed": seed}, "result": result}
+    return Run("", file | {"sessions": [session], "mask": None, "complete": True}, [])
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 1000])

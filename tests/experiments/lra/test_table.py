@@ -1,18 +1,15 @@
 """The LRA table: figures worked out by hand, missing and cut-short cells, data kept apart."""
 
-import csv
-import io
-from dataclasses import replace
-
 import pytest
 
+from experiments.common.rows import frame
+from experiments.common.tables import markdown
 from experiments.lra import published as lra
-from experiments.lra.averages import average
-from experiments.lra.cells import Column, RowKey, mean_speedup, speedup
-from experiments.lra.run_files import read_runs
-from experiments.lra.table import Table, as_csv, as_markdown, as_text
+from experiments.lra.cells import Column, RowKey, average, mean_speedup, speedup
+from experiments.lra.runs import read_runs
+from experiments.lra.table import Table, tables
 from tests.experiments.lra.made_runs import write_run
-from tests.experiments.lra.speed.made_rows import ROW
+from tests.experiments.lra.test_cells import STEP
 
 STANDARD, FLASH = RowKey("standard", "", ""), RowKey("flash", "", "")
 LISTOPS = Column("listops", "generated", 2048)
@@ -38,13 +35,12 @@ def table(tmp_path):
 
 def line(found, first):
     """The cells of the first table's line that begins with a text."""
-    return next(cells for cells in found.sections()[0].lines if cells[0] == first)
+    return next(cells for cells in found.sections["accuracy"][0] if cells[0] == first)
 
 
-def csv_rows(found):
+def numbers(found):
     """The rows of the CSV by attention and task."""
-    rows = csv.DictReader(io.StringIO(as_csv(found)))
-    return {(row["attention"], row["task"]): row for row in rows}
+    return {(row["attention"], row["task"]): row for row in found.frame().to_dict("records")}
 
 
 # Table 3 and Table 6 of Dao et al. 2022, typed a second time and by column.
@@ -102,33 +98,18 @@ CELLS = {  # worked out by hand
 }
 
 
-@pytest.mark.parametrize("causal", [None, True])
-def test_a_setting_that_came_later_is_as_before_while_it_is_null(table, causal):
-    old, new = ({"model": {"layers": 2, **later}} for later in ({}, {"causal": causal}))
-    found = table(run("flash", settings=old), run("flash", seed=1, settings=new))
-    assert ("(2)" in line(found, "FlashAttention")[1]) == (causal is None)
-
-
-def test_a_value_of_a_smaller_scale_may_also_be_given(table):
-    """`scaled` says which values scale=small changed; the settings are the same."""
-    same = {"scale": "small", "lr": 1e-3}
-    old, new = (same | {"scaled": scaled} for scaled in ({}, {"lr": [1e-4, 1e-3]}))
-    found = table(run("flash", settings=old), run("flash", seed=1, settings=new))
-    assert "(2)" in line(found, "FlashAttention, small")[1]
-
-
 def test_accuracies_are_marked_and_what_is_left_out_is_named(table):
     found = table(*ACCURACIES)
     assert {name: line(found, name)[1] for name in CELLS} == CELLS
-    assert line(found, "Linformer")[6:8] == ["25.0† (1 of 5) [35.6]", "–"]
+    assert line(found, "Linformer")[6:8] == ["25.0† (1 of 5) [35.6]", "1.00x [2.5x]"]
     ends = ("seed1, cut short", "seed2, other settings", "seed0, seed 0 again")
     assert all(note.endswith(end) for note, end in zip(found.notes, ends, strict=True))
     notes = "\n".join(found.footnotes())
     assert "seed0: 400 of 1000 steps" in notes and "\n§ untraced" in notes
-    rows = csv_rows(found)
+    rows = numbers(found)
     for name in ("flash", "linformer", "reformer", "smyrf"):
         row, cell = rows[name, "listops"], CELLS[lra.ATTENTIONS[name]]
-        assert row["traced"] == str("§" not in cell) and row["complete"] == str("†" not in cell)
+        assert row["traced"] == ("§" not in cell) and row["complete"] == ("†" not in cell)
 
 
 def test_a_killed_run_shows_its_best_validation_accuracy_as_such(tmp_path):
@@ -202,11 +183,11 @@ def test_speed_ups_are_of_the_same_work(table, runs, row, factor):
 
 def test_times_come_from_measured_steps_where_they_are_given(table, tmp_path):
     steps = [
-        replace(ROW, ms_median=99.0, date="2025"),  # measured again
-        ROW,
-        replace(ROW, attention="flash", ms_median=4.0, peak_mib=500.0),
-        replace(ROW, attention="sparse", ms_median=1.0),  # not run
-        replace(ROW, attention="local", length=1024),  # of another length
+        STEP | {"ms_median": 99.0, "date": "2025"},  # measured again
+        STEP,
+        STEP | {"attention": "flash", "ms_median": 4.0, "peak_mib": 500.0},
+        STEP | {"attention": "sparse", "ms_median": 1.0},  # not run
+        STEP | {"attention": "local", "length": 1024},  # of another length
     ]
     found = table(run(ms=99.0), run("flash", ms=98.0), run("local", ms=97.0), steps=steps)
     assert line(found, "FlashAttention")[-2:] == ["2.00x [2.4x]", "500"]
@@ -225,7 +206,7 @@ def test_path_tasks_stay_out_of_average_and_speed_up(table):
     row = RowKey("sparse", "butterfly", "")
     assert mean_speedup(found.cells, row, found.columns) == (pytest.approx(2.0), 1)
     assert line(found, "block-sparse, butterfly")[6] == "64.0 (1 of 5) [37.0]"
-    paths = found.sections()[1].lines
+    paths, _ = found.sections["paths"]
     assert ["block-sparse, butterfly", "64.0 [56.0]"] in paths
     assert ["FlashAttention", "– [61.4]"] in paths
     assert ["FlashAttention, from another run", "61.0 [61.4]"] in paths
@@ -245,7 +226,7 @@ def test_the_table_says_which_length_its_average_takes(table):
     found = table(long, run(task="text", accuracy=0.64, length=1024, source="official"))
     note = "average: of Text (official, 1k), where a row has it, else of Text (official, 4k)"
     assert note in found.footnotes()
-    assert line(found, "Transformer")[-4] == "64.0 (1 of 5) [63.6]"
+    assert line(found, "Transformer")[-3] == "64.0 (1 of 5) [63.6]"
 
 
 def test_missing_tasks_count_as_chance_in_the_second_mean(table):
@@ -280,17 +261,15 @@ def test_differences_are_paired_by_seed_in_the_same_recipe(table):
         run("flash", accuracy=0.40, settings={"recipe": "google"}),
         run("linear", accuracy=0.34, steps=400),
     )
-    titles = [section.title for section in found.sections()]
-    assert titles[1].startswith("Difference from the Transformer") and "From" not in titles[2]
-    assert found.sections()[1].lines[1:] == [
+    assert "from_flash" not in found.sections
+    assert found.sections["from_standard"][0][1:] == [
         ["block-sparse", "+2.0 ± 2.5 (3, s)", *["–"] * 4],
         ["linear attention", "-2.0 (1)†", *["–"] * 4],  # cut short
     ]
-    row = csv_rows(found)["sparse", "listops"]
-    assert row["from_standard"] == "2" and float(row["from_standard_half"]) == pytest.approx(
-        4.303 / 3**0.5, rel=1e-3
-    )
-    assert (row["from_standard_covers"], row["from_flash"]) == ("s", "")
+    row = numbers(found)["sparse", "listops"]
+    assert row["from_standard"] == pytest.approx(2)
+    assert row["from_standard_half"] == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert row["from_standard_covers"] == "s" and row["from_flash"] != row["from_flash"]
 
 
 def test_steps_and_data_of_each_cell(table):
@@ -300,13 +279,13 @@ def test_steps_and_data_of_each_cell(table):
         run(seed=1, steps=4000, planned=4000, settings=data | {"stop_at": 0.5, "steps": 5000}),
         run("linear", steps=400, settings=data),
     )
-    (lines,) = [s.lines for s in found.sections() if s.title.startswith("Training")]
+    lines, _ = found.sections["training"]
     assert lines[1][:2] == ["examples: train / val / test", "96,000 / 2,000 / 2,000"]
     assert lines[2][:3] == ["Transformer", "4,000 to 5,000 x 32 (1.67)", "–"]
     assert lines[3][:2] == ["linear attention", "400 x 32 (0.133)†"]
-    row = csv_rows(found)["standard", "listops"]
-    assert (row["batch"], row["train_examples"], row["test_examples"]) == ("32", "96000", "2000")
-    assert (row["steps"], row["seconds"]) == ("4000", "50")  # the fewest, the longest
+    row = numbers(found)["standard", "listops"]
+    assert (row["batch"], row["train_examples"], row["test_examples"]) == (32, 96000, 2000)
+    assert (row["steps"], row["seconds"]) == (4000, 50)  # the fewest, the longest
 
 
 def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
@@ -330,24 +309,23 @@ def test_sources_and_lengths_of_data_have_columns_of_their_own(table):
 def test_columns_that_differ_in_their_counts_alone_say_them(table):
     found = table(run(source="generated"), *(run(source=f"generated, {n}") for n in ("9", "8")))
     texts = ["ListOps (generated, 2k)", *(f"ListOps (generated, 2k), {n}" for n in ("9", "8"))]
-    for section in found.sections():
-        if section.title != "Runs":
-            assert set(texts) < set(section.lines[0])
-        else:
-            assert {line[0] for line in section.lines[1:]} == set(texts)
+    for name, (lines, _) in found.sections.items():
+        heads = {line[0] for line in lines[1:]} if name == "runs" else set(lines[0])
+        assert set(texts) <= heads
 
 
 def test_missing_cells_are_shown_and_have_empty_cells_in_the_csv(table):
     found = table(run())
-    assert [cells[0] for cells in found.sections()[0].lines[1:10]] == list(lra.ATTENTIONS.values())
+    shown = [cells[0] for cells in found.sections["accuracy"][0][1:10]]
+    assert shown == list(lra.ATTENTIONS.values())
     assert line(found, "Reformer")[1:] == [
-        "– [36.5]", "– [63.8]", "– [78.5]", "– [39.6]", "– [69.4]", "–", "–", "– [1.3x]", "–",
+        "– [36.5]", "– [63.8]", "– [78.5]", "– [39.6]", "– [69.4]", "–", "– [1.3x]", "–",
     ]  # fmt: skip
-    rows = csv_rows(found)
+    rows = numbers(found)
     assert len(rows) == 9 * 5
-    missing = [rows["smyrf", "image"][name] for name in ("accuracy", "complete", "traced")]
-    assert missing == ["", "", ""]
-    assert (rows["smyrf", "image"]["paper"], rows["smyrf", "image"]["runs"]) == ("39.6", "0")
+    missing = rows["smyrf", "image"]
+    assert missing["accuracy"] != missing["accuracy"] and missing["traced"] is None
+    assert (missing["paper"], missing["runs"]) == (39.6, 0)
 
 
 def test_each_mask_name_and_recipe_has_a_line_and_only_the_default_the_papers_values(table):
@@ -362,9 +340,8 @@ def test_each_mask_name_and_recipe_has_a_line_and_only_the_default_the_papers_va
     assert line(found, "Transformer, wide")[1] == "40.0"
     assert line(found, "Transformer, wide")[-2] == "1.00x"
     assert line(found, "FlashAttention, google, small, hilbert")[1] == "40.0"
-    text = as_markdown(found)
-    assert "block-sparse, local(64) \\| butterfly(32)" in text and text.count("### ") == 4
-    assert "† cut short" in as_text(found)
+    text = found.text(markdown, "### {}")
+    assert "block-sparse, local(64) \\| butterfly(32)" in text and "§" not in text
 
 
 def test_shortcuts_stand_below_their_tasks(table):
@@ -386,30 +363,34 @@ def test_block_sparse_rows_show_their_density_and_where_their_mask_comes_from(ta
         run("sparse", "text", more=resolved | {"density": 0.25}),
         run("flash", "text"),
     )
-    lines = found.sections()[0].lines
+    lines, _ = found.sections["accuracy"]
     row = [cells[0] for cells in lines].index("block-sparse")
     assert lines[row + 1][:3] == ["  density of its blocks (%)", "12.5*", "25.0"]
     assert sum("density" in cells[0] for cells in lines) == 1
     assert "* block-sparse on ListOps (generated, 2k): local:64" in found.footnotes()
-    listops = csv_rows(found)["sparse", "listops"]
+    listops = numbers(found)["sparse", "listops"]
     about = [listops[name] for name in ("mask", "resolved_mask", "density")]
-    assert about == ["", "local:64", "12.5"]
+    assert about == ["", "local:64", 12.5]
 
 
-def test_the_program_writes_two_files_and_an_archive(tmp_path, run_program):
-    write_run(tmp_path / "runs", "listops", "standard")
-    places = {"runs": "runs", "out": "new/lra", "archive": "runs.jsonl"}
-    words = [f"{name}={tmp_path / place}" for name, place in places.items()]
-    status, printed, _ = run_program("table", *words)
-    assert status == 0 and "Transformer" in printed
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["lra.csv", "lra.md"]
-    assert [run.task for run in read_runs(str(tmp_path / "runs.jsonl"))] == ["listops"]
-
-
-def test_two_runs_are_two_rows_unless_the_whole_table_is_asked_for(tmp_path):
+def test_two_runs_are_two_rows_without_columns_of_dashes(tmp_path):
     for name in ("flash", "sparse"):
         write_run(tmp_path, "image", name)
-    runs = read_runs(str(tmp_path))
-    assert [row.text for row in Table(runs).rows] == ["FlashAttention", "block-sparse"]
-    assert len(Table(runs).columns) == 1
-    assert len(Table(runs, whole=True).rows) > 5 and len(Table(runs, whole=True).columns) == 5
+    write_run(tmp_path, "pathfinder128", "local")
+    found = Table(read_runs(str(tmp_path)))
+    lines, _ = found.sections["accuracy"]
+    assert [cells[0] for cells in lines[1:3]] == ["FlashAttention", "block-sparse"]
+    assert len(lines) == 4 and "of all five" not in lines[0]
+    assert not any(all(cell == "–" for cell in column[1:3]) for column in zip(*lines, strict=True))
+    assert found.sections["paths"][0][1][0] == "local attention"
+
+
+def test_tables_of_an_archive_are_those_of_its_runs(tmp_path, run_program):
+    write_run(tmp_path / "runs", "listops", "standard")
+    archive = tmp_path / "runs.jsonl"
+    words = [f"runs={tmp_path}/runs", f"out={tmp_path}/table", f"archive={archive}"]
+    assert run_program("table", *words)[0] == 0
+    made = tables(frame(archive))
+    text = (tmp_path / "table.md").read_text()
+    assert "Transformer" in made["accuracy"] and all(table in text for table in made.values())
+    assert "FlashAttention" in tables(frame(archive), frame([STEP]))["accuracy"]

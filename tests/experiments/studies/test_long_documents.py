@@ -4,7 +4,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from experiments.common.provenance import ROOT
-from experiments.lra.run_files import read_runs, write_archive
+from experiments.lra.runs import read_runs, write_archive
 from experiments.studies import long_documents
 from experiments.studies.long_documents import documents, lines, paper_lines, write
 from tests.experiments.lra.made_runs import write_run

@@ -31,7 +31,7 @@ def test_runs_stop_and_go_on_elsewhere(tmp_path, monkeypatch, capsys):
     assert "two: waits for one" in capsys.readouterr().out
     del entries["two"]
     OmegaConf.save({"common": common, "runs": entries}, tmp_path / "mine.yaml")
-    assert main(words("runs", f"export={export}", "part_mib=0.01", "weights=false")) == 0
+    assert main(words("runs", f"export={export}", "part_mib=0.001", "weights=false")) == 0
     assert "one: complete" in capsys.readouterr().out and (tmp_path / "out.tar.xz.01").exists()
     assert main(words("other", f"import={export}", "dry_run=true")) == 0
     assert "imported: 1 runs" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import experiments.conf
 from experiments.common.config import words
 from experiments.lra.models.attention import NAMES as ATTENTIONS
 from experiments.lra.settings import make_settings
-from experiments.lra.tasks.load import NAMES as TASKS
+from experiments.lra.tasks.load import TASKS
 from experiments.training.optim import learning_rates
 from tests.experiments.lra.training.cases import overrides
 from tests.experiments.lra.training.commands import ROOT

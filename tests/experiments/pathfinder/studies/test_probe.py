@@ -285,7 +285,7 @@ def test_wrong_values_are_refused(ask, monkeypatch):
         ("strokes", {"parts": ["mark"]}, "mark"),
         ("strokes", {"strokes": [300]}, "strokes=300"),
         ("directions", {"side": 100}, "side=100"),
-        ("directions", {"model": {"rotary": "yes"}}, "rotary"),
+        ("directions", {"model": {"pool": "sum"}}, "pool"),
     ]
     for question, changes, words in wrong:
         with pytest.raises(ValueError, match=words):

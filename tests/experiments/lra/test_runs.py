@@ -1,0 +1,102 @@
+"""Runs read from folders and archives."""
+
+import json
+
+import pytest
+
+from experiments.common.files import DamagedFile
+from experiments.lra.runs import POINTS, read_runs, write_archive
+from experiments.lra.table import Table
+from tests.experiments.lra.made_runs import write_run
+
+
+def test_a_resumed_journal_counts_each_step_once(tmp_path):
+    path = write_run(tmp_path, "listops", "standard", steps=100) / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    again = [json.dumps(json.loads(text) | {"loss": 9.0}) for text in lines[-5:]]
+    path.write_text("\n".join([*lines, *again]) + '\n{"kind": "train", "st')  # and is killed
+    (run,) = read_runs(str(tmp_path))
+    steps = [found["step"] for found in run.of("train")]
+    assert steps == sorted(set(steps)) and run.of("train")[-1]["loss"] == 9.0
+
+
+def test_globs_and_several_folders_find_each_run_once(tmp_path):
+    write_run(tmp_path / "one", "listops", "standard")
+    write_run(tmp_path / "two", "text", "standard")
+    (tmp_path / "link").symlink_to(tmp_path / "two")
+    places = [str(tmp_path / "*"), str(tmp_path / "one" / "listops")]
+    assert sorted(run.task for run in read_runs(places)) == ["listops", "text"]
+    (tmp_path / "empty").mkdir()
+    for place in ("empty", "nowhere"):
+        with pytest.raises(ValueError, match=r"experiments\.train"):
+            read_runs(str(tmp_path / place))
+
+
+def test_labels_say_how_a_run_differs_from_the_reference_recipe(tmp_path):
+    labels = [
+        ({}, ""),
+        ({"strokes": 192}, "strokes of 192"),
+        ({"strokes": [256, 128, 160.5]}, "strokes of 128 to 256"),
+        ({"margins": [1, 2], "distractors": 0}, "margins [1, 2], distractors 0"),
+        ({"margins": None, "order": "row", "difficulty": 14}, ""),
+    ]
+    for number, (task, _) in enumerate(labels):
+        settings = {"task": task, "attention": {"name": "sparse", "mask": "butterfly"}}
+        write_run(tmp_path / str(number), "listops", "sparse", settings=settings)
+    found = read_runs(str(tmp_path))
+    assert [run.label for run in found] == [label for _, label in labels]
+    assert {run.mask for run in found} == {"butterfly"}
+
+
+def test_an_archive_gives_the_table_of_its_runs_and_the_same_bytes(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs", "listops", "sparse", seed, more={"density": 0.5})
+    write_run(tmp_path / "runs", "text", "flash", steps=330, result=False, memory=70.0)
+    untraced = {"settings": {"pretrain": "masked"}, "commit": "0123456789ab+changes"}
+    write_run(tmp_path / "runs", "image", "linear", **untraced)
+    runs = read_runs(str(tmp_path / "runs"))
+    path = tmp_path / "new" / "some.jsonl.gz"
+    write_archive(runs, path)
+    again = read_runs(str(tmp_path / "new"))
+    new, old = (Table(some).frame().to_csv(float_format="%.5g") for some in (again, runs))
+    assert new == old
+    assert [run.traced for run in again] == [run.traced for run in runs]
+    for run, old in zip(again, runs, strict=True):
+        assert run.place == f"{path}: {old.place}"
+        for quantity in ("step", "loss", "accuracy"):
+            values = [line[quantity] for line in old.of("val")]
+            assert [line[quantity] for line in run.of("val")] == pytest.approx(values, rel=1e-5)
+    before = path.read_bytes()
+    write_archive(read_runs([str(tmp_path)]), path)  # each run once, from its folder and from here
+    assert path.read_bytes() == before
+
+
+def test_training_curves_are_averaged_in_archives(tmp_path):
+    path = write_run(tmp_path, "listops", "standard")
+    train = [
+        {"kind": "train", "step": i, "seconds": i, "loss": float(i), "accuracy": None}
+        for i in range(1, 2 * POINTS)
+    ]
+    (path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in train))
+    write_archive(read_runs(str(path)), tmp_path / "new.jsonl")
+    (run,) = read_runs(str(tmp_path / "new.jsonl"))
+    found = run.of("train")
+    assert len(found) == POINTS and found[-1]["step"] == 2 * POINTS - 1
+    assert (found[0]["step"], found[0]["loss"], found[0]["accuracy"]) == (2, 1.5, None)
+
+
+def test_damaged_files_are_named(tmp_path):
+    for text in ('{"run": "a"}\n', "[1]\n", '{"run": "a", "start": \n'):
+        (tmp_path / "some.jsonl").write_text(text)
+        with pytest.raises(DamagedFile, match=r"some\.jsonl"):
+            read_runs(str(tmp_path / "some.jsonl"))
+    (tmp_path / "some.jsonl").unlink()
+    path = write_run(tmp_path, "listops", "standard")
+    for name in ("journal.jsonl", "run.json"):
+        whole = (path / name).read_text()
+        (path / name).write_text("[1]\n{}\n")
+        with pytest.raises(DamagedFile, match=str(path)):
+            read_runs(str(tmp_path))
+        (path / name).write_text(whole)
+    with pytest.raises(ValueError, match=r"rows\.csv.*\.jsonl"):
+        write_archive([], tmp_path / "rows.csv")
