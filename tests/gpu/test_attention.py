@@ -24,7 +24,7 @@ from tests.attention_cases import (
     check,
     random_case,
 )
-from tests.gpu.stress import Runner
+from tests.gpu.random_calls import Runner
 from tests.gpu_calls import GPU, IS_HOPPER
 
 pytestmark = GPU

@@ -12,7 +12,7 @@ from sparseflash.backends.hopper.forward import forward_spec, forward_tiles_for
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
-from tests.gpu.stress import Runner
+from tests.gpu.random_calls import Runner
 from tests.gpu_calls import HOPPER
 from tests.problems import problem_of
 

@@ -12,7 +12,7 @@ from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, relative_error
 from sparseflash.tiles.lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
-from tests.gpu.stress import Runner, compare
+from tests.gpu.random_calls import Runner, compare
 from tests.gpu.test_terms import GLOBAL, HOLE, NONE
 from tests.gpu_calls import HOPPER, captured
 from tests.problems import problem_of
