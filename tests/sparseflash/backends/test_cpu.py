@@ -28,21 +28,21 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_problem(seed):
     check(random_case(seed, GPU_LENGTHS[:5], HEAD_DIMS, DTYPES), "cpu", "cpu")
 
 
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("seed", range(100, 106))
 def test_random_problem_in_small_chunks_and_by_threads(seed, monkeypatch, two_threads):
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, DTYPES), "cpu", "cpu")
     monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**13)
     check(random_case(seed, GPU_LENGTHS[:4], HEAD_DIMS, (torch.float64,)), "cpu", "cpu")
 
 
-@pytest.mark.parametrize("n_q, n_k", [(1, 1), (63, 100), (257, 1), (700, 520)])
-def test_dense(n_q, n_k):
-    check(Case(n_q, n_k, 40, torch.float64, batch=2, heads=4, kv_heads=2), "cpu", "cpu")
+def test_dense():
+    for n_q, n_k in ((1, 1), (257, 1), (700, 520)):
+        check(Case(n_q, n_k, 40, torch.float64, batch=2, heads=4, kv_heads=2), "cpu", "cpu")
 
 
 def calls_of_the_fused_operator(mask, n=256, dtype=torch.float32, **options) -> int:
@@ -103,9 +103,8 @@ def test_narrow_masks_have_smaller_blocks(mask, size):
     assert walk is not None and walk.schedule is not None and walk.schedule.block_q == size
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("outer", [(), (4,), (3, 1), (3, 4)])
-def test_masks_that_differ_with_shared_keys(kv_heads, outer):
+@pytest.mark.parametrize("outer, kv_heads", [((), 1), ((4,), 2), ((3, 1), 4), ((3, 4), 1)])
+def test_masks_that_differ_with_shared_keys(outer, kv_heads):
     array = np.random.default_rng(0).random((*outer, 100, 80)) < 0.2
     mask = masks.mask_from(array)
     case = Case(100, 80, 16, torch.float64, 3, 4, kv_heads, mask, (32, 16), token_major=True)

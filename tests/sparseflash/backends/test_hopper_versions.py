@@ -1,6 +1,5 @@
 """Which versions of Triton the hopper backend runs with, and the self-check of new ones."""
 
-import json
 import subprocess
 from types import SimpleNamespace
 
@@ -52,27 +51,19 @@ def answer() -> str | None:
     return hopper.unsupported(problem_of(*inputs()), "forward")
 
 
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0+git1234", "3.9.1"])
-def test_tested_versions_run_at_once(version, machine):
-    machine.triton = version
-    assert answer() is None and machine.runs == 0
-    assert hopper.note(torch.device("cuda", 0)) is None
-
-
-@pytest.mark.parametrize("version", ["2.1.0", "3.5.1", "3.2.0"])
-def test_older_versions_are_refused(version, machine):
-    machine.triton = version
-    assert answer() == (
-        f"its kernels need Triton 3.6 or newer, this is {version};"
-        " install torch 2.11 or newer, which brings it"
-    )
+def test_tested_versions_run_at_once_and_older_ones_are_refused(machine):
+    for version in ("3.6.0", "3.8.0", "3.9.0+git1234", "3.9.1"):
+        machine.triton = version
+        assert answer() is None and hopper.note(torch.device("cuda", 0)) is None
+    for version in ("2.1.0", "3.5.1"):
+        machine.triton = version
+        assert f"need Triton 3.6 or newer, this is {version}" in str(answer())
     assert machine.runs == 0
 
 
-@pytest.mark.parametrize("version", ["3.10.0", "4.0.0"])
 @pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
-def test_a_new_version_runs_after_a_self_check_that_is_made_once(version, machine):
-    machine.triton = version
+def test_a_new_version_runs_after_a_self_check_that_is_made_once(machine):
+    version = machine.triton = "3.10.0"
     for _ in range(2):  # the second time as in another process
         assert answer() is None and answer() is None
         machine.forget()
@@ -94,26 +85,17 @@ def test_a_failed_self_check_is_a_reason_and_the_triton_backend_runs(machine):
     for _ in range(2):
         found = reasons(problem_of(*inputs()), "backward")
         assert found["triton"] is None
-        assert str(found["hopper"]).startswith(
-            "Triton 3.10.0 is not among the tested versions (3.6 to 3.9), and its self-check"
-            " failed: dq at head dim 64 has the error 0.5, above 0.01; delete "
-        )
+        assert "Triton 3.10.0 is not among" in str(found["hopper"])
+        assert "failed: dq at head dim 64 has the error 0.5" in str(found["hopper"])
         machine.forget()
     assert machine.runs == 1
-
-
-def test_the_user_is_told_once_that_a_check_runs(machine):
-    machine.triton = "3.10.0"
-    with pytest.warns(UserWarning, match=r"3\.10\.0 is not among .*checking the Hopper kernels"):
-        assert answer() is None
 
 
 @pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
 def test_explain_says_so(machine):
     machine.triton = "3.10.0"
     text = sparseflash.explain(*inputs())
-    passed = "hopper: chosen; Triton 3.10.0 is not among the tested versions (3.6 to 3.9); the"
-    assert text.count(f"{passed} self-check passed") == 2 and text.startswith("forward: hopper")
+    assert text.count("self-check passed") == 2 and text.startswith("forward: hopper")
     machine.finds = "it did not end within 900 s"
     for file in machine.caches.rglob("*.json"):
         file.unlink()
@@ -121,14 +103,6 @@ def test_explain_says_so(machine):
     text = sparseflash.explain(*inputs())
     assert text.startswith("forward: triton")
     assert text.count("self-check failed: it did not end within 900 s") == 2
-
-
-@pytest.mark.filterwarnings("ignore:Triton .* is not among the tested versions")
-def test_a_place_that_cannot_be_written_only_repeats_the_check(machine, monkeypatch):
-    (machine.caches / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(machine.caches / "file"))
-    machine.triton = "3.10.0"
-    assert answer() is None and machine.runs == 1
 
 
 @pytest.mark.parametrize(
@@ -152,14 +126,6 @@ def test_verdict_of_the_process(made, words, monkeypatch):
     assert found is None if words is None else words in str(found)
 
 
-def test_the_process_answers_where_there_is_no_gpu():
-    """No GPU is one of the ways in which the check fails."""
-    if torch.cuda.is_available():
-        pytest.skip("here is a GPU")
-    found = versions.run_self_check(torch.device("cuda", 0))
-    assert found is not None and "status" not in found
-
-
 @pytest.fixture
 def small(monkeypatch):
     """The checks, small enough for a CPU."""
@@ -173,24 +139,17 @@ def test_a_right_backend_passes(backend, small, monkeypatch):
     assert self_check.failure(torch.device("cpu")) is None
 
 
-@pytest.mark.parametrize("wrong, name", [(0, "out"), (1, "lse"), (2, "dq"), (3, "dk"), (4, "dv")])
-def test_a_wrong_tile_fails(wrong, name, small, monkeypatch):
+def test_a_wrong_tile_fails(small, monkeypatch):
     results = self_check._results
-
-    def spoiled(backend, check, *inputs):
-        found = results(backend, check, *inputs)
-        if backend is cpu and check.deterministic:
-            found[wrong][0, 0, 64:80] *= 2  # a few rows of a head
-        return found
-
     monkeypatch.setattr(self_check, "hopper", cpu)
-    monkeypatch.setattr(self_check, "_results", spoiled)
-    found = str(self_check.failure(torch.device("cpu")))
-    assert found.startswith(f"{name} at head dim 32 deterministic") and "above 0.01" in found
+    for wrong, name in enumerate(("out", "lse", "dq", "dk", "dv")):
 
+        def spoiled(backend, check, *inputs, wrong=wrong):
+            found = results(backend, check, *inputs)
+            if backend is cpu and check.deterministic:
+                found[wrong][0, 0, 64:80] *= 2  # a few rows of a head
+            return found
 
-def test_the_program_prints_a_line_of_json(monkeypatch, capsys):
-    monkeypatch.setattr(self_check, "failure", lambda device: 1 / 0)
-    monkeypatch.setattr("sys.argv", ["self_check", "cpu"])
-    self_check.main()
-    assert json.loads(capsys.readouterr().out) == {"reason": "ZeroDivisionError: division by zero"}
+        monkeypatch.setattr(self_check, "_results", spoiled)
+        found = str(self_check.failure(torch.device("cpu")))
+        assert found.startswith(f"{name} at head dim 32 deterministic") and "above 0.01" in found

@@ -38,20 +38,20 @@ EMPTY = masks.causal() & ~masks.causal()
 @pytest.mark.parametrize(
     "length, mask, dtype",
     [
-        *((n, None, dtype) for n in (1, 63, 128, 257) for dtype in DTYPES),
-        (390, BOTH_KINDS, torch.float32),
-        (270, EMPTY, torch.float32),
+        *((n, None, dtype) for n in (1, 128, 193) for dtype in DTYPES),
+        (330, BOTH_KINDS, torch.float32),
+        (140, EMPTY, torch.float32),
     ],
 )
 def test_masks(length, mask, dtype):
     check(Case(length, length, 64, dtype, mask=mask), "triton", "cpu")
 
 
-@pytest.mark.parametrize("outer", [(2, 1), (1, 4), (2, 4)], ids=str)
+@pytest.mark.parametrize("outer", [(2, 1), (2, 4)], ids=str)
 def test_masks_that_differ_by_batch_and_head(outer):
-    array = torch.rand(*outer, 70, 90, generator=torch.Generator().manual_seed(0)) < 0.5
+    array = torch.rand(*outer, 40, 50, generator=torch.Generator().manual_seed(0)) < 0.5
     mask, options = masks.mask_from(array.numpy()), {"heads": 4, "kv_heads": 2, "batch": 2}
-    check(Case(70, 90, 16, mask=mask, block_size=(32, 16), **options), "triton", "cpu")
+    check(Case(40, 50, 16, mask=mask, block_size=(32, 32), **options), "triton", "cpu")
 
 
 def test_heads_side_by_side():
@@ -102,8 +102,13 @@ def no_plans():
 @pytest.mark.parametrize(
     "family, head_dim",
     [
-        *itertools.product(("ampere", "blackwell", "geforce"), (32, 72, 256)),
-        *itertools.product(["cdna"], (32, 128, 256)),
+        ("ampere", 256),
+        ("blackwell", 72),
+        ("blackwell", 256),
+        ("geforce", 32),
+        ("geforce", 72),
+        ("cdna", 32),
+        ("cdna", 128),
     ],
 )
 def test_tiles_of_other_gpus(family, head_dim, monkeypatch, no_plans):

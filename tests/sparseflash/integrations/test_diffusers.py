@@ -120,7 +120,7 @@ def test_dense(make):
     assert_same(results(use(model), call), expected)
 
 
-@pytest.mark.parametrize("mask, order", [(NEAR, None), (NEAR, TILED), (TILES, TILED)])
+@pytest.mark.parametrize("mask, order", [(NEAR, None), (TILES, TILED)])
 @EVERY
 def test_masks_of_videos(make, mask, order, natively):
     model, call = made(make)

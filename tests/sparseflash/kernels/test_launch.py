@@ -1,11 +1,13 @@
 """Launches of a plan: the ordinary ones, and on a GPU those that Triton's C launcher repeats."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sparseflash.kernels import launch as module
+from sparseflash.kernels.device import on_nvidia
 from sparseflash.kernels.launch import Launch, launch
 
 triton = pytest.importorskip("triton")
@@ -65,20 +67,6 @@ def launches(monkeypatch):
     return made
 
 
-def test_a_launch_without_a_plan_is_repeated_from_the_second_time_on(launches):
-    kernel, a, b = Kernel(), torch.ones(2), torch.ones(3)
-    launch(kernel, (4,), a, 1, None, b, SIZE=8)
-    assert kernel.launches == [((4,), (a, 1, None, b), {"SIZE": 8, "enable_fp_fusion": True})]
-    assert not launches
-    for n in range(2):
-        c, d = torch.zeros(5), torch.zeros(5)  # of any size
-        launch(kernel, (4,), c, 1, None, d, SIZE=8)
-        assert len(kernel.launches) == len(launches) == 1
-        tensors, (grid, args, options) = launches[0].calls[n]
-        assert [id(t) for t in tensors] == [id(c), id(d)] and grid == (4,)
-        assert args == (c, 1, None, d) and options == {"SIZE": 8}
-
-
 def test_all_but_the_tensors_tells_which_launch_is_repeated(launches):
     kernel, a = Kernel(), torch.ones(2)
     calls = [
@@ -94,10 +82,13 @@ def test_all_but_the_tensors_tells_which_launch_is_repeated(launches):
     assert [len(made.calls) for made in launches] == [2] * len(calls)
 
 
-def test_launches_without_a_plan_are_not_kept_without_end(launches):
-    for n in range(2 * module._MAX_LAUNCHES):
-        launch(Kernel(), (1,), torch.ones(2), n)
-        assert len(module._launches) <= module._MAX_LAUNCHES
+@pytest.mark.parametrize(
+    ("is_cuda", "hip", "expected"),
+    [(True, None, True), (True, "6.4", False), (False, None, False)],
+)
+def test_kernels_that_make_masks_run_on_nvidia_gpus_only(is_cuda, hip, expected, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert on_nvidia(SimpleNamespace(is_cuda=is_cuda)) == expected
 
 
 # ---- on a GPU
@@ -133,28 +124,6 @@ def test_repeated_launches_follow_their_tensors(static):
         launched(launch, numbers(), given if static else numbers())
     for offset in (1, 0, 1, 2):  # addresses that are no multiple of 16
         launched(launch, numbers(offset), given)
-
-
-@on_gpu
-def test_layouts_have_launches_of_their_own_not_without_end():
-    launch, given = Launch(add, static=True), numbers()
-    for n in (3, 4, 3, 4, *range(2 * module._MAX_REPEATS)):
-        launched(launch, numbers(), given, n, layout=n)
-        assert len(launch._repeats) <= module._MAX_REPEATS
-
-
-@on_gpu
-def test_hooks_of_a_profiler_are_called():
-    launch, given, seen = Launch(add, static=True), numbers(), []
-    launched(launch, numbers(), given)
-    hook = seen.append
-    triton.knobs.runtime.launch_enter_hook.add(hook)
-    try:
-        launched(launch, numbers(), given)
-    finally:
-        triton.knobs.runtime.launch_enter_hook.remove(hook)
-    launched(launch, numbers(), given)
-    assert len(seen) == 1
 
 
 @on_gpu

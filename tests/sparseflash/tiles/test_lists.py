@@ -1,6 +1,6 @@
 """Tile lists, walked as a kernel walks them, against the masks that they were made from."""
 
-import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,13 +12,16 @@ from sparseflash.cache import Cache, clear_cache
 from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
+from sparseflash.tiles import bits as bits_module
 from sparseflash.tiles import lists as module
-from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_lists
+from sparseflash.tiles.bits import same_rows
+from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_entries, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 from tests.sparseflash.walks import random_mask
 
 SMS = 132
+TALL = 192  # queries of the tiles that are no power of two
 both_sides = pytest.mark.parametrize("by", ["rows", "cols"])
 
 
@@ -155,40 +158,81 @@ BLOCKS = [
 LENGTHS = [(512, 512), (257, 300), (1, 700), (500, 1), (63, 100), (770, 257)]
 
 
-@both_sides
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_lists_are_those_of_the_mask(block, by):
+def test_lists_are_those_of_the_mask(block):
     rng = np.random.default_rng(block)
     for number, (n_q, n_k) in enumerate(LENGTHS):
-        major, minor = ((128, 128), (64, 128), (128, 64), (64, 64))[number % 4]
-        cell = [(16, 16), block, (64, 64)][number % 3]
+        minor, cell = (128, 64)[number % 2], [(16, 16), block, (64, 64)][number % 3]
         dense = random_mask(rng, (1, 1), n_q, n_k, cell)
-        check(scheduled(dense, block), dense, by, major=major, minor=minor)
+        schedule = scheduled(dense, block)
+        for by, major in (("rows", TALL), ("rows", 64), ("cols", 128), ("cols", 64)):
+            check(schedule, dense, by, major=major, minor=128 if major == TALL else minor)
 
 
-@both_sides
-@pytest.mark.parametrize("block", [(128, 128), (64, 32), (48, 256)], ids=str)
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), (48, 256), (16, 16)], ids=str)
 @pytest.mark.parametrize("outer", [(1, 1), (1, 4), (2, 1), (2, 4)], ids=str)
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_batch_heads_and_groups(kv_heads, outer, block, by):
-    rng = np.random.default_rng(sum(outer))
-    for n_q, n_k in ((300, 290), (140, 400)):
-        dense = random_mask(rng, outer, n_q, n_k, (32, 32))
-        lists = check(scheduled(dense, block, 2, 4), dense, by, 2, 4, kv_heads, minor=64)
+def test_batch_heads_and_groups(outer, block):
+    dense = random_mask(np.random.default_rng(sum(outer)), outer, 300, 290, (32, 32))
+    schedule = scheduled(dense, block, 2, 4)
+    for kv_heads, (by, major) in product((4, 2, 1), (("rows", 128), ("rows", TALL), ("cols", 128))):
+        minor = 128 if major == TALL else 64
+        lists = check(schedule, dense, by, 2, 4, kv_heads, major=major, minor=minor)
         wanted = outer[1] if by == "rows" or outer[1] == 1 else kv_heads
         assert (lists.batch, lists.heads) == (outer[0], wanted)
 
 
-@both_sides
-@pytest.mark.parametrize("n_q, n_k", [(256, 256), (100, 300), (257, 1), (1, 129)])
-@pytest.mark.parametrize("kv_heads", [2, 1])
-@pytest.mark.parametrize("major, minor", [(128, 128), (64, 128), (128, 64)])
-def test_dense(by, n_q, n_k, kv_heads, major, minor):
-    dense = np.ones((1, 1, n_q, n_k), dtype=bool)
-    lists = check(None, dense, by, 2, 2, kv_heads, major=major, minor=minor)
-    ragged = lists.n_minor % minor > 0
-    assert lists.partial == ragged and len(lists.items) == 1 and lists.gather == 1
-    assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
+def test_dense():
+    for n_q, n_k in ((256, 256), (100, 300), (257, 1), (1, 129)):
+        dense = np.ones((1, 1, n_q, n_k), dtype=bool)
+        for by, kv_heads, (major, minor) in product(
+            ("rows", "cols"), (2, 1), ((128, 128), (64, 128), (128, 64), (TALL, 128))
+        ):
+            lists = check(None, dense, by, 2, 2, kv_heads, major=major, minor=minor)
+            ragged = lists.n_minor % minor > 0
+            assert lists.partial == ragged and len(lists.items) == 1 and lists.gather == 1
+            assert int(lists.items[..., 3].max()) == (lists.group if ragged else 0)
+
+
+def test_rows_with_nothing_in_tiles_of_192():
+    for block in (16, 64, 128, 256):
+        dense = np.zeros((1, 2, 700, 300), dtype=bool)
+        schedule = scheduled(dense, block, 1, 2)
+        assert not check(schedule, dense, "rows", 1, 2, 2, major=TALL).partial
+        dense[:, 0, 200:380] = True  # of the second tile all but the first rows and the last
+        lists = check(scheduled(dense, block, 1, 2), dense, "rows", 1, 2, 2, major=TALL)
+        assert lists.items[:, :, 2].sum(1).tolist() == [3, 0]
+
+
+def test_the_union_of_neighbours():
+    """A tile lists each key block once, and a full one is full only if it is for all queries."""
+    n = 768
+    dense = masks.causal().build(n).to_dense().reshape(1, 1, n, n)
+    for block in (64, 128, 192):
+        schedule = schedule_for(masks.causal(), n, n, 1, 1, "cpu", block)
+        lists = check(schedule, dense, "rows", major=TALL)
+        own = lists.items[0, lists.items[0, :, 0].argsort()]
+        assert own[:, 2].tolist() == [-(-TALL * (t + 1) // 128) for t in range(4)]
+        assert (own[:, 2] - own[:, 3]).tolist() == [TALL * t // 128 for t in range(4)]
+
+
+@pytest.mark.parametrize("block", [(64, 64), (16, 32), (64, 192), (128, 48), (256, 80)], ids=str)
+def test_tile_entries(block):
+    """Against all pairs of a tile and a non-empty block of the other side."""
+    for seed, tokens, side in product(range(2), (64, 128, TALL), ("rows", "cols")):
+        n_q, n_k = 513 + seed, 961 - 64 * seed  # one beyond the tiles, too
+        array = random_mask(np.random.default_rng(seed), (seed % 2 + 1,), n_q, n_k, (16, 40))
+        blocks = masks.mask_from(array).build(n_q, n_k, block_size=block)
+        schedule = schedule_for(blocks, n_q, n_k, 1, 2, "cpu")
+        grid = blocks.layout().reshape(-1, blocks.rows, blocks.cols) > 0
+        n, size = n_k, block[1]
+        if side == "rows":
+            grid, n, size = grid.swapaxes(1, 2), n_q, block[0]
+        some = grid.repeat(size, -1)[..., :n]
+        some = np.pad(some, [(0, 0), (0, 0), (0, -n % tokens)])
+        tiles = some.reshape(*some.shape[:2], -1, tokens).any(-1)
+        assert tile_entries(schedule, side, tokens) == tiles.sum()
+    schedule = schedule_for(masks.causal(), 768, 768, 2, 4, "cpu", 128)
+    assert tile_entries(schedule, "rows", 128) == 21 and tile_entries(schedule, "rows", TALL) == 16
 
 
 @both_sides
@@ -389,12 +433,28 @@ def test_made_in_inference_mode_they_serve_autograd():
 
 
 @pytest.mark.parametrize("block", [128, 64, 256])
-def test_long_sequences_are_fast(block):
+def test_long_sequences_take_little_memory(block):
     n = 2**18
     mask = masks.local(512) | masks.dilated(64, 512) | masks.global_tokens(128)
     schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
     for by in ("rows", "cols"):
-        start = time.thread_time()  # whatever else the machine does meanwhile
         lists = build(schedule, by, n, n)
-        assert time.thread_time() - start < 1  # 0.01 s
         assert sum(x.nbytes for x in lists[:5]) < 2**24
+
+
+@both_sides
+def test_bits_are_cut_some_tiles_at_a_time(by, monkeypatch):
+    monkeypatch.setattr(bits_module, "_CHUNK", 3 * 64 * 64)
+    dense = np.random.default_rng(0).random((1, 1, 300, 500)) < 0.5
+    check(scheduled(dense, 64), dense, by, major=64, minor=64)
+
+
+def test_same_rows_survives_equal_hashes(monkeypatch):
+    rows = torch.randint(0, 3, (50, 2), dtype=torch.int32)
+    state = torch.get_rng_state()
+    unique, which = same_rows(rows)
+    assert torch.equal(torch.get_rng_state(), state)  # dropout and others draw from it
+    assert torch.equal(unique[which], rows) and len(unique) == len(rows.unique(dim=0))
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.zeros(2, dtype=torch.int64))
+    unique, which = same_rows(rows)  # the hash is the sum now
+    assert torch.equal(unique[which], rows)

@@ -1,13 +1,33 @@
-"""Costs against counts by hand and by brute force, and the ideal times of a device."""
+"""Costs against counts by hand and by brute force, ideal times, and the formulas of the papers."""
+
+from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 import masks
-from sparseflash import ceilings as module
-from sparseflash.cost import Ceilings, Shape, ceilings, cost, ideal, measure_ceilings
+from sparseflash.cost import (
+    Ceilings,
+    Shape,
+    attainable_tflops,
+    ceilings,
+    cost,
+    flash_accesses,
+    flops,
+    ideal,
+    intensity,
+    measure_ceilings,
+    paper_tiles,
+    ridge,
+    score_bytes,
+    standard_accesses,
+    statistics_bytes,
+    tile_bytes,
+)
 
+N, D = 4096, 128
+# an A100 of 80 GB by its data sheet
+A100 = Ceilings({"bfloat16": 312.0}, copy_tbs=2.0, exp2_tps=1.0, source="data sheet")
 SHAPE = Shape(2, 4, 2, 384, 256, 64, 32, 2)
 H200 = ceilings("NVIDIA H200")
 
@@ -47,10 +67,16 @@ def test_dense_by_hand():
     assert twice.hbm_bytes == backward.hbm_bytes
 
 
-@pytest.mark.parametrize("block", [16, 64, 96, 128, 256, (64, 128), (256, 32)])
-@pytest.mark.parametrize("mask", ["random:0.1", "local:40", "global:10", "none", "per_head"])
-@pytest.mark.parametrize(("n_q", "n_k"), [(384, 256), (300, 257), (1, 100)])
-def test_counts_agree_with_the_dense_mask(mask, block, n_q, n_k):
+def test_counts_agree_with_the_dense_mask():
+    kinds = "random:0.1", "local:40", "global:10", "none", "per_head"
+    for mask, block in product(kinds, (16, 96, 128, 256, (64, 128))):
+        check_counts(mask, block, 300, 257)
+    for mask, block in zip(kinds, (64, 96, 128, 256, (256, 32)), strict=True):
+        check_counts(mask, block, 384, 256)
+        check_counts(mask, block, 1, 100)
+
+
+def check_counts(mask, block, n_q, n_k):
     shape = SHAPE._replace(n_q=n_q, n_k=n_k)
     if mask == "none":
         blocks = masks.BlockMask.from_dense(np.zeros((n_q, n_k), bool), block)
@@ -107,6 +133,10 @@ THREE_HEADS = masks.BlockMask.from_dense(np.ones((1, 3, 384, 256), bool))
         (lambda: cost(SHAPE, THREE_HEADS), "3 heads, the shape 2 and 4"),
         (lambda: ceilings("My GPU"), r"'My GPU'.*measure_ceilings"),
         (lambda: ideal(cost(SHAPE), H200, "float32"), "float32.*measure_ceilings"),
+        (lambda: flops(N, D, "up"), "direction 'up': choose from forward, backward, both"),
+        (lambda: standard_accesses(N, D, "up"), "direction 'up'"),
+        (lambda: flash_accesses(N, D, 2**16, "up"), "direction 'up'"),
+        (lambda: paper_tiles(511, 128), r"sram=511 .* give at least 4 \* head_dim = 512"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_remedy(call, message):
@@ -118,20 +148,87 @@ def test_a_device_can_be_measured():
     rates = measure_ceilings("cpu", ("float32",))
     assert rates.matmul_tflops["float32"] > 0 and rates.copy_tbs > 0 and rates.exp2_tps > 0
     assert measure_ceilings("cpu", ("float32",)) is rates
-    # Any processor of this century makes 1e8 exponentials a second with one thread.
-    assert rates.exp2_tps > 1e-4
 
 
-def test_rates_are_those_of_calls_that_nothing_held_up(monkeypatch):
-    """Threads that wait for one another make most calls, or all with several threads, slow."""
-    clock, calls = [0.0], []
+# ---- the formulas of the papers
 
-    def call():
-        calls.append(torch.get_num_threads())
-        stalls = calls[-1] > 1 or len(calls) % 10
-        clock[0] += 0.02 if stalls else 1e-5
 
-    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
-    before = torch.get_num_threads()
-    assert module._seconds(call, torch.device("cpu")) == pytest.approx(1e-5)
-    assert torch.get_num_threads() == before
+def test_products_4_8_10_12_and_14():
+    unit = N * N * D
+    assert flops(N, D) == 4 * unit == pytest.approx(8.59e9, rel=1e-3)
+    assert flops(N, D, "backward", recompute=False) == 8 * unit
+    assert flops(N, D, "backward") == 10 * unit
+    assert flops(N, D, "both", recompute=False) == 12 * unit
+    assert flops(N, D, "both") == 14 * unit
+
+
+def test_products_are_those_of_a_call():
+    shape = Shape(2, 3, 3, N, N, D, D, 2)
+    for direction in ("forward", "backward"):
+        assert cost(shape, direction=direction).flops == 2 * 3 * flops(N, D, direction)
+
+
+def test_standard_attention_moves_the_scores_four_times():
+    assert standard_accesses(N, D) == 4 * N * N + 4 * N * D == 69_206_016
+    assert standard_accesses(N, D, "backward") == 7 * N * N + 8 * N * D
+    assert standard_accesses(N, D, "both") == 11 * N * N + 12 * N * D
+
+
+def test_128k_tokens_34_gb_of_scores_or_1_mb_of_statistics():
+    assert score_bytes(131_072) == pytest.approx(34.36e9, rel=1e-4)
+    assert statistics_bytes(131_072) == 2**20
+    assert statistics_bytes(2 * 131_072) == 2 * statistics_bytes(131_072)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_flash_accesses_by_walking_the_loops(direction):
+    n, d, sram = 96, 16, 1024
+    rows, cols = paper_tiles(sram, d)
+    assert (rows, cols) == (16, 16)
+    moved = 0
+    for _ in range(0, n, cols):
+        moved += 2 * cols * d  # k, v
+        for _ in range(0, n, rows):
+            if direction == "forward":
+                moved += 2 * rows * d + 2 * rows  # q, out, maximum and sum
+                moved += rows * d + 2 * rows
+            else:
+                moved += 4 * rows * d + 2 * rows  # q, out, dout, dq, maximum and sum
+                moved += rows * d
+        moved += 2 * cols * d if direction == "backward" else 0  # dk, dv
+    assert flash_accesses(n, d, sram, direction) == moved
+
+
+def test_flash_accesses_are_of_order_n2_d2_over_m():
+    sram = 2**16
+    assert flash_accesses(2 * N, D, sram) == pytest.approx(4 * flash_accesses(N, D, sram), rel=0.02)
+    assert flash_accesses(N, D, 2 * sram) == pytest.approx(flash_accesses(N, D, sram) / 2, rel=0.04)
+    assert 12 < flash_accesses(N, D, sram) / (N * N * D * D / sram) < 13
+    assert flash_accesses(N, D, sram) < standard_accesses(N, D)
+    both = [flash_accesses(N, D, sram, d) for d in ("forward", "backward", "both")]
+    assert both[0] + both[1] == both[2]
+
+
+def test_empty_tiles_move_nothing():
+    full, none = (flash_accesses(N, D, 2**16, density=x) for x in (1.0, 0.0))
+    assert none == 2 * N * D
+    assert flash_accesses(N, D, 2**16, density=0.25) == none + (full - none) / 4
+
+
+def test_tiles_fit_the_fast_memory_they_were_made_for():
+    # 192 KB of an A100's multiprocessor in 2-byte elements
+    assert paper_tiles(96 * 1024, 64) == (64, 384)
+    assert paper_tiles(96 * 1024, 128) == (128, 192)
+    assert paper_tiles(1000, 128) == (2, 2)  # rounded up
+    assert tile_bytes(128, 128, 128) == 3 * 128 * 128 * 2 + 4 * 128 * (128 + 128 + 2)
+    assert tile_bytes(128, 64, 64, itemsize=4) == 4 * (256 * 64 + 128 * (64 + 64 + 2))
+
+
+def test_standard_attention_is_left_and_flash_attention_right_of_the_ridge():
+    standard = intensity(flops(N, D), 2 * standard_accesses(N, D))
+    assert standard == pytest.approx(62, rel=0.01) and standard < ridge(A100, "bfloat16") == 156
+    assert attainable_tflops(standard, A100, "bfloat16") == pytest.approx(124, rel=0.01)
+    call = cost(Shape(1, 1, 1, N, N, D, D, 2))
+    flash = intensity(call.flops, call.hbm_bytes)
+    assert flash == pytest.approx(2032, rel=0.01)
+    assert attainable_tflops(flash, A100, "bfloat16") == 312
