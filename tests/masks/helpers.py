@@ -1,7 +1,6 @@
 """Masks from text, and in the forms that the tests look at."""
 
 import re
-import time
 
 import numpy as np
 import scipy.sparse
@@ -42,18 +41,3 @@ def kinds(mask: Mask, n: int, block_size: int) -> tuple[int, int, int]:
     lengths = np.diff(blocks.starts, append=blocks.grid.size)
     full, partial = (lengths[kind].sum() for kind in (blocks.tiles == -1, blocks.tiles >= 0))
     return int(full), int(partial), len(blocks.bits)
-
-
-def assert_builds_within(mask: Mask, milliseconds: float, tiles: int | None = None, **options):
-    """The best of three lengths, none built before, within five times the target.
-
-    In seconds of this process, for the machine may do other things. No length has more than `tiles`
-    bit tiles.
-    """
-    seconds = []
-    for n in range(LONG, LONG - 3 * 128, -128):
-        begin = time.process_time()
-        blocks = mask.build(n, **options)
-        seconds.append(time.process_time() - begin)
-        assert tiles is None or len(blocks.bits) <= tiles
-    assert min(seconds) * 1000 < 5 * milliseconds, mask

@@ -13,6 +13,7 @@ from masks import BlockLists, BlockMask
 from tests.full_disk import full_disk
 from tests.masks.brute import check
 from tests.masks.cases import any_blocks
+from tests.notes import note
 
 
 def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
@@ -29,8 +30,7 @@ def layout_of(lists: BlockLists, shape: tuple[int, int, int]) -> np.ndarray:
     return codes.reshape(shape)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_lists_hold_the_layout(seed: int):
+def check_lists_hold_the_layout(seed: int):
     blocks = any_blocks(random.Random(seed))
     slices = blocks.batch * blocks.heads
     by_row = layout_of(blocks.csr(), (slices, blocks.rows, blocks.cols))
@@ -45,8 +45,13 @@ def test_lists_hold_the_layout(seed: int):
     assert blocks.density == (blocks.layout() > 0).mean()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_identity_is_by_content(seed: int, tmp_path: Path):
+def test_lists_hold_the_layout():
+    for seed in range(30):
+        with note(seed):
+            check_lists_hold_the_layout(seed)
+
+
+def check_identity_is_by_content(seed: int, tmp_path: Path):
     blocks = any_blocks(random.Random(seed))
     again = BlockMask.from_dense(blocks.to_dense(), blocks.block_size)
     if blocks.heads == again.heads:  # from_dense keeps an extent of 1 only
@@ -56,6 +61,12 @@ def test_identity_is_by_content(seed: int, tmp_path: Path):
     assert loaded == blocks and loaded.text == blocks.text
     copy = pickle.loads(pickle.dumps(blocks))
     assert copy == blocks and not copy.starts.flags.writeable
+
+
+def test_identity_is_by_content(tmp_path: Path):
+    for seed in range(10):
+        with note(seed):
+            check_identity_is_by_content(seed, tmp_path)
 
 
 def test_every_field_counts():
@@ -184,18 +195,17 @@ def test_one_wrong_byte_is_refused_or_does_not_count(tmp_path: Path):
     blocks.save(path)
     whole = path.read_bytes()
     refused = 0
-    for at in range(0, len(whole), 7):
+    for at in range(0, len(whole), 29):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         try:
             assert BlockMask.load(path) == blocks
         except ValueError as error:
             assert "mask.npz" in str(error)
             refused += 1
-    assert refused > 100
+    assert refused > 20
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_crop_and_coarsen_anything(seed: int):
+def check_crop_and_coarsen_anything(seed: int):
     rng = random.Random(seed)
     blocks = any_blocks(rng)
     dense, mask = blocks.to_dense(), masks.dense()  # of which `check` says the name
@@ -206,6 +216,12 @@ def test_crop_and_coarsen_anything(seed: int):
     coarse = blocks.coarsen((block_q, block_k))
     check(mask, coarse, dense)
     assert coarse.block_size == (block_q, block_k)
+
+
+def test_crop_and_coarsen_anything():
+    for seed in range(60):
+        with note(seed):
+            check_crop_and_coarsen_anything(seed)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +235,11 @@ def test_crops_of_a_million_tokens(mask: masks.Mask):
     assert blocks.coarsen(256) == mask.build(1 << 20, block_size=256)
 
 
-@pytest.mark.parametrize("n_k", [20, 40, 50, 90])
-def test_the_cut_block_of_equal_partial_ones(n_k: int):
+def test_the_cut_block_of_equal_partial_ones():
     """One, two and three blocks of a run are left, of which the last one is cut."""
     mask = masks.where(lambda q, k: k % 2 == 0)
-    assert mask.build(96, block_size=32).crop(40, n_k) == mask.build(40, n_k, 32)
+    for n_k in (20, 40, 50, 90):
+        assert mask.build(96, block_size=32).crop(40, n_k) == mask.build(40, n_k, 32)
 
 
 def test_text_of_crops():

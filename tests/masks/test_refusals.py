@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.masks.helpers import mask_of, rows
+from tests.notes import note
 
 REFUSED = r"""
 local(-1)  =>  left is -1: give an integer >= 0
@@ -259,8 +260,9 @@ layers(local(0), dense()).reach(64)  =>  differs from layer to layer: give layer
 """
 
 
-@pytest.mark.parametrize(("expression", "message"), rows(REFUSED))
-def test_errors_name_value_and_remedy(expression: str, message: str):
-    with pytest.raises(ValueError) as error:
-        mask_of(expression)
-    assert re.search(message, str(error.value))
+def test_errors_name_value_and_remedy():
+    for expression, message in rows(REFUSED):
+        with note(expression):
+            with pytest.raises(ValueError) as error:
+                mask_of(expression)
+            assert re.search(message, str(error.value)), error.value

@@ -1,17 +1,14 @@
-"""A million tokens in milliseconds and megabytes; a light import; a cache among threads."""
+"""A million tokens in few tiles and megabytes; a cache among threads."""
 
-import os
-import subprocess
-import sys
 import threading
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import masks
-from tests.masks.helpers import LONG, assert_builds_within
+from tests.masks.helpers import LONG
+from tests.notes import note
 
 SPARSE = masks.local(256) | masks.butterfly(128) | masks.global_tokens(64)
 
@@ -25,52 +22,52 @@ LENGTHS = random_lengths(2000)
 ENDS = np.cumsum(LENGTHS)
 LAST = np.minimum(np.arange(len(ENDS)) + 8, len(ENDS) - 1)
 ANSWERED = np.where(np.arange(len(ENDS)) % 9, ENDS, ENDS[LAST])  # prompts, each with eight answers
-TIMES = {  # of a million tokens: milliseconds, and bit tiles at most
-    SPARSE: (300, 6),
-    SPARSE & masks.causal(): (300, 6),
-    masks.causal(): (10, 1),
-    masks.local(256): (10, 2),
-    masks.sinks(64) & masks.causal(): (300, 2),
-    masks.global_tokens(64): (300, 3),
-    masks.prefix_lm(1000): (300, 3),
-    masks.streaming(4, 4096): (300, 4),
-    masks.tri_shape(4, 4096, 64): (300, 7),
-    masks.dilated(4096, 4): (300, 3),
-    masks.power_of_two() & masks.causal(): (300, 3),
-    masks.power_of_two(128) & masks.causal(): (300, 1),
-    masks.diagonals((0, 3, 1000, 100_000)): (300, 6),
-    masks.fixed(65536, 128): (300, 9),
-    masks.fixed(262144, 20, vertices=2): (300, 9),
-    masks.log_sparse(1 << 20): (1000, 9),
-    masks.documents(LENGTHS) & masks.causal(): (100, 1000),
-    masks.shared_prefix(1000, LENGTHS) & masks.causal(): (100, 1000),
-    masks.hstu(LENGTHS, np.minimum(LENGTHS, 20)): (300, 2000),
-    masks.prefix_tree(ENDS - LENGTHS, ANSWERED): (300, 1000),
-    masks.causal() >> masks.packed(LENGTHS): (300, 1000),
-    masks.causal() >> masks.shift(1000): (30, 3),
-    masks.causal() >> masks.snap(128): (30, 0),
-    masks.block_diagonal(2048): (10, 0),
-    masks.block_diagonal(2000) & masks.causal(): (30, 32),
-    masks.block_causal(32): (30, 1),
-    masks.block_diffusion(4): (300, 9),
-    masks.frame_causal(1560, 21, sinks=3): (300, 150),
-    masks.butterfly(size=8192): (300, 0),
-    masks.pixelfly(): (300, 0),
-    masks.bigbird(128, per_head=False): (300, 0),
-    masks.random_regular(8): (300, 0),
-    masks.expander(8): (300, 0),
-    masks.hubs(): (300, 0),
-    masks.longformer(512) & masks.causal(): (300, 9),
-    masks.etc_(256, 512): (300, 2),
+MILLIONS = {  # tiles at most of a million tokens
+    SPARSE: 6,
+    SPARSE & masks.causal(): 6,
+    masks.causal(): 1,
+    masks.local(256): 2,
+    masks.sinks(64) & masks.causal(): 2,
+    masks.global_tokens(64): 3,
+    masks.prefix_lm(1000): 3,
+    masks.streaming(4, 4096): 4,
+    masks.tri_shape(4, 4096, 64): 7,
+    masks.dilated(4096, 4): 3,
+    masks.power_of_two() & masks.causal(): 3,
+    masks.power_of_two(128) & masks.causal(): 1,
+    masks.diagonals((0, 3, 1000, 100_000)): 6,
+    masks.fixed(65536, 128): 9,
+    masks.fixed(262144, 20, vertices=2): 9,
+    masks.log_sparse(1 << 20): 9,
+    masks.documents(LENGTHS) & masks.causal(): 1000,
+    masks.shared_prefix(1000, LENGTHS) & masks.causal(): 1000,
+    masks.hstu(LENGTHS, np.minimum(LENGTHS, 20)): 2000,
+    masks.prefix_tree(ENDS - LENGTHS, ANSWERED): 1000,
+    masks.causal() >> masks.packed(LENGTHS): 1000,
+    masks.causal() >> masks.shift(1000): 3,
+    masks.causal() >> masks.snap(128): 0,
+    masks.block_diagonal(2048): 0,
+    masks.block_diagonal(2000) & masks.causal(): 32,
+    masks.block_causal(32): 1,
+    masks.block_diffusion(4): 9,
+    masks.frame_causal(1560, 21, sinks=3): 150,
+    masks.butterfly(size=8192): 0,
+    masks.pixelfly(): 0,
+    masks.bigbird(128, per_head=False): 0,
+    masks.random_regular(8): 0,
+    masks.expander(8): 0,
+    masks.hubs(): 0,
+    masks.longformer(512) & masks.causal(): 9,
+    masks.etc_(256, 512): 2,
 }
 
 
-@pytest.mark.parametrize("mask", TIMES, ids=lambda mask: str(mask)[:60])
 @pytest.mark.usefixtures("no_cache")
-def test_build_time(mask: masks.Mask):
-    milliseconds, tiles = TIMES[mask]
-    heads = None if mask.period == 1 else mask.period
-    assert_builds_within(mask, milliseconds, tiles, heads=heads)
+def test_masks_of_a_million_tokens_have_few_tiles():
+    for mask, tiles in MILLIONS.items():
+        with note(mask):
+            heads = None if mask.period == 1 else mask.period
+            assert len(mask.build(LONG, heads=heads).bits) <= tiles
 
 
 @pytest.mark.parametrize(
@@ -107,26 +104,6 @@ def test_build_memory(mask: masks.Mask, mebibytes: float):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert blocks.rows == LONG // 128 and peak < mebibytes * 2**20
-
-
-def test_import_is_light(tmp_path: Path):
-    """The best of up to ten, in seconds of the processor: the machine may be doing other things.
-
-    With compiled files, as a user imports it; the first of the ten writes them.
-    """
-    code = (
-        "import sys, time; import numpy; begin = time.process_time(); import masks;"
-        "print(time.process_time() - begin);"
-        "heavy = {'torch', 'triton', 'matplotlib', 'scipy', 'einops'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    run = [sys.executable, "-c", code]
-    settings = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    seconds = []
-    while len(seconds) < 10 and (not seconds or min(seconds) >= 0.2):
-        done = subprocess.run(run, check=True, capture_output=True, env=settings)
-        seconds.append(float(done.stdout))
-    assert min(seconds) < 0.2
 
 
 def test_building_again_is_free():

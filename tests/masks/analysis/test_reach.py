@@ -12,6 +12,7 @@ from masks.analysis.reach import reach, reach_of
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask
 from tests.masks.brute import brute_layout
+from tests.notes import note
 
 BLOCK, N = 16, 4096  # 256 blocks
 
@@ -29,8 +30,7 @@ def after(layers: list[np.ndarray]) -> list[np.ndarray]:
     return result + result[-1:] * (len(layers) - len(result))
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_tokens_exactly(seed: int):
+def check_tokens_exactly(seed: int):
     rng = random.Random(seed)
     n, block = rng.choice([1, 64, 100, 161]), rng.choice([(16, 16), (32, 16), (48, 64)])
     heads = rng.choice([1, 1, 2])
@@ -61,8 +61,13 @@ def test_tokens_exactly(seed: int):
         assert np.array_equal(missing, np.flatnonzero(wanted[query] & ~end[query]))
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_blocks_are_bounds(seed: int):
+def test_tokens_exactly():
+    for seed in range(60):
+        with note(seed):
+            check_tokens_exactly(seed)
+
+
+def check_blocks_are_bounds(seed: int):
     rng = random.Random(1000 + seed)
     n, block = rng.choice([64, 100, 161, 192]), rng.choice([(16, 16), (32, 16), (16, 48)])
     heads = rng.choice([1, 2])
@@ -85,6 +90,12 @@ def test_blocks_are_bounds(seed: int):
             assert found.at_least is not None and found.at_least <= i + 1
     if found.at_most:
         assert (states[found.at_most - 1] | ~wanted).all()
+
+
+def test_blocks_are_bounds():
+    for seed in range(60):
+        with note(seed):
+            check_blocks_are_bounds(seed)
 
 
 def test_diagonal_blocks_count_from_their_layer_on():

@@ -14,10 +14,10 @@ from tests.masks.cases import BLOCKS, composition
 from tests.masks.oracles import BATCH, HEADS, VARIED
 from tests.masks.oracles.canvas import SIZES, any_canvas, any_canvas_mask
 from tests.masks.oracles.reorder import any_reorder, order_of
+from tests.notes import note
 
 
-@pytest.mark.parametrize("seed", range(160))
-def test_composition(seed: int):
+def check_composition(seed: int):
     """Masks on a canvas and others, in another order on both sides, on one, or on none."""
     rng = random.Random(seed)
     n_q = n_k = rng.choice(SIZES)
@@ -41,8 +41,13 @@ def test_composition(seed: int):
     check_window(mask, any_grid(rng, n_q, n_k), dense[0, 0])
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_heads_and_batch(seed: int):
+def test_composition():
+    for seed in range(70):
+        with note(seed):
+            check_composition(seed)
+
+
+def check_heads_and_batch(seed: int):
     rng = random.Random(seed)
     n = rng.choice(SIZES)
     canvas = any_canvas(rng, n)
@@ -51,6 +56,12 @@ def test_heads_and_batch(seed: int):
     blocks = mask.build(n, block_size=rng.choice(BLOCKS), heads=HEADS)
     assert blocks.batch in (1, BATCH) and blocks.heads in (1, HEADS)
     check(mask, blocks, brute_dense(mask, n, n, blocks.batch, blocks.heads))
+
+
+def test_heads_and_batch():
+    for seed in range(15):
+        with note(seed):
+            check_heads_and_batch(seed)
 
 
 def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
@@ -65,8 +76,7 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal(rows.build(600).to_dense(), brute_dense(rows, 600, 600))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_orders(seed: int):
+def check_orders(seed: int):
     """By sorting, token by token; and the inverse undoes the order."""
     rng = random.Random(seed)
     n = rng.choice(SIZES)
@@ -78,9 +88,15 @@ def test_orders(seed: int):
     assert np.array_equal(order[inverse], np.arange(n))
 
 
-@pytest.mark.parametrize("height", [*range(1, 18), 31, 32, 45, 64, 100])
+def test_orders():
+    for seed in range(20):
+        with note(seed):
+            check_orders(seed)
+
+
+@pytest.mark.parametrize("height", [*range(1, 10), 17, 32, 45, 100])
 def test_hilbert_visits_neighbours(height: int):
-    for width in (*range(1, 18), 31, 32, 45, 64, 99, 100):
+    for width in (*range(1, 18), 31, 32, 99):
         y, x = np.divmod(hilbert((height, width)).order(height * width), width)
         assert np.array_equal(np.sort(y * width + x), np.arange(height * width))
         assert (abs(np.diff(y)) + abs(np.diff(x)) == 1).all()

@@ -140,7 +140,7 @@ def test_packed_sequences(name):
     [
         ("gemma3", None),
         ("gpt_oss", None),
-        *((name, "butterfly(16) | global(3)") for name in DECODERS),
+        *((name, MINE) for name in DECODERS),
     ],
 )
 def test_generation(name, mask):

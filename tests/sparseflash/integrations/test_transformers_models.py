@@ -76,9 +76,7 @@ def generate(model, **options):
     return model.generate(words(), max_new_tokens=6, min_new_tokens=6, **options)
 
 
-@pytest.mark.parametrize(
-    "kind, side", zip(PICKING, ["left", "right", "right", "left"], strict=True)
-)
+@pytest.mark.parametrize("kind, side", zip(PICKING, SIDES, strict=True))
 def test_models_that_pick_keys(kind, side):
     model, given = make(kind), dict(attention_mask=padding(side), use_cache=False)
     real = given["attention_mask"].bool()

@@ -56,7 +56,7 @@ def dense_of_pairs(q_ends, k_ends, n, n_k, causal, window, prefix, shared) -> np
     return seen
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_other_keys_than_queries(seed):
     for rng, n, offsets in packings(seed, 40):
         n_k, count = int(rng.integers(0, 400)), len(offsets) - 1
@@ -78,7 +78,7 @@ def test_other_keys_than_queries(seed):
             assert np.array_equal(found.to_block_mask().to_dense()[0, 0], expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_blocks_of_the_static_masks(seed):
     for rng, n, offsets in packings(seed, 60):
         lengths, block_size = np.diff(offsets).tolist(), BLOCKS[rng.integers(len(BLOCKS))]

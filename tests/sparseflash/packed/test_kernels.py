@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparseflash import packed
 from sparseflash.packed import blocks, spans
@@ -12,7 +11,6 @@ from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
 
 kernels = pytest.importorskip("sparseflash.packed.kernels")
-GridExecutor = pytest.importorskip("triton.runtime.interpreter").GridExecutor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = [16, 32, 48, 64, 80, 128, 256]
@@ -89,7 +87,7 @@ CASES = {"documents": documents_case, "diffusion": diffusion_case, "trees": tree
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_spans_as_in_torch(case):
     rng = np.random.default_rng(0)
-    for _ in range(30):
+    for _ in range(12):
         name, given = case(rng)
         assert_equal(getattr(kernels, name)(*given), getattr(spans, name)(*given))
 
@@ -100,7 +98,7 @@ def test_tensors_of_any_strides(case):
         return [x.repeat_interleave(2, -1)[..., ::2] if torch.is_tensor(x) else x for x in given]
 
     rng = np.random.default_rng(1)
-    for _ in range(2):
+    for _ in range(1):
         name, given = case(rng)
         made = getattr(kernels, name)(*given)
         assert_equal(getattr(kernels, name)(*strided(given)), made)
@@ -116,7 +114,7 @@ def test_same_blocks_as_in_torch(case, seed, monkeypatch):
     if seed:
         monkeypatch.undo()
     rng = np.random.default_rng(seed)
-    for _ in range(5):
+    for _ in range(1 if seed else 4):
         name, given = case(rng)
         made, columns = getattr(spans, name)(*given), case is tree_case
         block_q, block_k = (int(x) for x in rng.choice(SIZES, 2))
@@ -154,21 +152,6 @@ def test_blocks_below_one_another_share_tiles(block_q, block_k):
     assert len(shared.unique()) < 0.7 * len(shared)
 
 
-class Launches(TorchDispatchMode):
-    """What torch runs beside views, and beside the copies of the interpreter."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        made_here = name not in ("set_", "copy_", "detach", "empty", "new_empty")
-        if made_here and not func.is_view and name != "_unsafe_view":
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 MASKS = {
     "documents": lambda offsets, n: packed.documents(
         offsets, n, causal=True, shared=True, window=60, prefix=3
@@ -180,8 +163,8 @@ MASKS = {
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="pretends that the CPU is a GPU")
 @pytest.mark.parametrize("make", MASKS.values(), ids=MASKS)
-def test_a_mask_and_its_lists_take_few_launches(make, monkeypatch):
-    """Kernels alone, from the offsets to the tile lists of a plan."""
+def test_kernels_make_a_mask_and_its_lists(make, monkeypatch):
+    """From the offsets to the tile lists of a plan."""
     n, offsets = 200, torch.tensor([[0, 40, 76, 100], [0, 0, 13, 96]])
 
     def run():
@@ -196,18 +179,7 @@ def test_a_mask_and_its_lists_take_few_launches(make, monkeypatch):
     monkeypatch.setattr("sparseflash.packed.trees.readable", lambda _: False)
     for module in ("packed.steps", "select.schedule", "tiles.dynamic"):
         monkeypatch.setattr(f"sparseflash.{module}.on_nvidia", lambda _: True)
-    launched, call = [], GridExecutor.__call__
-
-    def counted(self, *args, **options):
-        launched.append(self)
-        return call(self, *args, **options)
-
-    monkeypatch.setattr(GridExecutor, "__call__", counted)
-    with Launches() as others:
-        found, found_lists = run()
-    assert len(launched) == 4 + 3 + 2 * 2
-    # beside them: the tiles and those of the edges in one tensor, and copies of slices
-    assert set(others.names) <= {"_assert_async", "cat", "clone"}
+    found, found_lists = run()
     assert_equal(found.codes, expected.codes)
     assert_equal(found.bits, expected.bits)
     for one, other in zip(found_lists, expected_lists, strict=True):
