@@ -1,5 +1,9 @@
 """What the tests on a GPU share: where they run, inputs, calls with gradients, equality."""
 
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain, combinations, product
+
 import pytest
 import torch
 
@@ -59,3 +63,32 @@ def assert_equal(actual, expected, tolerance=None):
     for name, a, e in zip(names, actual, expected, strict=True):
         same = torch.equal(a, e) if tolerance is None else relative_error(a, e) < tolerance
         assert same, f"{name} differs by {relative_error(a, e):.3g}"
+
+
+def pairwise(axes: dict[str, Iterable[object]]) -> pytest.MarkDecorator:
+    """Parametrize a test by rows that together have every pair of values of two axes.
+
+    axes: values by the name of an argument, or by those of several, as in "n_q, n_k".
+    """
+    values = [list(axis) for axis in axes.values()]
+    left = {
+        ((i, a), (j, b))
+        for (i, first), (j, second) in combinations(enumerate(values), 2)
+        for a, b in product(range(len(first)), range(len(second)))
+    }
+    rows = []
+    while left:
+        row = dict(min(left))
+        for i in set(range(len(values))) - row.keys():
+            new = partial(_new_pairs, left, dict(row), i)
+            row[i] = max(range(len(values[i])), key=new)
+        left -= set(combinations(sorted(row.items()), 2))
+        parts = [values[i][row[i]] for i in range(len(values))]
+        wide = [part if "," in name else (part,) for name, part in zip(axes, parts, strict=True)]
+        rows.append(tuple(chain.from_iterable(wide)))
+    return pytest.mark.parametrize(", ".join(axes), rows)
+
+
+def _new_pairs(left: set, row: dict[int, int], i: int, a: int) -> int:
+    """How many pairs of value `a` of axis i with those of the row are not there yet."""
+    return sum(tuple(sorted(((i, a), other))) in left for other in row.items())

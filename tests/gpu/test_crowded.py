@@ -14,7 +14,7 @@ from sparseflash.backends.hopper import backward, forward, passes
 from sparseflash.cache import cache
 from sparseflash.lengths import blocks_of, skip_padding
 from sparseflash.testing import relative_error
-from tests.gpu_calls import HOPPER, RESULTS
+from tests.gpu_calls import HOPPER, RESULTS, pairwise
 
 pytestmark = HOPPER
 N = 1024
@@ -93,9 +93,13 @@ def programs(monkeypatch):
     cache.clear()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize(("head_dim", "batch", "dropout_p"), SHAPES)
+@pairwise(
+    {
+        "head_dim, batch, dropout_p": SHAPES,
+        "name": PATTERNS,
+        "deterministic": [False, True],
+    }
+)
 def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deterministic, programs):
     problem = Problem(name, head_dim, batch, dropout_p, deterministic)
     problem.draw()
@@ -105,10 +109,14 @@ def test_few_programs_that_run_all_tiles(head_dim, batch, dropout_p, name, deter
         assert_same(problem.call(), expected, deterministic, f"{count} multiprocessors")
 
 
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize(("head_dim", "batch", "dropout_p"), SHAPES)
+@pairwise(
+    {
+        "head_dim, batch, dropout_p": SHAPES,
+        "name": PATTERNS,
+        "deterministic": [False, True],
+        "captured": [False, True],
+    }
+)
 def test_programs_that_begin_late(head_dim, batch, dropout_p, name, deterministic, captured):
     problem = Problem(name, head_dim, batch, dropout_p, deterministic)
     side = torch.cuda.Stream()

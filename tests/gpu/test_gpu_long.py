@@ -9,7 +9,7 @@ import masks
 import sparseflash
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import relative_error
-from tests.gpu_calls import GPU, need_memory
+from tests.gpu_calls import GPU, need_memory, pairwise
 from tests.sampled_oracle import SampledOracle
 
 pytestmark = [*GPU, pytest.mark.slow, pytest.mark.usefixtures("empty_gpu")]
@@ -55,9 +55,13 @@ def check(n, heads, head_dim, mask, blocks, key_blocks, check_heads, **options):
 PATTERN = masks.local(256) | masks.butterfly(128)
 
 
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=["default", "same_bits"])
-@pytest.mark.parametrize("heads", [1, 8])
-@pytest.mark.parametrize("n", [2**18, 2**20])
+@pairwise(
+    {
+        "n": [2**18, 2**20],
+        "heads": [1, 8],
+        "options": [{}, {"deterministic": True}],
+    }
+)
 def test_sparse_pattern(n, heads, options, backend):
     last = n // BLOCK - 1
     assert PATTERN.build(n).density < 0.01

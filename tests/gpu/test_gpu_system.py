@@ -9,7 +9,18 @@ from sparseflash.backends.protocol import TermTensors
 from sparseflash.backends.registry import NAMES
 from sparseflash.cache import cache
 from sparseflash.testing import assert_close, make_qkv, oracle, relative_error
-from tests.gpu_calls import EPS, GPU, LOW, MASK, SAME_BITS, assert_equal, captured, inputs, run
+from tests.gpu_calls import (
+    EPS,
+    GPU,
+    LOW,
+    MASK,
+    SAME_BITS,
+    assert_equal,
+    captured,
+    inputs,
+    pairwise,
+    run,
+)
 
 pytestmark = GPU
 
@@ -22,9 +33,13 @@ def assert_repeats(qkv, mask, **options):
         assert_equal(run(sparseflash.attention, qkv, mask, **SAME_BITS, **options), first)
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-@pytest.mark.parametrize("mask", [None, MASK], ids=["dense", "sparse"])
-@pytest.mark.parametrize("dtype", [torch.float32, *LOW])
+@pairwise(
+    {
+        "dtype": [torch.float32, *LOW],
+        "mask": [None, MASK],
+        "dropout_p": [0.0, 0.2],
+    }
+)
 def test_gradients_have_the_same_bits_in_every_run(dtype, mask, dropout_p, backend):
     if backend == "hopper" and dtype == torch.float32:
         pytest.skip("float32 has no kernels there")
@@ -146,9 +161,13 @@ def test_compiled_to_cuda_graphs_equals_eager(fresh_dynamo):
             assert torch.equal(actual, sparseflash.attention(*qkv, MASK))
 
 
-@pytest.mark.parametrize("backend", ["triton", "hopper", "reference"], indirect=True)
-@pytest.mark.parametrize("token_major", [False, True])
-@pytest.mark.parametrize("mask, dropout_p", [(None, 0.0), (MASK, 0.0), (MASK, 0.3)])
+@pairwise(
+    {
+        "mask, dropout_p": [(None, 0.0), (MASK, 0.0), (MASK, 0.3)],
+        "token_major": [False, True],
+        "backend": ["triton", "hopper", "reference"],
+    }
+)
 def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, backend):
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
     qkv = inputs(200, dtype, head_dim=16, requires_grad=False)

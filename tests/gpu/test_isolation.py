@@ -1,14 +1,19 @@
 """NaN and inf in tokens that nobody may see: other heads, other batches, empty blocks, the memory
-around the inputs. None of it may reach a result.
+around the inputs. None of it may reach a result. NaN in what a query may see reaches its results.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 import masks
 import sparseflash
+from sparseflash.select.kernels import picked
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import GPU, assert_equal
+from tests import bounds_cases, nan_cases
+from tests.attention_cases import DTYPES, GPU_LENGTHS, LOW
+from tests.gpu_calls import GPU, assert_equal, pairwise
 from tests.poison import surrounded
 
 pytestmark = GPU
@@ -58,9 +63,13 @@ def test_keys_do_not_leak_into_the_sums_of_another_head(block, backend):
         assert relative_error(a[:, 2:], e[:, 2:]) < 1e-3, name
 
 
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("queries", [slice(768, 1152), slice(0, 384)], ids=["inner", "first"])
+@pairwise(
+    {
+        "queries": [slice(768, 1152), slice(0, 384)],
+        "block": BLOCKS,
+        "poison": POISON,
+    }
+)
 def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
     """Keys without a query and queries without a key, whole tiles of 128 of them: in a tile that
     has others too, 0 * NaN is NaN.
@@ -82,9 +91,13 @@ def test_blocks_that_nobody_sees_do_not_leak(queries, block, poison, backend):
     assert (dk[:, :, keys] == 0).all() and (dv[:, :, keys] == 0).all()
 
 
-@pytest.mark.parametrize("head_dim", [40, 64, 72, 96, 128])
-@pytest.mark.parametrize("n", [1, 63, 100, 129, 1000])
-@pytest.mark.parametrize("token_major", [False, True])
+@pairwise(
+    {
+        "token_major": [False, True],
+        "n": [1, 63, 100, 129, 1000],
+        "head_dim": [40, 64, 72, 96, 128],
+    }
+)
 def test_memory_around_the_inputs_does_not_leak(token_major, n, head_dim, backend):
     """Inputs are the middle of larger tensors of NaN: tokens, heads and columns around them."""
     mask = masks.local(100) | masks.global_tokens(20)
@@ -110,3 +123,52 @@ def test_results_do_not_write_around_themselves(backend):
         assert t.isfinite().all() and t[:, 1:2, 101:602].abs().sum() > 0
         t[:, 1:2, 101:602] = 0
         assert (t == 0).all()
+
+
+# ---- random calls amid NaN, and with NaN in what queries may see
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_attention_reads_nothing_around_its_inputs(seed, backend):
+    bounds_cases.attention(seed, backend, "cuda", LOW if backend == "hopper" else DTYPES)
+
+
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
+@pytest.mark.parametrize("seed", range(20))
+def test_picks_read_nothing_around_their_inputs(seed, gathers, monkeypatch):
+    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
+    bounds_cases.picks(seed, "cuda", DTYPES)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_decoding_reads_nothing_around_its_inputs(seed):
+    bounds_cases.decode(seed, "cuda", DTYPES[seed % 3])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nan_shows_in_all_that_may_see_it(seed, backend):
+    dtypes = LOW if backend == "hopper" else DTYPES
+    case = nan_cases.random_nan_case(seed, GPU_LENGTHS, dtypes, (40, 64, 96, 128, 256))
+    if backend == "hopper":
+        case = replace(case, terms=tuple(name for name in case.terms if name == "sink"))
+    nan_cases.check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_nan_in_decoding(seed):
+    dtype = DTYPES[seed % 3]
+    nan_cases.check_decode(seed, "triton", "cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("n", [300, 1024, 2048])
+def test_nan_beside_padding(n, backend):
+    """Below 1024 tokens padding is hidden, from there on it is skipped."""
+    qkv = make_qkv(2, 2, n, n, 64, dtype=torch.bfloat16, device="cuda")
+    qkv[0][0, 0, 7, 3] = torch.nan
+    out, lse, maxima = sparseflash.attention(
+        *qkv, lengths=[n - 40, n // 2], return_lse=True, return_max_scores=True, backend=backend
+    )
+    bad = torch.zeros(2, 2, n, dtype=torch.bool, device="cuda")
+    bad[0, 0, 7] = True
+    assert torch.equal(out.isnan().all(-1), bad) and torch.equal(out.isnan().any(-1), bad)
+    assert torch.equal(lse.isnan(), bad) and torch.equal(maxima.isnan(), bad)

@@ -13,7 +13,7 @@ from sparseflash.integrations.flex import flex_attention
 from sparseflash.testing import logits, relative_error
 from tests.attention_cases import LOW, Case, check
 from tests.gpu.test_terms import HOLE, NONE, PARTS, parts
-from tests.gpu_calls import GPU, MASK, captured, inputs
+from tests.gpu_calls import GPU, MASK, captured, inputs, pairwise
 
 pytestmark = GPU
 
@@ -27,9 +27,13 @@ def wanted(q, k, mask, **options):
     return logits(q.detach(), k.detach(), dense, **options).amax(-1)
 
 
-@pytest.mark.parametrize("terms", [(), ("sink",)])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("name", PARTS)
+@pairwise(
+    {
+        "name": PARTS,
+        "head_dim": [64, 128, 256],
+        "terms": [(), ("sink",)],
+    }
+)
 def test_rows_in_parts(name, head_dim, terms, backend):
     """The kernel that merges the parts takes the largest of theirs."""
     options = {"dtype": torch.bfloat16, "terms": terms, "max_scores": True}
@@ -38,20 +42,28 @@ def test_rows_in_parts(name, head_dim, terms, backend):
     check(case, backend, "cuda")
 
 
-@pytest.mark.parametrize("terms", [(), ("sink",)])
-@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 32)])
-@pytest.mark.parametrize("head_dim, width", [(32, 32), (128, 128), (64, 128), (192, 128)])
-@pytest.mark.parametrize("mask", [HOLE, masks.heads(HOLE, NONE), NONE])
+@pairwise(
+    {
+        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
+        "head_dim, width": [(32, 32), (128, 128), (64, 128), (192, 128)],
+        "block": [(128, 128), (64, 64), (16, 32)],
+        "terms": [(), ("sink",)],
+    }
+)
 def test_rows_with_nothing(mask, head_dim, width, block, terms, backend):
     """In whole tiles of them, and beside rows that attend to something."""
     options = {"mask": mask, "block_size": block, "terms": terms, "max_scores": True}
     check(Case(1000, 1000, head_dim, torch.float16, v_head_dim=width, **options), backend, "cuda")
 
 
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("n_q, n_k", [(1000, 1000), (1, 700), (130, 2000)])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-@pytest.mark.parametrize("mask", [None, masks.causal(align="bottom_right")])
+@pairwise(
+    {
+        "mask": [None, masks.causal(align="bottom_right")],
+        "dropout_p": [0.0, 0.3],
+        "n_q, n_k": [(1000, 1000), (1, 700), (130, 2000)],
+        "dtype": LOW,
+    }
+)
 def test_grouped_heads_dropout_and_other_lengths(mask, dropout_p, n_q, n_k, dtype, backend):
     options = {"batch": 2, "heads": 6, "kv_heads": 2, "mask": mask, "dropout_p": dropout_p}
     check(Case(n_q, n_k, 64, dtype, max_scores=True, **options), backend, "cuda")

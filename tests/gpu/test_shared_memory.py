@@ -6,7 +6,7 @@ import torch
 import masks
 import sparseflash
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import HOPPER, RESULTS
+from tests.gpu_calls import HOPPER, RESULTS, pairwise
 
 gluon = pytest.importorskip("triton.experimental.gluon", exc_type=ImportError)
 gl = gluon.language
@@ -42,10 +42,14 @@ def spoil():
     assert (found == 256).all()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("kv_heads", [2, 4])
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("head_dim", [32, 40, 64, 128, 256])
+@pairwise(
+    {
+        "head_dim": [32, 40, 64, 128, 256],
+        "name": MASKS,
+        "kv_heads": [2, 4],
+        "deterministic": [False, True],
+    }
+)
 def test_nan_in_shared_memory_does_not_leak(head_dim, name, kv_heads, deterministic):
     mask, block_size = MASKS[name]
     n = 1500

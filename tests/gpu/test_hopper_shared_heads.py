@@ -13,7 +13,7 @@ from sparseflash.schedule import schedule_for
 from sparseflash.tiles.lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
 from tests.gpu.random_calls import Runner
-from tests.gpu_calls import HOPPER
+from tests.gpu_calls import HOPPER, pairwise
 from tests.problems import problem_of
 
 pytestmark = HOPPER
@@ -93,9 +93,13 @@ def test_two_heads_share_tiles_of_64_queries(name, dtype):
     check(case, "hopper", "cuda", slack=3.0 if case.n_q == 1 else 1.0)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("block_k", [16, 32, 64, 128])
-@pytest.mark.parametrize("block_q", [16, 32, 48, 64])
+@pairwise(
+    {
+        "block_q": [16, 32, 48, 64],
+        "block_k": [16, 32, 64, 128],
+        "head_dim": [32, 64, 128, 256],
+    }
+)
 def test_two_heads_share_tiles_of_every_block_size(block_q, block_k, head_dim):
     mask = masks.random_blocks(0.3, block=16, seed=block_q + block_k) | masks.local(20)
     mask = mask & ~masks.documents([500, 90, 500]) | masks.butterfly(32)

@@ -12,7 +12,7 @@ from sparseflash.schedule import as_tensors
 from sparseflash.select import antidiagonals, tokens
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.testing import make_qkv, relative_error
-from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs
+from tests.gpu_calls import GPU, IS_HOPPER, captured, inputs, pairwise
 from tests.packing_cases import assert_packings, errors_of_packings, packings
 from tests.problems import problem_of, refusal
 
@@ -74,9 +74,13 @@ def test_same_as_on_the_cpu(name, n):
     assert shared(found, expected) > 0.999
 
 
-@pytest.mark.parametrize("backend", ["triton", "hopper"])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1024, 1000])
+@pairwise(
+    {
+        "n": [1024, 1000],
+        "name": NAMES,
+        "backend": ["triton", "hopper"],
+    }
+)
 def test_attention_without_waiting(name, n, backend):
     q, k, v = inputs(n)
     selector, mask = on_gpu(name, selectors(4, 64, 2)[name]), masks.sliding(100) | masks.local(9)

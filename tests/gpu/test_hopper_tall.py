@@ -14,7 +14,7 @@ from sparseflash.tiles.lists import tile_lists
 from tests.attention_cases import LOW, Case, build, check, draw
 from tests.gpu.random_calls import Runner, compare
 from tests.gpu.test_terms import GLOBAL, HOLE, NONE
-from tests.gpu_calls import HOPPER, captured
+from tests.gpu_calls import HOPPER, captured, pairwise
 from tests.problems import problem_of
 
 pytestmark = HOPPER
@@ -46,17 +46,25 @@ def planned(case: Case) -> forward.Forward:
     return forward.Forward(problem_of(*draw(case, "cuda")[0], blocks), schedule)
 
 
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("head_dim", [40, 48, 56, 64])
-@pytest.mark.parametrize("length", LENGTHS)
+@pairwise(
+    {
+        "length": LENGTHS,
+        "head_dim": [40, 48, 56, 64],
+        "dtype": LOW,
+    }
+)
 def test_dense(length, head_dim, dtype):
     check_tall(Case(length, length, head_dim, dtype, max_scores=True))
 
 
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("head_dim", [40, 48, 56, 64])
-@pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)])
-@pytest.mark.parametrize("mask", [masks.causal(), masks.local(300), STRUCTURED], ids=str)
+@pairwise(
+    {
+        "mask": [masks.causal(), masks.local(300), STRUCTURED],
+        "block": [(128, 128), (64, 64), (32, 16), (16, 16), (192, 128), (256, 96)],
+        "head_dim": [40, 48, 56, 64],
+        "dtype": LOW,
+    }
+)
 def test_masks(mask, block, head_dim, dtype):
     for n_q, n_k in ((1000, 1000), (193, 1900), (1900, 130)):
         check_tall(Case(n_q, n_k, head_dim, dtype, mask=mask, block_size=block))
@@ -73,10 +81,14 @@ def test_values_of_another_head_dim(head_dim, v_head_dim):
         check_tall(Case(700, 1000, head_dim, torch.float16, mask=mask, v_head_dim=v_head_dim))
 
 
-@pytest.mark.parametrize("head_dim", [48, 64])
-@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 64)])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("mask", [None, STRUCTURED, PER_HEAD], ids=str)
+@pairwise(
+    {
+        "mask": [None, STRUCTURED, PER_HEAD],
+        "kv_heads": [1, 2, 4],
+        "block": [(128, 128), (64, 64), (16, 64)],
+        "head_dim": [48, 64],
+    }
+)
 def test_batch_groups_and_masks_of_their_own(mask, kv_heads, block, head_dim):
     shape = {"batch": 2, "heads": 4, "kv_heads": kv_heads, "token_major": kv_heads == 2}
     check_tall(Case(890, 777, head_dim, torch.bfloat16, mask=mask, block_size=block, **shape))
@@ -92,9 +104,13 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [48, 64])
-@pytest.mark.parametrize("terms", [(), ("sink",)])
-@pytest.mark.parametrize("name", PARTS)
+@pairwise(
+    {
+        "name": PARTS,
+        "terms": [(), ("sink",)],
+        "head_dim": [48, 64],
+    }
+)
 def test_rows_in_parts(name, terms, head_dim):
     case = replace(PARTS[name], head_dim=head_dim, dtype=torch.bfloat16)
     case = replace(case, terms=terms, max_scores=True)
@@ -104,10 +120,14 @@ def test_rows_in_parts(name, terms, head_dim):
     check_tall(case)
 
 
-@pytest.mark.parametrize("head_dim", [48, 64])
-@pytest.mark.parametrize("terms", [(), ("sink",)])
-@pytest.mark.parametrize("block", [(128, 128), (64, 64), (16, 32)])
-@pytest.mark.parametrize("mask", [HOLE, masks.heads(HOLE, NONE), NONE])
+@pairwise(
+    {
+        "mask": [HOLE, masks.heads(HOLE, NONE), NONE],
+        "block": [(128, 128), (64, 64), (16, 32)],
+        "terms": [(), ("sink",)],
+        "head_dim": [48, 64],
+    }
+)
 def test_rows_with_nothing(mask, block, terms, head_dim):
     """In whole tiles of them, and beside rows that attend to something."""
     options = {"mask": mask, "block_size": block, "terms": terms, "max_scores": True}
