@@ -63,24 +63,6 @@ def test_what_a_graph_was_captured_with_stays(capture):
     assert cache.get("a") is None and len(cache) == cache.bytes == 0
 
 
-def test_what_a_graph_was_captured_with_outlives_a_new_definition(capture):
-    cache = Cache(max_entries=2, max_bytes=100)
-    (tensor,) = held(90)
-    cache.put("a", "A", [tensor])
-    alive = weakref.ref(tensor)
-    del tensor
-    capture(True)
-    assert cache.get("a") == "A"
-    capture(False)
-    cache.put("b", "B", held(5))
-    for _ in range(2):
-        cache.forget()
-        assert cache.get("a") is cache.get("b") is None and alive() is not None
-        assert cache.bytes == 0 and len(cache) == 1
-    cache.clear()
-    assert alive() is None
-
-
 def test_nothing_is_dropped_while_a_graph_is_captured(capture):
     cache = Cache(max_entries=2, max_bytes=100)
     capture(True)
@@ -110,22 +92,3 @@ def test_memory_of_a_gpu_is_freed_when_the_gpu_is_done(monkeypatch):
     assert len(waits) == 1
     cache.put("d", 4, held(8))
     assert len(waits) == 1  # memory of the CPU needs no waiting
-
-
-def test_results_of_a_function_are_kept_by_its_arguments(monkeypatch):
-    small, made = Cache(max_entries=2, max_bytes=1000), []
-    monkeypatch.setattr(module, "cache", small)
-
-    @module.cached
-    def pair(size, name):
-        made.append(name)
-        return name, torch.zeros(size, dtype=torch.uint8)
-
-    @module.cached
-    def other(size, name):
-        return size
-
-    assert pair(10, "a") is pair(10, "a") and made == ["a"]
-    assert small.bytes == 10 and other(10, "a") == 10 and len(small) == 2
-    assert pair(10, "b")[0] == "b" and pair(10, "a")[0] == "a" and made == ["a", "b", "a"]
-    assert small.bytes == 20

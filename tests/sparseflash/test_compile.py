@@ -11,8 +11,7 @@ from torch.export import Dim
 import masks
 import sparseflash
 from sparseflash import BlockSparseAttention, Rotary, select
-from sparseflash.backends import cpu
-from tests.op_cases import FORMS, MASK, assert_same, run, small, without_backward
+from tests.op_cases import FORMS, MASK, assert_same, run, small
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 attention = sparseflash.attention
@@ -136,12 +135,6 @@ def test_changes_of_length(mask):
 
 
 @none_or_mask
-def test_changes_of_head_dim(mask):
-    graphs_of(attention, [(small(head_dim=dim), mask) for dim in (8, 16, 12)])
-    graphs_of(attention, [(small(v_head_dim=12), mask)])
-
-
-@none_or_mask
 def test_dynamic_shapes_take_few_graphs(mask):
     sizes = ((40, 8), (33, 16), (64, 24))
     assert graphs_of(attention, [(small(*size), mask) for size in sizes], dynamic=True) <= 2
@@ -167,21 +160,6 @@ def test_lse_and_its_gradient():
     graphs_of(function, [(small(),)])
 
 
-def test_autocast():
-    with torch.autocast("cpu", torch.bfloat16):
-        assert compiled(attention)(*small(), MASK).dtype == torch.bfloat16
-        graphs_of(attention, [(small(), MASK)])
-
-
-def test_scale_is_that_of_the_call():
-    def function(q, k, v, scale):
-        return attention(q, k, v, MASK, scale=scale)
-
-    graphs_of(function, [(small(), scale) for scale in (0.3, 0.7, 1)], dynamic=True)
-    with pytest.raises(Exception, match="positive and finite"):
-        compiled(function, dynamic=True)(*small(), -1.0)
-
-
 REFUSED = {
     "length": (41, MASK.build(40), "the mask is for 40 queries"),
     "numpy": (40, np.ones((40, 40), bool), "build it outside with mask_from"),
@@ -195,19 +173,6 @@ def test_masks_that_are_refused(length, mask, message):
     call(*small(), MASK.build(40))
     with pytest.raises(Exception, match=message):
         call(*small(length), mask)
-
-
-def test_the_plan_of_an_eager_call_is_taken(monkeypatch):
-    """Nothing is chosen, built or prepared again."""
-    expected = run(attention, small(), MASK)
-    monkeypatch.setattr("sparseflash.ops.attention.plan_for", None)
-    assert_same(run(compiled(attention), small(), MASK), expected)
-
-
-def test_a_backend_that_cannot_run_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(cpu, "_forward", None)  # nothing may run
-    with without_backward(), pytest.raises(Exception, match="'cpu' cannot run the backward of thi"):
-        compiled(attention)(*small(), MASK, backend="cpu")
 
 
 # ---- the layer in torch.export and AOTInductor

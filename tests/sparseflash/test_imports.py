@@ -8,7 +8,6 @@ import torch
 
 import masks
 import sparseflash
-from sparseflash.testing import make_qkv
 from tests.processes import in_a_new_process
 
 HEAVY = ("triton", "hydra", "matplotlib", "omegaconf", "experiments", "sympy")
@@ -136,22 +135,8 @@ def test_explain_under_the_interpreter_names_triton():
     assert "bfloat16" in answer["triton"] and answer["cpu"] == "chosen"
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_explain_of_a_named_backend_chooses_it(backend):
-    lines = sparseflash.explain(*make_qkv(1, 1, 16, 16, 16), backend=backend).splitlines()
-    assert [line for line in lines if line.endswith("chosen")] == [f"  {backend}: chosen"] * 2
-    assert lines[0] == f"forward: {backend}" and lines[5] == f"backward: {backend}"
-
-
 def test_explain_gives_the_reason_of_a_refusal():
     q = torch.zeros(1, 1, 1, 8, dtype=torch.float64).expand(1, 1, 2**16, 8)
     found = answers(sparseflash.explain(q, q, q))
     assert "float64" in found["triton"] and found["cpu"] == "chosen"
     assert str(2**32) in found["reference"]
-
-
-def test_explain_takes_every_option_of_attention():
-    q, k, v = make_qkv(1, 1, 16, 16, 16, dtype=torch.float64)
-    options = {"scale": 0.5, "return_lse": True, "return_max_scores": True, "deterministic": True}
-    answer = sparseflash.explain(q, k, v, masks.causal(), dropout_p=0.1, seed=3, **options)
-    assert "cpu: chosen" in answer

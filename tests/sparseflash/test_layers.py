@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import masks
 from sparseflash import BlockSparseAttention, Rotary, plan, select
 from sparseflash.testing import oracle
-from tests.op_cases import plans
 
 DIM, HEADS, N = 24, 4, 40
 CPU = {"backend": "cpu"}  # the interpreter of Triton would be slow
@@ -101,13 +100,6 @@ def test_rotary_is_its_definition(base, fraction, head_dim):
     assert torch.equal(Rotary(base, fraction)(x[:, 7:], start=7), found[:, 7:])
 
 
-def test_rotary_in_low_precision_loses_no_angles():
-    x = torch.randn(1, 5000, 1, 8, dtype=torch.bfloat16)
-    found, wanted = Rotary()(x), by_complex_numbers(x.double(), 1e4)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), wanted, rtol=0.01, atol=0.02)
-
-
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_rotary_in_a_compiled_function(fraction):
@@ -127,20 +119,6 @@ def test_rotary_in_a_layer():
     wanted = expected(layer, tokens(), turn=lambda t: by_complex_numbers(t, 1000.0, 0.5))
     torch.testing.assert_close(layer(tokens()), wanted)
     assert set(layer.state_dict()) == set(make(head_dim=8).state_dict())
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_rotary_and_attend_may_be_replaced_after_the_layer_is_made(compiled):
-    layer, plain, rotary = make(), make(), Rotary(1000.0)
-    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
-    torch.testing.assert_close(call(tokens()), plain(tokens()))
-    layer.rotary = rotary
-    torch.testing.assert_close(call(tokens()), make(rotary=rotary)(tokens()))
-    layer.rotary = None
-    layer.attend = lambda q, k, v, lengths: plain.attend(q, k, 2 * v, lengths)
-    wanted = 2 * plain(tokens()) - plain.out.bias
-    torch.testing.assert_close(call(tokens()), wanted)
 
 
 def test_masks_in_all_forms():
@@ -181,30 +159,6 @@ def test_max_scores_of_the_last_forward(compiled):
     assert plain.max_scores is None
 
 
-def test_max_scores_of_padded_sequences():
-    layer, x = make(keep_max_scores=True), tokens(batch=2)
-    x[0, 20:] *= 100
-    layer(x, lengths=[20, 0])
-    found, _ = layer.max_scores, layer(x[:1, :20])
-    torch.testing.assert_close(found, layer.max_scores)
-    layer(x, lengths=[0, 0])
-    assert (layer.max_scores == -torch.inf).all()
-
-
-def test_max_scores_outlive_transforms():
-    """Those of the whole batch; the layer can be copied as after any other forward."""
-    layer, x = make(mask=masks.local(3), keep_max_scores=True), tokens()
-    parameters = {name: p.detach() for name, p in layer.named_parameters()}
-
-    def loss(parameters, x):
-        return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
-
-    torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    found = copy.deepcopy(layer).max_scores
-    layer(x)
-    torch.testing.assert_close(found, layer.max_scores)
-
-
 @pytest.mark.parametrize("padding", ["auto", "hide", "skip"])
 def test_lengths(padding):
     ends = torch.tensor([256, 1, 130, 0])
@@ -234,13 +188,6 @@ def test_dropout_is_for_training():
     assert torch.equal(layer(x), first) and not torch.equal(first, second)
     layer.eval()
     torch.testing.assert_close(layer(x), make()(x))
-
-
-def test_its_options_are_those_of_the_call():
-    BlockSparseAttention(DIM, HEADS, backend="reference", deterministic=True)(tokens().float())
-    (made,) = plans()
-    assert made.forward_backend == made.backward_backend == "reference"
-    assert made.problem.options.deterministic
 
 
 def test_its_state_is_that_of_four_linear_layers():
@@ -296,12 +243,6 @@ def test_it_compiles_into_one_graph(lengths, fresh_dynamo):
     torch.testing.assert_close(found, wanted)
     gradients = gradients_of(layer, found), gradients_of(layer, wanted)
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-
-
-def test_it_shows_its_mask():
-    text = repr(make(mask="local:9+global:1", kv_heads=2, dropout=0.1))
-    assert "dim=24, heads=4, head_dim=6, kv_heads=2, dropout=0.1" in text
-    assert str(masks.local(9) | masks.global_tokens(1)) in text
 
 
 REFUSED = [

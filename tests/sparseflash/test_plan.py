@@ -1,6 +1,5 @@
 """Plans: which calls share one, and what they must not share."""
 
-import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -75,29 +74,6 @@ def test_another_call_is_checked_anew(change, checked):
     assert len(checked) >= 2
 
 
-def test_misaligned_inputs_have_plans_of_their_own():
-    sparseflash.attention(*inputs(), MASK)
-    for number, name in enumerate("qkv"):
-        qkv = list(inputs())
-        longer = torch.zeros(qkv[number].numel() + 1)
-        longer[1:] = qkv[number].flatten()
-        qkv[number] = longer[1:].view(qkv[number].shape)
-        for _ in range(2):
-            assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
-        assert [plan.problem.misaligned for plan in plans()] == ["", *"qkv"[: number + 1]]
-        assert plans()[-1].problem.misaligned == name
-
-
-def test_inputs_of_other_strides_have_plans_of_their_own():
-    both = inputs(kv_heads=2)
-    for number, name in enumerate(("", *"qkv")):
-        qkv = [token_major(t) if n == name else t for n, t in zip("qkv", both, strict=True)]
-        assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
-        assert len(plans()) == number + 1
-        strides = [strides for _, strides in plans()[-1].problem.layouts.values()]
-        assert strides == [t.stride() for t in qkv]
-
-
 def test_scale_that_is_a_tensor_is_read_every_time():
     scale = torch.tensor(0.5)
     for value in (0.5, 0.25):
@@ -117,14 +93,6 @@ def test_array_that_changes_in_place_is_read_every_time():
         after = sparseflash.attention(Q, K, V, given)
         assert not torch.equal(before, after)
         assert_right(after, (Q, K, V), masks.mask_from(array))
-
-
-def test_masks_that_come_and_go_are_not_confused():
-    for width in [*range(4)] * 2:
-        blocks = masks.local(width).build(40)
-        assert_right(sparseflash.attention(Q, K, V, blocks), (Q, K, V), masks.local(width))
-        del blocks
-        gc.collect()
 
 
 def test_gradients_come_and_go_with_their_modes():
@@ -184,18 +152,6 @@ def limit(monkeypatch, max_entries: int, max_bytes: int = 2**30) -> Cache:
     return small
 
 
-def test_plans_are_not_kept_without_end(monkeypatch):
-    small = limit(monkeypatch, max_entries=4)
-    for length in range(20, 32):
-        qkv = inputs(length)
-        assert_right(sparseflash.attention(*qkv, MASK), qkv, MASK)
-        assert len(small) <= 4
-    smaller = limit(monkeypatch, max_entries=4, max_bytes=1)
-    for length in range(20, 24):
-        sparseflash.attention(*inputs(length), MASK)
-    assert len(smaller) == 1 and smaller.bytes > 0  # the plan keeps its schedule
-
-
 def test_calls_of_many_threads(monkeypatch):
     small = limit(monkeypatch, max_entries=3)
     wanted = [exact(Q, K, V, masks.local(width))[0] for width in range(6)]
@@ -207,16 +163,6 @@ def test_calls_of_many_threads(monkeypatch):
     with ThreadPoolExecutor(4) as threads:
         assert max(threads.map(work, range(240))) < 1e-6
     assert len(small) <= 3
-
-
-def test_plans_of_several_layouts_share_one_schedule(monkeypatch):
-    module, built = import_module("sparseflash.schedule"), []
-    to_device = module.to_device
-    monkeypatch.setattr(module, "to_device", lambda *given: built.append(1) or to_device(*given))
-    for qkv in (inputs(), inputs(head_dim=16), [t.double() for t in inputs()]):
-        sparseflash.attention(*qkv, MASK)
-    assert len(plans()) == 3 and len(built) == 1
-    assert len({id(plan.forward_walk.schedule) for plan in plans()}) == 1  # pyright: ignore
 
 
 def test_clear_cache_frees_everything():

@@ -89,43 +89,6 @@ def test_wrong_lengths_batch_and_heads_are_refused():
             schedule_of(mask, batch=2, heads=4)
 
 
-def test_cache_knows_masks_by_content_and_is_bounded(cache):
-    mask, fine = masks.local(8), {"block_size": 16}
-    first = schedule_of(mask, **fine)
-    assert schedule_of(mask, 64, 64, 5, 7, torch.device("cpu"), **fine) is first
-    assert schedule_of(mask, block_size=32) is not first
-    assert schedule_of(mask, 80, **fine) is not first
-    assert schedule_of(mask, 64, 80, **fine).n_k == 80
-    built = mask.build(64, 64, 16)
-    copy = masks.BlockMask.from_dense(built.to_dense(), 16)
-    assert schedule_of(built) is schedule_of(copy)
-    for window in range(20):
-        schedule_of(masks.local(window), **fine)
-        assert len(cache) <= 4
-    assert schedule_of(mask, **fine) is not first
-
-
-def test_cache_tells_devices_apart(monkeypatch):
-    """No other device is needed: all are made on the CPU."""
-    made = schedule_module.to_device
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(
-        schedule_module, "to_device", lambda blocks, _, *more: made(blocks, cpu, *more)
-    )
-    for mask in (masks.causal(), masks.causal().build(64)):
-        assert schedule_of(mask, device="meta") is not schedule_of(mask)
-
-
-def test_cache_is_bounded_in_bytes(cache):
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        blocks = masks.BlockMask.from_dense(rng.random((2048, 2048)) < 0.5)  # 0.5 MiB of bits
-        schedule = schedule_of(blocks, 2048, 2048)
-    assert cache.bytes <= 2**20 and 1 <= len(cache) < 3
-    assert schedule_of(blocks, 2048, 2048) is schedule
-    assert cache.bytes == sum(t.nbytes for t in as_tensors(schedule)[0])
-
-
 def test_schedule_made_in_inference_mode_serves_autograd():
     with torch.inference_mode():
         schedule = schedule_of(masks.causal(), block_size=32)

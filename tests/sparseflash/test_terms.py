@@ -11,11 +11,9 @@ import torch
 import masks
 import sparseflash
 from sparseflash import Terms
-from sparseflash.backends.registry import BACKENDS as BACKEND_MODULES
 from sparseflash.testing import make_qkv
 from tests.attention_cases import DTYPES, LEARNED, Case, check, random_case
 from tests.op_cases import BACKENDS, MASK, detached, small
-from tests.problems import problem_of
 
 TERMS = ("sink", "softcap", "slopes", "bias")
 LENGTHS = {"triton": (1, 40), "cpu": (1, 63, 100, 257), "reference": (1, 63, 100)}
@@ -163,18 +161,6 @@ def test_padding_that_cannot_be_skipped(n, mask):
     for function, terms in product((sparseflash.attention, sparseflash.explain), several):
         with pytest.raises(ValueError, match=f"lengths with terms.softcap.* N_q {n}"):
             function(*qkv, mask, lengths=[9], terms=terms)
-
-
-def test_hopper_leaves_terms_of_the_scores_to_others():
-    problem = problem_of(*make_qkv(1, 2, 64, 64, 64, dtype=torch.float16))
-    problem = problem._replace(device=torch.device("cuda"))
-    for changed in ({"softcap": 2.0}, {"biased": True}):
-        options = problem.options._replace(**changed)
-        for direction in ("forward", "backward"):
-            reason = BACKEND_MODULES["hopper"].unsupported(
-                problem._replace(options=options), direction
-            )
-            assert reason == "its kernels have no softcap, slopes or bias"
 
 
 @pytest.mark.parametrize(

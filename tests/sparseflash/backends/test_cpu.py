@@ -9,13 +9,10 @@ import torch
 import masks
 from sparseflash import Terms, attention
 from sparseflash.backends import cpu, cpu_blocks, reference
-from sparseflash.backends.protocol import DIRECTIONS
-from sparseflash.plan import plan_for
 from sparseflash.schedule import schedule_for
 from sparseflash.testing import make_qkv, oracle, relative_error
 from tests.attention_cases import GPU_LENGTHS, HEAD_DIMS, Case, check, random_case
-from tests.op_cases import token_major
-from tests.problems import problem_of, run_backend
+from tests.problems import run_backend
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -84,25 +81,6 @@ def test_a_query_without_a_finite_score_is_empty_in_a_dense_call():
     assert lse[0, 0, 3] == -math.inf and not out[0, 0, 3].any() and lse.isfinite().sum() == 63
 
 
-@pytest.mark.parametrize(
-    ("mask", "size"),
-    [
-        (masks.local(16), 32),
-        (masks.local(64), 64),
-        (masks.random_blocks(0.1, block=64), 64),
-        (masks.local(512), 128),
-        (masks.causal(), 128),
-        (masks.causal().build(4096), 128),
-        (masks.causal().build(4096, block_size=64), 64),
-    ],
-    ids=str,
-)
-def test_narrow_masks_have_smaller_blocks(mask, size):
-    problem = problem_of(*make_qkv(1, 1, 4096, 4096, 16), mask, backend="cpu")
-    walk = plan_for(problem, mask).forward_walk
-    assert walk is not None and walk.schedule is not None and walk.schedule.block_q == size
-
-
 @pytest.mark.parametrize("outer, kv_heads", [((), 1), ((4,), 2), ((3, 1), 4), ((3, 4), 1)])
 def test_masks_that_differ_with_shared_keys(outer, kv_heads):
     array = np.random.default_rng(0).random((*outer, 100, 80)) < 0.2
@@ -142,50 +120,11 @@ def test_large_scores_do_not_overflow():
     assert relative_error(out, expected[0]) < 1e-3  # the scores are exact to 1 in about 10 ** 7
 
 
-def test_strides_and_dtypes_of_results():
-    qkv = make_qkv(2, 4, 48, 50, 8, kv_heads=2, dtype=torch.bfloat16)
-    q, k, v = (token_major(x) for x in qkv)
-    schedule = schedule_for(masks.local(9), 48, 50, 2, 4, "cpu", 16)
-    out, lse, dq, dk, dv = run(cpu, (q, k, v), schedule)
-    for x, like in ((out, q), (dq, q), (dk, k), (dv, v)):
-        assert (x.dtype, x.shape, x.stride()) == (like.dtype, like.shape, like.stride())
-    assert lse.dtype == torch.float32 and lse.is_contiguous()
-
-
-def test_inference_mode_and_back(two_threads):
-    qkv = make_qkv(1, 2, 64, 64, 8)
-    with torch.inference_mode():
-        first = run_backend(cpu, qkv, None)
-    assert_equal(first, run_backend(cpu, qkv, None))
-
-
 def test_threads_keep_their_number_and_the_gradients_their_bits(two_threads):
     qkv = make_qkv(2, 2, 200, 200, 16)
     schedule = schedule_for(masks.butterfly(16), 200, 200, 2, 2, "cpu", 16)
     assert_equal(*(run(cpu, qkv, schedule, deterministic=True) for _ in range(2)))
     assert torch.get_num_threads() == 2
-
-
-def test_buffers_do_not_grow_with_the_length(monkeypatch):
-    monkeypatch.setattr(cpu_blocks, "BUFFER_NUMBERS", 2**16)
-    work = cpu_blocks.Work(torch.float64)
-    work._buffers.clear()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # so that this thread does the work
-    for length in (1024, 2048):
-        schedule = schedule_for(masks.causal(), length, length, 1, 2, "cpu", 64)
-        run(cpu, make_qkv(1, 2, length, length, 16, dtype=torch.float64), schedule)
-        assert sum(buffer.numel() for buffer in work._buffers.values()) < 4 * 2**16
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_unsupported(direction):
-    q = torch.ones(1, 1, 4, 4)
-    problem = problem_of(q, q, q, dropout_p=0.1)
-    assert cpu.unsupported(problem, direction) is None
-    elsewhere = problem._replace(device=torch.device("meta"))
-    assert "CPU tensors" in (cpu.unsupported(elsewhere, direction) or "")
-    ints = problem._replace(dtype=torch.int32)
-    assert "float32" in (cpu.unsupported(ints, direction) or "")
 
 
 def test_default_device_does_not_matter():

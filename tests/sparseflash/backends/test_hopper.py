@@ -210,17 +210,6 @@ OF_64 = {
 }
 
 
-def test_key_blocks_of_64_share_tiles_where_they_are_alike(multiprocessors):
-    for name, (mask, block, head_dim, options, expected) in OF_64.items():
-        qkv = blank(1, 2, 4096, head_dim, 2)
-        blocks = mask.build(4096, block_size=block, heads=2 if mask.per_head else None)
-        schedule = schedule_for(blocks, 4096, 4096, 1, 2, "cpu")
-        problem = problem_of(*qkv, blocks, **options)
-        form = backward.backward_form(problem, schedule.facts, schedule)
-        assert (form.cols.major, form.one_pass) == expected, name
-        assert backward.Backward(problem, schedule).specs[0].major == expected[0], name
-
-
 @pytest.mark.parametrize(
     "n, block, head_dim",
     [(1000, None, 64), (1088, 128, 128), (1000, 64, 128), (1088, 16, 64), (1000, 64, 256)],
@@ -251,60 +240,6 @@ def test_selections_of_64_have_tiles_of_their_own(capability):
     problem = problem._replace(options=problem.options._replace(dropout_p=0.1))
     found = hopper.unsupported(problem, "backward")
     assert found and "tiles of 64 queries x 128 keys" in found
-
-
-SHARING = {
-    # mask, blocks, query heads, key heads: whether two heads share a tile of the forward
-    "groups of four": (SCATTERED, (64, 64), 8, 2, True),
-    "groups of two": (SCATTERED, (16, 32), 8, 4, True),
-    "one group": (SCATTERED, (64, 64), 8, 1, True),
-    "groups of three": (SCATTERED, (64, 64), 12, 4, False),
-    "no groups": (SCATTERED, (64, 64), 8, 8, False),
-    "one for each head": (masks.heads(*[SCATTERED] * 8), (64, 64), 8, 2, False),
-    "blocks of 128": (SCATTERED, (128, 64), 8, 2, False),
-    "few tiles": (SCATTERED, (64, 64), 4, 2, False),
-    "dense": (None, (128, 128), 8, 2, False),
-}
-
-
-def test_heads_of_a_group_share_tiles_of_small_blocks():
-    for name, (mask, block, heads, kv_heads, shared) in SHARING.items():
-        qkv, facts = blank(1, heads, 4096, 256, kv_heads), None
-        if mask is not None:
-            mask = mask.build(4096, block_size=block, heads=heads if mask.per_head else None)
-            facts = schedule_for(mask, 4096, 4096, 1, heads, "cpu").facts
-        problem = problem_of(*qkv, mask)
-        tiles = forward.forward_tiles_for(problem, facts, 132)
-        spec = forward.forward_spec(problem, tiles, 132)
-        assert tiles.heads == 1 + shared, name
-        assert (spec.major, spec.minor) == (tiles.major, tiles.minor), name
-
-
-def test_work_of_pairs_is_that_of_half_the_heads():
-    """Which tiles are split, and which run first, is what it would be for so many heads."""
-    schedule = schedule_for(masks.global_tokens(64) | masks.local(99), 8192, 8192, 1, 8, "cpu", 64)
-    problem = problem_of(*blank(1, 8, 8192, 64, 2))
-    tiles = forward.forward_tiles_for(problem, schedule.facts, 132)
-    spec = forward.forward_spec(problem, tiles, 132)
-    lists, half = (
-        tile_lists(schedule, s, "cpu") for s in (spec, spec._replace(heads=4, sms=spec.sms // 2))
-    )
-    assert spec.major == 64 and lists.n_parts > 0
-    assert lists.numbers == half.numbers
-    assert torch.equal(lists.items, half.items) and torch.equal(lists.merge, half.merge)
-
-
-@pytest.mark.parametrize("heads, block, shared", [(1, 128, True), (1, 64, False), (8, 128, False)])
-def test_selections_for_all_heads_share_tiles_of_128_keys(heads, block, shared, capability):
-    """Their blocks must divide by the tiles; what each head picked has lists of its own."""
-    facts = schedule_for(
-        SCATTERED.build(4096, block_size=(64, block)), 4096, 4096, 1, 8, "cpu"
-    ).facts
-    qkv = blank(1, 8, 4096, 128, 2)
-    problem = problem_of(*(t.as_subclass(OnHopper) for t in qkv))
-    problem = problem._replace(mask=facts._replace(heads=heads))
-    assert forward.forward_tiles_for(problem, problem.mask, 132).heads == 1 + shared
-    assert hopper.unsupported(problem, "forward") is None
 
 
 def test_is_first_and_the_others_follow():

@@ -1,19 +1,15 @@
 """The Triton kernels in Triton's interpreter: float32 and float16 against the float64 oracle."""
 
-import itertools
-
 import pytest
 import torch
 
 import masks
 import sparseflash
 from sparseflash.backends import triton as backend
-from sparseflash.backends.protocol import Saved, TermTensors, Walk
 from sparseflash.kernels import tma
-from sparseflash.kernels.launch import Launch, _known
 from sparseflash.testing import make_qkv
 from tests.attention_cases import HEAD_DIMS, INTERPRETER_LENGTHS, Case, check, random_case
-from tests.op_cases import INTERPRETED, token_major
+from tests.op_cases import INTERPRETED
 from tests.problems import problem_of
 
 pytestmark = INTERPRETED
@@ -60,36 +56,6 @@ def test_heads_side_by_side():
     check(case, "triton", "cpu")
 
 
-class Told(Launch):
-    """A launch that only checks that its layout tells all but the addresses of its tensors."""
-
-    def __init__(self, kernel, *, static):
-        self.told = {}
-
-    def __call__(self, tensors, arguments, lists=(), layout=()):
-        grid, args, options = arguments()
-        told = grid, [_known(arg) for arg in args], options
-        assert self.told.setdefault(layout, told) == told
-
-
-def test_layouts_tell_which_launches_are_repeated(monkeypatch):
-    """Of one plan, with gradients, lengths of a bias and terms that differ from call to call."""
-    monkeypatch.setattr(backend, "Launch", Told)
-    q, k, v = make_qkv(2, 4, 40, 40, 16, kv_heads=2)
-    problem = problem_of(q, k, v)
-    forward, backward = backend.plan_forward(problem, None), backend.plan_backward(problem, None)
-    each, walk = torch.rand(4), Walk(None, ())
-    sinks, slopes = (None, each), (None, each)
-    biases = None, torch.rand(4, 3), torch.rand(4, 7)
-    layouts = torch.empty_like(q), token_major(q)
-    gradients = None, torch.empty(2, 4, 40), torch.empty(2, 4, 1).expand(2, 4, 40)
-    for given in itertools.product(sinks, biases, slopes):
-        terms = TermTensors(*given)
-        lse = forward(q, k, v, None, walk, terms).lse
-        for out, dout, dlse in itertools.product(layouts, layouts, gradients):
-            backward(dout, dlse, Saved(q, k, v, out, lse, None, terms), walk)
-
-
 @pytest.fixture
 def no_plans():
     """The cache of plans, empty before and after: plans hold the tiles they were made with."""
@@ -126,17 +92,3 @@ def test_token_strides_that_offsets_inside_a_tile_cannot_hold_are_refused():
         changed = problem._replace(v_strides=(16 * apart, 16 * apart, apart, 1))
         reason = backend.unsupported(changed, "forward")
         assert ("token strides below 2**23" in str(reason)) == refused
-
-
-@pytest.mark.parametrize(
-    ("triton", "numpy", "refused"),
-    [("3.6.0", "2.4.1", True), ("3.6.0", "2.3.5", False), ("3.7.1", "2.4.1", False)],
-)
-def test_an_interpreter_that_fails_with_this_numpy_is_refused(triton, numpy, refused, monkeypatch):
-    monkeypatch.setattr("triton.__version__", triton)
-    monkeypatch.setattr("numpy.__version__", numpy)
-    reason = backend.unsupported(problem_of(*make_qkv(1, 1, 16, 16, 16), None), "forward")
-    if refused:
-        assert reason and "Triton 3.6.0 fails with NumPy 2.4.1; install numpy<2.4" in reason
-    else:
-        assert reason is None

@@ -145,18 +145,6 @@ def test_queries_with_strides(backend):
     assert torch.equal(found, expected)
 
 
-def test_what_a_step_keeps_counts_in_the_cache():
-    sparseflash.clear_cache()
-    q, k, v = make_qkv(1, 2, 64, 256, 16)
-    sparseflash.decode(q, k, v)
-    assert not cache.bytes
-    picked = select.top_k(2, block_size=(64, 64))(q, k)
-    plan = sparseflash.plan(picked, q, k, v, backend="cpu")
-    before = cache.bytes
-    sparseflash.decode(q, k, v, plan)
-    assert cache.bytes > before
-
-
 @both
 def test_other_layouts_have_steps_of_their_own(backend):
     """Launches are prepared once for a step: with or without lengths, for one stride of tables."""
@@ -193,14 +181,6 @@ def test_as_attention_at_full_length():
         torch.testing.assert_close(found, expected[:, :, -n_q:])
         found = found * torch.sigmoid(lse - sink[:, None]).unsqueeze(-1)
         torch.testing.assert_close(found, with_sink[:, :, -n_q:])
-
-
-@both
-def test_autocast_leaves_a_step_alone(backend):
-    step = Step(1, 64, 32, (64, 30))
-    expected = step.run(backend=backend)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert all(map(torch.equal, step.run(backend=backend), expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -297,12 +277,6 @@ def test_bad_pages(change, message):
     arguments = {"q": small()[0], "k": pages(), "v": pages(), "block_table": TABLE} | change
     with pytest.raises(ValueError, match=message):
         sparseflash.decode(**arguments)
-
-
-def test_forward_mode_is_refused():
-    q, k, v = small()
-    with pytest.raises(RuntimeError, match="no forward-mode"):
-        torch.func.jvp(lambda q: sparseflash.decode(q, k, v), (q,), (q,))
 
 
 def test_the_kernels_say_why_not():

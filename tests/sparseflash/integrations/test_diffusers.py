@@ -1,7 +1,6 @@
 """Small transformers of diffusers with random weights; its own dense backend is the reference."""
 
 import os
-import pickle
 from importlib import import_module
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 import masks
 from sparseflash import attention, select
-from sparseflash.integrations.tensors import mask_of_tensor
 
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 pytest.importorskip("diffusers", minversion="0.42")
@@ -192,14 +190,6 @@ def test_layers_that_say_so_are_cross_attention_at_any_length():
     torch.testing.assert_close(found, model(video, torch.tensor([3]), text).sample)
 
 
-def test_sequences_of_two_lengths_stay_dense():
-    model, _ = made(wan)
-    backend = use(model, NEAR).blocks[0].attn1.processor._attention_backend
-    q, k = torch.randn(2, LATENTS, 2, 8), torch.randn(2, TEXT, 2, 8)
-    run = dispatch.dispatch_attention_fn
-    torch.testing.assert_close(run(q, k, k, backend=backend), run(q, k, k))
-
-
 def test_models_keep_masks_of_their_own_apart():
     (first, call), (second, _) = made(wan), made(wan)
     expected = results(use(first, NEAR), call)[0]
@@ -208,17 +198,6 @@ def test_models_keep_masks_of_their_own_apart():
     gates = [select.gate(select.Gate(2, 24), 2) for _ in range(2)]  # with the same text
     backends = [use(first, x).blocks[0].attn1.processor._attention_backend for x in gates]
     assert backends[0] != backends[1]
-
-
-def test_a_pickled_model_keeps_its_mask(monkeypatch):
-    model, call = made(flux)
-    expected = results(use(model, NEAR, order=TILED, **MODELS[flux]), call)[0]
-    packed = pickle.dumps(model)
-    backends = dispatch._AttentionBackendRegistry._backends
-    own = {name: backends[name] for name in dispatch.AttentionBackendName if name in backends}
-    monkeypatch.setattr(dispatch._AttentionBackendRegistry, "_backends", own)  # another process
-    vars(model).update(vars(pickle.loads(packed)))
-    torch.testing.assert_close(results(model, call)[0], expected)
 
 
 def test_causality_padding_and_dropout_of_a_call():
@@ -246,12 +225,6 @@ def test_causality_padding_and_dropout_of_a_call():
         run(q, k, v, attn_mask=torch.randn(20, 20)[None, None], backend=backend)
     with pytest.raises(ValueError, match="context parallel"):
         run(q, k, v, backend=backend, parallel_config=object())
-
-
-def test_padding_in_four_extents_is_that_of_two():
-    """It becomes no array of all pairs of tokens."""
-    real = torch.arange(20) < torch.tensor([[20], [9]])
-    assert mask_of_tensor(real[:, None, None], 20) == mask_of_tensor(real, 20)
 
 
 def test_what_does_not_fit_is_refused():

@@ -1,7 +1,5 @@
 """The call of FlexAttention: torch's own on a CPU is the reference."""
 
-import gc
-
 import pytest
 import torch
 from torch.nn.attention import flex_attention as theirs
@@ -108,19 +106,6 @@ def test_terms_take_the_place_of_score_mods():
         expected = theirs.flex_attention(*tensors, score_mod, block_mask("causal"))
         found = flex.flex_attention(*tensors, terms, block_mask("causal"))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_block_mask_is_converted_once_while_it_lives(monkeypatch):
-    calls, mask = [], block_mask("causal")
-    before = len(flex._converted)
-    convert = flex.from_flex
-    monkeypatch.setattr(flex, "from_flex", lambda each: calls.append(1) or convert(each))
-    for _ in range(3):
-        flex.flex_attention(*inputs(), block_mask=mask)
-    assert calls == [1] and len(flex._converted) == before + 1
-    del mask
-    gc.collect()
-    assert len(flex._converted) == before
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

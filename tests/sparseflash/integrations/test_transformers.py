@@ -296,18 +296,6 @@ def test_the_mask_is_saved_with_the_model(tmp_path):
     assert not hasattr(sparse.use(loaded).config, "sparse_mask")
 
 
-def test_a_pattern_that_is_defined_again_is_made_again(own_patterns):
-    model = make("llama")
-    for width in (3, 30):  # as when a notebook runs a cell again
-
-        @masks.pattern()
-        def own(width: int = width):
-            return masks.where(lambda q, k: abs(q - k) < width)
-
-        mask = sparse.mask_of(sparse.use(model, own()).config)
-        assert mask.build(N) == masks.local(width - 1).build(N)
-
-
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -226,20 +226,6 @@ def test_an_unknown_tensor_is_refused_by_name():
         call(**{name: None}, position_ids=numbers, input_ids=numbers, sliding_window=4)
 
 
-def test_a_mask_of_other_lengths_is_refused():
-    config = sparse.use(make("llama")).config
-    create = transformers.masking_utils.create_causal_mask
-    mask = create(config, torch.zeros(1, 8, 32), None, None)
-    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
-    module, attend = torch.nn.Module(), transformers.AttentionInterface()["sparse"]
-    expected = attend(module, q, k, v, None)[0]
-    torch.testing.assert_close(attend(module, q, k, v, mask)[0], expected)
-    last = attend(module, q[:, :, -3:], k, v, mask[:, :, -3:])[0]
-    torch.testing.assert_close(last, expected[:, -3:])
-    with pytest.raises(ValueError, match=r"8 queries and 8 keys.*has 8 and 16"):
-        attend(module, q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), mask)
-
-
 def test_a_model_with_eager_attention_alone():
     """Its mask has one row, for all queries, and eager attention ignores what is_causal says."""
     sizes = dict(hidden_size=64, num_hidden_layers=2)
@@ -278,23 +264,6 @@ def test_a_model_that_computes_with_its_mask():
     mask = create(config, torch.zeros(2, N, 32), None, None)
     with pytest.raises(ValueError, match=r"aten.cat.*\(2, 1, 40, 40\).*local\(3\)"):
         torch.cat([mask, mask], -1)
-
-
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (torch.zeros(N, N), rf"mask is a Tensor of torch.float32, \({N}, {N}\); pass"),
-        (masks.causal().build(N), "mask is BlockMask"),
-        (masks.causal, r"call it: causal\(...\)"),
-        (lambda q, k: q >= k, "masks.where turns"),
-        (3, "mask is 3; pass"),
-    ],
-)
-def test_a_mask_without_text_is_refused(given, message):
-    model = make("llama")
-    with pytest.raises(ValueError, match=message):
-        sparse.use(model, given)
-    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("kind", ["mamba", "fnet"])

@@ -186,12 +186,6 @@ def test_a_layer_whose_mask_is_wider_takes_a_packed_mask(mask):
     assert_close(compiled(x, lengths=packing), found, name="compiled")
 
 
-def test_a_layer_with_a_selector_refuses_a_packed_mask():
-    layer = sparseflash.BlockSparseAttention(32, 2, mask=sparseflash.select.top_k(1))
-    with pytest.raises(ValueError, match="with a packed mask pass a Mask or None"):
-        layer(torch.randn(1, N, 32), lengths=MASKS["plain"](offsets_of(0)))
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_function_returns_a_plan():
     q, k, v = make_qkv(1, 2, 64, 64, 16)

@@ -97,29 +97,6 @@ def test_blocks_below_one_another_share_tiles():
     assert found.codes.max() < 2 * (64 + len(enter)) < len(found.bits) < 400
 
 
-def test_as_documents_with_a_shared_prefix():
-    offsets = torch.tensor([0, 70, 150, 260, 300])
-    enter, leave = offsets[:-1], offsets[1:].clone()
-    leave[0] = 300
-    found = packed.prefix_tree(enter, leave, 300, block_size=32)
-    shared = packed.documents(offsets, 300, causal=True, shared=True, block_size=32)
-    assert found.to_block_mask() == shared.to_block_mask()
-
-
-@pytest.mark.parametrize("other", [masks.sliding(40), masks.strided(3), masks.global_tokens(20)])
-def test_joins_masks_as_selections_do(other):
-    enter, leave = any_walk(np.random.default_rng(5), 300)
-    n = max(leave)
-    found = packed.prefix_tree(torch.tensor(enter), torch.tensor(leave), n, block_size=32)
-    static = masks.prefix_tree(enter, leave)
-    for joined, expected in (
-        (found & other, static & other),
-        (found | other, static | other),
-        (found - other, static - other),
-    ):
-        assert joined.to_block_mask() == expected.build(n, n, 32)
-
-
 def test_too_many_tiles_together_are_refused():
     nodes = torch.arange(4096)
     found = packed.prefix_tree(nodes, nodes + 1, 4096, block_size=16)

@@ -11,7 +11,6 @@ from sparseflash.select.rules import Candidates, Rule
 from sparseflash.testing import make_qkv
 from tests.sparseflash.select.oracle import (
     block_selection,
-    chosen,
     dense,
     dense_of,
     pooled_scores,
@@ -119,16 +118,6 @@ def test_gate(n_q, n_k, heads, kv_heads, block_size):
     agree(select.gate(gate, threshold=0.2, max_blocks=3, **seen)(q, k), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gate_in_low_precision(dtype):
-    q, k, _ = make_qkv(2, 4, 64, 64, 8, kv_heads=2)
-    torch.manual_seed(0)
-    gate = select.Gate(4, 8, 2, block_size=16).to(dtype)
-    found = select.gate(gate, mass=0.7)(q, k)
-    scores = gate(q, k).double().detach().numpy()
-    agree(found, block_selection(scores, 64, 64, (16, 16), None, None, "mass", 0.7))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_map(causal):
     q, k, _ = make_qkv(1, 4, 75, 75, 16, kv_heads=2, dtype=torch.float64)
@@ -146,26 +135,6 @@ def test_attention_map_takes_a_scale():
     q, k = (torch.randn(1, 2, 64, 8, dtype=torch.float64) for _ in range(2))
     found = select.attention_map(q, k, 16, scale=2.0)
     torch.testing.assert_close(found, select.attention_map(q * 2.0 * 8**0.5, k, 16))
-
-
-def test_gate_learns_the_attention_map():
-    """A gate that is trained finds more of the attention than one that is not."""
-    torch.manual_seed(0)
-    q, k, _ = make_qkv(2, 2, 256, 256, 16, seed=3)
-    mean = torch.randn(2, 2, 16, 1, 16).expand(-1, -1, -1, 16, -1).flatten(2, 3)
-    q, k = q + 1.5 * mean, k + 1.5 * mean.flip(2)
-    gate = select.Gate(2, 16, block_size=16)
-    target = select.attention_map(q, k, 16, causal=True)
-    candidates = torch.from_numpy(masks.causal().build(256, 256, 16).layout() > 0)
-    optimiser = torch.optim.Adam(gate.parameters(), lr=0.05)
-    losses = []
-    for _ in range(25):
-        loss = select.distillation_loss(gate.scores(q, k), target, candidates)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_distillation_loss_is_zero_at_the_target_only():
@@ -192,28 +161,12 @@ def test_ties_go_to_the_first_and_odd_scores_stay_out():
             assert torch.nonzero(found.flatten() == -1).flatten().tolist() == taken
 
 
-def test_the_oracle_itself():
-    assert np.array_equal(dense(masks.causal(), 9, 9, 1)[0], np.tril(np.ones((9, 9), bool)))
-    score, all_ = np.array([1.0, 3.0, 2.0]), np.ones(3, bool)
-    assert chosen(score, all_, ~all_, "count", 2).tolist() == [False, True, True]
-    assert chosen(score, all_, score == 1, "count", 2).tolist() == [True, True, False]
-    assert chosen(score, all_, ~all_, "mass", 0.6).tolist() == [False, True, False]
-    assert chosen(score, all_, ~all_, "mass", 0.7).tolist() == [False, True, True]
-
-
 def test_block_mask_as_within_and_array_per_batch():
     q, k, _ = make_qkv(2, 2, 64, 64, 16)
     array = np.random.default_rng(0).random((2, 1, 64, 64)) < 0.2
     for within in (masks.mask_from(array), masks.BlockMask.from_dense(array, 16)):
         found = select.top_k(1.0, block_size=16, within=within)(q, k)
         assert (dense_of(found, 2, 2) == array).all()
-
-
-def test_masks_of_one_kind_are_told_apart():
-    q, k, _ = make_qkv(1, 1, 64, 64, 16)
-    for within in (masks.local(3), masks.local(30)):
-        found = select.top_k(1.0, block_size=16, within=within)(q, k)
-        assert found.to_block_mask() == within.build(64, block_size=16)
 
 
 def test_always_alone_may_differ_from_head_to_head():

@@ -149,12 +149,6 @@ def test_nothing_waits_for_the_device(make, n):
             as_tensors(schedule_from_selection(joined, n, n, 2, HEADS, "cpu"))
 
 
-def test_the_guard_sees_a_wait():
-    q, k = inputs(kv_heads=1)
-    with NoSync(), pytest.raises(AssertionError, match="waits for the device"):
-        select.moba(64, 2, 16)(q, k)  # documented: it counts its tiles
-
-
 def test_selector_has_no_gradient_and_no_trace_of_inference_mode():
     q, k = inputs(requires_grad=True)
     selector = select.top_k(2, block_size=16, within=masks.sliding(77), always=masks.local(0))

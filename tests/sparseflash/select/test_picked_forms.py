@@ -7,7 +7,6 @@ import torch
 
 from sparseflash import select
 from sparseflash.kernels.launch import launch
-from sparseflash.testing import make_qkv
 from tests import picks_cases
 from tests.op_cases import INTERPRETED
 from tests.picks_cases import CASES
@@ -56,37 +55,3 @@ def test_long_lists_are_those_of_fewer_queries(most, queries, monkeypatch):
     by_queries = picked.picks_forward, picked.picks_backward_q
     sizes = [(o["QUERIES"], o["ROWS"]) for kernel, o in ran if kernel in by_queries]
     assert set(sizes) == {(queries, 16 // queries)}  # no product has fewer rows than 16
-
-
-@pytest.mark.parametrize(
-    "rows, block, mean, wanted",
-    [
-        (1, 48, 4, True),
-        (1, 256, 3.9, False),  # few queries for each block
-        (2, 96, 64, True),
-        (4, 64, 64, False),  # short blocks
-        (8, 384, 64, True),
-        (16, 1024, 64, False),  # full tiles
-    ],
-)
-def test_when_queries_are_gathered(rows, block, mean, wanted):
-    assert picked._gathers(rows, block, mean) == wanted
-
-
-def test_moba_gathers_and_shared_lists_do_not():
-    for heads, picking, wanted in ((16, 16, True), (16, 4, True), (16, 1, False)):
-        q, k, v = make_qkv(1, heads, 512, 512, 16, kv_heads=picking)
-        blocks = torch.zeros(1, picking, 512, 4, dtype=torch.int32)
-        assert picked._Shape.of(q, k, v, blocks, 256).gathers == wanted
-
-
-def test_queries_are_gathered_where_the_parts_of_a_list_take_no_more_than_twice_dq():
-    def gathers(heads, picking, n, k):
-        shapes = (1, heads, n, 128), (1, 2, n, 128), (1, 2, n, 64), (1, picking, n, k)
-        q, key, v, blocks = (torch.empty(shape, device="meta") for shape in shapes)
-        return picked._Shape.of(q, key, v, blocks, 512).gathers
-
-    assert gathers(16, 2, 4096, 16)  # 256 MiB
-    assert not gathers(16, 2, 2**20, 16)  # 64 GiB, eight times as much as dq
-    assert gathers(16, 2, 2**20, 4) and gathers(16, 16, 2**20, 32)
-    assert not gathers(16, 16, 2**20, 33)

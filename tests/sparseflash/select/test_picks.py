@@ -8,14 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import masks
 import sparseflash
 from sparseflash import select
-from sparseflash.kernels.launch import launch
 from sparseflash.select import picked as module
 from sparseflash.select.kernels import picked
 from sparseflash.select.picks import Picks
 from sparseflash.testing import make_qkv
 from tests import picks_cases
 from tests.op_cases import INTERPRETED
-from tests.picks_cases import CASES, GATHERED, Case
+from tests.picks_cases import CASES, GATHERED
 
 pytest.importorskip("triton")
 pytestmark = INTERPRETED
@@ -44,56 +43,6 @@ def test_attention(name, gathers, monkeypatch):
 def test_gathered_queries(name, monkeypatch):
     monkeypatch.setattr(picked, "_gathers", lambda *given: True)
     picks_cases.check(GATHERED[name], "cpu", seed=1)
-
-
-@pytest.mark.parametrize("lists, launches", [(1, 6), (5, 2), (100, 1)])
-def test_slices_of_lists(lists, launches, monkeypatch):
-    """The parts of some lists at a time, of both batch entries; what is left is a smaller slice."""
-    case = Case(6, 1, 3, 9, 37, 16, 24, 16, 2)
-    part = 4 * case.n_q * case.k * 2  # bytes for each element of the head dim
-    ran = []
-    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
-    monkeypatch.setattr(picked, "launch", lambda kernel, *args, **options: (
-        ran.append(kernel), launch(kernel, *args, **options)))  # fmt: skip
-    monkeypatch.setattr(picked, "_LIMIT", lists * part * case.v_head_dim)
-    picks_cases.check(case, "cpu")
-    assert ran.count(picked.gathered_forward) == launches
-    monkeypatch.setattr(picked, "_LIMIT", lists * part * case.head_dim)
-    picks_cases.check(case, "cpu")
-    assert ran.count(picked.merge_picks) == ran.count(picked.gathered_forward) + ran.count(
-        picked.gathered_backward_q
-    )
-
-
-def test_what_nobody_wrote_is_not_read(monkeypatch):
-    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
-    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
-    try:
-        assert torch.empty(3).isnan().all()
-        picks_cases.check(CASES["two lists a key head, more keys"], "cpu")
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_a_limit_below_one_list(monkeypatch):
-    monkeypatch.setattr(picked, "_gathers", lambda *given: True)
-    monkeypatch.setattr(picked, "_LIMIT", 1)
-    picks_cases.check(CASES["each head"], "cpu")
-
-
-@pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
-def test_inverse_lists_are_made_once(gathers, monkeypatch):
-    made = []
-    original = picked.inverse
-    monkeypatch.setattr(picked, "_gathers", lambda *given: gathers)
-    monkeypatch.setattr(picked, "inverse", lambda *given, **options: (
-        made.append(given), original(*given, **options))[1])  # fmt: skip
-    qkv = make_qkv(1, 2, 20, 20, 16, kv_heads=1, requires_grad=True)
-    picks = select.nsa(1, 16).picks(*qkv[:2])
-    out = sparseflash.attention(*qkv, picks, backend="triton")
-    assert len(made) == gathers
-    out.sum().backward()
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize("gathers", [True, False], ids=["gathered", "joined"])
@@ -159,13 +108,6 @@ def test_transforms_take_the_selection():
         attend(forward_ad.make_dual(qkv[0], qkv[0]), *qkv[1:])
 
 
-def test_more_lists_than_cuda_has_rows_of_programs():
-    for batch, wanted in ((65535, "forward, backward: triton"), (65536, "picks become a selec")):
-        qkv = [t.expand(batch, -1, -1, -1) for t in make_qkv(1, 1, 16, 16, 16)]
-        picks = Picks.of(torch.zeros(1, 1, 16, 1, dtype=torch.int32), 16, 16)
-        assert sparseflash.explain(*qkv, picks, backend="triton").startswith(wanted)
-
-
 def test_a_long_list_has_parts(monkeypatch):
     """All queries pick the first block."""
     case = CASES["one list a key head"]._replace(batch=1)
@@ -178,31 +120,6 @@ def test_a_long_list_has_parts(monkeypatch):
     lists = picked.inverse(Picks.of(blocks, 16, 20).blocks, 16, 20, causal=True)
     assert lists.parts(6)[0].diff().tolist() == [4, 1, 4, 1]
     picks_cases.check(case, "cpu")
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_inverse_lists(causal):
-    case = CASES["two lists a key head, more keys"]
-    blocks = Picks.of(picks_cases.numbers(case, 3), case.block, case.n_k).blocks
-    lists = picked.inverse(blocks, case.block, case.n_k, causal=causal)
-    count = lists.ptr.diff().tolist()
-    assert len(count) == case.batch * case.lists * case.blocks
-    for i, (first, last) in enumerate(zip(lists.ptr, lists.ptr[1:], strict=False)):
-        z, block = divmod(i, case.blocks)
-        taken = (blocks[z // case.lists, z % case.lists] == block).any(-1)
-        if causal:
-            taken &= block * case.block <= torch.arange(case.n_k - case.n_q, case.n_k)
-        places = lists.places[first:last].tolist()
-        assert [p // case.k for p in places] == taken.nonzero().flatten().tolist()
-        flat = blocks[z // case.lists, z % case.lists].flatten()
-        assert all(flat[p] == block for p in places)
-    for length in (1, 2, 64):
-        first_part, owner = lists.parts(length)
-        owners = [i for i, n in enumerate(count) for _ in range(-(-n // length))]
-        none = [len(count)] * (len(owner) - len(owners))
-        assert owner.tolist() == owners + none
-        starts = [sum(o < i for o in owners) for i in range(len(count) + 1)]
-        assert first_part.tolist() == starts
 
 
 @pytest.mark.parametrize("selector", [select.nsa(2, 16), select.moba(16, 2, 16)], ids=str)

@@ -88,13 +88,6 @@ def test_attention_in_triton():
         assert_close(a, b.double(), name=what)
 
 
-def test_heads_and_batch_that_are_shared():
-    picked = select.top_k(2, block_size=16)(*make_qkv(1, 1, 64, 64, 16)[:2])
-    qkv = make_qkv(3, 2, 64, 64, 16)
-    out = sparseflash.attention(*qkv, picked)
-    assert torch.equal(out, sparseflash.attention(*qkv, picked.to_block_mask()))
-
-
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_plan_stands_for_its_selection(backend):
     q, k, v = make_qkv(2, 4, 75, 75, 16, kv_heads=2)

@@ -8,14 +8,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import masks
-from sparseflash.cache import Cache, clear_cache
+from sparseflash.cache import Cache
 from sparseflash.schedule import as_tensors, from_tensors, schedule_for
 from sparseflash.select import Selection
 from sparseflash.select.schedule import schedule_from_selection
 from sparseflash.tiles import bits as bits_module
 from sparseflash.tiles import lists as module
 from sparseflash.tiles.bits import same_rows
-from sparseflash.tiles.lists import gathered_tokens, indivisible, tile_entries, tile_lists
+from sparseflash.tiles.lists import indivisible, tile_entries, tile_lists
 from sparseflash.tiles.tile_lists import TileLists
 from sparseflash.tiles.tile_spec import TileSpec
 from tests.sparseflash.walks import random_mask
@@ -314,20 +314,6 @@ def test_lists_of_a_selection_do_not_read_the_device(outer, kv_heads, traffic, b
     assert lists[5:] == real[5:]
 
 
-def test_order_begins_at_the_heavier_end():
-    causal = schedule_for(masks.causal(), 1024, 1024, 1, 1, "cpu")
-    rows = build(causal, "rows", 1024, 1024)
-    assert rows.items[0, :, 0].tolist() == list(range(7, -1, -1))
-    assert rows.n_long == rows.n_parts == 0
-    cols = build(causal, "cols", 1024, 1024)
-    assert cols.items[0, :, 0].tolist() == list(range(8))
-
-
-def test_the_middle_tile_belongs_to_no_end():
-    dense = (np.arange(5) < np.array([[3], [5], [2]])).repeat(128, 0).repeat(128, 1)
-    assert build(scheduled(dense, 128), "rows", 384, 640).items[0, :, 0].tolist() == [0, 1, 2]
-
-
 def test_far_longer_tiles_run_first():
     """Ten long rows among 64 of one block: they lead, the longest first, and nothing is split."""
     n = 64 * 128
@@ -375,13 +361,6 @@ def test_few_long_rows_are_split(mask):
     assert build(schedule, "rows", n_q, n_k, 1, 40, 40).n_parts == 0  # 80 fill the processors
 
 
-@pytest.mark.parametrize("n, parts", [(65, [13] * 5), (68, [13, 13, 14, 14, 14])])
-def test_parts_are_even(n, parts):
-    schedule = schedule_for(masks.local(2**20), 128, n * 128, 1, 1, "cpu")
-    lists = build(schedule, "rows", 128, n * 128)
-    assert sorted(lists.items[0, :, 2].tolist()) == parts
-
-
 def test_equal_tiles_have_their_bits_once():
     n = 2**17
     mask = masks.causal() & masks.local(1000)
@@ -393,13 +372,6 @@ def test_equal_tiles_have_their_bits_once():
             assert len(lists.bits) <= most
 
 
-def test_blocks_are_gathered_from_pieces_that_divide_them():
-    assert gathered_tokens(None, spec_of("rows", minor=64)) == 64
-    schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (48, 256))
-    assert gathered_tokens(schedule, spec_of("rows")) == 128
-    assert gathered_tokens(schedule, spec_of("cols")) == 16
-
-
 def test_blocks_of_a_selection_must_divide_by_the_tiles():
     facts = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", (64, 128)).facts
     found = indivisible(facts, spec_of("rows"))
@@ -407,39 +379,10 @@ def test_blocks_of_a_selection_must_divide_by_the_tiles():
     assert indivisible(facts, spec_of("rows", major=64)) is None
 
 
-def test_cache_knows_lists_by_mask_and_parameters(cache, monkeypatch):
-    schedule = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
-    first = build(schedule, "rows")
-    assert cache.bytes == sum(x.nbytes for x in first.tensors)
-    clear_cache()
-    again = schedule_for(masks.causal(), 500, 500, 1, 1, "cpu", 64)
-    assert again is not schedule and build(again, "rows") is first
-    assert build(schedule, "cols") is not first
-    assert build(schedule, "rows", heads=2) is not first
-    assert build(None, "rows") is build(None, "rows") is not first
-    for n in range(20):
-        build(None, "rows", 500, 500 + n)
-        assert len(cache) <= 8
-    assert build(schedule, "rows") is not first
-    dense = build(None, "rows")
-    monkeypatch.setattr(module, "_dense", lambda *given: dense._replace())
-    assert tile_lists(None, spec_of("rows"), "meta") is not dense
-
-
 def test_made_in_inference_mode_they_serve_autograd():
     with torch.inference_mode():
         lists = build(None, "rows")
     assert not any(x.is_inference() for x in lists[:5])
-
-
-@pytest.mark.parametrize("block", [128, 64, 256])
-def test_long_sequences_take_little_memory(block):
-    n = 2**18
-    mask = masks.local(512) | masks.dilated(64, 512) | masks.global_tokens(128)
-    schedule = schedule_for(mask, n, n, 1, 1, "cpu", block)
-    for by in ("rows", "cols"):
-        lists = build(schedule, by, n, n)
-        assert sum(x.nbytes for x in lists[:5]) < 2**24
 
 
 @both_sides

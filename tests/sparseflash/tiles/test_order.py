@@ -16,7 +16,6 @@ from tests.sparseflash.tiles.test_lists import (
     check,
     schedule_of_selection,
     scheduled,
-    spec_of,
 )  # fmt: skip
 from tests.sparseflash.walks import random_mask
 
@@ -103,18 +102,6 @@ def test_tiles_with_entries_in_one_band_are_whole(cut):
 
 
 @pytest.mark.parametrize(
-    "heads, kv_heads, traffic, bands",
-    [(8, 8, TRAFFIC, 2), (8, 4, TRAFFIC, 2), (8, 2, TRAFFIC, 2), (8, 1, TRAFFIC, 4), (8, 1, 0, 1)],
-)
-def test_memory_of_the_parts(heads, kv_heads, traffic, bands, cut):
-    """That of the float32 dQ with four and more heads to a group, otherwise two parts a tile."""
-    lists = columns(SCATTERED, heads=heads, kv_heads=kv_heads, traffic=traffic)
-    assert lists.n_parts == (bands * 128 if bands > 1 else 0)
-    parts = kv_heads * lists.n_parts * lists.major * (128 + 128)
-    assert parts <= heads * N * 128 * max(1, 4 * kv_heads // heads)
-
-
-@pytest.mark.parametrize(
     "outer, block, kv_heads",
     [
         ((1, 1), (64, 64), 1),
@@ -195,8 +182,3 @@ def test_tiles_that_are_not_split(counts, sms):
     """Slices fill the processors together, and tiles of nothing make no other tile a long one."""
     work = work_of(counts, sms=sms)
     assert work.n_parts == work.n_long == 0
-
-
-def test_columns_run_once_for_each_key_head():
-    assert spec_of("rows", batch=3, heads=8, kv_heads=2).copies(1) == 24
-    assert spec_of("cols", batch=3, heads=8, kv_heads=2).copies(1) == 6

@@ -13,7 +13,6 @@ import triton.language as tl
 import masks
 from sparseflash.backends import triton as portable
 from sparseflash.kernels.diagonals import STEPS
-from sparseflash.kernels.tl import capping
 from sparseflash.kernels.tl.terms import add_bias, add_slopes, bias_of
 from sparseflash.schedule import schedule_for
 from tests import bias_cases, capping_cases
@@ -73,17 +72,6 @@ def test_every_place_of_a_tile_beside_the_diagonal(m, n, transposed):
         bias, out = torch.randn(2 * radius + 1), torch.empty(len(first), m, n)
         distance_kernel[(len(first),)](out, None, bias, first, 0.0, radius, **tile, SLOPES=False)
         assert torch.equal(out, bias[distance.clamp(-radius, radius) + radius])
-
-
-def test_polynomials_of_tanh():
-    """As near as their comment says."""
-    x = torch.linspace(1e-6, capping.NEAR.value**0.5, 10_000, dtype=torch.float64)
-    y, z = x * x, x * x - capping.NEAR.value
-    a3, a5, a7 = (getattr(capping, name).value for name in ("A3", "A5", "A7"))
-    b0, b1, b2 = (getattr(capping, name).value for name in ("B0", "B1", "B2"))
-    forms = {2e-7: 1 + y * (a3 + y * (a5 + y * a7)), 7e-6: b0 + z * (b1 + z * b2)}
-    for limit, form in forms.items():
-        assert (x * form / x.tanh() - 1).abs().max() < limit
 
 
 CAPS = Case(70, 90, 16, heads=2, kv_heads=1, terms=("softcap",), scale=1.0, block_size=(64, 64))
