@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import masks
-import sparseflash
-from sparseflash import packed, select
 from sparseflash.schedule import schedule_for
-from sparseflash.testing import make_qkv
 from sparseflash.tiles import locality
 from sparseflash.tiles.lists import tile_lists
 from sparseflash.tiles.tile_spec import TileSpec
@@ -60,13 +57,6 @@ def test_random_problem(seed, backend):
 )
 def test_dense(length, head_dim, dtype, backend):
     check_case(backend, length, length, head_dim, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_structured_masks_at_ragged_length(head_dim, dtype, backend):
-    for block in ((128, 128), (64, 64), (64, 128), (32, 16)):
-        check_case(backend, 4097, 4097, head_dim, dtype, mask=STRUCTURED, block_size=block)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -314,14 +304,6 @@ def test_rows_and_columns_in_parts(name, head_dim, deterministic, dropout_p, bac
     check(case, backend, "cuda")
 
 
-def test_long_rows_in_some_heads_only(backend):
-    wide = masks.global_tokens(100) | masks.local(50)
-    mask = masks.heads(masks.local(50), wide, masks.butterfly(64), wide)
-    for kv_heads in (1, 2, 4):
-        heads = {"batch": 2, "heads": 4, "kv_heads": kv_heads}
-        check_case(backend, 4000, 4000, 64, torch.bfloat16, mask=mask, **heads)
-
-
 @pairwise(
     {
         "block": [(128, 128), (64, 64), (64, 16), (16, 64)],
@@ -348,20 +330,3 @@ def test_rows_and_columns_with_nothing(head_dim, token_major, backend):
         for block in ((128, 128), (64, 64), (16, 32)):
             options = {"mask": mask, "block_size": block, "token_major": token_major}
             check_case(backend, 1000, 1000, head_dim, torch.float16, **options)
-
-
-@pytest.mark.parametrize("extents", [(0, 128, 128), (2, 0, 128), (2, 128, 0)])
-def test_nothing_to_compute(extents):
-    batch, n_q, n_k = extents
-    q, k, v = qkv = make_qkv(
-        batch, 4, n_q, n_k, 64, kv_heads=2, dtype=torch.bfloat16, device="cuda", requires_grad=True
-    )
-    offsets = torch.zeros(batch, 2, dtype=torch.int32, device="cuda")
-    forms = [None, masks.causal(), select.top_k(1)(q, k), select.nsa(1)(q, k)]
-    forms.append(packed.documents(offsets, n_q, cu_seqlens_k=offsets, n_k=n_k))
-    for mask in forms:
-        out, lse = sparseflash.attention(*qkv, mask, return_lse=True)
-        assert not out.any() and (lse == -torch.inf).all()
-        assert not any(x.any() for x in torch.autograd.grad(out.sum(), qkv))
-        with torch.no_grad():
-            assert not sparseflash.decode(q, k, v, masks.causal()).any()

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.attention import flex_attention as theirs
 
 import masks
 import sparseflash
 from sparseflash import Terms, select
-from sparseflash.integrations.flex import flex_attention
 from sparseflash.testing import logits, relative_error
 from tests.attention_cases import LOW, Case, check
 from tests.gpu.test_terms import HOLE, NONE, PARTS, parts
@@ -83,32 +81,6 @@ def test_large_and_negative_logits(mask, backend):
         assert (maxima < 0).all() == (factor < 0)
 
 
-@pytest.mark.parametrize("name", ["some heads", None])
-def test_calls_with_and_without_in_turn(name, backend):
-    """Launches are repeated with the addresses of the call. The other results are the same bits,
-    but for Hopper, where calls without have lazy maxima.
-    """
-    case = PARTS[name] if name else Case(700, 700, 128, mask=MASK)
-    shape = case.batch, case.heads, case.n_q, case.head_dim
-    mask, options = case.mask, {"return_lse": True, "backend": backend}
-    kept = []
-    for i in range(4):
-        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        terms = Terms(torch.randn(case.heads, device="cuda")) if i % 2 else None
-        plain = sparseflash.attention(q, k, v, mask, terms=terms, **options)
-        *same, maxima = attend(q, k, v, mask, terms=terms, **options)
-        if backend == "hopper":
-            assert all(relative_error(a, b) < 1e-2 for a, b in zip(plain, same, strict=True))
-            assert relative_error(plain[1], same[1]) < 1e-5  # LSE
-        else:
-            assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
-        kept.append((q, k, maxima))
-    for q, k, maxima in kept:
-        heads = case.heads if mask.per_head else None
-        dense = torch.from_numpy(mask.build(case.n_q, heads=heads).to_dense()).cuda()
-        assert relative_error(maxima, logits(q, k, dense).amax(-1)) < 1e-5
-
-
 def test_cuda_graphs(backend):
     q, k, v = inputs(requires_grad=False)
     graph, (_, maxima) = captured(lambda: attend(q, k, v, MASK, backend=backend))
@@ -153,17 +125,3 @@ def test_selections(block, backend):
     for mask in (chosen, sparseflash.plan(chosen, q, k, v, backend=backend)):
         maxima = attend(q, k, v, mask, backend=backend)[1]
         assert relative_error(maxima, logits(q, k, dense).amax(-1)) < 1e-5
-
-
-def test_those_of_torch():
-    """Not compiled, so that torch computes them by formulas: natural units, -inf where empty."""
-    q, k, v = inputs(300, torch.float32, requires_grad=False)
-    mask = theirs.create_block_mask(
-        lambda b, h, q, k: (q >= k) & (q > 9), None, None, 300, 300, device="cuda"
-    )
-    options = {"block_mask": mask, "enable_gqa": True}
-    options["return_aux"] = theirs.AuxRequest(lse=True, max_scores=True)
-    _, found = flex_attention(q, k, v, **options)
-    _, expected = theirs.flex_attention(q, k, v, **options)
-    torch.testing.assert_close(found.max_scores, expected.max_scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.lse, expected.lse, rtol=1e-4, atol=1e-4)

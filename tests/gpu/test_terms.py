@@ -78,34 +78,6 @@ def test_sinks_of_rows_with_nothing(mask, head_dim, block, backend):
     check(Case(1000, 1000, head_dim, torch.float16, **options), backend, "cuda")
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_queries_with_nothing_but_a_sink(deterministic, backend):
-    q, k, v = inputs(length=300)
-    sink = torch.tensor([0.5, -1.0, 90.0, -torch.inf], device="cuda", requires_grad=True)
-    out, lse = sparseflash.attention(
-        q, k, v, NONE, terms=Terms(sink), return_lse=True, backend=backend,
-        deterministic=deterministic,
-    )  # fmt: skip
-    assert not out.any()
-    torch.testing.assert_close(lse, sink[:, None].expand_as(lse))
-    (out.float().sum() + lse[:, :3].sum()).backward()
-    assert not any(t.grad.any() for t in (q, k, v))
-    wanted = torch.tensor([600.0, 600.0, 600.0, 0.0], device="cuda")  # one for every query
-    torch.testing.assert_close(sink.grad, wanted, rtol=1e-4, atol=0.0)
-
-
-@pytest.mark.parametrize("name", ["some heads", None])
-def test_a_sink_of_minus_infinity_is_none(name, backend):
-    case = replace(PARTS[name], dtype=torch.bfloat16) if name else Case(700, 700, 128, mask=MASK)
-    q, k, v = (t.bfloat16() for t in draw(case, "cuda")[0])
-    options = {"return_lse": True, "backend": backend}
-    sink = torch.full((case.heads,), -torch.inf, device="cuda")
-    got = sparseflash.attention(q, k, v, case.mask, terms=Terms(sink), **options)
-    expected = sparseflash.attention(q, k, v, case.mask, **options)
-    for a, e in zip(got, expected, strict=True):
-        assert torch.equal(a, e)
-
-
 @pytest.mark.parametrize("name", ["some heads", None])
 def test_each_call_has_its_own_sink(name, backend):
     """Launches are repeated with the addresses of the call: with a sink, another one, or none."""

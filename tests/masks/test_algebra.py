@@ -79,15 +79,6 @@ def test_immutable():
             mask.key = "dense()"
 
 
-@pytest.mark.parametrize("name", ["density", "n_q", "save", "to_dense"])
-def test_what_needs_a_length_names_build(name: str):
-    mask = masks.causal() | masks.local(3)
-    with pytest.raises(AttributeError, match=rf"no length, so no {name}: build\(n\)\.{name}"):
-        getattr(mask, name)
-    with pytest.raises(AttributeError, match="no attribute 'missing'"):
-        getattr(mask, "missing")  # noqa: B009
-
-
 def test_extents():
     data = np.ones((2, 3, 5, 7), bool)
     mask = masks.mask_from(data)
@@ -145,9 +136,3 @@ def test_what_is_no_mask_does_not_combine(other, remedy):
         for pair in ((masks.local(2), other), (other, masks.local(2))):
             with pytest.raises(TypeError, match=remedy):
                 join(*pair)
-
-
-def test_sums_and_products_are_for_texts():
-    for join in (operator.add, operator.mul):
-        with pytest.raises(TypeError, match=r"write \| and & here"):
-            join(masks.local(2), masks.causal())

@@ -181,15 +181,6 @@ def test_a_full_disk_leaves_the_older_file(picture: bool, tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"old"
 
 
-def test_saves_through_a_link_and_into_a_pipe(tmp_path: Path):
-    blocks, link = masks.local(3).build(100), tmp_path / "link.npz"
-    link.symlink_to(tmp_path / "mask.npz")
-    blocks.save(link)
-    assert link.is_symlink() and BlockMask.load(tmp_path / "mask.npz") == blocks
-    blocks.save("/dev/null")
-    assert not Path("/dev/null").is_file()
-
-
 def test_one_wrong_byte_is_refused_or_does_not_count(tmp_path: Path):
     path, blocks = tmp_path / "mask.npz", masks.local(3).build(100)
     blocks.save(path)
@@ -240,10 +231,3 @@ def test_the_cut_block_of_equal_partial_ones():
     mask = masks.where(lambda q, k: k % 2 == 0)
     for n_k in (20, 40, 50, 90):
         assert mask.build(96, block_size=32).crop(40, n_k) == mask.build(40, n_k, 32)
-
-
-def test_text_of_crops():
-    blocks = masks.local(3).build(100, block_size=32)
-    assert blocks.crop(100) is blocks and blocks.coarsen(32) is blocks
-    assert blocks.crop(50, 60).text == "(local(3))[:50, :60]"
-    assert blocks.coarsen((64, 32)).text == "local(3)"

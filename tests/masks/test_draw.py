@@ -1,6 +1,5 @@
 """Pictures: true at every zoom, without a display."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -92,40 +91,6 @@ def test_the_parts_of_the_picture(tmp_path: Path):
     legend = ax.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["full", "partial", "empty"]
-
-
-@pytest.mark.parametrize("panels", [False, True])
-def test_draws_into_an_open_file(panels: bool):
-    file = io.BytesIO()
-    masks.causal().draw(64, path=file, panels=panels)
-    assert file.getvalue().startswith(b"\x89PNG")
-
-
-def test_draws_into_given_axes():
-    from matplotlib.figure import Figure
-
-    left, right = Figure(figsize=(8, 4)).subplots(1, 2)
-    assert masks.causal().draw(1000, ax=left) is left
-    assert masks.causal().build(1000, 300).draw(ax=right) is right
-    assert right.get_xlim() == (0, 300)
-    file = io.BytesIO()  # of the whole figure
-    masks.causal().draw(1000, ax=Figure().subfigures(1, 2)[1].subplots(), path=file)
-    assert file.getvalue().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda figure: figure,
-        lambda figure: figure.subplots(1, 2),
-        lambda figure: figure.add_subplot(projection="polar"),
-    ],
-)
-def test_refuses_what_are_no_plain_axes(make):
-    from matplotlib.figure import Figure
-
-    with pytest.raises(ValueError, match=r"ax is .*: give plain axes"):
-        masks.causal().draw(64, ax=make(Figure()))
 
 
 def test_slices():

@@ -9,7 +9,6 @@ import pytest
 import masks
 from tests.masks.brute import brute_dense, check
 from tests.masks.cases import composition
-from tests.masks.helpers import mask_of
 
 
 def transformed(rng: random.Random, n_q: int, n_k: int) -> masks.Mask:
@@ -59,43 +58,3 @@ def test_rules(seed: int):
         dense = rule(np.arange(n_q)[:, None], np.arange(n_k))
         mask = masks.where(rule)
         check(mask, mask.build(n_q, n_k, rng.choice([16, 48])), dense[None, None])
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [  # at 65536 tokens: 512 x 512 blocks
-        ("strided(64)", 4 * 512),
-        ("strided(1024) | global_tokens(64)", 4 * 512),
-        ("log_sparse(64) >> shift(1000)", 8192),  # 10 dense rows on top
-        ("fixed(128, 8)", 4 * 512),
-        ("fixed(128, 32, 4)", 4 * 4 * 512),
-        ("lra_fixed(50, 10) - local(5)", 25 * 4 * 512),
-        ("radial(256)", 2 * 4 * 512),
-        ("block_diagonal(1000)", 125 * 4 * 2),
-        ("axial((256, 256))", 2 * 4 * 512),
-        ("sliding_tiles((16, 64, 64), (4, 8, 8), 3)", 8192),
-        ("neighborhood((256, 256), 17)", 8192),
-    ],
-)
-@pytest.mark.usefixtures("no_cache")
-def test_blocks_that_are_looked_at(text: str, blocks: int, monkeypatch: pytest.MonkeyPatch):
-    """Far fewer than are partial: their signatures are asked for."""
-    mask, asked = mask_of(text), 0
-
-    def counting(cls: Any) -> None:
-        signature = cls.signature
-
-        def count(self: Any, grid: Any, s: Any, row: Any, col: Any) -> Any:
-            nonlocal asked
-            asked += len(row)
-            return signature(self, grid, s, row, col)
-
-        monkeypatch.setattr(cls, "signature", count)
-
-    def leaves(mask: Any) -> set[type]:
-        return set().union(*map(leaves, mask.parts)) if mask.parts else {type(mask)}
-
-    for leaf in leaves(mask):
-        counting(leaf)
-    mask.build(65536)
-    assert 0 < asked <= blocks

@@ -106,13 +106,6 @@ def test_build_memory(mask: masks.Mask, mebibytes: float):
     assert blocks.rows == LONG // 128 and peak < mebibytes * 2**20
 
 
-def test_building_again_is_free():
-    mask = masks.local(3) | masks.butterfly(64)
-    assert mask.build(1000) is masks.parse(str(mask)).build(1000, 1000, (128, 128))
-    assert mask.build(1000) is not mask.build(1000, block_size=64)
-    assert mask.build(1000, heads=4) is mask.build(1000)  # it is the same for all heads
-
-
 def test_cache_among_threads():
     errors: list[Exception] = []
 

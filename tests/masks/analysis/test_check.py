@@ -166,34 +166,6 @@ def test_a_mask_counts_by_what_it_allows_and_not_by_its_name():
     assert same.problems == check(BUTTERFLY & CAUSAL, 128 * 64, 12, True).problems
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.documents((200, 312)),
-        masks.documents((200, 312)) & masks.local(30),
-        masks.documents((200, 312)) & CAUSAL | masks.local(0),
-        masks.heads(masks.documents((200, 312)), masks.documents((200, 312)) & CAUSAL),
-        masks.local(64) >> masks.packed((200, 312)),
-        masks.block_diagonal(256),
-    ],
-    ids=str,
-)
-def test_documents_are_kept_apart_on_purpose(mask: Mask):
-    report = check(mask, 512, 512)
-    assert report.ok
-    words = r"fall into 2 groups .* what (.* >> )?(documents|packed|block_diagonal)\(.* is for\.$"
-    assert any(re.search(words, note) for note in report.notes), report.notes
-
-
-def test_what_documents_alone_do_not_keep_apart_is_a_problem():
-    docs = masks.documents((200, 312))
-    array = masks.mask_from(docs.build(512).to_dense())
-    for mask in (array, docs & masks.local(0), docs & masks.dilated(512, 2), docs & array):
-        report = check(mask, 512, 8)
-        ok = mask == docs & array  # the documents explain all of it
-        assert report.ok == ok, str(report)
-
-
 def test_a_canvas_in_another_order():
     image = masks.neighborhood((64, 64), 13)
     notes = " ".join(check(image, 4096, block_size=64).notes)

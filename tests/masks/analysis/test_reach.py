@@ -7,7 +7,7 @@ import pytest
 
 import masks
 from masks import BlockMask, Mask
-from masks.analysis import bitsets, layers, segments
+from masks.analysis import layers, segments
 from masks.analysis.reach import reach, reach_of
 from masks.analysis.stats import stats
 from tests.masks.analysis.test_stats import any_mask
@@ -168,12 +168,6 @@ def test_heads_together_and_alone():
     assert butterfly.at_least == 6 and local.at_least == 63 and together.at_least == 5
 
 
-def test_too_many_intervals(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(segments, "MOST_INTERVALS", 100)
-    with pytest.raises(ValueError, match="128 intervals of keys"):
-        reach(masks.local(3).build(128, block_size=128), exact=True)
-
-
 def test_it_is_exact_up_to_some_thousands_of_tokens(monkeypatch: pytest.MonkeyPatch):
     """Every token of local(128) sees 128 more tokens a layer, on either side."""
     found = masks.local(128).reach(4096)
@@ -190,33 +184,6 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch):
     parts = reach(blocks, causal=True, exact=True)
     assert str(parts) == str(whole) and parts.upper == whole.upper
     assert np.array_equal(parts.seen_by, whole.seen_by)
-
-
-@pytest.mark.parametrize("rows", [5, 200])
-def test_ranges_of_rows(rows: int):
-    rng = np.random.default_rng(rows)
-    words = rng.integers(1 << 63, size=(300, 2), dtype=np.uint64) & rng.integers(
-        1 << 63, size=(300, 2), dtype=np.uint64
-    )
-    row = np.sort(np.append(rng.integers(rows, size=400), np.zeros(100, np.int64)))
-    first = rng.integers(300, size=500)
-    stop = np.minimum(first + rng.integers(1, 200, size=500), 300)
-    expected = np.zeros((rows, 2), np.uint64)
-    for r, a, b in zip(row, first, stop, strict=True):
-        expected[r] |= np.bitwise_or.reduce(words[a:b], axis=0)
-    assert np.array_equal(bitsets.Ranges(row, first, stop, rows).union(words), expected)
-
-
-def test_counting_ones_without_numpy_2(monkeypatch: pytest.MonkeyPatch):
-    words = np.random.default_rng(0).integers(1 << 63, size=(5, 3), dtype=np.uint64)
-    expected = [sum(int(w).bit_count() for w in row) for row in words]
-    assert bitsets.count_ones(words).tolist() == expected
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert bitsets.count_ones(words).tolist() == expected
-
-
-def test_8192_blocks():
-    assert reach(masks.butterfly(128).build(1 << 20)).at_most == 13
 
 
 def test_every_batch_entry_has_its_own_reach():

@@ -9,7 +9,7 @@ import pytest
 import masks
 from masks import BlockMask
 from masks.analysis import components, loads
-from masks.analysis.segments import Segments, ranges, union
+from masks.analysis.segments import Segments
 from masks.analysis.stats import stats
 from tests.masks.brute import brute_layout
 from tests.notes import note
@@ -134,25 +134,12 @@ def test_slices():
         stats(blocks, head=3)
 
 
-def test_those_of_an_expression():
-    mask, given = masks.random_blocks(0.3, per_head=True), (100, 60, (16, 32))
-    assert mask.stats(*given, heads=2) == mask.build(*given, heads=2).stats()
-
-
 def test_butterfly_is_a_hypercube():
     for log in (2, 5, 8, 10):
         blocks = masks.butterfly(16).build(16 << log, block_size=16)
         found = stats(blocks)
         assert found.row_load == found.column_load == (log + 1, log + 1, log + 1)
         assert found.regular == (True, True) and found.waste == 1
-
-
-def test_many_different_tiles_give_up_on_tokens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(components, "MOST_TILES", 3)
-    dense = np.random.default_rng(0).random((100, 100)) < 0.1
-    segments = Segments.of(BlockMask.from_dense(dense, 16))
-    assert components.token_components(segments) is None
-    assert not components.block_components(segments).any()
 
 
 def test_prints_a_table():
@@ -162,18 +149,6 @@ def test_prints_a_table():
     nothing = stats((masks.local(0) - masks.local(0)).build(64, block_size=16))
     assert "64 (0-63)" in str(nothing) and nothing.waste == float("inf")
     assert nothing.bandwidth is None
-
-
-def test_intervals():
-    group, first, stop = (np.array(x) for x in ([1, 0, 1, 1, 0], [2, 0, 0, 5, 9], [4, 3, 2, 6, 10]))
-    assert [x.tolist() for x in union(group, first, stop, 10)] == [
-        [0, 0, 1, 1],
-        [0, 9, 0, 5],
-        [3, 10, 4, 6],
-    ]
-    none = np.zeros(0, np.int64)
-    assert [len(x) for x in union(none, none, none, 10)] == [0, 0, 0]
-    assert ranges(np.array([True, False, True, True])) == ((0, 0), (2, 3))
 
 
 def test_a_million_tokens():

@@ -8,7 +8,6 @@ import pytest
 
 import masks
 from masks import BlockMask, interop
-from masks.interop.flex import tile_lookup
 from tests.masks.cases import any_blocks
 from tests.notes import note
 
@@ -105,19 +104,6 @@ def test_attention_without_compilation_sees_the_mask():
     out = flex.flex_attention(q, k, v, block_mask=interop.to_flex(blocks))
     scores = (q @ k.mT / 8**0.5).masked_fill(~torch.from_numpy(blocks.to_dense()), -torch.inf)
     torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-12)
-
-
-def test_the_lookup_reads_two_tables_and_has_no_branch():
-    """What every version of torch can write for each of its kernels, with two loads to pipeline."""
-    lookup = tile_lookup(masks.local(20).build(100, 90, (32, 16)))
-    token = torch.zeros(1, dtype=torch.int32)
-    graph = make_fx(lookup)(token, token, token, token).graph
-    found = [
-        str(node.target).partition(".")[2] for node in graph.nodes if "aten" in str(node.target)
-    ]
-    allowed = {"remainder", "floor_divide", "index", "__rshift__", "bitwise_and", "eq"}
-    assert {name.partition(".")[0] for name in found} <= allowed
-    assert [name for name in found if name.startswith("index")] == ["index.Tensor"] * 2
 
 
 def test_too_large():

@@ -31,21 +31,6 @@ def evaluated(function, n: int) -> tuple[masks.BlockMask, float]:
     return blocks, pairs / (128 * 128)
 
 
-def test_blocks_that_are_alike_are_evaluated_once():
-    n, w = 1 << 16, 1024
-    ids = table(np.cumsum(np.random.default_rng(0).random(n) < 1 / 2000))
-    for function, most in [
-        (lambda q, k: q >= k, 3),
-        (lambda q, k: ((q - k < 4096) | (k < 70)) & (q >= k), 12),
-        (lambda q, k: (abs(q - k) <= 2048) & ((q - k) % 4 == 0), 40),
-        (lambda q, k: (abs(q // w - k // w) <= 16) & (abs(q % w - k % w) <= 16), 300),
-        (lambda q, k: (ids[q] == ids[k]) & (q >= k), 300),
-    ]:
-        blocks, tiles = evaluated(function, n)
-        assert 0 < tiles <= most
-        assert len(blocks.bits) <= tiles
-
-
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -172,12 +157,6 @@ def test_batch_entries_and_heads():
 def test_parameters_are_known_by_name(function):
     q, k = np.arange(150)[:, None], np.arange(200)
     assert np.array_equal(where(function).build(150, 200, 32).to_dense()[0, 0], q - k >= 3)
-
-
-def test_heads_and_batch_entries_are_known_by_name():
-    mask = where(lambda k, head, q, batch_idx: q - k < 9 * batch_idx + head, per_head=True, batch=2)
-    same = where(by_entry_and_head, per_head=True, batch=2)
-    assert mask.build(100, block_size=32, heads=3) == same.build(100, block_size=32, heads=3)
 
 
 @pytest.mark.usefixtures("own_patterns")
