@@ -1,6 +1,7 @@
-"""`where`: bounds against enumeration, masks against brute force, and what it says."""
+"""Masks of a rule: codes and signatures of blocks, names, batch entries, what is refused."""
 
 import pickle
+import random
 import re
 import warnings
 from functools import partial
@@ -12,8 +13,11 @@ import masks
 from masks.predicate import where as module
 from masks.predicate.table import table
 from masks.predicate.where import where
+from masks.runs import Grid
 from masks.spec import find
-from tests.masks.predicate.rules import predicate
+from tests.masks.brute import any_grid, check_window
+from tests.masks.rules import predicate, random_truth, texts
+from tests.notes import note
 
 
 def evaluated(function, n: int) -> tuple[masks.BlockMask, float]:
@@ -169,3 +173,74 @@ def test_a_named_rule_with_a_digest_is_pickled():
     mask = ends(tuple(range(1, 101)))
     assert not mask.spelled and pickle.loads(pickle.dumps(mask)) == mask
     assert mask.build(100) == masks.causal().build(100)
+
+
+def check_codes_and_signatures(text: str, grid: Grid) -> None:
+    function = predicate(text)
+    mask = where(function)
+    assert mask.reason == "", mask.reason
+    q, k = np.arange(grid.n_q)[:, None], np.arange(grid.n_k)
+    check_window(mask, grid, np.broadcast_to(function(q, k), (grid.n_q, grid.n_k)))
+
+
+def check_codes_and_signatures_of_random_predicates(seed: int):
+    rng = random.Random(seed)
+    n_q, n_k = rng.randrange(1, 120), rng.randrange(1, 120)
+    check_codes_and_signatures(random_truth(rng, 3), any_grid(rng, n_q, n_k))
+
+
+def test_codes_and_signatures_of_random_predicates():
+    for seed in range(60):
+        with note(seed):
+            check_codes_and_signatures_of_random_predicates(seed)
+
+
+ALIKE = """
+q - k <= 3; abs(q - k) <= 5; abs(2 * q - 3 * k) < 17; abs(q % 10 - k % 7) <= 2; q // 5 == k // 7
+T[q] == T[k]; np.where(q % 3 == 0, q, k) < 20; (np.minimum(q // 16, 3) + k) % 3 == 0
+(abs(q - k) + q) % 5 == 0; (q // 6 * 5 - k) % 4 < 2; (q % 24 - k % 12) % 5 == 0; q * k % 7 < 3
+(T[q // 30] + k) % 9 == 0; (abs(q - 50) - k) % 6 == 0; (q / 3 - k / 2) < 4
+((q - k) % 8 + k) % 3 == 1
+"""
+
+
+NUMBERS = """
+q; 7; q + k; q - k; 3 - q; -q; 5 * q - 2 * k + 1; (q - k) + k; abs(q - k); abs(q - 7); +k; q * k
+(q - k) * (q - k); (q - k) ** 3; (q - k) ** 2; np.square(q - 3); q * (k - 5); -2 * q * k; q // 7
+q // -7; q // k; (q - k) // 5; 50 // k; q % 7; q % -7; q % k; (q - k) % 5; 50 % k; k % 64
+q & 15; q & 12; q & k; q | k; q ^ k; ~q; (q - k) & 7; (q - k) ^ k; q & -8; (q - 9) | 3; q << 3
+q >> 2; np.minimum(q, k); np.maximum(q, 3 * k); np.clip(q, 2, 9); np.abs(q - k) // 3
+np.clip(q - k, -4, None); np.where(q < k, q, k - 5); np.where((q < 5) & (k > 3), 1, -1)
+np.where(q % 2 == 0, q, -q); q / 3; (q - k) / 4; q / k; q * 0.5 - k; np.sqrt(q * q + k * k)
+np.floor(q / 4); np.ceil(k / -3); 0.1 * q * k; abs(q / 3 - k / 7); np.minimum(q / 2, k)
+np.where(q < k, q / 2, k); -(q / 7); T[abs(q)]; T[abs(q) // 3] - T[abs(k)]; F[abs(q)]
+T[(q - k) % 200]; q - T[abs(q)]; np.sqrt(q); T[np.where(q < 0, 0, q)]; (q % 7) * 2 - q % 3
+abs(abs(q) - abs(k)); np.int32(3) * q - np.array(4)
+"""
+
+TRUTHS = """
+q < k; q <= k; q > k; q >= k; q == k; q != k; q < 9.5; q / 2 == k; 4 < q; q - k < k - q
+q / 3 < k / 3; (q < 9) & (k > 3); (q < 9) | (k > 3); (q < 9) ^ (k > 3); ~(q < k)
+(q < 3) == (k < 3); (q < 3) != (k < 3); np.logical_and(q < 9, k < 2)
+np.logical_or(q < 9, k < 2); np.logical_xor(q < 9, k < 2); np.logical_not(q == 3)
+np.where(q < k, q < 3, k % 2 == 0); B[abs(q)]; B[abs(q)] & (k < 9); True & (q < k)
+np.isin(q, [3, 4, 5, 9]); np.isin(q - k, [1, 2, 4, 8, 16]); np.isin(q % 8, [0, 1], invert=True)
+(q - k) % 4 == 0; np.equal(q, 3 * k); np.bitwise_and(q < 5, k < 5); q % 5 == k % 5
+np.invert(q < 2)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_codes_and_signatures():
+    """Numbers are compared with three of their values: bounds that are too narrow show there."""
+    q, k = np.arange(120)[:, None], np.arange(110)
+    compared = []
+    for text in texts(NUMBERS):
+        values = np.unique(np.nan_to_num(predicate(text)(q, k)))
+        compared += [
+            f"({text}) {op} {values[len(values) * i // 4].item()}"
+            for i, op in ((1, "<"), (2, "=="), (3, ">="))
+        ]
+    for i, text in enumerate(texts(ALIKE) + texts(TRUTHS) + compared):
+        with note(text):
+            check_codes_and_signatures(text, Grid(60, 55, *((4, 4), (3, 8), (8, 5))[i % 3]))
