@@ -109,25 +109,16 @@ local_2d((6, 9), 10**6, norm='euclidean')  =>  54, 16  =>  16, 0, 0
 SAME = """
 local(2**60)  =>  dense()  =>  300
 sliding(8)  =>  local(7, 0)  =>  300
-sliding(2**60)  =>  causal()  =>  300
 dilated(40, 1)  =>  local(40)  =>  300, 250
-dilated(2**60, 1)  =>  dense()  =>  300
 dilated(2**60, 2**60)  =>  local(0)  =>  300
-power_of_two(2**60)  =>  dense()  =>  300
 diagonals(tuple(range(300)))  =>  causal()  =>  300
 diagonals((2**60, -(2**60)))  =>  ~dense()  =>  300
-strided(2**60)  =>  causal()  =>  300
 fixed(7, 7)  =>  causal()  =>  300
-fixed(2**60, 0)  =>  causal()  =>  300
 fixed(1, 0)  =>  local(0)  =>  300
-sinks(2**60)  =>  dense()  =>  300
-global_rows(2**60)  =>  dense()  =>  300
-last_rows(2**60)  =>  dense()  =>  300
 global_tokens(2**60)  =>  dense()  =>  300
 keys_at((300, 2**60))  =>  ~dense()  =>  300
 global_rows(37) | sinks(37)  =>  global_tokens(37)  =>  200, 150
 global_at(range(37))  =>  global_tokens(37)  =>  200, 150
-keys_at(range(37))  =>  sinks(37)  =>  200, 150
 longnet(50, 1)  =>  block_diagonal(50)  =>  333
 prefix_tree((0, 30, 35, 105), (205, 35, 105, 205))
     =>  shared_prefix(30, (5, 70, 100)) & causal()  =>  205
@@ -135,49 +126,30 @@ prefix_tree((0, 30, 35, 105), (30, 35, 105, 205))
     =>  documents((30, 5, 70, 100)) & causal()  =>  205
 hstu(300)  =>  causal()  =>  300
 hstu(300, context=300)  =>  dense()  =>  300
-hstu(300, 300)  =>  local(0)  =>  300
 hstu((100, 17, 250))  =>  documents((100, 17, 250)) & causal()  =>  367, 300
 hstu(300, window=20)  =>  sliding(21)  =>  300
-hstu(300, window=20, context=1)  =>  sliding(21) | global_rows(1)  =>  300
-hstu(300, window=20, full=300)  =>  causal()  =>  300
 hstu(300, 40, context=7, window=20, full=300)  =>  hstu(300, 40, context=7)  =>  300
 frame_causal(7, 10**6)  =>  block_causal(7)  =>  300, 250
-frame_causal(7, 3, sinks=10**6)  =>  block_causal(7)  =>  300
 frame_causal(1, 20, sinks=4)  =>  streaming(4, 20)  =>  300
-radial(300)  =>  dense()  =>  300
 radial(1)  =>  power_of_two()  =>  3
-radial(300, least=300)  =>  dense()  =>  600
-radial(1 << 40)  =>  dense()  =>  300, 250
-prefix_tree(np.arange(300), [300]*300)  =>  causal()  =>  300, 250
 prefix_tree((0, 4, 30, 90), (300, 300, 90, 300))
     =>  prefix_tree(np.arange(300), [300]*30 + [90]*60 + [300]*210)  =>  300
 block_diffusion(1000) & global_rows(100)  =>  dense() & sinks(100) & global_rows(100)  =>  200
 block_causal(7) >> shift(100)  =>  block_diffusion(7) - global_rows(100)  =>  200
 butterfly(2**60)  =>  dense()  =>  300
-butterfly(16, 10**6)  =>  butterfly(16)  =>  300
 bigbird(16, per_head=False)  =>  dense()  =>  7*16
-random_regular(8, 16)  =>  dense()  =>  16*16
-expander(4, 16)  =>  dense()  =>  10*16
-local_2d((6, 9), 10**6)  =>  dense()  =>  54
 heads(local(5))  =>  local(5)  =>  64
 lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1024
-lra_local(50, interleaved=True)  =>  where(lambda q, k: q % 21 == k % 21)  =>  1000
 local(30) >> packed((100, 17, 0, 250))  =>  local(30) & documents((100, 17, 0, 250))  =>  367
 causal() >> packed((100, 17, 0, 250))  =>  causal() & documents((100, 17, 0, 250))  =>  367
 local(3, align='bottom_right') >> packed(300)  =>  local(3, align='bottom_right')  =>  300
 butterfly(16) >> shift(0)  =>  butterfly(16)  =>  300
 dense() >> shift(200)  =>  ~dense()  =>  100
-dense() >> shift(0, 100)  =>  ~dense()  =>  100
-~(dense() >> shift(100))  =>  dense()  =>  100
 local(300) >> tiled((256, 64), (1, 64))  =>  local(300)  =>  1 << 14
 local_2d((256, 64), 2) >> permuted(np.arange(1 << 14))  =>  local_2d((256, 64), 2)  =>  1 << 14
 where(lambda q, k: q >= k)  =>  causal()  =>  3000, 2777
-where(lambda q, k: q >= k)  =>  causal()  =>  1 << 18
-where(lambda q, k: abs(q - k) <= 256)  =>  local(256)  =>  3000, 2777
 where(lambda q, k: (q < 64) | (k < 64))  =>  global_tokens(64)  =>  1 << 18
-where(lambda q, k: True)  =>  dense()  =>  3000, 2777
 where(lambda q, k: np.bool_(False))  =>  ~dense()  =>  3000, 2777
-where(lambda q, k: q >= 0)  =>  dense()  =>  3000, 2777
 local_2d((18, 20), 3)
     =>  where(lambda q, k: (abs(q // 20 - k // 20) <= 3) & (abs(q % 20 - k % 20) <= 3))  =>  360
 axial((18, 20))  =>  where(lambda q, k: (q // 20 == k // 20) | (q % 20 == k % 20))  =>  360

@@ -274,14 +274,9 @@ def test_vmap_takes_the_lengths_of_each_entry(n):
     [
         ([1, 2], r"int64 of shape \(2,\); pass int32 or int64 of shape \(5,\)"),
         (torch.ones(5), "float32 of shape"),
-        (torch.ones(5).bool(), "bool of shape"),
         (torch.ones(5, 1).int(), r"of shape \(5, 1\)"),
-        (3, r"shape \(1,\)"),
         ([1, 2, 3, 4, 97], "lengths holds 97; they must lie in 0..96, the keys"),
-        (torch.tensor([1, 2, 3, 4, -1]), "lengths holds -1"),
-        ([1.0] * 5, "pass a tensor or a list of integers"),
         ([True] * 5, "pass a tensor or a list of integers"),
-        ("12345", "pass a tensor or a list of integers"),
     ],
 )
 def test_errors(lengths, message):

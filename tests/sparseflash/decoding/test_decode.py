@@ -211,6 +211,7 @@ def pages(n=4, dtype=torch.float32):
 
 
 TABLE = torch.zeros(2, 4, dtype=torch.int32)
+PAGED = {"k": pages(), "v": pages(), "block_table": TABLE}
 THREE = make_qkv(3, 4, 1, 64, 32, kv_heads=2)
 PLAN_OF_3 = sparseflash.plan(select.top_k(1, block_size=16)(*THREE[:2]), *THREE, backend="cpu")
 
@@ -227,54 +228,36 @@ def test_gradients_are_refused():
     "change, message",
     [
         ({"q": torch.zeros(2, 3, 1, 32)}, "q has 3 heads, k and v 2"),
-        ({"v": torch.zeros(2, 2, 63, 32)}, "all but the head dim must be equal"),
         ({"k": torch.zeros(2, 2, 64, 32, dtype=torch.float64)}, "k is torch.float64"),
         ({"k": torch.zeros(2, 2, 64, 32).to(torch.float8_e4m3fn)}, "k is torch.float8.*; cast"),
         ({"k": torch.zeros(2, 2, 32, 64).mT}, "not copied"),
-        ({"k": None}, "k is a NoneType"),
         ({"lengths": [64]}, r"lengths is torch.int64 of shape \(1,\)"),
         ({"lengths": [64, 65]}, r"lengths holds 65; they must lie in 0\.\.64"),
-        ({"lengths": torch.ones(2)}, "lengths is torch.float32"),
         ({"splits": 0}, "splits is 0; pass an int between 1 and 256"),
-        ({"splits": 2.0}, "splits is 2.0"),
-        ({"splits": 257}, "splits is 257"),
         ({"scale": -1.0}, "scale is -1.0"),
         ({"backend": "hopper"}, "backend is 'hopper'; choose one of auto, triton, cpu"),
         ({"mask": "causal"}, "mask is a str.*masks.parse turns text into a Mask"),
         ({"mask": masks.causal}, r"mask is a function.*call it: causal"),
         ({"mask": torch.ones(1, 64, dtype=torch.bool)}, "mask is a Tensor.*from_dense"),
         ({"mask": masks.causal().build(32)}, "32 queries and 32 keys.*room for 64"),
-        ({"mask": masks.causal().build(32, 64)}, "32 queries and 64 keys.*room for 64"),
         ({"mask": PLAN_OF_3}, "batch 3 and heads 4, q has 2 and 4"),
         ({"mask": masks.heads(*[masks.causal()] * 3).build(64, heads=3)}, "heads 3"),
         ({"block_table": TABLE}, r"with a block_table 64 heads, and q 4.*or no block_table for"),
+        (PAGED | {"block_table": TABLE.long()}, r"block_table is torch.int64 of shape \(2, 4\)"),
+        (PAGED | {"block_table": TABLE.to("meta")}, "block_table is on meta .* q on cpu"),
+        (PAGED | {"block_table": [0, 1]}, "block_table is a list|block_table is list"),
+        (PAGED | {"block_table": TABLE.expand(2, 4).T.contiguous().T}, "its columns side by side"),
+        (PAGED | {"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
+        (PAGED | {"v": pages(5)}, "all but the head dim must be equal"),
+        (
+            PAGED | {"v": pages(dtype=torch.float8_e4m3fn)},
+            "v is torch.float8_e4m3fn; cast it to bfloat16",
+        ),
     ],
 )
 def test_bad_inputs(change, message):
     q, k, v = small()
     arguments = {"q": q, "k": k, "v": v} | change
-    with pytest.raises(ValueError, match=message):
-        sparseflash.decode(**arguments)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"block_table": TABLE.long()}, r"block_table is torch.int64 of shape \(2, 4\)"),
-        ({"block_table": TABLE[:1]}, r"pass an int32 tensor \(2, pages of a sequence\)"),
-        ({"block_table": TABLE.to("meta")}, "block_table is on meta .* q on cpu"),
-        ({"block_table": [0, 1]}, "block_table is a list|block_table is list"),
-        ({"block_table": TABLE.expand(2, 4).T.contiguous().T}, "its columns side by side"),
-        ({"k": pages()[0]}, r"k has shape \(16, 2, 32\).*pages, page size, heads"),
-        ({"v": pages(5)}, "all but the head dim must be equal"),
-        ({"k": pages(dtype=torch.float16), "v": pages(dtype=torch.float16)}, "k is torch.float16"),
-        ({"v": pages(dtype=torch.float8_e4m3fn)}, "v is torch.float8_e4m3fn; cast it to bfloat16"),
-        ({"lengths": [64, 65]}, r"0\.\.64"),
-        ({"mask": masks.causal().build(80)}, "room for 64"),
-    ],
-)
-def test_bad_pages(change, message):
-    arguments = {"q": small()[0], "k": pages(), "v": pages(), "block_table": TABLE} | change
     with pytest.raises(ValueError, match=message):
         sparseflash.decode(**arguments)
 

@@ -1,17 +1,14 @@
-"""The order of tiles, the parts of long ones, and the bands of scattered ones."""
+"""Bands of scattered tiles, and their order."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 import masks
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles import locality as module
-from sparseflash.tiles.order import Work, ordered
 from tests.sparseflash.tiles.test_lists import (
-    both_sides,
     build,
     check,
     schedule_of_selection,
@@ -40,16 +37,6 @@ def columns(mask, n=N, heads=1, kv_heads=1, traffic=TRAFFIC, block=128, **option
 
 def order(lists):
     return lists.items[0, :, 0].tolist()
-
-
-@both_sides
-def test_scattered_tiles_run_in_the_order_of_their_lengths(by):
-    grid = np.random.default_rng(0).random((N // 128, N // 128)) < 0.15
-    schedule = scheduled(grid.repeat(128, 0).repeat(128, 1), 128)
-    lists = build(schedule, by, N, N)
-    length = lists.items[0, :, 2]
-    assert len(set(length.tolist())) > 5 and (length.diff() <= 0).all()
-    assert lists.n_long == lists.n_parts == 0
 
 
 BANDED = [
@@ -127,16 +114,6 @@ def test_selections_run_in_bands_by_length(outer, block, kv_heads, monkeypatch):
     assert order(rows) == list(range(11)) and rows.n_parts == 0
 
 
-@pytest.mark.parametrize("outer", [(1, 1), (1, 9)], ids=str)
-def test_bands_of_a_selection_divide_its_group(outer, monkeypatch):
-    """Three of 3 heads each, where four would be allowed."""
-    monkeypatch.setattr(module, "_RESIDENT", 1.0)
-    dense = random_mask(np.random.default_rng(0), outer, 200, 300, (64, 64))
-    schedule = schedule_of_selection(dense, (64, 64), 1, 9)
-    lists = check(schedule, dense, "cols", 1, 9, 1, major=64, minor=64, traffic=TRAFFIC)
-    assert lists.n_parts == 3 * 5
-
-
 def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
     """It has no room for an entry, with a list for each head."""
     monkeypatch.setattr(module, "_RESIDENT", 1.0)
@@ -149,36 +126,3 @@ def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
 
 def test_an_empty_mask():
     assert columns(~masks.dense(), n=2048, heads=8).n_parts == 0
-
-
-# ---- order, and the parts of long tiles, from the counts alone
-
-
-def work_of(counts: list[list[int]], n_partial: int = 0, copies: int = 1, sms: int = 132) -> Work:
-    """Of tiles with so many entries, (slices, tiles)."""
-    n = torch.tensor(counts)
-    begin = n.flatten().cumsum(0).view_as(n) - n
-    return ordered(begin, n, torch.full_like(n, n_partial).minimum(n), copies, sms)
-
-
-def test_partial_entries_are_those_of_the_first_parts():
-    items = work_of([[64]], n_partial=20).items[0, :, 1:4].tolist()
-    assert items == [[0, 16, 16], [16, 16, 4], [32, 16, 0], [48, 16, 0]]
-
-
-def test_every_slice_has_slots_of_its_own():
-    work = work_of([[64, 40], [48, 16]])
-    assert work.merge.tolist() == [[[0, 0, 4, 0], [1, 4, 3, 0]], [[0, 0, 3, 0], [-1, 0, 0, 0]]]
-    assert work.n_parts == 7
-
-
-def test_the_long_tiles_of_one_slice_lead():
-    work = work_of([[40, 40] + [1] * 62] * 2, copies=8, sms=8)
-    assert work.n_long == 2 and work.n_parts == 0
-
-
-@pytest.mark.parametrize("counts, sms", [([[64, 64]] * 40, 132), ([[40] * 4 + [0] * 60], 64)])
-def test_tiles_that_are_not_split(counts, sms):
-    """Slices fill the processors together, and tiles of nothing make no other tile a long one."""
-    work = work_of(counts, sms=sms)
-    assert work.n_parts == work.n_long == 0
