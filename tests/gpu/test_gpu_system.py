@@ -149,9 +149,6 @@ def test_opcheck_accepts_forward_and_backward(mask, dropout_p, token_major, back
         )
 
 
-# ---- autocast
-
-
 # ---- CUDA graphs
 
 

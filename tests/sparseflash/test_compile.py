@@ -14,9 +14,13 @@ from sparseflash import BlockSparseAttention, Rotary, select
 from tests.op_cases import FORMS, MASK, assert_same, run, small
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-attention = sparseflash.attention
 none_or_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["None", "Mask"])
 NO_COMPILER = not (shutil.which("g++") or shutil.which("clang++"))
+
+
+def attention(q, k, v, mask, **options):
+    """By the backend that takes least time here: graphs are the same."""
+    return sparseflash.attention(q, k, v, mask, backend="cpu", **options)
 
 
 def compiled(function, compiler="aot_eager", **options):
@@ -49,18 +53,15 @@ def test_masks_of_every_form(mask):
 
 
 @pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")
-@pytest.mark.parametrize("mask", [None, GIVEN["Mask per head"]], ids=["None", "Mask per head"])
-def test_the_compiler_that_users_have(mask):
+def test_the_compiler_that_users_have():
     """To it all forms of a mask are the same: arguments of the operator."""
-    graphs_of(between, [(small(), mask)], "inductor")
+    graphs_of(between, [(small(), GIVEN["Mask per head"])], "inductor")
 
 
 BUILT_INSIDE = {
     "leaf": lambda: masks.local(5),
-    "causal": lambda: masks.causal(),
-    "or, and": lambda: (masks.local(3) | masks.butterfly(16)) & masks.causal(),
-    "without": lambda: masks.sliding(20) - masks.local(2),
-    "global, random": lambda: masks.global_tokens(3) | masks.random_blocks(0.3, block=16),
+    "or, and": lambda: (masks.local(3) | masks.random_blocks(0.3, block=16)) & masks.causal(),
+    "without": lambda: masks.sliding(20) - masks.global_tokens(2),
 }
 
 
@@ -85,12 +86,8 @@ def test_a_plan_for_every_call_takes_one_graph():
     calls = []
     for seed in range(2):
         qkv = small(seed=seed)
-        calls.append((qkv, sparseflash.plan(selector(*qkv[:2]), *qkv)))
+        calls.append((qkv, sparseflash.plan(selector(*qkv[:2]), *qkv, backend="cpu")))
     assert graphs_of(attention, calls) == 1
-
-
-def on_cpu(q, k, v, mask, **options):
-    return attention(q, k, v, mask, backend="cpu", **options)
 
 
 def test_one_graph_serves_the_plans_of_many_masks():
@@ -100,13 +97,13 @@ def test_one_graph_serves_the_plans_of_many_masks():
         qkv, mask = small(120, seed=seed), masks.sliding(window) | masks.sinks(2)
         plan = sparseflash.plan(mask.build(120, block_size=16), *qkv, backend="cpu")
         calls.append((qkv, plan))
-        assert_same(run(on_cpu, qkv, plan), run(on_cpu, qkv, mask))
-    assert graphs_of(on_cpu, calls) <= 2  # the second has the sizes as symbols
+        assert_same(run(attention, qkv, plan), run(attention, qkv, mask))
+    assert graphs_of(attention, calls) <= 2  # the second has the sizes as symbols
 
 
 def test_numbers_of_masks_may_become_symbols():
     def function(q, k, v, w):
-        return on_cpu(q, k, v, masks.sliding(w) & masks.causal() | masks.local_2d((8, 5), w))
+        return attention(q, k, v, masks.sliding(w) & masks.causal() | masks.local_2d((8, 5), w))
 
     graphs_of(function, [(small(), w) for w in (3, 4, 5)])
 
@@ -115,20 +112,20 @@ def test_lengths_take_one_graph_for_every_n():
     """Also where blocks of padding could be skipped: at 1,024 tokens."""
 
     def function(q, k, v, lengths):
-        return on_cpu(q, k, v, MASK, lengths=lengths)
+        return attention(q, k, v, MASK, lengths=lengths)
 
     calls = [(small(n), torch.tensor([n, n // 3])) for n in (40, 128, 100, 1024)]
     assert graphs_of(function, calls) <= 2
 
 
 def test_changes_of_mask():
-    given = (masks.causal(), masks.local(4), None, masks.causal())
+    given = (masks.causal(), None, masks.causal())
     graphs_of(attention, [(small(), mask) for mask in given])
 
 
 @none_or_mask
 def test_changes_of_length(mask):
-    lengths = (40, 33, 64, 40)
+    lengths = (40, 33, 40)
     found = graphs_of(attention, [(small(length), mask) for length in lengths])
     # without a mask a graph serves every length; a schedule belongs to one length
     assert found <= (2 if mask is None else len(set(lengths)))
