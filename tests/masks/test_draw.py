@@ -81,18 +81,6 @@ def test_a_thin_diagonal_survives():
     assert np.array_equal(different, np.eye(len(image), dtype=bool))
 
 
-def test_the_parts_of_the_picture(tmp_path: Path):
-    mask = masks.butterfly(128) | masks.local(256)
-    ax = mask.draw(16384, path=tmp_path / "mask.png")
-    assert (tmp_path / "mask.png").stat().st_size > 1000
-    assert "butterfly(128) | local(256)" in ax.get_title() and "density 0.0777" in ax.get_title()
-    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 16384), (16384, 0))
-    assert "token" in ax.get_xlabel() and "token" in ax.get_ylabel()
-    legend = ax.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["full", "partial", "empty"]
-
-
 def test_slices():
     mask = masks.random_blocks(0.3, per_head=True)
     first, second = (mask.draw(2048, heads=2, head=h) for h in (0, 1))

@@ -23,18 +23,10 @@ ENDS = np.cumsum(LENGTHS)
 LAST = np.minimum(np.arange(len(ENDS)) + 8, len(ENDS) - 1)
 ANSWERED = np.where(np.arange(len(ENDS)) % 9, ENDS, ENDS[LAST])  # prompts, each with eight answers
 MILLIONS = {  # tiles at most of a million tokens
-    SPARSE: 6,
     SPARSE & masks.causal(): 6,
-    masks.causal(): 1,
     masks.local(256): 2,
-    masks.sinks(64) & masks.causal(): 2,
-    masks.global_tokens(64): 3,
-    masks.prefix_lm(1000): 3,
-    masks.streaming(4, 4096): 4,
     masks.tri_shape(4, 4096, 64): 7,
-    masks.dilated(4096, 4): 3,
     masks.power_of_two() & masks.causal(): 3,
-    masks.power_of_two(128) & masks.causal(): 1,
     masks.diagonals((0, 3, 1000, 100_000)): 6,
     masks.fixed(65536, 128): 9,
     masks.fixed(262144, 20, vertices=2): 9,
@@ -44,21 +36,15 @@ MILLIONS = {  # tiles at most of a million tokens
     masks.hstu(LENGTHS, np.minimum(LENGTHS, 20)): 2000,
     masks.prefix_tree(ENDS - LENGTHS, ANSWERED): 1000,
     masks.causal() >> masks.packed(LENGTHS): 1000,
-    masks.causal() >> masks.shift(1000): 3,
-    masks.causal() >> masks.snap(128): 0,
-    masks.block_diagonal(2048): 0,
     masks.block_diagonal(2000) & masks.causal(): 32,
-    masks.block_causal(32): 1,
     masks.block_diffusion(4): 9,
     masks.frame_causal(1560, 21, sinks=3): 150,
-    masks.butterfly(size=8192): 0,
-    masks.pixelfly(): 0,
     masks.bigbird(128, per_head=False): 0,
-    masks.random_regular(8): 0,
     masks.expander(8): 0,
-    masks.hubs(): 0,
     masks.longformer(512) & masks.causal(): 9,
-    masks.etc_(256, 512): 2,
+    masks.neighborhood((64, 128, 128), (3, 5, 5)): 1,
+    masks.local_2d((1024, 1024), 16): 5,
+    masks.sliding_tiles((1024, 1024), 8, 5): 5,
 }
 
 
@@ -68,21 +54,6 @@ def test_masks_of_a_million_tokens_have_few_tiles():
         with note(mask):
             heads = None if mask.period == 1 else mask.period
             assert len(mask.build(LONG, heads=heads).bits) <= tiles
-
-
-@pytest.mark.parametrize(
-    ("mask", "tiles"),
-    [
-        (masks.neighborhood((1024, 1024), 33), 5),
-        (masks.neighborhood((64, 128, 128), (3, 5, 5)), 1),
-        (masks.local_2d((1024, 1024), 16), 5),
-        (masks.sliding_tiles((1024, 1024), 8, 5), 5),
-    ],
-    ids=str,
-)
-def test_canvases_of_a_million_tokens(mask: masks.Mask, tiles: int):
-    """Up to three quarters of a million partial blocks, and few kinds."""
-    assert len(mask.build(LONG).bits) <= tiles
 
 
 @pytest.mark.parametrize(

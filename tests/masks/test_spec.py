@@ -10,23 +10,17 @@ from tests.masks.helpers import rows
 PARSED = """
 local:256+butterfly:128+global:64*causal
     =>  local(256) | butterfly(128) | (global_tokens(64) & causal())
-local(256) | butterfly(128) & causal()  =>  local(256) | (butterfly(128) & causal())
 (local:256+butterfly)*causal  =>  (local(256) | butterfly(128)) & causal()
 local:256+butterfly&causal  =>  (local(256) | butterfly(128)) & causal()
 local:256|butterfly&causal  =>  local(256) | (butterfly(128) & causal())
 dense-causal-local:256  =>  dense() & ~causal() & ~local(256)
 ~causal | ~(global(64))  =>  ~causal() | ~global_tokens(64)
   local ( 256 ) |\tcausal   =>  local(256) | causal()
-local:1:2  =>  local(1, 2)
 local:left=1:right=2:align=bottom_right  =>  local(1, 2, align='bottom_right')
-local(1, align='bottom_right')  =>  local(1, align='bottom_right')
 sliding:4096-global_tokens:64  =>  sliding(4096) & ~global_tokens(64)
-butterfly:64:none+causal:align=top_left  =>  butterfly(64) | causal()
 random:0.1  =>  random_blocks(0.1)
 random:1e-3  =>  random_blocks(0.001)
-random:.5:seed=3:per_head=true  =>  random_blocks(0.5, seed=3, per_head=True)
 random_blocks(None, count=3)-local:256  =>  random_blocks(count=3) & ~local(256)
-heads(local:256, causal)  =>  heads(local(256), causal())
 heads(local:256+causal,~causal)  =>  heads(local(256) | causal(), ~causal())
 layers(heads(causal, causal()), causal)  =>  layers(heads(causal(), causal()), causal())
 """
@@ -45,28 +39,18 @@ def test_parse(text: str, canonical: str):
         ("local:256 + lokal:3", 12, "unknown pattern 'lokal'"),
         ("global:3 + (causal", 11, "does not read"),
         ("causal + global:-4", 9, "n is -4"),
-        ("causal + local", 9, "missing 1 required positional argument: 'left'"),
         ("local(2, wide=3)", 0, "unexpected keyword argument 'wide'"),
         ("global:64 + causal and local:3", 0, "use a pattern, | & ~ -"),
-        ("not causal", 0, "use a pattern"),
-        ("causal / local:3", 0, "use a pattern"),
-        ("global:64 | 3", 12, "use a pattern"),
         ("local(2 + 3)", 6, "use a pattern"),
-        ("local([3])", 0, r"left is \[3\]"),
         ("local({3})", 6, "is no argument"),
-        ("local(wide)", 6, "unknown pattern 'wide'"),
         ("heads(causal, lokal:3)", 14, "did you mean local"),
         ("causal >> local:3", 10, "'local' is a pattern"),
         ("causal >> 3", 10, "is no transform"),
         ("causal >> twirl:3", 10, "unknown transform 'twirl'"),
         ("local(**{'left': 3})", 0, r"\*\* has no place"),
         ("causal | mask_from((2, 2), 'x')", 9, "array mask has no text"),
-        ("masks.causal()", 0, "use a pattern"),
         ("__import__('os').system('true')", 0, "use a pattern"),
-        ("(lambda: 0)()", 0, "use a pattern"),
         ("causal; causal", 6, "does not read"),
-        ("local:2.5", 0, "left is 2.5"),
-        ("causal:top", 0, "takes 0 positional arguments"),
     ],
 )
 def test_errors_have_a_position(text: str, position: int, problem: str):

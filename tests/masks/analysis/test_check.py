@@ -50,7 +50,6 @@ butterfly(128) & causal()  =>  128 * 256, layers=12, causal=True
     =>  ! like a causal butterfly, a layer only clears bits of the block number
     =>  ! queries 30720-30847 never see keys 128-2047
     =>  ! Add local\(128, 0\): everything is then seen after 13 layers
-butterfly(256) & causal()  =>  128 * 64, 12, True  =>  ! only clears bits
 (local(0) | keys_at(range(0, 128 * 64, 512))) & causal()  =>  128 * 64, 12, True
     =>  ! no path leads there
 where(lambda q, k: (q - k) % 128 == 0) & causal()  =>  128 * 64, 12, True  =>  ! 128 groups
@@ -68,16 +67,11 @@ butterfly(128) | local(128) & where(lambda q, k: k <= q)  =>  1024
 causal() - local(10)  =>  512
     =>  ! 11 queries see nothing \(0-10\): attention gives them 0
     =>  ! 11 keys are seen by no query \(501-511\)
-dense() - global_at((5,))  =>  64, block_size=16
-    =>  ! 1 query sees nothing \(5\): attention gives it 0
-    =>  ! 1 key is seen by no query \(5\)
 local(0) - dense()  =>  256, 4  =>  !^Nothing is allowed at 256 tokens: every output is 0\.$
 causal()  =>  512, causal=False  =>  ! can see only 50\.1 % of the keys, at any depth
 butterfly(64, levels=0)  =>  1024, 4  =>  ! 16 groups
 layers(dense(), causal() - local(0))  =>  64, 4, False, block_size=16
     =>  ! Layer 1: 1 query sees nothing \(0\)
-layers(dense(), dense(), causal() - local(0))  =>  64, 6, False, block_size=16
-    =>  ! Layer 2: 1 query sees nothing \(0\)
 local(16)  =>  2048, 64
     =>  - only [\d.]+ % are allowed \(waste 1[12][\d.]*, blocks of 128 x 128\)
     =>  - Blocks of 32 x 32 compute 4\.64 % of all pairs, not 18
@@ -87,13 +81,11 @@ global_tokens(64)  =>  4096
 local(256) | butterfly(128) | global_tokens(64)  =>  1 << 17, 12  =>  - \(bounds by blocks\)
 local(256) | butterfly(128) | global_tokens(64)  =>  1 << 17, 3
     =>  - is open: by blocks, everything is seen after 2 to
-dilated(512, 4)  =>  8192, 6  =>  ! sees at most 25 % of the keys\.
 dilated(512, 4) & causal()  =>  8192, causal=True
     =>  ! sees at most 25 % of the keys before it\.
 where(lambda q, k: (q - k) % 4 == 0)  =>  256, block_size=64
     =>  ! 4 groups that never see each other, at any depth: token i is in group i mod 4\.
     =>  ! everything is then seen after
-where(lambda q, k: q // 64 == k // 64)  =>  256  =>  ! 4 groups .* a stretch of 64 neighbours\.
 local(0)  =>  256  =>  ! 256 groups .*: every token is alone\.
 where(lambda q, k: (q < 100) == (k < 100))  =>  256
     =>  ! 2 groups .* the tokens 0-99, 100-255\.

@@ -125,16 +125,10 @@ CAUSAL = masks.causal()
     ("mask", "n", "layers", "fixpoint", "shares"),
     [  # layers to everything, layers until nothing changes, share after each; 256 tokens: exactly
         (masks.butterfly(BLOCK), N, 8, 8, [0.035, 0.145, 0.363, 0.637, 0.855, 0.965, 0.996, 1]),
-        (masks.butterfly(BLOCK, 4), N, None, 4, [0.020, 0.043, 0.059, 0.0625]),
         (masks.butterfly(BLOCK) & CAUSAL, N, None, 8, [0.039, 0.093]),
         (LOCAL & CAUSAL, N, 13, 13, [0.043, 0.118, 0.230, 0.370, 0.536, 0.708]),
-        (masks.local(4 * BLOCK), N, 64, 64, [0.035, 0.065, 0.095]),
-        (masks.local(BLOCK) | masks.global_tokens(BLOCK), N, 2, 2, [0.019, 1]),
-        (LOCAL, N, 7, 7, [0.039, 0.175, 0.461, 0.787, 0.961, 0.998, 1]),
         (masks.power_of_two(), 256, 5, 5, [0.059, 0.310, 0.740, 0.971, 1]),
-        (masks.log_sparse(), 256, 8, 8, [0.062, 0.226, 0.499, 0.772, 0.937, 0.992]),
         (masks.strided(16), 256, 2, 2, [0.179, 1]),
-        (masks.fixed(16, 1), 256, 2, 2, [0.125, 1]),
     ],
     ids=str,
 )
