@@ -13,7 +13,6 @@ from tests.attention_cases import Case, build, draw, random_case, random_mask
 from tests.decode_cases import Step, random_step
 
 NAN, INF = float("nan"), float("inf")
-NAMES = "out", "lse", "max_scores", "dq", "dk", "dv", "dsink"
 
 
 class Inputs(NamedTuple):

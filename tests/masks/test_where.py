@@ -20,21 +20,6 @@ from tests.masks.rules import predicate, random_truth, texts
 from tests.notes import note
 
 
-def evaluated(function, n: int) -> tuple[masks.BlockMask, float]:
-    """(the mask, tiles that were looked at)"""
-    pairs = 0
-
-    def counting(q, k):
-        nonlocal pairs
-        result = function(q, k)
-        if isinstance(result, np.ndarray):
-            pairs += result.size
-        return result
-
-    blocks = where(counting).build(n)
-    return blocks, pairs / (128 * 128)
-
-
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

@@ -172,15 +172,11 @@ def test_padding_that_cannot_be_skipped(n, mask):
         (Terms(torch.ones(3)), r"terms.sink has shape \(3,\); it must be \(2,\)"),
         (Terms(torch.ones(2, device="meta")), "terms.sink is on meta, q on cpu"),
         (Terms(softcap=0.0), "terms.softcap is 0.0; pass a positive finite number or None"),
-        (Terms(softcap=torch.inf), "terms.softcap is inf; pass a positive finite number"),
         (Terms(softcap=SINK), "terms.softcap is tensor.*; pass a positive finite number"),
-        (Terms(slopes=torch.ones(3)), r"terms.slopes has shape \(3,\); it must be \(2,\)"),
         (Terms(slopes=torch.ones(2, requires_grad=True)), "and has none; pass slopes.detach"),
         (Terms(bias=[0.5]), "terms.bias is list; pass a tensor of floating-point numbers"),
         (Terms(bias=torch.ones(2, 4)), r"terms.bias has shape \(2, 4\); it must be .H_q, 2 R"),
-        (Terms(bias=torch.ones(2, 1)), r"terms.bias has shape \(2, 1\); it must be .H_q, 2 R"),
         (Terms(bias=torch.ones(3, 5)), r"terms.bias has shape \(3, 5\); it must be \(2, 5\)"),
-        (Terms(bias=torch.ones(5)), r"terms.bias has shape \(5,\)"),
     ],
 )
 def test_wrong_terms(terms, message):

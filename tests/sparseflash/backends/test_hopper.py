@@ -198,18 +198,6 @@ def test_the_backward_of_wide_heads_has_one_form(head_dim, v_head_dim, capabilit
         assert found and re.search("deterministic backward holds head dims up to 128, not", found)
 
 
-SCATTERED = masks.random_blocks(0.4, block=64)
-OF_64 = {
-    # mask, blocks, head dim, options: keys of a tile over columns, and whether there is one pass
-    "scattered": (SCATTERED, (64, 64), 128, {}, (64, True)),
-    "few keys": (masks.random_blocks(0.02, block=64), (64, 64), 128, {}, (128, False)),
-    "blocks of 128": (SCATTERED, (64, 128), 128, {}, (128, True)),
-    "neighbours alike": (masks.causal(), (64, 64), 128, {}, (128, True)),
-    "dropout": (SCATTERED, (64, 64), 128, {"dropout_p": 0.1}, (128, True)),
-    "two passes": (SCATTERED, (64, 64), 128, {"deterministic": True}, (128, False)),
-}
-
-
 @pytest.mark.parametrize(
     "n, block, head_dim",
     [(1000, None, 64), (1088, 128, 128), (1000, 64, 128), (1088, 16, 64), (1000, 64, 256)],

@@ -14,74 +14,6 @@ triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
 
-class Kernel:
-    """Stands for a Triton kernel: it keeps what it is launched with."""
-
-    def __init__(self):
-        self.launches = []
-
-    def __getitem__(self, grid):
-        return lambda *args, **options: self.launches.append((grid, args, options))
-
-
-both = pytest.mark.parametrize("static", [False, True])
-
-
-@both
-def test_every_call_launches_with_its_own_tensors(static):
-    kernel, lists = Kernel(), (torch.ones(2), None)
-    launch = Launch(kernel, static=static)
-    for n in range(2):
-        a, b = torch.full((3,), n), None
-        arguments = (4, 2), (a, lists[0], b, n), {"BLOCK": 32}
-        launch((a, b), lambda arguments=arguments: arguments, lists)
-        grid, args, options = arguments
-        assert kernel.launches[-1] == (grid, args, options | {"enable_fp_fusion": True})
-
-
-@both
-def test_argument_that_is_not_announced_is_refused(static):
-    """Its address would go stale when the launch is repeated."""
-    a, b, lists = torch.ones(2), torch.ones(2), torch.ones(2)
-    launch = Launch(Kernel(), static=static)
-    with pytest.raises(ValueError, match="argument 2 of the kernel"):
-        launch((a,), lambda: ((1,), (a, lists, b, 1), {}), (lists,))
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """Nothing is known; the `Launch`es that are made, each with what it was called with."""
-    made = []
-
-    class Recorder:
-        def __init__(self, kernel, *, static):
-            assert not static
-            self.calls = []
-            made.append(self)
-
-        def __call__(self, tensors, arguments):
-            self.calls.append((tensors, arguments()))
-
-    monkeypatch.setattr(module, "_launches", {})
-    monkeypatch.setattr(module, "Launch", Recorder)
-    return made
-
-
-def test_all_but_the_tensors_tells_which_launch_is_repeated(launches):
-    kernel, a = Kernel(), torch.ones(2)
-    calls = [
-        (kernel, (4,), (a, 1), {"SIZE": 8}), (Kernel(), (4,), (a, 1), {"SIZE": 8}),
-        (kernel, (5,), (a, 1), {"SIZE": 8}), (kernel, (4,), (a, 2), {"SIZE": 8}),
-        (kernel, (4,), (a, None), {"SIZE": 8}), (kernel, (4,), (a, a), {"SIZE": 8}),
-        (kernel, (4,), (a.double(), 1), {"SIZE": 8}), (kernel, (4,), (a, 1), {"SIZE": 16}),
-        (kernel, (4,), (a, 1), {"WIDTH": 8}), (kernel, (4,), (a, 1), {"SIZE": 8, "num_warps": 8}),
-    ]  # fmt: skip
-    for _ in range(3):
-        for which, grid, args, options in calls:
-            launch(which, grid, *args, **options)
-    assert [len(made.calls) for made in launches] == [2] * len(calls)
-
-
 @pytest.mark.parametrize(
     ("is_cuda", "hip", "expected"),
     [(True, None, True), (True, "6.4", False), (False, None, False)],
@@ -91,7 +23,7 @@ def test_kernels_that_make_masks_run_on_nvidia_gpus_only(is_cuda, hip, expected,
     assert on_nvidia(SimpleNamespace(is_cuda=is_cuda)) == expected
 
 
-# ---- on a GPU
+both = pytest.mark.parametrize("static", [False, True])
 
 
 def on_gpu(test):

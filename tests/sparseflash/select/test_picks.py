@@ -255,15 +255,10 @@ GOOD = torch.zeros(1, 2, 48, 1, dtype=torch.int64)
     "given, block, n_k, message",
     [
         (GOOD, 24, 48, "block is 24: give a multiple of 16"),
-        (GOOD, 8, 48, "block is 8"),
         (GOOD, 16, 0, "n_k is 0"),
         (GOOD.float(), 16, 48, "blocks is torch.float32 .*: give ints"),
-        (GOOD[0], 16, 48, "give ints"),
-        (GOOD.bool(), 16, 48, "blocks is torch.bool .*: give ints"),
         (GOOD + 2**32, 16, 48, "blocks has 96 numbers"),
-        (GOOD.to(torch.uint8) + 255, 16, 48, "blocks has 96 numbers"),
         (GOOD + 3, 16, 48, "blocks has 96 .* come twice in a list, or are not in -1 .. 2"),
-        (GOOD - 2, 16, 48, "blocks has 96 numbers"),
         (GOOD.expand(-1, -1, -1, 2), 16, 48, "blocks has 96 numbers that come twice"),
     ],
 )
