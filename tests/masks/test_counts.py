@@ -114,6 +114,9 @@ dilated(2**60, 2**60)  =>  local(0)  =>  300
 diagonals(tuple(range(300)))  =>  causal()  =>  300
 diagonals((2**60, -(2**60)))  =>  ~dense()  =>  300
 fixed(7, 7)  =>  causal()  =>  300
+fixed(48, 5, 2)
+    =>  heads(fixed(48, 5), fixed(48, 0) | causal() & where(lambda q, k: abs(k % 48 - 40) <= 2))
+    =>  300
 fixed(1, 0)  =>  local(0)  =>  300
 global_tokens(2**60)  =>  dense()  =>  300
 keys_at((300, 2**60))  =>  ~dense()  =>  300

@@ -81,10 +81,9 @@ def test_rates_of_all_of_rows_and_of_columns(seed, dropout_p):
         assert abs(sums.var().item() / (n * variance) - 1) < 5 * math.sqrt(2 / sums.numel())
 
 
-@pytest.mark.parametrize("dropout_p", [0.1, 0.5])
-def test_no_two_entries_go_together_at_any_distance(dropout_p):
+def test_no_two_entries_go_together_at_any_distance():
     # rows and columns are steps of a constant: the correlation at all distances, by its spectrum
-    n, seeds = 1024, (6, 7, 2**32 + 6)
+    n, seeds, dropout_p = 1024, (6, 7, 2**32 + 6), 0.1
     keep = torch.cat([keep_mask(torch.tensor([s]), 2, 2, n, n, dropout_p) for s in seeds])
     x = (keep.float() - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     spectrum = torch.fft.rfft2(x)  # (seed and batch, head, ...)

@@ -189,12 +189,9 @@ STRIPES = masks.where(lambda q, k: (k % 7 == 0) | (abs(q - k) < 64))
     ("mask", "most"),
     [
         (STRIPES, 0.24),
-        (STRIPES & CAUSAL, 0.16),
         (masks.where(lambda q, k: ((k - 5) % 60 < 3) | (q == k)), 0.13),
-        (masks.where(lambda q, k: (q - k) % 7 == 0), 0.2),
         (masks.where(lambda q, k: (q % 64 == 0) | (k % 64 == 0)), 0.1),
         (masks.local(300) | masks.keys_at(range(50, 4096, 128)), 0.24),
-        (masks.layers(STRIPES, STRIPES & CAUSAL), 0.24),
     ],
     ids=str,
 )
