@@ -57,6 +57,7 @@ def test_tested_versions_run_at_once_and_older_ones_are_refused(machine):
         assert answer() is None and hopper.note(torch.device("cuda", 0)) is None
     for version in ("2.1.0", "3.5.1"):
         machine.triton = version
+        machine.forget()
         assert f"need Triton 3.6 or newer, this is {version}" in str(answer())
     assert machine.runs == 0
 
