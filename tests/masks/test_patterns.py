@@ -109,6 +109,15 @@ def test_formula_of_natten(length: int):
                 assert np.flatnonzero(row).tolist() == list(range(start, start + kernel))
 
 
+def test_causal_neighborhoods_end_at_the_query():
+    """They begin where the last query of a stride begins."""
+    for kernel, stride in ((1, 1), (5, 1), (5, 3), (6, 6)):
+        rows = dense(neighborhood((16,), kernel, stride=stride, causal=True), 16)
+        for i, row in enumerate(rows):
+            begin = max(min(i // stride * stride + stride, 16) - kernel, 0)
+            assert np.flatnonzero(row).tolist() == list(range(begin, i + 1))
+
+
 def test_lra_bigbird():
     """1000 tokens make 16 blocks of 64, and 1024 make 17, the last one without a token."""
     for n, blocks_ in ((1000, 16), (1024, 17), (4000, 63), (4096, 65)):

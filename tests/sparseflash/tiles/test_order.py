@@ -1,13 +1,15 @@
-"""Bands of scattered tiles, and their order."""
+"""Bands of scattered tiles, their order, and the parts of long ones."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 import masks
 from sparseflash.schedule import schedule_for
 from sparseflash.tiles import locality as module
+from sparseflash.tiles.order import ordered
 from tests.sparseflash.tiles.test_lists import (
     build,
     check,
@@ -126,3 +128,9 @@ def test_a_selection_of_nothing_has_bands_of_nothing(monkeypatch):
 
 def test_an_empty_mask():
     assert columns(~masks.dense(), n=2048, heads=8).n_parts == 0
+
+
+def test_partial_entries_are_those_of_the_first_parts():
+    n, zero = torch.tensor([[64]]), torch.tensor([[0]])
+    items = ordered(zero, n, torch.tensor([[20]]), 1, 132).items[0, :, 1:4].tolist()
+    assert items == [[0, 16, 16], [16, 16, 4], [32, 16, 0], [48, 16, 0]]
