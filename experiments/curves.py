@@ -13,15 +13,15 @@ from typing import Any
 
 from experiments.common.checks import as_list, share
 from experiments.common.program import program
+from experiments.common.rows import read
 from experiments.lra.curves import draw_all
 from experiments.lra.runs import read_runs
-from experiments.lra.table import read_steps
 
 
 @program("curves")
 def main(options: dict[str, Any], command: str) -> None:
     share("smooth", options["smooth"])
-    steps = read_steps(options["speed"]) if options["speed"] else None
+    steps = read(options["speed"]) if options["speed"] else None
     runs = read_runs(as_list(options["runs"]))
     paths = draw_all(runs, options["out"], options["smooth"], steps)
     print("\n".join(f"written: {path}" for path in paths))

@@ -12,14 +12,15 @@ from typing import Any
 
 from experiments.common.checks import as_list
 from experiments.common.program import program
+from experiments.common.rows import read
 from experiments.lra.runs import read_runs, write_archive
-from experiments.lra.table import Table, read_steps
+from experiments.lra.table import Table
 
 
 @program("table")
 def main(options: dict[str, Any], command: str) -> None:
     runs = read_runs(as_list(options["runs"]))
-    steps = read_steps(options["speed"]) if options["speed"] else None
+    steps = read(options["speed"]) if options["speed"] else None
     table = Table(runs, steps, options["whole"])
     paths = table.write(Path(options["out"]))
     if options["archive"]:

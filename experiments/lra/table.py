@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from experiments.common.files import write_text
-from experiments.common.rows import read
 from experiments.common.tables import MISSING, aligned, markdown
 from experiments.lra import published as lra
 from experiments.lra.cells import (
@@ -77,14 +76,6 @@ def tables(frame: pd.DataFrame, steps: pd.DataFrame | None = None) -> dict[str, 
     rows = None if steps is None else steps.to_dict("records")
     found = Table(runs, rows, whole=steps is not None)  # type: ignore[arg-type]
     return {name: markdown(lines, left) for name, (lines, left) in found.sections.items()}
-
-
-def read_steps(path: str | Path) -> Steps:
-    """Return measured training steps, rows of the study lra_speed."""
-    if str(path).endswith(".csv"):
-        rows = pd.read_csv(path).to_dict("records")
-        return [{str(key): value for key, value in row.items()} for row in rows]
-    return read(path)
 
 
 class Table:

@@ -165,9 +165,9 @@ def _old(module: str, kind: str, name: str) -> Callable[[str, str], Tables]:
 
 def _lra_table(file: str, where: str) -> Tables:
     from experiments.lra.runs import read_runs
-    from experiments.lra.table import TITLES, Table, read_steps
+    from experiments.lra.table import TITLES, Table
 
-    steps = read_steps(RESULTS / where) if where else None
+    steps = rows(where).to_dict("records") if where else None
     table = Table(read_runs(str(RESULTS / file)), steps, bool(where))
     made = {name: markdown(lines, left) for name, (lines, left) in table.sections.items()}
     return made | {TITLES[name]: text for name, text in made.items()}
