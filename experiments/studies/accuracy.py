@@ -2,7 +2,7 @@
 
 q, k and v are N(0, 1), and a thousandth of their entries has N(0, 100) added. They are rounded to
 the dtype; then each attention is compared with float64 on the same numbers. See
-docs/results/accuracy.md.
+docs/results/papers.md.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Runtime and memory of attentions against length, in the form of FlashAttention's appendix E.
 
 Exact attentions pass the gate first. What runs out of memory, or would take too long, gets a row
-with the reason. See docs/results/attention_table.md.
+with the reason. See docs/results/memory.md.
 """
 
 from collections.abc import Callable, Sequence

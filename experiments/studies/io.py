@@ -2,7 +2,7 @@
 
 Every attention at the shape of GPT-2 medium, ours against the block size of the mask, and ours
 against sparsity. On a GPU, Nsight Compute counts the bytes where it may, in a process that runs
-this file. See docs/results/io.md.
+this file. See docs/results/memory.md.
 """
 
 import json

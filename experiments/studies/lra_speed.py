@@ -5,6 +5,7 @@ at the reference batch, on random tokens as long as the task's. Then come the at
 and a sweep over lengths with a fixed number of tokens a batch. See docs/guide/lra.md.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -290,7 +291,7 @@ def mean_gain(own: Iterable[Found], rows: list[Found], of: str) -> tuple[float |
     """Return the geometric mean of the gains over the five tasks, and the number of tasks."""
     gains = [gain(row, rows, of) for row in own if row.task in lra.AVERAGED]
     gains = [value for value in gains if value is not None]
-    return lra.geometric_mean(gains), len(gains)
+    return statistics.geometric_mean(gains) if gains else None, len(gains)
 
 
 def row_name(row: Found) -> str:

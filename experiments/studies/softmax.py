@@ -2,7 +2,7 @@
 
 Triton kernels on a GPU, tiles in torch on a CPU, over vocabularies and batches; a copy and
 torch.softmax stand beside them. A row has the error, the time, and the bandwidth that its memory
-accesses make. See docs/results/softmax.md.
+accesses make. See docs/results/papers.md.
 """
 
 import os

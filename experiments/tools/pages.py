@@ -7,37 +7,38 @@ README.md. CI fails if a page differs from what its template and the rows make. 
 never the page. Templates are Jinja2, in which these names insert tables of the rows below
 docs/results:
 
-    {{ tables("bench.tables", "h100/page.jsonl.gz", "head_dim == 128").density }}
-    {{ tables("bench.tables", "h100/page.jsonl.gz", "head_dim == 128 and n_q == 16384").masks
-       | columns("mask", "density", "FlashAttention-4") | lines("causal|sliding") }}
-    {{ runs("lra/spt_text.jsonl.gz") | pivot("attention", "start", "accuracy", "{:.1f}") }}
+    {{ tables("bench.tables", "h100/page.jsonl.gz").ratios }}
+    {{ tables("bench.tables", "h100/page.jsonl.gz", where="head_dim == 64").density
+       | columns("density", "`hopper`", Peer="FlashAttention-4") | lines("0.25|0.0625") }}
+    {{ runs("lra/spt_text.jsonl.gz") | pivot(["attention"], "start", "accuracy") }}
 
-- `tables(name, file, where)` calls `experiments.NAME.tables(frame)`, which returns a dict of
-  Markdown tables by name. The frame has the rows of `file`, or those that the pandas query `where`
-  chooses.
+- `tables(name, file, ..)` calls `experiments.NAME.tables(frame, ..)` with a frame of the rows of
+  each file. It returns a dict of Markdown tables by name. `where` is a pandas query that chooses
+  rows of the first file.
 - `rows(file, where)` is that frame itself. `runs(file, where)` is a frame of training runs.
 - `columns` and `lines` choose columns of a table by their heads (`columns("ms", new="old")` renames
   one), and lines by a regular expression that matches somewhere in the line.
-- `pivot(down, across, value, format)` makes a table of a frame: a line for each value of `down`, a
-  column for each of `across`, and the only value in each cell.
+- `pivot(down, across, value, digits)` makes a table of a frame: a line for each value of the fields
+  `down`, a column for each of `across`, and the mean of `value` ± its standard deviation.
+- `shares(down, head="part/whole")` makes a table of sums of counts, in percent.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments.common.records import read
-from experiments.common.text_table import MISSING, markdown
+from experiments.common import tables as common
+from experiments.common.rows import frame, read
+from experiments.common.tables import markdown, mean_std
+from experiments.lra import published
+from experiments.lra.runs import unpacked
 
 ROOT = Path(__file__).parents[2]
 RESULTS, TEMPLATES = ROOT / "docs" / "results", ROOT / "docs" / "templates"
-Tables = dict[str, Any]
 
 
 def main() -> None:
@@ -51,10 +52,11 @@ def main() -> None:
 def pages() -> dict[Path, str]:
     """Return the text of every page that a template makes, by its path."""
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True
-    )
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True,
+        trim_blocks=True,
+    )  # fmt: skip
     made.globals |= {"tables": tables, "rows": rows, "runs": runs}
-    made.filters |= {"columns": columns, "lines": lines, "pivot": pivot}
+    made.filters |= {"columns": columns, "lines": lines, "pivot": pivot, "shares": shares}
     found = {}
     for template in sorted(TEMPLATES.rglob("*.md")):
         name = template.relative_to(TEMPLATES).as_posix()
@@ -63,119 +65,98 @@ def pages() -> dict[Path, str]:
     return found
 
 
-def tables(name: str, file: str, where: str = "") -> Tables:
+def tables(name: str, *files: str, where: str = "") -> dict[str, str]:
     """Return the tables that `experiments.NAME` makes of rows."""
-    if name in OLD:
-        return OLD[name](file, where)
-    return import_module(f"experiments.{name}").tables(rows(file, where))
+    frames = [rows(file, "" if i else where) for i, file in enumerate(files)]
+    return import_module(f"experiments.{name}").tables(*frames)
 
 
-def rows(file: str, where: str = "") -> pd.DataFrame:
-    """Return the rows of a file below docs/results, or those that a pandas query chooses."""
-    from experiments.common.rows import frame
-
-    found = frame(RESULTS / file)
+def rows(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
+    """Return the rows of files or folders below docs/results that a pandas query chooses."""
+    paths = [RESULTS / each for each in ([file] if isinstance(file, str) else file)]
+    paths = [
+        each for path in paths for each in (sorted(path.iterdir()) if path.is_dir() else [path])
+    ]
+    found = frame([row for path in paths for row in read(path)])
     return found.query(where) if where else found
 
 
-def columns(table: str, *names: str, **renamed: str) -> str:
-    """Return a Markdown table with these columns in this order."""
-    head, rule, *body = map(_cells, table.splitlines())
+def runs(file: str | Sequence[str], where: str = "") -> pd.DataFrame:
+    """Return a line for each training run of archives that a query chooses, shares in percent."""
+    names = "label mask density seed steps accuracy val_accuracy pretraining complete held_out"
+    lines = []
+    for row in rows(file).to_dict("records"):
+        run = unpacked(row)
+        task, start = run.settings.get("task") or {}, run.settings.get("init_from")
+        lines.append(
+            {name: getattr(run, name) for name in [*names.split(), "ms_per_step", "length"]}
+        )
+        lines[-1] |= {
+            "task": published.LABELS.get(run.task, run.task),
+            "attention": published.ATTENTIONS.get(run.attention, run.attention),
+            "last": 100 * run.of("val")[-1]["accuracy"] if run.of("val") else None,
+            "contour": task.get("difficulty"),
+            "strokes": str(task.get("strokes") or "").strip("[]"),
+            "pixels": str(task.get("order") or "row").partition(":")[0],
+            "run": re.sub(r"^c\d+-", "", run.settings.get("name") or ""),
+            "start": "tokens" if run.pretraining else "pretrained" if start else "scratch",
+            "order": (published.order(published.LABELS, run.task), run.length,
+                      published.order(published.ATTENTIONS, run.attention), run.mask,
+                      task.get("difficulty") or 14),
+        }  # fmt: skip
+    found = pd.DataFrame(lines).sort_values("order", kind="stable")
+    return found.query(where) if where else found
+
+
+def columns(text: str, *names: str, **renamed: str) -> str:
+    """Return Markdown tables with these columns in this order."""
     wanted = {**{name: name for name in names}, **renamed}
-    places = [head.index(name) for name in wanted.values()]
-    chosen = [[line[i] for i in places] for line in (rule, *body)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in ([*wanted], *chosen))
+
+    def change(head: str, body: list[str]) -> list[str]:
+        places = [_cells(head).index(name) for name in wanted.values()]
+        chosen = [[_cells(line)[i] for i in places] for line in body]
+        return [f"| {' | '.join(line)} |" for line in ([*wanted], *chosen)]
+
+    return _each_table(text, change)
 
 
-def lines(table: str, pattern: str) -> str:
-    """Return a Markdown table with the lines that match a regular expression."""
-    head, rule, *body = table.splitlines()
-    return "\n".join([head, rule, *(line for line in body if re.search(pattern, line))])
+def lines(text: str, pattern: str) -> str:
+    """Return Markdown tables with the lines that match a regular expression."""
+
+    def change(head: str, body: list[str]) -> list[str]:
+        return [head, body[0], *(line for line in body[1:] if re.search(pattern, line))]
+
+    return _each_table(text, change)
+
+
+def _each_table(text: str, change: Callable[[str, list[str]], list[str]]) -> str:
+    """Return a text with the lines of each of its tables changed."""
+
+    def one(found: re.Match[str]) -> str:
+        head, *body = found[0].splitlines()
+        return "\n".join(change(head, body)) + "\n" * found[0].endswith("\n")
+
+    return re.sub(r"(?:^\|.*(?:\n|$))+", one, text, flags=re.MULTILINE)
 
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def pivot(frame: pd.DataFrame, down: str, across: str, value: str, form: str = "{}") -> str:
-    """Return a frame as a Markdown table. Raises ValueError for two values in one cell."""
-    cells = frame.set_index([down, across])[value].dropna()
-    if not cells.index.is_unique:
-        raise ValueError(f"{cells.index[cells.index.duplicated()][0]} have several {value}")
-    heads = list(dict.fromkeys(frame[across]))
-    body = [
-        [
-            str(name),
-            *(form.format(cells[name, h]) if (name, h) in cells else MISSING for h in heads),
-        ]
-        for name in dict.fromkeys(frame[down])
-    ]
-    return markdown([["", *map(str, heads)], *body])
+def pivot(
+    frame: pd.DataFrame, down: Sequence[str], across: str, value: str, digits: int = 1
+) -> str:
+    """Return a frame as a Markdown table: the mean of a value, ± the standard deviation if any."""
+    return markdown(common.pivot(frame, down, across, lambda group: mean_std(group[value], digits)))
 
 
-def runs(file: str, where: str = "") -> pd.DataFrame:
-    """Return a line for each training run of an archive, accuracies in percent."""
-    from experiments.lra.published import ATTENTIONS
-    from experiments.lra.runs import read_runs
-
-    names = (
-        "task label attention mask density seed steps accuracy val_accuracy pretraining complete"
-        " ms_per_step seconds memory_mib device date"
-    ).split()
-    found = read_runs(str(RESULTS / file))
-    frame = pd.DataFrame([{name: getattr(run, name) for name in names} for run in found])
-    frame["name"] = frame.attention.map(lambda name: ATTENTIONS.get(name, name))
-    frame["contour"] = [str((r.settings.get("task") or {}).get("difficulty") or "") for r in found]
-    frame["start"] = [
-        "pixels" if r.pretraining else "pretrained" if r.settings.get("init_from") else "scratch"
-        for r in found
-    ]
-    return frame.query(where) if where else frame
-
-
-# Modules whose `tables` does not take a frame yet, and what takes its place.
-
-
-class _Made(dict):
-    """Tables that are made when they are asked for."""
-
-    def __init__(self, makers: Any):
-        self.makers = makers
-
-    def __missing__(self, name: str) -> str:
-        return self.makers[name]()
-
-
-def _old(module: str, kind: str, name: str) -> Callable[[str, str], Tables]:
-    """Return what reads rows of an older kind, and gives them to a function of a module."""
-
-    def make(file: str, where: str) -> Tables:
-        home, _, cls = kind.rpartition(".")
-        found = read(RESULTS / file, getattr(import_module(f"experiments.{home}"), cls))
-        if where:
-            chosen = set(pd.DataFrame([asdict(row) for row in found]).query(where).index)
-            found = [row for i, row in enumerate(found) if i in chosen]
-        made = getattr(import_module(f"experiments.{module}"), name)
-        if isinstance(made, dict):
-            return _Made({key: lambda make=make: make(found) for key, make in made.items()})
-        return _Made(made(found))
-
-    return make
-
-
-def _lra_table(file: str, where: str) -> Tables:
-    from experiments.lra.runs import read_runs
-    from experiments.lra.table import TITLES, Table
-
-    steps = rows(where).to_dict("records") if where else None
-    table = Table(read_runs(str(RESULTS / file)), steps, bool(where))
-    made = {name: markdown(lines, left) for name, (lines, left) in table.sections.items()}
-    return made | {TITLES[name]: text for name, text in made.items()}
-
-
-OLD: dict[str, Callable[[str, str], Tables]] = {
-    "lra.table": _lra_table,
-}
+def shares(frame: pd.DataFrame, down: Sequence[str], **ratios: str) -> str:
+    """Return sums of counts as a Markdown table: a column for each "part/whole", in percent."""
+    found = frame.groupby(list(down), sort=False).sum(numeric_only=True)
+    for head, ratio in ratios.items():
+        part, whole = ratio.split("/")
+        found[head] = (100 * found[part] / found[whole]).map("{:.1f}".format)
+    return markdown(found[[*ratios]].reset_index().astype(str), left=range(len(down)))
 
 
 if __name__ == "__main__":

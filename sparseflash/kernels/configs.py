@@ -30,7 +30,7 @@ Table = dict[tuple[str, int], Tiles]
 # copy: addresses need registers. A row " terms" is for scores with a cap, slopes or a bias, whose
 # code needs registers, and a row " biased" for those with slopes or a bias. Rows are measured for
 # Hopper, the padded ones apart; those for terms and for other GPUs are chosen by what compiles with
-# few spills (docs/results/compile_matrix.md).
+# few spills (docs/results/kernels.md).
 HOPPER = {
     ("forward", 32): Tiles(64, 128, 4, 1, max_registers=128),
     ("forward", 64): Tiles(128, 128, 8, 2, max_registers=128),

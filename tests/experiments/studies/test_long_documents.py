@@ -3,7 +3,6 @@
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.common.provenance import ROOT
 from experiments.lra.runs import read_runs, write_archive
 from experiments.studies import long_documents
 from experiments.studies.long_documents import documents, lines, paper_lines, write
@@ -97,14 +96,3 @@ def test_no_runs_are_refused(run_program):
 def test_runs_of_other_tasks_are_refused(found):
     with pytest.raises(ValueError, match="no run has task=files or task=imdb_whole; train first"):
         documents([run for run in found if run.task == "listops"])
-
-
-def test_the_published_page_follows_from_its_rows(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    runs = read_runs("docs/results/long_documents/cpu.jsonl.gz")
-    assert all(run.traced and run.complete for run in runs)
-    (cells,) = documents(runs).values()
-    page = (ROOT / "docs/results/long_documents.md").read_text("utf-8")
-    for row in lines(cells)[1:]:
-        if "ms" not in row[0]:
-            assert f"| {' | '.join(row[1:])} |".replace("|  |", "| |") in page

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from experiments.tools.pages import columns, lines, pivot
+from experiments.tools.pages import columns, lines, pivot, shares
 
 TABLE = "| a | b | c |\n| --- | ---: | --- |\n| x | 1 | p\\|q |\n| y | 2 | r |"
 
@@ -15,9 +15,19 @@ def test_columns_and_lines_choose_parts_of_a_table():
         columns(TABLE, "d")
 
 
-def test_a_pivot_has_a_line_for_each_value_and_refuses_two_in_one_cell():
-    frame = pd.DataFrame({"name": ["A", "A", "B"], "start": ["u", "v", "u"], "x": [1.0, 2.0, 3.0]})
-    body = pivot(frame, "name", "start", "x", "{:.1f}").splitlines()
-    assert body[0] == "|  | u | v |" and body[2:] == ["| A | 1.0 | 2.0 |", "| B | 3.0 | – |"]
-    with pytest.raises(ValueError, match="several x"):
-        pivot(pd.concat([frame, frame]), "name", "start", "x")
+def test_text_around_tables_stays():
+    text = f"Before.\n\n{TABLE}\n\nBetween.\n\n{TABLE}\n"
+    assert columns(text, "b").count("| b |\n") == 2 and "\n\nBetween.\n\n" in lines(text, "x")
+
+
+def test_a_pivot_has_means_and_their_standard_deviation():
+    frame = pd.DataFrame({"name": ["A", "A", "B"], "start": ["u", "u", "v"], "x": [1.0, 2.0, 3.0]})
+    body = pivot(frame, ["name"], "start", "x").splitlines()
+    assert body[0] == "| name | u | v |"
+    assert body[2:] == ["| A | 1.5 ± 0.7 | – |", "| B | – | 3.0 |"]
+
+
+def test_shares_are_of_sums():
+    frame = pd.DataFrame({"run": ["a", "a", "b"], "yes": [1, 3, 5], "all": [2, 6, 10]})
+    body = shares(frame, ["run"], yes="yes/all").splitlines()
+    assert body[0] == "| run | yes |" and body[2:] == ["| a | 50.0 |", "| b | 50.0 |"]
