@@ -1,4 +1,4 @@
-"""Train the runs of a sweep with experiments.train, at the same time on all GPUs.
+"""Train the runs of a sweep with experiments.train or experiments.lm, at once on all GPUs.
 
     python -m experiments.sweep sweep=lra
     python -m experiments.sweep sweep=path_x gpus=[0,1] 'with=["seed=0,1"]'
@@ -25,31 +25,40 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from experiments.common.checks import check_options
+from experiments.common.checks import check_options, choose
 from experiments.common.files import digest, read_yaml
 from experiments.common.program import program
-from experiments.lra.settings import Settings, compose_settings
+from experiments.lm import settings as lm_settings
+from experiments.lra import settings as settings_of
+from experiments.lra.settings import Settings
 from experiments.training import run_file
 
 FORM = "a sweep has common: [overrides] and runs: {name: {with: [overrides], after: name}}"
-TRAIN = ["-m", "experiments.train"]
+PROGRAMS = {"train": settings_of.compose_settings, "lm": lm_settings.compose_settings}
+TRAIN = {name: ["-m", f"experiments.{name}"] for name in PROGRAMS}
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node".split()
 DATA = -1  # the place of the process that makes data
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of experiments.train; it starts from the weights of `after`."""
+    """One run of a program; it starts from the weights of `after`."""
 
+    program: str  # of PROGRAMS
     name: str
     overrides: tuple[str, ...]
     values: dict[str, str]  # of the overrides that vary within the entry
-    settings: Settings
+    settings: Settings | lm_settings.Settings
     after: "Planned | None"
 
     @property
     def complete(self) -> bool:
         return bool((run_file.read(self.settings.folder) or {}).get("complete"))
+
+    @property
+    def data(self) -> str:
+        """A digest of what has to be made before the run; "" for nothing."""
+        return digest(self.settings.data()) if isinstance(self.settings, Settings) else ""
 
     @property
     def log(self) -> Path:
@@ -67,13 +76,16 @@ def planned(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Planned]
     Raises:
         ValueError: something in it is wrong, or a folder holds a run with other settings.
     """
-    if sweep.keys() - {"common", "runs"} or not isinstance(sweep.get("runs"), Mapping):
+    if sweep.keys() - {"common", "runs", "program"} or not isinstance(sweep.get("runs"), Mapping):
         raise ValueError(f"{FORM}; this one has {', '.join(map(str, sweep)) or 'nothing'}")
+    program = sweep.get("program", "train")  # the runs are of it
+    choose("program", program, PROGRAMS)
     found: dict[str, list[Planned]] = {}
     folders: dict[Path, str] = {}
     for name, entry in sweep["runs"].items():
         try:
-            found[name] = list(_entry(name, dict(entry or {}), found, sweep.get("common"), more))
+            lists = sweep.get("common"), more
+            found[name] = list(_entry(program, name, dict(entry or {}), found, *lists))
         except (ValueError, TypeError, HydraException) as error:
             raise ValueError(f"sweep, {name}: {' '.join(str(error).split())}") from error
         for run in found[name]:
@@ -85,7 +97,11 @@ def planned(sweep: Mapping[str, Any], more: Sequence[str] = ()) -> list[Planned]
 
 
 def _entry(
-    name: str, entry: dict[str, Any], found: Mapping[str, list[Planned]], *lists: Any
+    program: str,
+    name: str,
+    entry: dict[str, Any],
+    found: Mapping[str, list[Planned]],
+    *lists: Any,
 ) -> Iterator[Planned]:
     common, more = lists
     lists = common, entry.pop("with", None), more
@@ -97,7 +113,7 @@ def _entry(
     parsed = OverridesParser.create().parse_overrides([t for texts in lists for t in texts or ()])
     last = {override.get_key_element(): override for override in parsed}  # the last value counts
     if wrong := [key for key in last if not key.replace(".", "_").isidentifier() or "hydra" in key]:
-        raise ValueError(f"{wrong[0]}: give settings of experiments.train, NAME=VALUE")
+        raise ValueError(f"{wrong[0]}: give settings of experiments.{program}, NAME=VALUE")
     varied = {k: [*o.sweep_string_iterator()] for k, o in last.items() if o.is_sweep_override()}
     fixed = [str(override.input_line) for key, override in last.items() if key not in varied]
     for chosen in product(*varied.values()):
@@ -112,7 +128,8 @@ def _entry(
             start = able[0]
             overrides.append(f"init_from='{start.settings.folder}'")
         label = "/".join([name, *(re.sub(r"\\(.)|['\"]", r"\1", value) for value in chosen)])
-        yield Planned(label, tuple(overrides), values, compose_settings(overrides), start)
+        settings = PROGRAMS[program](overrides)
+        yield Planned(program, label, tuple(overrides), values, settings, start)
 
 
 def state(run: Planned) -> str:
@@ -120,6 +137,8 @@ def state(run: Planned) -> str:
     file = run_file.read(run.settings.folder) or {"result": None}
     if result := file["result"]:
         cut = "complete" if file["complete"] else f"cut short at step {result['steps']}"
+        if run.program == "lm":
+            return f"{cut}, validation loss {result['val_loss']:.4f}"
         return f"{cut}, accuracy {100 * result['accuracy']:.1f} %"
     if run.after is not None and not run.after.complete:
         return f"waits for {run.after.name}"
@@ -140,12 +159,13 @@ def train(
         minutes: of all runs together.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    failed, made, waiting = dict[str, str](), set[str](), list(runs)
-    data = {run.name: digest(run.settings.data()) for run in runs}
+    failed, made, waiting = dict[str, str](), {""}, list(runs)
+    data = {run.name: run.data for run in runs}
     at_work: dict[int, tuple[Planned, subprocess.Popen[bytes]]] = {}
 
     def start(run: Planned, place: int) -> None:
-        command, environment = [*TRAIN, *run.overrides], dict(os.environ)
+        command = [*TRAIN[run.program], *run.overrides]
+        environment = dict(os.environ)
         if place == DATA:
             command += ["data_only=true", "device=cpu", f"scale={run.settings.scale}"]
         else:
@@ -223,7 +243,7 @@ def main(options: dict[str, Any], command: str) -> None:
     for run in runs:
         print(f"{run.name}: {failed.get(run.name) or state(run)}")
         if options["dry_run"]:
-            print(f"    python -m experiments.train {shlex.join(run.overrides)}")
+            print(f"    python -m experiments.{run.program} {shlex.join(run.overrides)}")
     print(f"{sum(run.complete for run in runs)} of {len(runs)} runs complete, {len(failed)} failed")
     sys.exit(bool(failed))
 

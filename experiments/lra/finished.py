@@ -17,16 +17,10 @@ from experiments.training.data import DeviceSplit
 from experiments.training.device import DTYPES, lacks_memory
 from experiments.training.distributed import Group
 from experiments.training.evaluate import Evaluator
-from experiments.training.run_file import read_settings
 from experiments.training.state import WEIGHTS, load_weights, refuse_shapes, weights_file
 
 TOKENS = 2**16  # of a batch on a CPU, if none is given
 REMEDY = "give the folder of a finished run"
-
-
-def run_settings(folder: Path) -> Settings:
-    """Return the settings of the run in a folder. Raises ValueError if it holds none."""
-    return read_settings(folder, Settings)
 
 
 def load_model(folder: Path, settings: Settings, task: Task) -> tuple[Classifier, int]:

@@ -8,15 +8,6 @@ from typing import Any
 
 from experiments.common.config import check, option
 
-
-def __getattr__(name: str) -> Any:  # for readers that still have it from here
-    if name == "PRECISIONS":
-        from experiments.training.device import DTYPES
-
-        return DTYPES
-    raise AttributeError(name)
-
-
 SCALES = ("auto", "full", "small")
 SCHEDULES = ("onecycle", "cosine", "rsqrt", "constant")
 

@@ -44,7 +44,7 @@ if not name.endswith("data"):
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Return a function that plans runs whose processes are stand-ins."""
-    monkeypatch.setattr(sweep, "TRAIN", ["-c", STAND_IN, str(tmp_path)])
+    monkeypatch.setattr(sweep, "TRAIN", {"train": ["-c", STAND_IN, str(tmp_path)]})
 
     def made(entries: dict[str, dict[str, Any]]) -> list[sweep.Planned]:
         entries = {k: e | {"with": [f"name={k}", *e.get("with", [])]} for k, e in entries.items()}
