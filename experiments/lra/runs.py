@@ -111,9 +111,11 @@ class Run:
     @property
     def workload(self) -> str:
         """What runs must share for their times to be compared."""
-        names = ("batch", "model", "recipe", "scale", "precision")
-        work: dict[str, Any] = {name: self.settings.get(name) for name in names}
-        work = changed(work) | {"length": self.length, "processes": self.processes}
+        names = ("batch", "recipe", "scale", "precision")
+        model = (self.settings.get("model") or {}).items()
+        work = {name: self.settings.get(name) for name in names}
+        work |= {"model": {k: v for k, v in model if v is not None}}  # a default may be unknown
+        work |= {"length": self.length, "processes": self.processes}
         return json.dumps(work, sort_keys=True, default=str)
 
 
