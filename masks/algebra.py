@@ -9,7 +9,6 @@ canonical texts are; the text is Python, and `masks.parse` reads it back.
 
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,8 +25,8 @@ from masks.build import build
 from masks.checks import integer
 from masks.registry import Keyed, remember
 from masks.repeats import joined
-from masks.runs import Bools, Grid, Ints
-from masks.types import Placed, Repeats
+from masks.runs import Grid, Ints
+from masks.types import Changes, Placed, Repeats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +66,23 @@ class Mask(Keyed):
 
     def repeats(self, grid: Grid) -> Repeats | None:
         """Which block rows of `grid` look the same, or None where that is not known."""
+        return None
+
+    def moves(self) -> tuple[int, ...] | None:
+        """Return how the mask repeats: (tokens, first query, first key), or None.
+
+        It stays the same when queries and keys move by so many tokens, from the first ones on,
+        which are 0 where they are left out.
+        """
+        return None
+
+    def laid(self, start: Ints, stop: Ints) -> "Mask | None":
+        """Return a mask that is this one in every document, counted from its first token, or None.
+
+        Args:
+            start, stop: (D,) first tokens of the documents, and the tokens after the last. Pairs
+                of tokens in different documents do not matter.
+        """
         return None
 
     def layer(self, index: int) -> "Mask":
@@ -255,6 +271,11 @@ class _Join(Mask):
     def repeats(self, grid: Grid) -> Repeats | None:
         return joined([part.repeats(grid) for part in self.parts])
 
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        found = [part.laid(start, stop) for part in self.parts]
+        known = [part for part in found if part is not None]
+        return type(self).of(*known) if len(known) == len(found) else None
+
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]
         return Placed(
@@ -297,6 +318,10 @@ class Not(Mask):
     def repeats(self, grid: Grid) -> Repeats | None:
         return self.part.repeats(grid)
 
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        part = self.part.laid(start, stop)
+        return None if part is None else ~part
+
     def place(self, grid: Grid) -> Placed:
         inner = self.part.place(grid)
         return Placed(
@@ -307,12 +332,17 @@ class Not(Mask):
         )
 
 
-def any_changes(placed: list[Placed]) -> Callable[[Ints, Ints], Bools] | None:
+def any_changes(placed: list[Placed]) -> tuple[Changes | None, Changes | None]:
     """`Placed.changes` of what is made of others, pair by pair."""
-    found = [p.changes for p in placed if p.changes is not None]
-    if len(found) < len(placed):
+    q, k = (_any([p.changes[side] for p in placed]) for side in (0, 1))
+    return q, k
+
+
+def _any(found: list[Changes | None]) -> Changes | None:
+    known = [changes for changes in found if changes is not None]
+    if len(known) < len(found):
         return None
-    return lambda s, q: reduce(np.logical_or, (changes(s, q) for changes in found))
+    return lambda s, token: reduce(np.logical_or, (changes(s, token) for changes in known))
 
 
 def inherit(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from masks.runs import Grid, Ints, distinct, ranges
+from masks.runs import Grid, Ints, distinct, quotient, ranges
 
 EMPTY, FULL = -2, -1  # codes in `BlockMask.tiles`; one >= 0 is the number of a bit tile
 
@@ -67,7 +67,7 @@ def row_segments(
     tile = tiles[np.searchsorted(starts, cuts, "right") - 1]
     length = np.diff(cuts, append=grid.size)
     kept = tile != empty
-    line, first = np.divmod(cuts[kept], grid.cols)
+    line, first = quotient(cuts[kept], grid.cols)
     return line, first, length[kept], tile[kept]
 
 

@@ -24,7 +24,7 @@ from masks.registry import by_text
 from masks.repeats import Copies
 from masks.runs import Grid, Ints
 from masks.tiles import Tiles, ordered, pack_bits
-from masks.types import BlockData, Mask, Placed
+from masks.types import BlockData, Changes, Mask, Placed
 
 BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
 
@@ -122,9 +122,12 @@ def _mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
     stops = np.cumsum(lengths)  # counts mixed blocks
     total = int(stops[-1]) if len(stops) else 0
     for begin in range(0, total, BLOCKS_AT_ONCE):
-        rank = np.arange(begin, min(begin + BLOCKS_AT_ONCE, total))
-        run = np.searchsorted(stops, rank, "right")
-        yield starts[run] + rank - (stops[run] - lengths[run])
+        end = min(begin + BLOCKS_AT_ONCE, total)
+        low, high = np.searchsorted(stops, [begin, end - 1], "right")
+        here = slice(low, high + 1)
+        first = np.maximum(begin - (stops[here] - lengths[here]), 0)  # of each run, in this chunk
+        count = np.minimum(lengths[here], end - (stops[here] - lengths[here])) - first
+        yield rl.ranges(starts[here] + first, count)
 
 
 def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.int32]:
@@ -136,33 +139,45 @@ def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.i
         q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
         k = grid.k_token(col)[:, None, None] + np.arange(grid.block_k)
         q, k = np.clip(q, 0, grid.n_q - 1), np.clip(k, 0, grid.n_k - 1)
-        which, seen = _stretches(placed, s, q)
-        allowed = placed.allowed(s[:, None, None], seen, k)
-        bits = pack_bits(np.broadcast_to(allowed, (*seen.shape[:2], grid.block_k)))
-        if which is not None:
-            line = which + np.arange(len(row))[:, None] * seen.shape[1]
-            bits = bits.reshape(-1, bits.shape[2]).take(line, axis=0)
-        codes[part] = tiles.codes(bits, grid.cut(row, col))
+        rows, seen = _stretches(placed.changes[0], s, q)
+        cols, keys = _stretches(placed.changes[1], s, k.swapaxes(1, 2))
+        allowed = placed.allowed(s[:, None, None], seen, keys.swapaxes(1, 2))
+        allowed = np.broadcast_to(allowed, (len(s), seen.shape[1], keys.shape[1]))
+        bits = pack_bits(_spread(allowed, cols, 2))
+        codes[part] = tiles.codes(_spread(bits, rows, 1), grid.cut(row, col))
     return codes
 
 
-def _stretches(placed: Placed, s: Ints, q: Ints) -> tuple[Ints | None, Ints]:
-    """(which, seen): query q[t, i] has the keys of seen[t, which[t, i]]; those of its own if None.
+def _stretches(changes: Changes | None, s: Ints, token: Ints) -> tuple[Ints | None, Ints]:
+    """(which, seen): token[t, i] is like seen[t, which[t, i]]; all are their own like if None.
 
     Args:
-        s, q: (T,) and (T, block_q, 1).
+        s, token: (T,) and (T, n, 1).
     """
-    if placed.changes is None:
-        return None, q
-    new = placed.changes(s[:, None], q[:, :, 0])
+    if changes is None:
+        return None, token
+    new = changes(s[:, None], token[:, :, 0])
     new[:, 0] = False
     which = np.cumsum(new, axis=1, dtype=np.int64)
     count = int(which[:, -1].max()) + 1
-    if 2 * count > q.shape[1]:
-        return None, q
-    seen = np.repeat(q[:, :1], count, axis=1)
-    np.put_along_axis(seen, which[:, :, None], q, axis=1)  # the last of each stretch
+    if 2 * count > token.shape[1]:
+        return None, token
+    seen = np.repeat(token[:, :1], count, axis=1)
+    line, place = np.nonzero(new)
+    seen[line, which[line, place]] = token[line, place]  # the first of each stretch
     return which, seen
+
+
+def _spread(values: NDArray, which: Ints | None, axis: int) -> NDArray:
+    """values[t, which[t, i]], or values[t, :, which[t, i]] for axis 2; all of them if None."""
+    if which is None:
+        return values
+    count, rows, cols = values.shape
+    if axis == 1:
+        line = which + np.arange(count)[:, None] * rows
+        return values.reshape(-1, cols).take(line, axis=0)
+    line = np.arange(count * rows).reshape(count, rows, 1) * cols
+    return np.ascontiguousarray(values).ravel().take(line + which[:, None])
 
 
 def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:

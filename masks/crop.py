@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL, row_segments
 from masks.checks import block_sizes, integer
-from masks.runs import Grid, Ints, ranges
+from masks.runs import Grid, Ints, quotient, ranges
 from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
 from masks.types import BlockData, BlockMask
 
@@ -21,7 +21,7 @@ def crop(blocks: BlockMask, n_q: int, n_k: int | None = None) -> BlockData | Non
         return None
     grid = Grid(n_q, n_k, *blocks.block_size, blocks.batch, blocks.heads)
     line, first, length, tile = row_segments(blocks.grid, blocks.starts, blocks.tiles)
-    s, row = np.divmod(line, blocks.rows)
+    s, row = quotient(line, blocks.rows)
     kept = (row < grid.rows) & (first < grid.cols)
     s, row, first, tile = s[kept], row[kept], first[kept], tile[kept]
     length = np.minimum(length[kept], grid.cols - first)
@@ -71,7 +71,7 @@ def _coarse_runs(blocks: BlockMask, grid: Grid) -> rl.Runs:
     """Codes of the coarse blocks, by the allowed area; MIXED where a fine one is partial."""
     fine = blocks.grid
     line, first, length, tile = row_segments(fine, blocks.starts, blocks.tiles)
-    s, row = np.divmod(line, fine.rows)
+    s, row = quotient(line, fine.rows)
     begin, end = fine.k_first[first], fine.k_last[first + length - 1] + 1  # tokens
     left, right = begin // grid.block_k, (end - 1) // grid.block_k
     pieces = (  # of a run: in its first coarse column, in those between, and in its last

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.block_lists import EMPTY, row_segments
 from masks.leaves.geometry import row_numbers
-from masks.runs import Grid, Ints, ranges
+from masks.runs import Grid, Ints, quotient, ranges
 from masks.types import Repeats
 
 NEAR = 16  # rows in one window, for each one has to find which of its tiles are alike
 RUNS_AT_ONCE = 1 << 16  # bounds the memory for copies
+LONG = 64  # runs of a part of a line
 Look = Callable[[Grid], tuple[Ints, NDArray[np.int32]]]  # (starts, codes) of a window
 
 
@@ -126,7 +127,7 @@ class Copies:
         """(line, first, stop, code) of the runs of a window, cut where its rows end."""
         window = self.grid.window(rows, cols)
         line, first, length, code = row_segments(window, *look(window), empty=EMPTY - 1)
-        s, row = np.divmod(line, window.rows)
+        s, row = quotient(line, window.rows)
         first = first + cols[0]
         return s * self.grid.rows + row + rows[0], first, first + length, code
 
@@ -141,7 +142,7 @@ class Copies:
         begin[1:] = np.where(again, np.maximum(begin[1:], end[:-1]), begin[1:])
         rank = np.empty(grid.rows, np.int64)
         rank[self.chosen] = np.arange(len(self.chosen))
-        s, row = np.divmod(line, grid.rows)
+        s, row = quotient(line, grid.rows)
         at, profile = rank[row], s * kinds + self.kind[row]
         first, stop = np.maximum(first - move[at], begin[at]), np.minimum(stop - move[at], end[at])
         kept = np.flatnonzero(first < stop)
@@ -177,12 +178,26 @@ def _laid(grid: Grid, parts: list[Part]) -> tuple[Ints, NDArray[np.int32]]:
     steps = np.searchsorted(total, np.arange(0, total[-1], RUNS_AT_ONCE))
     bounds, size = rl.distinct(np.append(steps, len(total))), 0
     for here in map(slice, bounds[:-1], bounds[1:]):
-        entry = ranges(low[here], count[here])
-        start, value = first[entry], code[entry]
-        start += np.repeat(shift[here], count[here])
-        start[np.cumsum(count[here]) - count[here]] = begin[here]
-        keep = np.append(size == 0 or value[0] != codes[size - 1], value[1:] != value[:-1])
-        start, value = start[keep], value[keep]
-        starts[size : size + len(start)], codes[size : size + len(start)] = start, value
-        size += len(start)
+        n = int(count[here].sum())
+        start, value = starts[size : size + n], codes[size : size + n]
+        heads = np.cumsum(count[here]) - count[here]
+        if n > LONG * len(heads):  # slices are cheaper than numbers of entries
+            spans = zip(heads.tolist(), low[here].tolist(), count[here].tolist(), strict=True)
+            for (at, entry, length), move in zip(spans, shift[here].tolist(), strict=True):
+                np.add(first[entry : entry + length], move, out=start[at : at + length])
+                value[at : at + length] = code[entry : entry + length]
+        else:
+            entry = ranges(low[here], count[here])
+            np.add(first[entry], np.repeat(shift[here], count[here]), out=start)
+            value[:] = code[entry]
+        start[heads] = begin[here]
+        # The runs of a part differ from their neighbours; only two parts may have one code.
+        again = heads[codes[size + heads - 1] == value[heads]]
+        again = again[again > 0] if size == 0 else again
+        if len(again):
+            keep = np.ones(n, bool)
+            keep[again] = False
+            n -= len(again)
+            start[:n], value[:n] = start[keep], value[keep]
+        size += n
     return starts[:size], codes[:size]

@@ -11,7 +11,7 @@ maximum, `&` the minimum, and `~` counts from the other end.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,8 +123,8 @@ class Grid:
 
     def split(self, x: Ints) -> tuple[Ints, Ints, Ints]:
         """Flattened positions -> (slice, block row, block column)."""
-        line, col = np.divmod(x, self.cols)
-        s, row = np.divmod(line, self.rows)
+        line, col = quotient(x, self.cols)
+        s, row = quotient(line, self.rows)
         return s, row, col
 
 
@@ -257,6 +257,12 @@ def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
         starts.append(inside + (i - source) * area)
         codes.append(runs.codes[low:high])
     return Runs(*compact(np.concatenate(starts), np.concatenate(codes), len(slices) * area))
+
+
+def quotient(x: NDArray, divisor: Any) -> tuple[NDArray, NDArray]:
+    """(x // divisor, x % divisor), several times as fast as `np.divmod` for one divisor."""
+    whole = x // divisor
+    return whole, x - whole * divisor
 
 
 def ranges(first: Ints, count: Ints, dtype: type = np.int64) -> NDArray:

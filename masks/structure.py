@@ -80,6 +80,11 @@ class Heads(_Turns):
     def repeats(self, grid: Grid) -> Repeats | None:
         return joined([part.repeats(grid) for part in self.parts])
 
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        found = [part.laid(start, stop) for part in self.parts]
+        known = [part for part in found if part is not None]
+        return Heads(tuple(known)) if len(known) == len(found) else None
+
     def place(self, grid: Grid) -> Placed:
         placed = [part.place(grid) for part in self.parts]
         count = len(placed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Bools, Grid, Ints, quotient
 from masks.types import BlockData
 
 Words = NDArray[np.uint32]
@@ -40,8 +40,6 @@ class Tiles:
 
     def __init__(self, grid: Grid):
         self.grid = grid
-        self._numbers: dict[bytes, int] = {}
-        self._tiles: list[Words] = []
         q, k = np.arange(grid.block_q)[:, None], np.arange(grid.block_k)
         first_q, first_k = max(-grid.q_origin, 0), max(-grid.k_origin, 0)
         last_q = (grid.n_q - grid.q_origin - 1) % grid.block_q + 1
@@ -49,6 +47,11 @@ class Tiles:
         ends = product((0, first_q), (0, first_k), (grid.block_q, last_q), (grid.block_k, last_k))
         exists = [(q >= a) & (q < c) & (k >= b) & (k < d) for a, b, c, d in ends]
         self.exists = pack_bits(np.stack(exists))  # by Grid.cut
+        self._numbers: dict[int | bytes, int] = {}  # by hash, or by content where hashes are equal
+        self._tiles = np.empty((0, *self.exists.shape[1:]), np.uint32)  # the first of them count
+        words = self.exists[0].size
+        self._factors = np.random.default_rng(0).integers(1 << 64, size=words, dtype=np.uint64)
+        self._count = 0
 
     def parts(self, count: int) -> Iterator[slice]:
         """`count` tiles in parts that are small enough to be unpacked."""
@@ -56,35 +59,54 @@ class Tiles:
         return (slice(i, min(i + at_once, count)) for i in range(0, count, at_once))
 
     def __len__(self) -> int:
-        return len(self._tiles)
+        return self._count
 
     @property
     def bits(self) -> Words:
         """uint32 (T, block_q, words), as `BlockMask.bits`."""
-        return np.array(self._tiles, np.uint32).reshape(-1, *self.exists.shape[1:])
+        return self._tiles[: self._count]
 
     def codes(self, bits: Words, cut: Ints) -> NDArray[np.int32]:
         """(T,) codes of blocks with these bits, whose ends are cut as `Grid.cut` says.
 
         Bits of tokens that do not exist are dropped.
         """
-        exists = self.exists[cut]
+        exists = self.exists[cut] if len(np.unique(cut)) > 1 else self.exists[cut[:1]]
         bits = bits & exists
         empty, full = ~bits.any(axis=(1, 2)), (bits == exists).all(axis=(1, 2))
         codes = np.where(full, FULL, EMPTY).astype(np.int32)
-        for i in np.flatnonzero(~empty & ~full).tolist():
-            number = self._numbers.setdefault(bits[i].tobytes(), len(self._tiles))
-            if number == len(self._tiles):
-                self._tiles.append(bits[i].copy())
-            codes[i] = number
+        partial = ~empty & ~full
+        codes[partial] = self._number(bits[partial])
         return codes
+
+    def _number(self, bits: Words) -> Ints:
+        """(T,) numbers of partial tiles."""
+        words = bits.reshape(len(bits), self._factors.size)
+        numbers = np.empty(len(bits), np.int64)
+        for i, key in enumerate((words * self._factors).sum(axis=1).tolist()):
+            numbers[i] = self._numbers.setdefault(key, len(self._numbers))
+        self._add(bits, numbers)
+        for i in np.flatnonzero((self._tiles[numbers] != bits).any(axis=(1, 2))).tolist():
+            numbers[i] = self._numbers.setdefault(bits[i].tobytes(), len(self._numbers))
+            self._add(bits[i : i + 1], numbers[i : i + 1])
+        return numbers
+
+    def _add(self, bits: Words, numbers: Ints) -> None:
+        """Keep the tiles whose numbers are new."""
+        if len(self._numbers) > len(self._tiles):
+            room = np.empty((2 * len(self._numbers), *bits.shape[1:]), np.uint32)
+            room[: self._count] = self.bits
+            self._tiles = room
+        new = np.flatnonzero(numbers >= self._count)[::-1]  # the first of equal ones wins
+        self._tiles[numbers[new]] = bits[new]
+        self._count = len(self._numbers)
 
     def codes_of(self, bits: Words, number: Ints, cut: Ints) -> NDArray[np.int32]:
         """(T,) codes of blocks with the bits `bits[number]`; equal ones are looked at once."""
         kinds, kind = np.unique(number.astype(np.int64) * 4 + cut, return_inverse=True)
         codes = np.empty(len(kinds), np.int32)
         for part in self.parts(len(kinds)):
-            tile, cut = np.divmod(kinds[part], 4)
+            tile, cut = quotient(kinds[part], 4)
             codes[part] = self.codes(bits[tile], cut)
         return codes[kind]
 
@@ -115,16 +137,20 @@ def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:
     new[[EMPTY, FULL]] = EMPTY, FULL  # from the end
     parts = [codes[i : i + CODES_AT_ONCE] for i in range(0, len(codes), CODES_AT_ONCE)]
     for part in parts:
+        if len(order) == len(tiles):
+            break
         unseen = part[new[part] == -3]
         if len(unseen):
-            first = np.unique(unseen, return_index=True)[1]
-            unseen = unseen[np.sort(first)]
+            first = np.full(len(tiles), len(unseen))
+            first[unseen[::-1]] = np.arange(len(unseen) - 1, -1, -1)  # the first place of each
+            unseen = unseen[np.sort(first[first < len(unseen)])]
             new[unseen] = np.arange(len(order), len(order) + len(unseen))
             order = np.append(order, unseen)
-    if len(order) != len(tiles) or (order != np.arange(len(order))).any():
+    if (order != np.arange(len(order))).any():
         for part in parts:
             part[:] = new[part]
-    return tiles.bits[order]
+        return tiles.bits[order]
+    return tiles.bits[: len(order)]
 
 
 def edge_tiles(n_q: int, n_k: int, block_size: tuple[int, int]) -> np.ndarray:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from masks.runs import Bools, Grid, Ints, Runs
 
+Changes = Callable[[Ints, Ints], Bools]  # of (slice, token)
+
 
 class Placed(NamedTuple):
     """A mask on a grid."""
@@ -20,8 +22,8 @@ class Placed(NamedTuple):
     runs: Runs  # the code of every block
     allowed: Callable[[Ints, Ints, Ints], Bools]  # of (slice, query, key) arrays, broadcasting
     signature: Callable[[Ints], list[Ints]]  # columns for block positions; equal rows: equal tiles
-    # of (slice, query): whether its keys may be others than those of query - 1; None: any may
-    changes: Callable[[Ints, Ints], Bools] | None = None
+    # Whether a query may have other keys than the one before it, and a key other queries; None: any
+    changes: tuple[Changes | None, Changes | None] = (None, None)
 
 
 class Repeats(NamedTuple):

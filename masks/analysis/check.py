@@ -67,9 +67,9 @@ def check(
 ) -> Report:
     """Look for what is wrong with a mask of self-attention.
 
-    The problems are pairs that no depth can connect, or too few layers; tokens in groups that never
-    meet; queries that see nothing, and keys that no query sees; keys ahead of a causal query; and
-    that every block is computed, though few pairs are allowed. The notes tell of computed blocks
+    The problems are pairs that no depth can connect, or too few layers; queries that see nothing,
+    and keys that no query sees; keys ahead of a causal query; and that every block is computed,
+    though few pairs are allowed. The notes tell of computed blocks
     that are mostly masked, of rows with much more work than others, and of differences between
     heads.
 

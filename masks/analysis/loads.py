@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from masks.analysis.segments import Segments
-from masks.runs import Bools, Grid, Ints, expand
+from masks.runs import Bools, Grid, Ints, expand, quotient
 
 PAIRS_AT_ONCE = 1 << 17  # of (line, tile): bounds the memory
 
@@ -89,7 +89,7 @@ def _tokens(whole: Bools, line: Ints, tile: NDArray, facts: Bools) -> Bools:
     count = max(1, len(facts))
     pairs = np.unique(line * count + tile)
     for begin in range(0, len(pairs), PAIRS_AT_ONCE):
-        here, which = np.divmod(pairs[begin : begin + PAIRS_AT_ONCE], count)
+        here, which = quotient(pairs[begin : begin + PAIRS_AT_ONCE], count)
         starts = np.flatnonzero(np.diff(here, prepend=-1))
         out[here[starts]] |= np.logical_or.reduceat(facts[which], starts)
     return out

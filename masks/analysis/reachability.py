@@ -1,18 +1,15 @@
-"""Findings about all layers together: groups that never meet, keys never seen, too few layers."""
+"""Findings about all layers together: keys that are never seen, too few layers."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from masks.analysis.components import block_components, token_components
 from masks.analysis.reach import Reach, built, reach
 from masks.analysis.segments import Segments, merged
-from masks.analysis.words import count_of, spans
+from masks.analysis.words import count_of
 from masks.registry import PATTERNS
-from masks.runs import Ints
 from masks.types import BlockMask, Mask
 
 LAYERS = 64  # that are followed where a model has fewer
@@ -47,85 +44,38 @@ class Model:
         depth = self.layers if self.mask.per_layer else max(LAYERS, self.layers or 0)
         return reach(self.blocks, depth, causal=self.causal, batch=0)
 
-    @cached_property
-    def groups(self) -> Ints:
-        """(seq_len,): a label for every token, equal where tokens are connected."""
-        segments = Segments.of(self.blocks[0])
-        label = token_components(segments)
-        if label is None:  # too many edges: by blocks
-            grid = segments.grid
-            label = np.repeat(block_components(segments), grid.block_q)[: grid.n_q]
-        return label
-
 
 def findings(model: Model) -> tuple[list[str], list[str]]:
     """(problems, notes), as sentences."""
     if not model.blocks[0].nnz:
         return [], []
-    if len(model.blocks) == 1 and np.any(model.groups != model.groups[0]):
-        apart, separator = _apart(model), _separator(model, len(np.unique(model.groups)))
-        if separator is not None:
-            return [], [f"{apart} That is what {separator} is for."]
-        return [f"{apart} {_remedy(model)}".rstrip()], []
-    if model.reach.at_least is None and model.reach.settled:
+    if model.reach.at_least is not None or not model.reach.settled:
+        return _depth(model)
+    separator = _separator(model, model.mask)
+    if separator is None:
         return [_never(model)], []
-    return _depth(model)
+    return [], [
+        f"A query sees {model.reach.share()}, at any depth. That is what {separator} is for."
+    ]
 
 
-def _apart(model: Model) -> str:
-    """Groups of tokens that never meet."""
-    label, n = model.groups, model.seq_len
-    sizes = np.unique(label, return_counts=True)[1]
-    # Blocks can join groups that tokens keep apart: the groups bound what is seen as well.
-    pairs = (sizes * (sizes + 1) // 2) if model.causal else sizes**2
-    share = pairs.sum() / ((n * (n + 1) // 2) if model.causal else n * n)
-    share = min(model.reach.upper[-1], share)
-    return (
-        f"The tokens fall into {len(sizes)} groups that never see each other, at any depth: "
-        f"{_shape_of(label, sizes)}. A query sees {replace(model.reach, upper=(share,)).share()}."
-    )
+def _separator(model: Model, mask: Mask) -> Mask | None:
+    """Return the part of the mask that is made to hide what is never seen, such as documents.
 
-
-def _shape_of(label: Ints, sizes: Ints) -> str:
-    count, n = len(sizes), len(label)
-    if count == n:
-        return "every token is alone"
-    if np.array_equal(label, np.arange(n) % count):
-        return f"token i is in group i mod {count}"
-    if _are_stretches(label):
-        if (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]:
-            return f"each is a stretch of {sizes[0]} neighbours"
-        bounds = pairwise(np.append(0, np.cumsum(sizes)).tolist())
-        return f"the tokens {spans([(first, stop - 1) for first, stop in bounds])}"
-    alone = int(np.count_nonzero(sizes == 1))
-    verb = "is" if alone == 1 else "are"
-    some = f", and {count_of(alone, 'token')} {verb} alone" if alone else ""
-    return f"the largest holds {sizes.max()} of {n} tokens{some}"
-
-
-def _are_stretches(label: Ints) -> bool:
-    return bool((np.diff(label) >= 0).all())
-
-
-def _separator(model: Model, groups: int) -> Mask | None:
-    """The part of the mask that is made for these groups, such as documents; None without one.
-
-    A pattern of the section "Segments" is made to keep stretches of tokens apart. It counts where
-    it has the groups of the whole mask by itself: other parts then neither join nor split them.
+    A pattern of the section "Segments" is made for that. It counts where by itself, at any depth,
+    every query sees as much as with the whole mask.
     """
-    mask, label = model.mask, model.groups
-    if len(np.unique(label)) != groups or not _are_stretches(label):
-        return None
     entry = PATTERNS.get(mask.kind)
     if mask.kind == "packed" or (entry and entry.section == "Segments"):
-        return mask
+        alone = replace(model, mask=mask).reach.seen_keys
+        return mask if np.array_equal(alone, model.reach.seen_keys) else None
     joined = mask.parts if mask.kind in ("|", "&", "heads") else ()
-    found = (_separator(replace(model, mask=part), groups) for part in joined)
+    found = (_separator(model, part) for part in joined)
     return next((part for part in found if part is not None), None)
 
 
 def _never(model: Model) -> str:
-    """Connected, and yet some pairs are out of sight at any depth."""
+    """Some pairs are out of sight at any depth."""
     found = model.reach
     start = "With causal, a query" if model.causal else "A query"
     only = "only " if found.exact else ""

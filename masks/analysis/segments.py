@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from masks.block_lists import FULL, row_segments
 from masks.checks import integer
-from masks.runs import Bools, Grid, Ints, expand
+from masks.runs import Bools, Grid, Ints, expand, quotient
 from masks.tiles import unpack_bits
 from masks.types import BlockMask
 
@@ -52,8 +52,8 @@ class Segments:
         """The segments of all slices, or of one batch entry, one head, or both."""
         grid = blocks.grid
         line, first, length, tile = row_segments(grid, blocks.starts, blocks.tiles)
-        s, row = np.divmod(line, grid.rows)
-        b, h = np.divmod(s, grid.heads)
+        s, row = quotient(line, grid.rows)
+        b, h = quotient(s, grid.heads)
         kept = np.ones(len(s), bool)
         if batch is not None:
             kept &= b == integer("batch", batch, min=0, max=grid.batch - 1)
@@ -180,7 +180,7 @@ def union(group: Ints, first: Ints, stop: Ints, width: int) -> tuple[Ints, Ints,
     begin, end = begin[order], np.maximum.accumulate(end[order])
     heads = np.flatnonzero(np.append(True, begin[1:] > end[:-1])[: len(begin)])
     tails = np.append(heads[1:], len(begin))[: len(heads)] - 1
-    group, first = np.divmod(begin[heads], width + 1)
+    group, first = quotient(begin[heads], width + 1)
     return group, first, end[tails] - group * (width + 1)
 
 

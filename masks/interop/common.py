@@ -11,7 +11,7 @@ from masks.arrays import to_numpy
 from masks.block_lists import FULL, row_segments
 from masks.block_mask import BlockMask as Built
 from masks.checks import argument_places, integer
-from masks.runs import Grid, Ints, ranges
+from masks.runs import Grid, Ints, quotient, ranges
 from masks.tiles import Tiles, assemble, pack_bits
 from masks.types import BlockData, BlockMask
 
@@ -55,7 +55,7 @@ def evaluate(mask_mod: Callable[..., Any], tiles: Tiles, x: Ints, device: Any) -
 
     grid = tiles.grid
     s, row, col = grid.split(x)
-    b, h = np.divmod(s, grid.heads)
+    b, h = quotient(s, grid.heads)
     corner = [b, h, row * grid.block_q, col * grid.block_k]
     codes = np.empty(len(x), np.int32)
     for part in tiles.parts(len(x)):

@@ -5,27 +5,18 @@ Both have a list of partial blocks and one of full blocks. As in `masks`, a bloc
 full when all of its existing tokens are allowed.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from masks.arrays import to_numpy
 from masks.block_lists import BlockLists
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes, integer
 from masks.interop.common import (
     block_codes,
     check_built,
-    check_fields,
-    check_mask_mod,
     check_size,
-    evaluate,
-    from_lists,
 )
-from masks.runs import Grid, Ints, expand
-from masks.tiles import Tiles
+from masks.runs import expand
 
 
 class BlockSparseTensors(NamedTuple):
@@ -94,60 +85,6 @@ def to_fa4(blocks: BlockMask, device: Any = None, *, limit_gib: float = 8) -> Fa
         arrays = block_codes(blocks), blocks.bits.view(np.int32).copy()
         aux = [torch.from_numpy(array).to(device) for array in arrays]
     return Fa4Mask(forward, backward, aux)
-
-
-def from_fa4(
-    forward: Any,
-    n_q: int,
-    n_k: int,
-    *,
-    aux_tensors: Any = None,
-    mask_mod: Callable[..., Any] | None = None,
-) -> BlockMask:
-    """The exact block mask of forward lists, ours or a `BlockSparseTensorsTorch`.
-
-    Args:
-        forward: lists by query block, with `block_size`.
-        n_q, n_k: tokens.
-        aux_tensors: those of `to_fa4`, for partial blocks.
-        mask_mod: without them, the formula (b, h, q, k) -> bool in PyTorch. It is called for
-            partial blocks only.
-
-    Raises:
-        ValueError: partial blocks with neither, no block_size, or lists of another shape.
-    """
-    check_mask_mod(mask_mod)
-    wanted = "lists by query block, such as to_fa4(blocks).forward"
-    check_fields("forward", forward, "mask_block_cnt", wanted)
-    if forward.block_size is None:
-        raise ValueError("block_size is None: give forward._replace(block_size=(queries, keys))")
-    n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
-    extents = tuple(forward.mask_block_cnt.shape[:2])
-    grid = Grid(n_q, n_k, *block_sizes(forward.block_size), *extents)
-
-    def codes_of(tiles: Tiles, x: Ints) -> NDArray[np.int32]:
-        if not len(x):
-            return np.zeros(0, np.int32)
-        if aux_tensors is not None:
-            tile, bits = (to_numpy(tensor) for tensor in aux_tensors)
-            shapes = (*extents, grid.rows, grid.cols), tiles.exists.shape[1:]
-            if (tile.shape, bits.shape[1:]) != shapes or tile.max() >= len(bits):
-                raise ValueError(
-                    f"aux_tensors have shapes {tile.shape} and {bits.shape}: give those of these "
-                    f"lists, {shapes[0]} and (tiles, *{shapes[1]})"
-                )
-            tile = tile.reshape(-1)[x]
-            if (tile < 0).any():
-                raise ValueError("a partial block has no tile: give the aux_tensors of these lists")
-            _, row, col = grid.split(x)
-            return tiles.codes_of(bits.view(np.uint32), tile, grid.cut(row, col))
-        if mask_mod is not None:
-            return evaluate(mask_mod, tiles, x, forward.mask_block_idx.device)
-        raise ValueError(f"{len(x)} blocks are partial: give aux_tensors, or the mask_mod")
-
-    partial = forward.mask_block_cnt, forward.mask_block_idx
-    full = forward.full_block_cnt, forward.full_block_idx
-    return BlockMask(*from_lists(grid, partial, full, codes_of))
 
 
 def _padded(

@@ -8,10 +8,8 @@ import numpy as np
 from masks.arrays import to_numpy
 from masks.block_lists import FULL
 from masks.block_mask import BlockMask
-from masks.checks import block_sizes, integer
-from masks.interop.common import check_built, check_size, in_order, positions, slice_lists
-from masks.runs import Grid
-from masks.tiles import Tiles, assemble, pack_bits, unpack_bits
+from masks.interop.common import check_built, check_size, slice_lists
+from masks.tiles import unpack_bits
 
 
 class Bsr(NamedTuple):
@@ -82,45 +80,3 @@ def to_bsr(
     indptr, indices = (torch.from_numpy(a.astype(np.int32)) for a in (lists.ptr, lists.idx))
     n_k = blocks.cols * block_k
     return Bsr(indptr.to(device), indices.to(device), blocks.n_q, n_k, block_q, block_k, mask)
-
-
-def from_bsr(
-    indptr: Any,
-    indices: Any,
-    n_q: int,
-    n_k: int,
-    block_size: int | tuple[int, int],
-    mask: Any = None,
-) -> BlockMask:
-    """The exact block mask of BSR arrays or tensors.
-
-    Args:
-        indptr, indices: (MB + 1,) and (nnz,): the key blocks of every query block, in any order.
-        n_q, n_k: tokens; bits beyond them are dropped.
-        block_size: (R, C).
-        mask: bool (nnz, R, C); None where all blocks are full.
-
-    Raises:
-        ValueError: arrays of other shapes, or blocks out of range or listed twice.
-    """
-    n_q, n_k = integer("n_q", n_q, min=1), integer("n_k", n_k, min=1)
-    grid = Grid(n_q, n_k, *block_sizes(block_size))
-    indptr, indices = to_numpy(indptr).astype(np.int64), to_numpy(indices)
-    if indptr.shape != (grid.rows + 1,) or indptr[-1] != len(indices):
-        raise ValueError(
-            f"indptr has shape {indptr.shape} and ends with {indptr[-1]}: give {grid.rows + 1} "
-            f"numbers that end with {len(indices)}, as many as there are indices"
-        )
-    if indptr[0] or (np.diff(indptr) < 0).any():
-        raise ValueError("indptr does not ascend from 0: give cumulative sums")
-    line = np.repeat(np.arange(grid.rows), np.diff(indptr))
-    x, tiles = positions(grid, line, indices), Tiles(grid)
-    codes = np.full(len(x), FULL, np.int32)
-    if mask is not None:
-        bits, shape = to_numpy(mask), (len(x), grid.block_q, grid.block_k)
-        if bits.shape != shape:
-            raise ValueError(f"mask has shape {bits.shape}: give {shape}, or None for full blocks")
-        cut = grid.cut(line, indices)
-        for part in tiles.parts(len(x)):
-            codes[part] = tiles.codes(pack_bits(bits[part].astype(bool)), cut[part])
-    return BlockMask(*assemble(tiles, *in_order(x, codes)))

@@ -13,11 +13,11 @@ from masks import runs as rl
 from masks.checks import flag, integer
 from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import Leaf
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.quadtree import Squares, classify
+from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 from masks.types import Repeats
 
 LINES_AT_ONCE = 1 << 20  # bounds the memory of `runs`
-PAIRS_AT_ONCE = 1 << 22  # and of `runs_in_order`
 
 
 class Window(NamedTuple):
@@ -58,7 +58,7 @@ class OnCanvas(Leaf):
         """Place of the tokens along every axis."""
         places = []  # np.unravel_index of NumPy 2.3.5 errs beyond the first 8192 of an (n, 1) array
         for extent in reversed(self.canvas[1:]):
-            token, place = np.divmod(token, extent)
+            token, place = quotient(token, extent)
             places.append(place)
         return [token, *reversed(places)]
 
@@ -94,7 +94,7 @@ class OnCanvas(Leaf):
             content = [low[at] - start, high[at] - start, wrap] + [at - start] * (not self.solid)
             columns.append(_kinds(np.concatenate(content, axis=1))[which])
             origin = origin * extent + low[place]
-        moved, phase = np.divmod(origin, grid.block_k)
+        moved, phase = quotient(origin, grid.block_k)
         return Repeats(_kinds(np.stack([*columns, phase], axis=1)), moved)
 
     def _check(self, grid: Grid) -> None:
@@ -148,7 +148,7 @@ class OnCanvas(Leaf):
             row += begin
             line, stride = np.zeros(len(row), np.int64), 1
             for axis in reversed(range(len(self.canvas) - 1)):  # the last leading axis runs fastest
-                rank, place = np.divmod(rank, counts[row, axis])
+                rank, place = quotient(rank, counts[row, axis])
                 line += (low[row, axis] + place * steps[row, axis]) * stride
                 stride *= self.canvas[axis]
             first = line * self.canvas[-1] + low[row, -1]
@@ -168,26 +168,30 @@ class OnCanvas(Leaf):
         self._check(grid)
         (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
         begin, end = int(grid.k_first[0]), int(grid.k_last[-1]) + 1
-        places = np.stack(self._coordinates(k[begin:end]), axis=-1)
-        first = np.minimum.reduceat(places, grid.k_first - begin)  # the box of the keys of a column
-        last = np.maximum.reduceat(places, grid.k_first - begin)
-        blocks, codes = [], []
-        step = max(1, PAIRS_AT_ONCE // grid.cols)
-        for row in range(0, grid.rows, step):
-            part = slice(row, row + step)
-            met = np.ones((len(low[part]), grid.cols), bool)
-            for axis in range(len(self.canvas)):
-                met &= low[part, axis, None] <= last[:, axis]
-                met &= first[:, axis] <= high[part, axis, None]
-            line, col = np.divmod(np.flatnonzero(met), grid.cols)
-            line += row
-            inside = (shared_low[line] <= first[col]) & (last[col] <= shared_high[line])
-            x = line * grid.cols + col
-            code = np.where(inside.all(axis=1) & self._fills, rl.FULL, rl.MIXED)
-            blocks.append(x)
-            codes.append(code)
-        x = np.concatenate(blocks)
-        return rl.from_segments(grid, x, x + 1, np.concatenate(codes))
+        places = np.stack(self._coordinates(k[begin:end]))  # (axes, keys)
+        first = np.minimum.reduceat(places, grid.k_first - begin, axis=1)
+        last = np.maximum.reduceat(places, grid.k_first - begin, axis=1)
+        # Of squares of 1, 2, 4, .. blocks: the boxes around what they touch, and within what fills.
+        count = max(grid.rows, grid.cols).bit_length() + 1
+        least = [_levels(box, np.minimum, count) for box in (low.T, shared_high.T, first)]
+        most = [_levels(box, np.maximum, count) for box in (high.T, shared_low.T, last)]
+
+        def codes(squares: Squares) -> rl.Codes:
+            size, _, row, col = squares
+            level, row, col = size.bit_length() - 1, row // size, col // size
+            low, shared_high, first = (
+                x[level][:, i] for x, i in zip(least, (row, row, col), strict=True)
+            )
+            high, shared_low, last = (
+                x[level][:, i] for x, i in zip(most, (row, row, col), strict=True)
+            )
+            met = ((low <= last) & (first <= high)).all(axis=0)
+            if not self._fills:
+                return np.where(met, rl.MIXED, rl.EMPTY).astype(np.uint8)
+            inside = ((shared_low <= first) & (last <= shared_high)).all(axis=0)
+            return np.where(met, np.where(inside, rl.FULL, rl.MIXED), rl.EMPTY).astype(np.uint8)
+
+        return classify(grid, codes)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         return self.alike(grid, None, None, row, col)
@@ -205,22 +209,32 @@ class OnCanvas(Leaf):
         at_q, at_k = np.clip(at_q, 0, grid.n_q - 1), np.clip(at_k, 0, grid.n_k - 1)
         at_q, at_k = at_q if q is None else q[at_q], at_k if k is None else k[at_k]
         queries = list(zip(self._coordinates(at_q), self.windows, strict=True))
-        first = np.stack([window.first[place] for place, window in queries], axis=-1)
-        last = np.stack([window.last[place] for place, window in queries], axis=-1)
-        places = np.stack(self._coordinates(at_k), axis=-1)  # (cols, block_k, axes)
-        origin_q, origin_k = first[:, :1], places[:, :1]
-        kinds_q = _kinds(np.stack([first - origin_q, last - origin_q]).swapaxes(0, 1))
-        kinds_k = _kinds(places - origin_k)
+        first = np.stack([window.first.astype(np.int32)[place] for place, window in queries])
+        last = np.stack([window.last.astype(np.int32)[place] for place, window in queries])
+        places = np.stack([place.astype(np.int32) for place in self._coordinates(at_k)])
+        origin_q, origin_k = first[:, :, :1], places[:, :, :1]  # (axes, rows or cols, 1)
+        kinds_q = _kinds(np.concatenate([first - origin_q, last - origin_q]).swapaxes(0, 1))
+        kinds_k = _kinds((places - origin_k).swapaxes(0, 1))
 
         number = kinds_q[i] * len(cols) + kinds_k[j]
-        differences = origin_q[i, 0] - origin_k[j, 0]
+        differences = origin_q[:, i, 0] - origin_k[:, j, 0].astype(np.int64)
         if self._fills:  # of no matter along an axis whose keys are all in the windows
-            whole = (first.max(axis=1) <= 0) & (last.min(axis=1) >= np.array(self.canvas) - 1)
-            differences = np.where(whole[i], 0, differences)
-        for difference in differences.T:
+            extents = np.array(self.canvas)[:, None]
+            whole = (first.max(axis=2) <= 0) & (last.min(axis=2) >= extents - 1)
+            differences = np.where(whole[:, i], 0, differences)
+        for difference in differences:
             low = difference.min()
             number = number * (difference.max() - low + 1) + difference - low
         return number
+
+
+def _levels(values: Ints, extreme: np.ufunc, count: int) -> list[Ints]:
+    """The extremes of (axes, n) over aligned stretches of 1, 2, 4, .. columns."""
+    levels = [values]
+    while len(levels) < count:
+        pairs = np.arange(0, levels[-1].shape[1], 2)
+        levels.append(extreme.reduceat(levels[-1], pairs, axis=1))
+    return levels
 
 
 def _kinds(content: NDArray) -> Ints:

@@ -3,10 +3,11 @@
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from masks.algebra import Mask
 from masks.checks import choice
 from masks.leaves.geometry import code, from_profiles, row_numbers
 from masks.leaves.leaf import Leaf
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Grid, Ints, Runs, quotient
 
 ALIGNMENTS = ("top_left", "bottom_right")
 DISTANCES_AT_ONCE = 1 << 18  # bounds the memory for them
@@ -35,11 +36,14 @@ class Distances(Leaf):
     def moves(self) -> tuple[int, ...]:
         return (1,)
 
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        return super().laid(start, stop) if self.align == "top_left" else None
+
     def runs(self, grid: Grid) -> Runs:
         # The code of a whole block follows from its offset, so all rows in one phase look the same
         # but for a move. A block that an end cuts may be MIXED where its tokens are all alike.
         rows, block_q, block_k = np.arange(grid.rows), grid.block_q, grid.block_k
-        moved, phase = np.divmod(rows * block_q, block_k)
+        moved, phase = quotient(rows * block_q, block_k)
         phases, which = np.unique(phase, return_inverse=True)
         origin = int(self.offset(grid, rows[:1], rows[:1])[0])
         lowest = origin - grid.cols * block_k + 1

@@ -57,6 +57,7 @@ def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray
 
 
 LINES_AT_ONCE = 512  # bounds the memory for grids with millions of runs
+ROWS_AT_ONCE = 1 << 10  # bounds the memory for hashes
 
 
 def code(part: NDArray, whole: NDArray | int) -> Codes:
@@ -122,5 +123,13 @@ def row_intervals(grid: Grid, touched: tuple[Ints, Ints], full: tuple[Ints, Ints
 def row_numbers(content: NDArray) -> Ints:
     """(T,) integers: equal ones for equal rows of `content` (T, n)."""
     content = np.ascontiguousarray(content)
-    rows = content.view(f"V{content.shape[1] * content.itemsize}").ravel()
+    words = content.view(np.uint8)
+    words = np.pad(words, ((0, 0), (0, -words.shape[1] % 4))).view(np.uint32)
+    factors = np.random.default_rng(0).integers(1 << 64, size=words.shape[1], dtype=np.uint64)
+    parts = np.array_split(words, len(words) // ROWS_AT_ONCE + 1)
+    key = np.concatenate([(part * factors).sum(axis=1) for part in parts])
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    if np.array_equal(words[first[number]], words):
+        return number.astype(np.int64)
+    rows = content.view(f"V{content.shape[1] * content.itemsize}").ravel()  # two hashes are equal
     return np.unique(rows, return_inverse=True)[1].astype(np.int64)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from masks.leaves.draws import Drawn
-from masks.runs import Ints, distinct, ranges
+from masks.runs import Ints, distinct, quotient, ranges
 
 
 class Adjacency(NamedTuple):
@@ -59,5 +59,5 @@ def union(spans: Iterable[tuple[Ints, Ints, Ints]], n_cols: int) -> tuple[Ints, 
         first, stop = np.maximum(first, 0), np.minimum(stop, n_cols)
         i, first, stop = np.broadcast_arrays(i, first, stop)
         keys.append(ranges(i * n_cols + first, np.maximum(stop - first, 0)))
-    i, col = np.divmod(distinct(np.concatenate(keys)), n_cols)
+    i, col = quotient(distinct(np.concatenate(keys)), n_cols)
     return i, col

@@ -10,8 +10,8 @@ from masks import runs as rl
 from masks.algebra import Mask
 from masks.registry import PATTERNS, named
 from masks.repeats import periodic
-from masks.runs import Bools, Grid, Ints, Runs
-from masks.types import Placed, Repeats
+from masks.runs import Bools, Grid, Ints, Runs, quotient
+from masks.types import Changes, Placed, Repeats
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -54,12 +54,9 @@ class Leaf(Mask):
         period = self.moves()
         return None if period is None else periodic(grid, *period)
 
-    def moves(self) -> tuple[int, ...] | None:
-        """How the mask repeats: (tokens, first query, first key), where the last two may lack.
-
-        It stays the same when queries and keys move by so many tokens, from the first ones on.
-        """
-        return None
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        moves = self.moves()  # what depends on q - k counts from any token
+        return self if moves and (*moves, 0, 0)[:3] == (1, 0, 0) else None
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         """(T,) integers for MIXED blocks: equal ones have equal tiles.
@@ -79,9 +76,9 @@ class Leaf(Mask):
             runs, lambda s, q, k: self.allowed(grid, s, q, k), signature, self.changes(grid)
         )
 
-    def changes(self, grid: Grid) -> Callable[[Ints, Ints], Bools] | None:
+    def changes(self, grid: Grid) -> tuple[Changes | None, Changes | None]:
         """See `Placed.changes`."""
-        return None
+        return None, None
 
 
 def _restored(leaf: type[Leaf], values: tuple[Any, ...], *given: Any) -> Leaf:
@@ -95,19 +92,21 @@ def place_own(mask: Mask, grid: Grid, place: Callable[[Grid], Placed]) -> Placed
     placed = place(own)
     if own == grid:
         return placed
-    b, h = np.divmod(np.arange(grid.slices), grid.heads)
+    b, h = quotient(np.arange(grid.slices), grid.heads)
     own_slice = np.minimum(b, own.batch - 1) * own.heads + np.minimum(h, own.heads - 1)
 
     def allowed(s: Ints, q: Ints, k: Ints) -> Bools:
         return placed.allowed(own_slice[s], q, k)
 
     def signature(x: Ints) -> list[Ints]:
-        s, place = np.divmod(x, grid.area)
+        s, place = quotient(x, grid.area)
         return placed.signature(own_slice[s] * grid.area + place)
 
-    inner = placed.changes
-    changes = None if inner is None else lambda s, q: inner(own_slice[s], q)
-    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, changes)
+    def own_changes(inner: Changes | None) -> Changes | None:
+        return None if inner is None else lambda s, token: inner(own_slice[s], token)
+
+    q, k = map(own_changes, placed.changes)
+    return Placed(rl.spread(placed.runs, grid.area, own_slice), allowed, signature, (q, k))
 
 
 def by_code(runs: Runs, number: Callable[[Ints], Ints]) -> Callable[[Ints], list[Ints]]:

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from masks import runs as rl
+from masks.algebra import Mask
 from masks.checks import FAR, integer
 from masks.leaves.geometry import code, from_profiles, row_numbers
 from masks.leaves.leaf import Leaf
+from masks.registry import named
 from masks.runs import Bools, Grid, Ints, Runs
 from masks.types import Repeats
 
@@ -38,6 +40,12 @@ class TokenSet(NamedTuple):
     def count(self, first: Ints, last: Ints) -> Ints:
         """Tokens of the set among first..last, elementwise."""
         return self._below(last + 1) - self._below(first)
+
+    def laid(self, start: Ints, stop: Ints) -> "TokenSet":
+        """The tokens of the set in every document, counted from its first token."""
+        first, after = (start[:, None] + x for x in (self.starts, self.stops))
+        after = np.minimum(after, stop[:, None])
+        return TokenSet(first[first < after], after[first < after])
 
     def _below(self, x: Ints) -> Ints:
         """Tokens of the set before x >= 0."""
@@ -88,6 +96,13 @@ class Lines(Leaf):
         head = -(-max(last - grid.k_origin, 0) // grid.block_k)
         few = 4 * head <= grid.cols  # else the columns tell the moves apart
         return Repeats(kind, None, head) if few else Repeats(kind, np.zeros_like(kind))
+
+    def laid(self, start: Ints, stop: Ints) -> Mask | None:
+        return self._with(self.rows.laid(start, stop), self.columns.laid(start, stop))
+
+    def _with(self, rows: TokenSet, columns: TokenSet) -> Mask:
+        """Return other lines, which no text spells."""
+        return named(Lines(rows, columns), f"{self.key} in documents", self.kind, {}, spelled=True)
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         return self.queries(grid.n_q).contains(q) | self.columns.contains(k)

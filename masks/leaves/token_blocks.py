@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, by_code
-from masks.runs import Bools, Codes, Grid, Ints
+from masks.runs import Bools, Codes, Grid, Ints, quotient
 from masks.types import Placed
 
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
@@ -62,13 +62,18 @@ class _TokenPairs:
         if whole and grid.q_origin % block == 0 and 1 <= per_block <= 16:
             x, word, codes = self.words()
             runs = rl.from_segments(grid, x, x + 1, codes)
-            signature = by_code(runs, lambda y: word[np.searchsorted(x, y)])  # pyright: ignore[reportArgumentType]
+            x, word = np.append(x, grid.size), np.append(word, 0).astype(np.int64)
+
+            def signature(y: Ints) -> list[Ints]:
+                at = np.searchsorted(x, y)
+                return [np.where(x[at] == y, word[at], 0)]
         else:
-            entry, row = np.divmod(self.line, len(self.rows))
+            entry, row = quotient(self.line, len(self.rows))
             row, col = (row + self.first) * block, self.col * block
             runs = rectangle_runs(grid, entry, row, row + block, col, col + block)
             signature = by_code(runs, lambda x: self.signature(*grid.split(x)))
-        return Placed(runs, self.allowed, signature, lambda s, q: q % block == 0)
+        changes = lambda s, token: token % block == 0  # noqa: E731
+        return Placed(runs, self.allowed, signature, (changes, changes))
 
     def words(self) -> tuple[Ints, NDArray[np.uint16], Codes]:
         """(x, word, codes) of the blocks that have pairs, each of which is a bit of the word."""
@@ -76,24 +81,25 @@ class _TokenPairs:
         down, across = grid.block_q // self.block, grid.block_k // self.block
         first_col = grid.k_origin // self.block
         kept = (self.col >= first_col) & (self.col < first_col + grid.cols * across)
-        entry, row = np.divmod(self.line[kept], len(self.rows))
-        row, bit_row = np.divmod(row, down)
-        col, bit_col = np.divmod(self.col[kept] - first_col, across)
-        x = (entry * grid.rows + row) * grid.cols + col
-        bit = np.uint16(1) << (bit_row * across + bit_col).astype(np.uint16)
-        if down > 1:  # neighbouring lines
-            order = np.argsort(x, kind="stable")
-            x, bit = x[order], bit[order]
+        entry, row = quotient(self.line[kept], len(self.rows))
+        row, bit_row = quotient(row, down)
+        col, bit_col = quotient(self.col[kept] - first_col, across)
+        # Sorted together: place in the high bits, number of the bit in the low ones.
+        key = ((entry * grid.rows + row) * grid.cols + col) * 16 + (bit_row * across + bit_col)
+        key = np.sort(key) if down > 1 else key
+        x, bit = key >> 4, np.left_shift(1, key & 15).astype(np.uint16)
         begins = np.flatnonzero(np.diff(x, prepend=-1))
         x, word = x[begins], np.bitwise_or.reduceat(bit, begins) if len(x) else bit
-        # The ends may leave less than all of the bits.
+        full = word == (1 << down * across) - 1
         _, row, col = grid.split(x)
-        height = (grid.q_last[row] - grid.q_first[row]) // self.block + 1
-        width = (grid.k_last[col] - grid.k_first[col]) // self.block + 1
-        full = ((1 << width) - 1) * np.array(
-            [sum(1 << i * across for i in range(j)) for j in range(down + 1)]
-        )[height]
-        return x, word, np.where(word == full, rl.FULL, rl.MIXED).astype(np.uint8)
+        inner = (0 < row) & (row < grid.rows - 1) & (0 < col) & (col < grid.cols - 1)
+        cut = np.flatnonzero(~inner)
+        # The ends may leave less than all of the bits.
+        height = (grid.q_last[row[cut]] - grid.q_first[row[cut]]) // self.block + 1
+        width = (grid.k_last[col[cut]] - grid.k_first[col[cut]]) // self.block + 1
+        rows = np.array([sum(1 << i * across for i in range(j)) for j in range(down + 1)])
+        full[cut] = word[cut] == ((1 << width) - 1) * rows[height]
+        return x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)
 
     @cached_property
     def keys(self) -> Ints:
@@ -101,16 +107,7 @@ class _TokenPairs:
         return np.append(self.line * self.cols + self.col, -1)
 
     def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
-        row, col = q // self.block, k // self.block
-        if col.shape[1:2] != (1,):
-            return self.lookup(s, row, col)
-        # The keys of a block lie in few token blocks: those are looked up, and spread.
-        first = col.min(axis=2, keepdims=True)
-        col = col - first
-        width = int(col.max(initial=0)) + 1
-        met = self.lookup(s, row, first + np.arange(width))
-        line = np.arange(met.shape[0] * met.shape[1]).reshape(*met.shape[:2], 1)
-        return met.ravel().take(line * width + col)
+        return self.lookup(s, q // self.block, k // self.block)
 
     def lookup(self, s: Ints, row: Ints, col: Ints) -> Bools:
         """Whether token block (row, col) of slice s is allowed; broadcasting."""
@@ -123,8 +120,8 @@ class _TokenPairs:
         if block < SMALL:
             return (s * grid.rows + row) * grid.cols + col
         # Which token blocks a block meets, from where on, and which of those are allowed.
-        token_row, q_phase = np.divmod(grid.q_token(row), block)
-        token_col, k_phase = np.divmod(grid.k_token(col), block)
+        token_row, q_phase = quotient(grid.q_token(row), block)
+        token_col, k_phase = quotient(grid.k_token(col), block)
         met_rows = np.arange((int(q_phase.max()) + grid.block_q - 1) // block + 1)
         met_cols = np.arange((int(k_phase.max()) + grid.block_k - 1) // block + 1)
         rows = np.clip(token_row[:, None] + met_rows, self.first, self.rows[-1])[:, :, None]

@@ -23,6 +23,9 @@ def dense() -> Mask:
 
 
 class Dense(Leaf):
+    def laid(self, start: Ints, stop: Ints) -> Mask:
+        return self
+
     def repeats(self, grid: Grid) -> Repeats:
         return Repeats(np.zeros(grid.rows, np.int64), None)
 

@@ -10,7 +10,7 @@ from masks.algebra import Mask
 from masks.leaves.lengths import Cuts, read_lengths
 from masks.patterns.documents import Documents
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints, distinct
+from masks.runs import Bools, Ints, distinct, quotient
 
 __all__ = ["cells"]
 SECTION = "Segments"  # of the gallery
@@ -30,10 +30,11 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
     """Tokens in cells that see themselves and the cells next to them.
 
     The tokens are sorted by cell: key k is allowed for query q when the cell of k is that of q or
-    one of its neighbours. GenCast (arXiv 2312.15796) attends like this on the mesh of a sphere.
-    The cells of HEALPix in nested order, those of a grid along a space-filling curve, and
-    communities of a graph are others. Cells that are near each other and in the sequence make few
-    blocks.
+    one of its neighbours. In GenCast (arXiv 2312.15796) a node of an icosahedral mesh attends to
+    itself and to the nodes within 32 hops: every cell has one token there, and those nodes are its
+    neighbours. The cells of HEALPix in nested order, those of a grid along a space-filling curve,
+    and communities of a graph are others. Where cells that are near each other are also near in the
+    sequence, there are few blocks.
 
     Cell i of m_i tokens allows m_i * (m_i + the sum of m_j over its neighbours j) pairs.
 
@@ -93,15 +94,4 @@ class Cells(Documents):
         return self.pairs[at] == wanted
 
     def _pairs(self) -> tuple[Ints, Ints]:
-        return np.divmod(self.pairs, len(self.q_label))
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        i, j = self.q.find(s, q), self.k.find(s, k)
-        if i.shape[2:] != (1,) or j.shape[1:2] != (1,):
-            return self._sees(i, j)
-        # The keys of a block are in few cells: those are looked up, and spread.
-        first = j.min(axis=2, keepdims=True)
-        width = int((j - first).max(initial=0)) + 1
-        met = self._sees(i, np.minimum(first + np.arange(width), len(self.q_label) - 1))
-        line = np.arange(met.shape[0] * met.shape[1]).reshape(*met.shape[:2], 1)
-        return met.ravel().take(line * width + (j - first))
+        return quotient(self.pairs, len(self.q_label))

@@ -1,11 +1,14 @@
 """Whole rows and columns: sinks, global tokens, lines, a prefix; and with windows, streaming."""
 
+import numpy as np
+
 from masks.algebra import Mask
 from masks.checks import integer
 from masks.leaves.lines import NONE, Lines, TokenSet, ascending
 from masks.patterns.bands import causal, sliding
 from masks.patterns.distances import diagonals
 from masks.registry import Example, canonical, pattern
+from masks.runs import Ints
 
 __all__ = [
     "global_at",
@@ -133,6 +136,9 @@ class LastRows(Lines):
 
     def queries(self, n_q: int) -> TokenSet:
         return TokenSet.between(max(n_q - self.n, 0), n_q)
+
+    def laid(self, start: Ints, stop: Ints) -> Mask:
+        return self._with(TokenSet(np.maximum(stop - self.n, start), stop), NONE)
 
 
 _first_keys = sinks  # an argument has that name below

@@ -1,17 +1,18 @@
 """Patterns of the distance q - k: dilated windows, diagonals, powers of two, LogSparse."""
 
+from typing import Any
+
 import numpy as np
 
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, choice, integer
 from masks.leaves.distances import ALIGNMENTS, Distances
-from masks.leaves.geometry import from_profiles
-from masks.leaves.lines import NONE, Lines, TokenSet, ascending
+from masks.leaves.lines import ascending
 from masks.leaves.token_blocks import TokenBlocks
-from masks.patterns.bands import Band, causal
+from masks.patterns.bands import causal
+from masks.predicate.where import Rule
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Ints
 
 __all__ = ["diagonals", "dilated", "log_sparse", "power_of_two"]
 SECTION = "Bands and distances"  # of the gallery
@@ -148,11 +149,11 @@ def log_sparse(window: int | None = None, restart: int | None = None) -> Mask:
         return power_of_two() & causal()
     window = integer("window", window, min=1, max=LONGEST)
     restart = integer("restart", window if restart is None else restart, min=2, max=LONGEST)
-    mask = LogSparse("top_left", window, restart)
+    mask = LogSparse(window, restart)
     return canonical(mask, restart=None if restart == window else restart)
 
 
-class LogSparse(Distances):
+class LogSparse(Rule):
     window: int
     restart: int
 
@@ -171,37 +172,10 @@ class LogSparse(Distances):
         far = self.near - 1 + (1 << np.arange(self.near, dtype=np.int64))
         return np.append(np.arange(self.near), far[far <= self.restart])
 
-    def distance(self, d: Ints) -> Bools:
-        return (d >= 0) & np.isin(d % self.restart, self.offsets)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        d = q - k
-        return (self.distance(d) & ~self._lost(d, k)) | ((d >= 0) & (q < self.dense_rows))
-
-    def moves(self) -> tuple[int, ...]:
-        return 1, self.dense_rows, self.near - 1
-
-    def _lost(self, d: Ints, k: Ints) -> Bools:
-        """Whether the key is an anchor near the beginning, allowed by no other anchor."""
-        again = self.restart if self.offsets[-1] == self.restart else FAR
-        return (k < self.near - 1) & (d % self.restart == 0) & (d < again)
-
-    def runs(self, grid: Grid) -> Runs:
-        not_full = np.where(grid.k_first < self.near - 1, rl.MIXED, rl.FULL).astype(np.uint8)
-        whole = from_profiles(grid, [(0, not_full)], np.zeros(grid.rows, np.int64))
-        sparse = rl.merge(super().runs(grid), whole, np.minimum)
-        rows = Lines(TokenSet.between(0, self.dense_rows), NONE).runs(grid)
-        top = rl.merge(rows, Band("top_left", 0, FAR).runs(grid), np.minimum)
-        return rl.merge(sparse, top, np.maximum)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        content = super().signature(grid, s, row, col)
-        offset = np.maximum(self.offset(grid, row, col), -grid.block_q)
-        far = self.restart + grid.block_k  # from here on an anchor is lost, or not, periodically
-        phase = grid.block_q + np.where(offset < far, offset, far + offset % self.restart)
-        first = grid.k_token(col) + grid.block_k  # of the keys, counted from 1
-        place = phase * (grid.block_k + self.near) + first
-        beginning = grid.k_token(col) < self.near - 1
-        content = np.where(beginning, len(content) * place + content, content)
-        top = grid.q_token(row) < self.dense_rows
-        return np.where(top, -1 - (row * grid.cols + col), content)
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
+        d, again = q - k, self.restart if self.offsets[-1] == self.restart else FAR
+        # An anchor near the beginning is lost where no other anchor allows it.
+        lost = (k < self.near - 1) & (d % self.restart == 0) & (d < again)
+        return (d >= 0) & (
+            (np.isin(d % self.restart, self.offsets) & ~lost) | (q < self.dense_rows)
+        )

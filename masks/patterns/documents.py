@@ -1,6 +1,5 @@
 """Documents packed into one sequence, which do not see each other."""
 
-from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
@@ -14,7 +13,8 @@ from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf
 from masks.leaves.lengths import FAR, Cuts, Lengths, batch_extent, flat, read_both, read_lengths
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
+from masks.types import Changes
 
 __all__ = ["documents", "documents_from_ids", "documents_from_offsets", "shared_prefix"]
 SECTION = "Segments"  # of the gallery
@@ -197,8 +197,15 @@ class Documents(Leaf):
         q_label, k_label = self.q_label[self.q.find(s, q)], self.k_label[self.k.find(s, k)]
         return self._sees(q_label, k_label)
 
-    def changes(self, grid: Grid) -> Callable[[Ints, Ints], Bools]:
-        return lambda s, q: self.q.start[self.q.find(s, q)] == s * FAR + q
+    def changes(self, grid: Grid) -> tuple[Changes, Changes]:
+        def of(cuts: Cuts, n: int) -> Changes:
+            begins = np.zeros((len(cuts.tokens), n), bool)
+            entry, token = quotient(cuts.start, FAR)
+            here = token < n
+            begins[entry[here], token[here]] = True
+            return lambda s, token: begins[s, token]
+
+        return of(self.q, grid.n_q), of(self.k, grid.n_k)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # The signature of a block of at most two pieces a side is where they are cut, and which of

@@ -10,7 +10,7 @@ from masks.algebra import Mask
 from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, Window, canvas_extents, per_axis, shortest
 from masks.registry import Example, canonical, pattern
-from masks.runs import Bools, Grid, Ints
+from masks.runs import Bools, Grid, Ints, quotient
 
 __all__ = ["axial", "local_2d", "neighborhood", "sliding_tiles"]
 SECTION = "Images and video"  # of the gallery
@@ -170,7 +170,7 @@ class Neighborhood(OnCanvas):
     def window(self, axis: int) -> Window:
         extent, kernel, stride = self.canvas[axis], self.kernels[axis], self.strides[axis]
         dilation = self.dilations[axis]
-        i, residue = np.divmod(np.arange(extent), dilation)  # place within the residue class
+        i, residue = quotient(np.arange(extent), dilation)  # place within the residue class
         length = -((residue - extent) // dilation)  # of the class
         if self.causals[axis]:
             leader = np.minimum(i // stride * stride + stride - 1, length - 1)

@@ -2,17 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import flag, integer
-from masks.leaves.geometry import interval_runs, rectangle_runs
 from masks.leaves.leaf import ByLength, Leaf
 from masks.patterns.bands import causal
-from masks.predicate.where import where
+from masks.predicate.where import Rule, where
 from masks.registry import Example, pattern
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.runs import Grid
 
 __all__ = ["block_causal", "block_diagonal", "block_diffusion", "longnet"]
 SECTION = "Segments"  # of the gallery
@@ -110,37 +106,12 @@ class BlockDiffusion(ByLength):
         return where(rule)
 
 
-class BlockDiagonal(Leaf):
+class BlockDiagonal(Rule):
     size: int
     offset: int
 
-    def runs(self, grid: Grid) -> Runs:
-        number = self._blocks(grid)
-        start = number * self.size - self.offset
-        stop = start + self.size
-        return rectangle_runs(grid, np.zeros_like(start), start, stop, start, stop)
-
-    def moves(self) -> tuple[int, ...]:
-        return (self.size,)
-
-    def _blocks(self, grid: Grid) -> Ints:
-        """Numbers of the token blocks that have queries and keys in the grid."""
-        low = max(int(grid.q_first[0]), int(grid.k_first[0]))
-        high = min(int(grid.q_last[-1]), int(grid.k_last[-1]))
-        first, last = ((token + self.offset) // self.size for token in (low, high))
-        return np.arange(first, last + 1, dtype=np.int64)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
         return (q + self.offset) // self.size == (k + self.offset) // self.size
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # Where the first token block ends, which is where the others do, and how far apart the
-        # first token blocks of the two sides are.
-        q_block, q_phase = np.divmod(grid.q_token(row) + self.offset, self.size)
-        k_block, k_phase = np.divmod(grid.k_token(col) + self.offset, self.size)
-        q_left = np.minimum(self.size - q_phase, grid.block_q)
-        k_left = np.minimum(self.size - k_phase, grid.block_k)
-        return ((q_block - k_block) * (grid.block_q + 1) + q_left) * (grid.block_k + 1) + k_left
 
 
 @pattern(
@@ -172,12 +143,11 @@ def longnet(segment: int, ratio: int, offset: int = 0, *, per_head: bool = False
     """
     segment, ratio = integer("segment", segment, min=1), integer("ratio", ratio, min=1)
     offset = integer("offset", offset, min=0, max=ratio - 1)
-    return LongNet(segment, 0, ratio, offset, flag("per_head", per_head))
+    return LongNet(segment, ratio, offset, flag("per_head", per_head))
 
 
-class LongNet(BlockDiagonal):
-    """Block-diagonal, for the tokens of each block that are chosen."""
-
+class LongNet(Rule):
+    size: int
     ratio: int
     first: int  # token of a segment that head 0 chooses
     per_head: bool
@@ -186,59 +156,7 @@ class LongNet(BlockDiagonal):
     def period(self) -> int:
         return self.ratio if self.per_head else 1
 
-    def _remainder(self, s: Any) -> Any:
-        """Of the tokens that a slice chooses; there is one slice unless heads differ."""
-        return (self.first + s * self.per_head) % self.ratio
-
-    def runs(self, grid: Grid) -> Runs:
-        if self.ratio == 1:
-            return super().runs(grid)
-        lines, firsts, stops = [], [], []
-        for s in range(grid.slices):
-            q_segment, top, bottom = self._met(grid, s, grid.block_q, grid.q_first, grid.q_last)
-            k_segment, first, stop = self._met(grid, s, grid.block_k, grid.k_first, grid.k_last)
-            of, row = expand(top, bottom)
-            segment = q_segment[of]
-            left, right = (np.searchsorted(k_segment, segment, side) for side in ("left", "right"))
-            i, met = expand(left, right)  # ranges of key blocks in the same segment
-            lines.append(s * grid.rows + row[i])
-            firsts.append(first[met])
-            stops.append(stop[met])
-        line, first, stop = map(np.concatenate, (lines, firsts, stops))
-        return interval_runs(grid, line, first, stop, np.full(len(line), rl.MIXED))
-
-    def _met(
-        self, grid: Grid, s: int, block: int, first: Ints, last: Ints
-    ) -> tuple[Ints, Ints, Ints]:
-        """Blocks of one side with chosen tokens, as ranges: (segment, first block, stop).
-
-        Args:
-            block, first, last: size and end tokens of the blocks on that side.
-        """
-        segment_start = self._blocks(grid) * self.size
-        start = segment_start + self._remainder(s)
-        low = np.maximum(segment_start, first[0])
-        high = np.minimum(segment_start + self.size, last[-1] + 1)
-        begin, end = (-(-(token - start) // self.ratio) for token in (low, high))
-        if self.ratio > block:  # one by one, for there are blocks between them
-            segment, i = expand(begin, end)
-            met = np.searchsorted(last, start[segment] + i * self.ratio)
-            return segment, met, met + 1
-        segment = np.flatnonzero(begin < end)
-        ends = [start[segment] + i[segment] * self.ratio for i in (begin, end - 1)]
-        met, stop = (np.searchsorted(last, token) for token in ends)
-        return segment, met, stop + 1
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        chosen = self._remainder(s)
-        q_chosen = q % self.size % self.ratio == chosen
-        k_chosen = k % self.size % self.ratio == chosen
-        return super().allowed(grid, s, q, k) & q_chosen & k_chosen
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # Also where the first chosen token is; for other segments the head decides.
-        number = np.unique(super().signature(grid, s, row, col), return_inverse=True)[1]
-        for token, block in ((grid.q_token(row), grid.block_q), (grid.k_token(col), grid.block_k)):
-            step = (self._remainder(s) - token % self.size) % self.ratio
-            number = number * (block + 1) + np.minimum(step, block)
-        return number * grid.slices + s
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
+        chosen = (self.first + h * int(self.per_head)) % self.ratio
+        both = (q % self.size % self.ratio == chosen) & (k % self.size % self.ratio == chosen)
+        return (q // self.size == k // self.size) & both

@@ -1,18 +1,13 @@
 """The two factorised patterns of the Sparse Transformer (Child et al., arXiv 1904.10509)."""
 
-from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from masks import runs as rl
 from masks.algebra import Mask
-from masks.checks import FAR, integer
+from masks.checks import integer
 from masks.leaves.distances import Distances
-from masks.leaves.geometry import code, from_profiles, row_intervals
-from masks.leaves.leaf import Leaf
-from masks.patterns.bands import Band
+from masks.predicate.where import Rule
 from masks.registry import Example, pattern
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Bools, Ints
 
 __all__ = ["fixed", "strided"]
 SECTION = "Bands and distances"  # of the gallery
@@ -88,7 +83,7 @@ class Strided(Distances):
         return (d >= 0) & ((d < self.stride) | (d % self.stride == 0))
 
 
-class Fixed(Leaf):
+class Fixed(Rule):
     stride: int
     summary: int
     vertices: int
@@ -101,58 +96,8 @@ class Fixed(Leaf):
     def period(self) -> int:
         return self.vertices
 
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        first = self._first(s % grid.heads)
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
+        first = self.stride - self.summary * (1 + h % self.vertices)
         phase = k % self.stride
         summary = (phase >= first) & (phase < first + self.summary)
-        return (k <= q) & (summary | (k >= q - q % self.stride))
-
-    def moves(self) -> tuple[int, ...]:
-        return (self.stride,)
-
-    def _first(self, head: Ints) -> Ints:
-        """First summary key in a chunk."""
-        return self.stride - self.summary * (1 + head % self.vertices)
-
-    def runs(self, grid: Grid) -> Runs:
-        head = replace(grid, heads=1)
-        chunks, causal = self._chunks(head), Band("top_left", 0, FAR).runs(head)
-        same = np.zeros(grid.slices, np.int64)
-        either = rl.merge(self._summaries(grid), rl.spread(chunks, grid.area, same), np.maximum)
-        return rl.merge(either, rl.spread(causal, grid.area, same), np.minimum)
-
-    def _summaries(self, grid: Grid) -> Runs:
-        """Codes of the summary columns, in the past and in the future."""
-
-        def below(k: Ints, first: int) -> Ints:
-            chunk, phase = np.divmod(k, self.stride)
-            return chunk * self.summary + np.clip(phase - first, 0, self.summary)
-
-        profiles = []
-        for first in self._first(np.arange(min(grid.slices, self.vertices))).tolist():
-            part = below(grid.k_last + 1, first) - below(grid.k_first, first)
-            profiles.append((0, code(part, grid.k_last - grid.k_first + 1)))
-        vertex = np.arange(grid.slices) % grid.heads % self.vertices
-        return from_profiles(grid, profiles, np.repeat(vertex, grid.rows))
-
-    def _chunks(self, grid: Grid) -> Runs:
-        """Codes of q // stride == k // stride, in the past and in the future."""
-        first_chunk, last_chunk = grid.q_first // self.stride, grid.q_last // self.stride
-        low, high = first_chunk * self.stride, (last_chunk + 1) * self.stride - 1
-        touched = (
-            np.searchsorted(grid.k_last, low, "left"),
-            np.searchsorted(grid.k_first, high, "right"),
-        )
-        full_first = np.searchsorted(grid.k_first, low, "left")
-        full_stop = np.searchsorted(grid.k_last, high, "right")
-        one = first_chunk == last_chunk
-        return row_intervals(grid, touched, (full_first, np.where(one, full_stop, full_first)))
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # A tile follows from its offset, which no longer matters beyond the own chunk, and from the
-        # place of its first key in the chunk.
-        offset = grid.q_token(row) - grid.k_token(col)
-        offset = np.clip(offset, -grid.block_q, grid.block_k + self.stride)
-        period = min(self.stride, grid.n_k + grid.block_k)  # number of different places
-        phase = grid.k_token(col) % period
-        return (offset * period + phase) * self.vertices + s % grid.heads % self.vertices
+        return (k <= q) & (summary | (k // self.stride == q // self.stride))

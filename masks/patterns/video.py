@@ -12,7 +12,7 @@ from masks.leaves.leaf import Leaf
 from masks.patterns.segments import block_causal
 from masks.predicate.where import where
 from masks.registry import Example, pattern
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 
 __all__ = ["frame_causal", "radial"]
 SECTION = "Images and video"  # of the gallery
@@ -127,19 +127,29 @@ class Radial(Leaf):
         return rl.merge(mixed, full, np.maximum)
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
-        n = max(grid.n_q, grid.n_k)
-        frames = np.arange(n // self.tokens + 1)
-        apart = np.append(frames, -1 - frames[::-1])  # negative ones are counted from the end
-        width = np.minimum(self._width(apart), n).astype(np.int32)
-        q_at, k_at = (np.stack(np.divmod(x, self.tokens)).astype(np.int32) for x in (q, k))
-        return np.abs(q_at[1] - k_at[1]) < width[q_at[0] - k_at[0]]
+        q_frame, q_place = quotient(q, self.tokens)
+        k_frame, k_place = quotient(k, self.tokens)
+        if k.shape[1:2] != (1,) or self.tokens >= 1 << 14:
+            return np.abs(q_place - k_place) < self._width(q_frame - k_frame)
+        # The keys of a block lie in few frames: one after the other, in numbers of 16 bits.
+        q_place, k_place = q_place.astype(np.int16), k_place.astype(np.int16)
+        first = k_frame.min(axis=2, keepdims=True)
+        more = (k_frame - first).astype(np.int16)
+        apart, count = q_frame - first, int(more.max(initial=0)) + 1
+        widths = np.minimum(self._width(apart - np.arange(count)), self.tokens).astype(np.int16)
+        steps = np.diff(widths, axis=2, prepend=np.int16(0))
+        width = steps[:, :, :1] * (more >= 0)
+        for i in range(1, count):
+            width += steps[:, :, i : i + 1] * (more >= i)
+        apart = q_place - k_place
+        return np.abs(apart, out=apart) < width
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
         # Where the first frames end in the block; and for pairs of its frames so much further apart
         # than the first ones, between which differences of query and key the window lies.
         size = self.tokens
-        q, q_place = np.divmod(grid.q_token(row)[:, None], size)
-        k, k_place = np.divmod(grid.k_token(col)[:, None], size)
+        q, q_place = quotient(grid.q_token(row)[:, None], size)
+        k, k_place = quotient(grid.k_token(col)[:, None], size)
         q_more, k_more = (q_place + grid.block_q - 1) // size, (k_place + grid.block_k - 1) // size
         more = np.arange(-int(k_more.max()), int(q_more.max()) + 1)
         width, middle = self._width(q - k + more), k_place - q_place + more * size

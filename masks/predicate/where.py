@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -12,19 +12,22 @@ import numpy as np
 from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import argument_places, flag, integer
+from masks.leaves.geometry import rectangle_runs
 from masks.leaves.leaf import Leaf
 from masks.predicate.block_signature import BlockSignature, combine
 from masks.predicate.bounds import Bounds, check_size
 from masks.predicate.expression import BOOL, INDEXED, Expression, Unsupported, atom, lift
 from masks.predicate.moves import moves
-from masks.predicate.quadtree import Squares, classify
+from masks.predicate.table import Table, tables_of
+from masks.quadtree import Squares, classify
 from masks.registry import PATTERNS, Example, canonical, pattern
-from masks.runs import Bools, Codes, Grid, Ints, Runs
-from masks.types import Placed
+from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
+from masks.types import Changes, Placed
 
 __all__ = ["where"]
 SECTION = "Composition"  # of the gallery
 
+PAIRS_OF_SEGMENTS = 1 << 24  # that a rule of tables is evaluated for at once
 PAIRS = 1 << 34  # that a predicate which cannot be bounded is evaluated for at most
 _FEW = 1 << 10  # tokens; block origins before the first token are less than this
 _REMEDY = (
@@ -138,13 +141,116 @@ def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
     return rule
 
 
-class Predicate(Leaf):
-    """A function of token numbers, and what it computes (`rule`), or the `reason` why not known."""
+class Rule(Leaf):
+    """A pattern that is given by its definition alone: everything follows from the formula."""
+
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
+        """Return whether key k is allowed for query q in head h, for arrays and for symbols."""
+        raise NotImplementedError
+
+    @cached_property
+    def expression(self) -> Expression | None:
+        """What the rule computes."""
+        return lift(self.rule(*map(atom, "hqk")))
+
+    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+        shape = np.broadcast_shapes(s.shape, q.shape, k.shape)
+        return np.broadcast_to(self.rule(s % grid.heads, q, k), shape)
+
+    def runs(self, grid: Grid) -> Runs:
+        rule, segments = self.expression, self._segments(grid)
+        if segments is not None:
+            return self._rectangles(grid, *segments)
+
+        def codes(squares: Squares) -> Codes:
+            with np.errstate(all="ignore"):
+                return self._bounds(grid, squares).codes(rule)  # pyright: ignore[reportArgumentType]
+
+        return classify(grid, codes)
+
+    def moves(self) -> tuple[int, ...] | None:
+        return None if self.expression is None else moves(self.expression)
+
+    @cached_property
+    def _tables(self) -> dict[str, list[Table] | None]:
+        """The tables through which queries and keys are seen; None if otherwise."""
+        rule = self.expression
+        return {side: None if rule is None else tables_of(rule, side) for side in "qk"}
+
+    def _changes(self, side: str, n: int) -> Bools | None:
+        """(n,) where a token may differ from the one before it, by what the tables have."""
+        tables = self._tables[side]
+        if tables is None:
+            return None
+        begins = np.arange(n) == 0
+        for table in tables:
+            table.check(0, n - 1)
+            begins[1:] |= table.data[1:n] != table.data[: n - 1]
+        return begins
+
+    def changes(self, grid: Grid) -> tuple[Changes | None, Changes | None]:
+        def of(begins: Bools | None) -> Changes | None:
+            return None if begins is None else lambda s, token: begins[token]
+
+        return of(self._changes("q", grid.n_q)), of(self._changes("k", grid.n_k))
+
+    def _segments(self, grid: Grid) -> tuple[Ints, Ints] | None:
+        """First tokens of the stretches of equal queries, and of keys; None if too many."""
+        if self.per_head or self.batch:
+            return None
+        q, k = self._changes("q", grid.n_q), self._changes("k", grid.n_k)
+        if q is None or k is None:
+            return None
+        q, k = np.flatnonzero(q), np.flatnonzero(k)
+        return (q, k) if len(q) * len(k) <= PAIRS_OF_SEGMENTS else None
+
+    def _rectangles(self, grid: Grid, q: Ints, k: Ints) -> Runs:
+        """Codes from one pair of tokens for every pair of stretches."""
+        step, found, zero = max(1, (1 << 20) // len(k)), [], np.zeros((1, 1, 1), np.int64)
+        for begin in range(0, len(q), step):
+            part = q[begin : begin + step]
+            met = np.zeros((len(part), len(k) + 2), np.int8)
+            met[:, 1:-1] = self.allowed(grid, zero, part[None, :, None], k[None, None])[0]
+            change = np.diff(met, axis=1)
+            row, first = np.nonzero(change == 1)
+            found.append((begin + row, first, np.nonzero(change == -1)[1]))
+        row, first, stop = map(np.concatenate, zip(*found, strict=True))
+        q_ends, k_ends = np.append(q, grid.n_q), np.append(k, grid.n_k)
+        sides = q_ends[row], q_ends[row + 1], k_ends[first], k_ends[stop]
+        return rectangle_runs(grid, np.zeros_like(row), *sides)
+
+    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
+        if None not in self._tables.values():
+            return super().signature(grid, s, row, col)
+        origins = {"q": grid.q_token(row), "k": grid.k_token(col)}
+        origins |= {"b": s // grid.heads, "h": s % grid.heads}
+        with np.errstate(all="ignore"):
+            bounds = self._bounds(grid, Squares(1, s, row, col))
+            columns = BlockSignature(bounds, origins).columns(self.expression)  # pyright: ignore[reportArgumentType]
+            return combine(columns)
+
+    def _bounds(self, grid: Grid, squares: Squares) -> Bounds:
+        size, s, row, col = squares
+        last_row = np.minimum(row + size, grid.rows) - 1
+        last_col = np.minimum(col + size, grid.cols) - 1
+        entry, head = quotient(s, grid.heads)
+        return Bounds(
+            {
+                "q": (grid.q_first[row], grid.q_last[last_row]),
+                "k": (grid.k_first[col], grid.k_last[last_col]),
+                "h": (head, head),
+                "b": (entry, entry),
+            }
+        )
+
+
+class Predicate(Rule):
+    """A function of token numbers, with what it computes, or the `reason` why that is not known."""
 
     fn: Callable[..., Any]
     name: str
     places: tuple[str, ...]  # the arguments of fn, in its order
-    rule: Expression | None
+    traced: Expression | None
     reason: str
     per_head: bool
     batch: int | None
@@ -154,6 +260,10 @@ class Predicate(Leaf):
     @property
     def period(self) -> int:
         return 0 if self.per_head else 1
+
+    @property
+    def expression(self) -> Expression | None:  # type: ignore[override]
+        return self.traced
 
     def runs(self, grid: Grid) -> Runs:
         rule, reason = self._rule(grid)
@@ -165,12 +275,7 @@ class Predicate(Leaf):
                 stacklevel=2,
             )
             return rl.constant(rl.MIXED)
-
-        def codes(squares: Squares) -> Codes:
-            with np.errstate(all="ignore"):
-                return self._bounds(grid, squares).codes(rule)
-
-        return classify(grid, codes)
+        return super().runs(grid)
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
         given = {"b": s // grid.heads, "h": s % grid.heads, "q": q, "k": k}
@@ -179,17 +284,9 @@ class Predicate(Leaf):
         return np.broadcast_to(_call(self.fn, self.name, arrays), shape)
 
     def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        rule, _ = self._rule(grid)
-        if rule is None:
-            return super().signature(grid, s, row, col)
-        origins = {"q": grid.q_token(row), "k": grid.k_token(col)}
-        origins |= {"b": s // grid.heads, "h": s % grid.heads}
-        with np.errstate(all="ignore"):
-            bounds = self._bounds(grid, Squares(1, s, row, col))
-            return combine(BlockSignature(bounds, origins).columns(rule))
-
-    def moves(self) -> tuple[int, ...] | None:
-        return None if self.rule is None else moves(self.rule)
+        if self._rule(grid)[0] is None:
+            return Leaf.signature(self, grid, s, row, col)
+        return super().signature(grid, s, row, col)
 
     def place(self, grid: Grid) -> Placed:
         placed = super().place(grid)
@@ -212,28 +309,14 @@ class Predicate(Leaf):
 
     def _rule(self, grid: Grid) -> tuple[Expression | None, str]:
         """What can be bounded on this grid, or why it cannot."""
-        if self.rule is None:
+        if self.traced is None:
             return None, self.reason
         try:
             greatest = {"q": grid.n_q, "k": grid.n_k, "h": grid.heads, "b": grid.batch}
-            check_size(self.rule, {name: max(n, _FEW) for name, n in greatest.items()})
+            check_size(self.traced, {name: max(n, _FEW) for name, n in greatest.items()})
         except Unsupported as error:
             return None, str(error)
-        return self.rule, ""
-
-    def _bounds(self, grid: Grid, squares: Squares) -> Bounds:
-        size, s, row, col = squares
-        last_row = np.minimum(row + size, grid.rows) - 1
-        last_col = np.minimum(col + size, grid.cols) - 1
-        entry, head = np.divmod(s, grid.heads)
-        return Bounds(
-            {
-                "q": (grid.q_first[row], grid.q_last[last_row]),
-                "k": (grid.k_first[col], grid.k_last[last_col]),
-                "h": (head, head),
-                "b": (entry, entry),
-            }
-        )
+        return self.traced, ""
 
     def __reduce__(self):
         if not self.anonymous:

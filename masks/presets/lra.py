@@ -4,21 +4,22 @@ Long Range Arena (Tay et al., arXiv 2011.04006) names its patterns after papers,
 differs from them. These are the patterns of the code, without padding.
 """
 
+from typing import Any
+
 import numpy as np
 
-from masks import runs as rl
 from masks.algebra import Mask
 from masks.checks import FAR, flag, integer
-from masks.leaves.geometry import code, from_profiles
-from masks.leaves.leaf import ByLength, Leaf
-from masks.patterns.bands import Band, local
+from masks.leaves.leaf import ByLength
+from masks.patterns.bands import local
 from masks.patterns.bigbird_compat import FOCUS, LegacyBigBird, paper_plan
 from masks.patterns.columns import global_tokens
 from masks.patterns.distances import Dilated
-from masks.patterns.segments import BlockDiagonal, block_diagonal
+from masks.patterns.segments import block_diagonal
 from masks.patterns.sparse_transformer import strided
+from masks.predicate.where import Rule
 from masks.registry import Example, pattern
-from masks.runs import Bools, Grid, Ints, Runs
+from masks.runs import Grid, Ints
 
 __all__ = ["lra_bigbird", "lra_fixed", "lra_local", "lra_longformer", "lra_strided"]
 SECTION = "Presets"  # of the gallery
@@ -109,38 +110,14 @@ class Interleaved(ByLength):
         return Dilated("top_left", FAR, max(grid.n_q, grid.n_k) // self.block + 1)
 
 
-class FixedLRA(Leaf):
+class FixedLRA(Rule):
     stride: int
     summary: int
 
-    def moves(self) -> tuple[int, ...]:
-        return (self.stride,)
-
-    def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
+    def rule(self, h: Any, q: Any, k: Any) -> Any:
         phase = k % self.stride
         summary = (phase == 0) | (phase >= self.stride - self.summary)
         return (k <= q) & (summary | (k // self.stride == q // self.stride))
-
-    def runs(self, grid: Grid) -> Runs:
-        def below(k: Ints) -> Ints:
-            """Summary keys among the first k."""
-            chunk, phase = np.divmod(k, self.stride)
-            end = np.maximum(phase - (self.stride - self.summary), 0)
-            whole = min(self.summary + 1, self.stride)
-            return chunk * whole + np.minimum((phase > 0) + end, whole)
-
-        part = below(grid.k_last + 1) - below(grid.k_first)
-        codes = code(part, grid.k_last - grid.k_first + 1)
-        summaries = from_profiles(grid, [(0, codes)], np.zeros(grid.rows, np.int64))
-        chunks = BlockDiagonal(self.stride, 0).runs(grid)
-        past = Band("top_left", 0, FAR).runs(grid)
-        return rl.merge(rl.merge(summaries, chunks, np.maximum), past, np.minimum)
-
-    def signature(self, grid: Grid, s: Ints, row: Ints, col: Ints) -> Ints:
-        # Where the chunks begin, and how far apart the sides are, up to where they cannot meet.
-        q, k = grid.q_token(row), grid.k_token(col)
-        far = grid.block_q + grid.block_k + self.stride
-        return np.clip(q - k, -far, far) * self.stride + k % self.stride
 
 
 class BigBirdLRA(LegacyBigBird):

@@ -52,6 +52,10 @@ class Pack(Placing):
         q, k = Cuts.of(self.lengths), Cuts.of(self.key_lengths)
         q.cover("n_q", grid.n_q)
         k.cover("n_k", grid.n_k)
+        if self.lengths == self.key_lengths and len(self.lengths) == 1:
+            laid = part.laid(q.start, q.stop)
+            if laid is not None:
+                return (laid & documents(self.lengths)).place(grid)
         return Pieces(part, grid, q, k).place()
 
 

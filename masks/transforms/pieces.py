@@ -9,7 +9,7 @@ from masks.algebra import Mask
 from masks.block_lists import row_segments
 from masks.leaves.geometry import interval_runs
 from masks.leaves.lengths import FAR, Cuts
-from masks.runs import Bools, Grid, Ints, Runs, expand
+from masks.runs import Bools, Grid, Ints, Runs, expand, quotient
 from masks.types import Placed
 
 MAX_TOKENS = 1 << 15  # of a block, so that four numbers up to it fit one int64
@@ -114,7 +114,7 @@ class Pieces:
         rows, cols = self.rows, self.cols
         s, row, first, stop, code = self._segments(*self.shapes[self.shape[piece]].tolist())
         if not self.single:
-            b, h = np.divmod(s, self.grid.heads)
+            b, h = quotient(s, self.grid.heads)
             entry = self.entry[piece]
             s = np.where((b == entry) | (self.part.batch is None), entry * self.grid.heads + h, -1)
         row, first = row + rows.block[piece], first + cols.block[piece]
@@ -133,7 +133,7 @@ class Pieces:
         """Non-empty runs of a placement, cut where rows end: (slice, row, first, stop, code)."""
         grid, placed = self._place(*shape)
         line, first, length, code = row_segments(grid, *placed.runs, empty=rl.EMPTY)
-        s, row = np.divmod(line, grid.rows)
+        s, row = quotient(line, grid.rows)
         return s, row, first, first + length, code.astype(np.int64)
 
     def _inner_slice(self, s: Ints) -> Ints:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from masks import runs as rl
-from masks.runs import Grid, Ints, Runs, expand
+from masks.runs import Grid, Ints, Runs, distinct, expand, quotient
 
 GRAINS = (64, 32, 16, 8, 4)  # tokens of a segment: the first one that no block cuts
 CUT = 8  # where all of them are cut
@@ -36,8 +36,8 @@ class Side:
         whole = (g for g in GRAINS if _constant(of_token, g))
         grain = next(whole, CUT)
         segments = -(-len(order) // grain)
-        pair = np.unique((block * segments + order // grain)[(block >= 0) & (block < blocks)])
-        block, segment = np.divmod(pair, segments)
+        pair = distinct((block * segments + order // grain)[(block >= 0) & (block < blocks)])
+        block, segment = quotient(pair, segments)
         return cls(grain, segments, block, segment, np.bincount(block, minlength=blocks))
 
 
@@ -55,26 +55,35 @@ def regroup(fine: Runs, grid: Grid, rows: Side, cols: Side) -> Runs:
     step = max(1, CELLS_AT_ONCE // max(cols.segments, grid.cols))
     bounds = np.searchsorted(rows.block, np.arange(0, grid.rows + step, step))
     ends = np.append(fine.starts[1:], grid.slices * rows.segments * cols.segments)
-    starts, codes = [], []
+    segments = []
     for s in range(grid.slices):
         for number, begin in enumerate(range(0, grid.rows, step)):
             part = slice(bounds[number], bounds[number + 1])
-            height = min(step, grid.rows - begin)
+            size = min(step, grid.rows - begin) * grid.cols
             local, line = rows.block[part] - begin, rows.segment[part] + s * rows.segments
             at, full = _cells(fine, ends, local, line, cols.segments)
-            local, segment = np.divmod(at, cols.segments)
+            local, segment = quotient(at, cols.segments)
             of, entry = expand(ptr[segment], ptr[segment + 1])
-            place = local[of] * grid.cols + block[entry]
-            some = np.bincount(place, minlength=height * grid.cols)
-            filled = np.bincount(place, full[of], height * grid.cols)
-            area = rows.count[begin : begin + height, None] * cols.count
-            code = np.where(
-                some == 0, rl.EMPTY, np.where(filled == area.ravel(), rl.FULL, rl.MIXED)
-            )
-            change = np.flatnonzero(np.append(True, code[1:] != code[:-1]))
-            starts.append((s * grid.rows + begin) * grid.cols + change)
-            codes.append(code[change].astype(np.uint8))
-    return Runs(*rl.compact(np.concatenate(starts), np.concatenate(codes), grid.size))
+            x, filled = _sums(local[of] * grid.cols + block[entry], full[of], size)
+            row, col = quotient(x, grid.cols)
+            area = rows.count[begin + row] * cols.count[col]
+            code = np.where(filled == area, rl.FULL, rl.MIXED).astype(np.uint8)
+            new = np.append(True, (np.diff(x) != 1) | (code[1:] != code[:-1]))[: len(x)]
+            last = np.append(new[1:], True)[: len(x)]
+            x += (s * grid.rows + begin) * grid.cols
+            segments.append((x[new], x[last] + 1, code[new]))
+    return rl.from_segments(grid, *map(np.concatenate, zip(*segments, strict=True)))
+
+
+def _sums(place: Ints, weight: Ints, size: int) -> tuple[Ints, Ints]:
+    """(x, sum): the different places below `size`, and the weight at each."""
+    if 8 * len(place) > size:
+        x = np.flatnonzero(np.bincount(place, minlength=size))
+        return x, np.bincount(place, weight, size)[x]
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    heads = np.flatnonzero(np.diff(place, prepend=-1))
+    return place[heads], np.add.reduceat(weight[order], heads) if len(heads) else weight
 
 
 def _cells(fine: Runs, ends: Ints, local: Ints, line: Ints, width: int) -> tuple[Ints, Ints]:

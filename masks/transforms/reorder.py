@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 from masks.algebra import And, Mask, Not, Or
 from masks.checks import choice
 from masks.leaves.canvas import OnCanvas, canvas_extents, per_axis, shortest
+from masks.leaves.geometry import row_numbers
 from masks.leaves.leaf import by_code, place_own
 from masks.registry import Example, canonical, transform
-from masks.runs import Grid, Ints
+from masks.runs import Bools, Grid, Ints, Runs
 from masks.transforms.base import Placing
 from masks.transforms.curves import given_order, hilbert_order, morton_order, tiled_order
 from masks.transforms.regroup import Side, regroup
@@ -151,8 +152,37 @@ class Reorder(Placing):
         fine = Grid(grid.n_q, grid.n_k, rows.grain, cols.grain, grid.batch, grid.heads)
         inner = part.place(fine)
         runs = regroup(inner.runs, grid, rows, cols)
-        signature = by_code(runs, lambda x: x)
+        moves = part.moves()
+        signature = (
+            by_code(runs, lambda x: x) if moves is None else _alike(runs, grid, q, k, *moves)
+        )
         return Placed(runs, lambda s, i, j: inner.allowed(s, q[i], k[j]), signature)
+
+
+def _alike(
+    runs: Runs, grid: Grid, q: Ints, k: Ints, period: int, first_q: int = 0, first_k: int = 0
+) -> Callable[[Ints], list[Ints]]:
+    """Signature of a mask that repeats as `Mask.moves` says, in another order of the tokens.
+
+    A tile follows from where the tokens of each side lie relative to the first one, from how far
+    apart the first ones are, and from their place in the period.
+    """
+
+    def side(order: Ints, token: Ints, size: int, first: int) -> tuple[Ints, Ints, Bools]:
+        tokens, which = np.unique(token, return_inverse=True)
+        at = order[np.clip(tokens[:, None] + np.arange(size), 0, len(order) - 1)]
+        kinds = row_numbers((at - at[:, :1]).astype(np.int32))
+        return at[which, 0], kinds[which], (at >= first).all(axis=1)[which]
+
+    def signature(x: Ints) -> list[Ints]:
+        s, row, col = grid.split(x)
+        at_q, kind_q, q_repeats = side(q, grid.q_token(row), grid.block_q, first_q)
+        at_k, kind_k, k_repeats = side(k, grid.k_token(col), grid.block_k, first_k)
+        known = np.where(q_repeats & k_repeats, -1, x)
+        codes = runs.at(x).astype(np.int64)
+        return [codes, s, known, kind_q, kind_k, at_q - at_k, at_q % period]
+
+    return signature
 
 
 def _place_canvas(leaf: OnCanvas, grid: Grid, q: Ints, k: Ints) -> Placed:

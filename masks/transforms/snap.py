@@ -12,7 +12,7 @@ from masks.checks import choice, integer
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.token_blocks import SMALL
 from masks.registry import Example, canonical, transform
-from masks.runs import Bools, Codes, Grid, Ints, Runs
+from masks.runs import Bools, Codes, Grid, Ints, Runs, quotient
 from masks.tiles import PAIRS_AT_ONCE
 from masks.transforms.base import Placing
 from masks.types import Placed, Repeats
@@ -70,7 +70,7 @@ class Cells:
     def _runs(self) -> Runs:
         cells = self.cells
         line, col, length, _ = row_segments(cells, *self.codes, empty=rl.EMPTY)
-        s, row = np.divmod(line, cells.rows)
+        s, row = quotient(line, cells.rows)
         q, k = cells.q_token(row), cells.k_token(col)
         return rectangle_runs(self.grid, s, q, q + cells.block_q, k, cells.k_token(col + length))
 

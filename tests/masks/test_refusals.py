@@ -173,7 +173,6 @@ interop.to_flex(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask, such 
 interop.to_fa4('local:3')  =>  blocks is 'local:3'.*: give a BlockMask
 interop.to_scipy(local(3))  =>  blocks is 'local\(3\)'.*: give a BlockMask
 interop.from_flex(local(3))  =>  flex_mask is 'local\(3\)'.*: give a BlockMask of FlexAttention
-interop.from_fa4(local(3), 9, 9)  =>  forward is 'local\(3\)'.* to_fa4\(blocks\)\.forward
 interop.to_flex(local(3).build(9), mask_mod=lambda q, k: q >= k)
     =>  cannot be called as fn\(b, h, q, k\)
 interop.to_flex(local(3).build(9), mask_mod=lambda b, h, kv, q: q >= kv)

@@ -1,6 +1,7 @@
 """Masks laid into documents, moved, rounded and reordered."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,6 +30,30 @@ def test_documents_of_several_lengths_look_different():
     """Their blocks lie alike, but the random blocks depend on the length."""
     mask = masks.random_blocks(0.4, block=16) >> packed([96, 192, 64, 160])
     assert np.array_equal(mask.build(512, block_size=32).to_dense(), brute_dense(mask, 512, 512))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.streaming(4, 20),
+        masks.tri_shape(3, 10, 40),
+        masks.dense() - masks.diagonals((0, -5, 7)),
+        masks.heads(masks.strided(8), masks.keys_at((2, 50, 90)) & ~masks.local(3)),
+        masks.where(lambda q, k: (q - k) % 5 < 2) | masks.last_rows(9),
+        masks.causal(align="bottom_right") | masks.block_diagonal(7),
+    ],
+    ids=str,
+)
+def test_every_document_has_the_mask_of_its_length(mask: masks.Mask):
+    lengths, expected = (60, 1, 33, 100, 7), np.zeros((mask.period, 201, 201), bool)
+    for start, stop in pairwise(np.cumsum((0, *lengths)).tolist()):
+        own = mask.build(stop - start, block_size=16).to_dense()[0]
+        expected[:, start:stop, start:stop] = own
+    for sizes in (16, (48, 32)):
+        blocks = (mask >> packed(lengths)).build(201, block_size=sizes)
+        assert np.array_equal(blocks.to_dense()[0], expected)
+        cut = (mask >> packed(lengths)).build(150, 170, block_size=sizes)
+        assert np.array_equal(cut.to_dense()[0], expected[:, :150, :170])
 
 
 def test_batch_entries_do_not_mix():
@@ -97,7 +122,6 @@ def test_in_chunks(monkeypatch: pytest.MonkeyPatch):
     inner = neighborhood((20, 30), 7) | masks.local(40) - masks.butterfly(8)
     whole = (inner >> hilbert((20, 30))).build(600, block_size=16)
     monkeypatch.setattr(regroup, "CELLS_AT_ONCE", 300)
-    monkeypatch.setattr("masks.leaves.canvas.PAIRS_AT_ONCE", 100)
     monkeypatch.setattr("masks.leaves.canvas.LINES_AT_ONCE", 50)
     assert ((inner & masks.dense()) >> hilbert((20, 30))).build(600, block_size=16) == whole
     rows = neighborhood((20, 30), 7) & masks.dense()

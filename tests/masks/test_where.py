@@ -57,6 +57,18 @@ def test_no_warning_where_it_is_understood():
         where(predicate("(q % (k + 1) == 0) & (q // (k + 2) < 5)")).build(99)
 
 
+def test_tables_alone_make_rectangles():
+    """Tokens that the tables do not tell apart are looked up once: here cells of a mesh."""
+    data = np.random.default_rng(0)
+    for _ in range(4):
+        q_cell, k_cell = (np.sort(data.integers(0, 12, n)) for n in (300, 500))
+        meets = data.random((12, 12)) < 0.3
+        q_table, k_table, both = table(q_cell), table(k_cell), table(meets.ravel())
+        mask = masks.where(lambda q, k, t=(q_table, k_table, both): t[2][t[0][q] * 12 + t[1][k]])
+        blocks = mask.build(300, 500, (32, 48))
+        assert np.array_equal(blocks.to_dense()[0, 0], meets[q_cell][:, k_cell])
+
+
 def test_tables_that_are_too_short():
     ids = table([0] * 100)
     mask = where(lambda q, k: ids[q] == ids[k])

@@ -52,7 +52,6 @@ butterfly(128) & causal()  =>  128 * 256, layers=12, causal=True
     =>  ! Add local\(128, 0\): everything is then seen after 13 layers
 (local(0) | keys_at(range(0, 128 * 64, 512))) & causal()  =>  128 * 64, 12, True
     =>  ! no path leads there
-where(lambda q, k: (q - k) % 128 == 0) & causal()  =>  128 * 64, 12, True  =>  ! 128 groups
 (butterfly(128) | local(128)) & causal()  =>  4096, 4
     =>  !^4 layers are not enough: a query has seen [\d.]+ % of the keys before
     =>  ! all of it is seen after 7 layers
@@ -69,7 +68,7 @@ causal() - local(10)  =>  512
     =>  ! 11 keys are seen by no query \(501-511\)
 local(0) - dense()  =>  256, 4  =>  !^Nothing is allowed at 256 tokens: every output is 0\.$
 causal()  =>  512, causal=False  =>  ! can see only 50\.1 % of the keys, at any depth
-butterfly(64, levels=0)  =>  1024, 4  =>  ! 16 groups
+butterfly(64, levels=0)  =>  1024, 4  =>  ! can see only 6\.25 % of the keys, at any depth
 layers(dense(), causal() - local(0))  =>  64, 4, False, block_size=16
     =>  ! Layer 1: 1 query sees nothing \(0\)
 local(16)  =>  2048, 64
@@ -81,16 +80,12 @@ global_tokens(64)  =>  4096
 local(256) | butterfly(128) | global_tokens(64)  =>  1 << 17, 12  =>  - \(bounds by blocks\)
 local(256) | butterfly(128) | global_tokens(64)  =>  1 << 17, 3
     =>  - is open: by blocks, everything is seen after 2 to
-dilated(512, 4) & causal()  =>  8192, causal=True
-    =>  ! sees at most 25 % of the keys before it\.
+dilated(512, 4)  =>  2048, 6  =>  ! can see only 25 % of the keys, at any depth
+dilated(512, 4) & causal()  =>  2048, causal=True  =>  ! only 25 % of the keys before it
 where(lambda q, k: (q - k) % 4 == 0)  =>  256, block_size=64
-    =>  ! 4 groups that never see each other, at any depth: token i is in group i mod 4\.
+    =>  ! query 0 never sees keys 1-3, 5-7, 9-11 and 61 more ranges
     =>  ! everything is then seen after
-local(0)  =>  256  =>  ! 256 groups .*: every token is alone\.
-where(lambda q, k: (q < 100) == (k < 100))  =>  256
-    =>  ! 2 groups .* the tokens 0-99, 100-255\.
-where(lambda q, k: (q % 8 > 0) & (k % 8 > 0) | (q == k))  =>  256
-    =>  ! 33 groups .* 32 tokens are alone
+local(0)  =>  256  =>  ! query 255 never sees keys 0-254
 """
 
 

@@ -1,4 +1,4 @@
-"""Round trips through the block-sparse rows of FlashInfer, which are those of SciPy."""
+"""The block-sparse rows of FlashInfer, which are those of SciPy."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BlockMask, interop
+from masks import interop
 from tests.masks.cases import any_blocks
 from tests.notes import note
 
@@ -29,10 +29,6 @@ def check_bsr(seed: int):
         ).toarray()
         assert np.array_equal(theirs[: bsr.M, : blocks.n_k], dense)
         assert not theirs[:, blocks.n_k :].any()
-        again = interop.from_bsr(
-            bsr.indptr, bsr.indices, blocks.n_q, blocks.n_k, blocks.block_size, bsr.mask
-        )
-        assert again == BlockMask.from_dense(dense, blocks.block_size)
         packed = bsr.packed_mask()
         if packed is None:
             assert (blocks.layout()[b, h] != 1).all()
@@ -64,17 +60,6 @@ def test_bsr_without_a_mask_and_errors():
     bsr = interop.to_bsr(blocks)
     assert bsr.mask is None and bsr.packed_mask() is None
     assert interop.to_bsr(masks.dense().build(64, 100, 32)).mask is not None  # for the padded keys
-    again = interop.from_bsr(bsr.indptr.numpy(), bsr.indices.numpy(), 90, 128, 32)
-    assert again == blocks
-    with pytest.raises(ValueError, match="give 6 numbers that end with"):
-        interop.from_bsr(bsr.indptr, bsr.indices, 160, 128, 32)
-    for bad in ([1, 2], [0, 2, 1, 3]):
-        with pytest.raises(ValueError, match="indptr does not ascend from 0"):
-            interop.from_bsr(np.array(bad), np.arange(bad[-1]), 32 * (len(bad) - 1), 128, 32)
-    with pytest.raises(ValueError, match=r"mask has shape \(1, 32, 32\): give"):
-        interop.from_bsr(bsr.indptr, bsr.indices, 90, 128, 32, np.ones((1, 32, 32), bool))
-    with pytest.raises(ValueError, match="listed twice"):
-        interop.from_bsr(np.array([0, 2]), np.array([1, 1]), 32, 64, 32)
     with pytest.raises(ValueError, match="head is 1: give an integer <= 0"):
         interop.to_bsr(blocks, head=1)
     with pytest.raises(ValueError, match="FlashInfer's mask would take"):
