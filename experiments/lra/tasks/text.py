@@ -4,14 +4,16 @@ LRA keeps 1,000 bytes of a review in its configuration and 4K in its paper; both
 the reviews are longer than 1,000 bytes, and 3 % longer than 4,000.
 """
 
+import io
 import re
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from experiments.common.checks import share
-from experiments.common.files import read_lines
+from experiments.common.files import read_lines, read_text, reading
 from experiments.common.progress import progress
 from experiments.lra.tasks.task import (
     BYTE_VOCAB,
@@ -20,7 +22,9 @@ from experiments.lra.tasks.task import (
     Task,
     best_constant,
     cached,
+    find,
     fingerprint,
+    named,
     padded_length,
     padded_split,
     require,
@@ -33,6 +37,8 @@ HALVES = ("train", "test")
 KINDS = ("neg", "pos")  # of label 0 and 1
 MOVIE = re.compile(r"/title/(tt\d+)")
 UNPACK = "unpack aclImdb_v1.tar.gz again"
+CSV = "IMDB Dataset.csv"  # of Kaggle: all reviews in one file, without splits and movies
+SENTIMENTS = {"negative": 0, "positive": 1}
 
 
 def load(
@@ -44,7 +50,7 @@ def load(
     held_out: float = 0.0,
     limit: int | None = None,
 ) -> Task:
-    """Return the Text task, from `aclImdb` (Maas et al., 2011).
+    """Return the Text task, from `aclImdb` (Maas et al., 2011), or else from `IMDB Dataset.csv`.
 
     Args:
         max_length: bytes kept of a review; the padded length is the next power of two.
@@ -54,7 +60,8 @@ def load(
     """
     length = padded_length(max_length)
     share("held_out", held_out)
-    data = reviews(data_dir, cache_dir)
+    one_file = find(data_dir, CSV) if find(data_dir, FOLDER) is None else None
+    data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)
     whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)
     test = whole("test", limit=limit)
     if held_out:
@@ -64,7 +71,7 @@ def load(
     splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
     return Task(
         name="text",
-        source=source("official", splits, SIZES),
+        source=source("IMDB CSV" if one_file else "official", splits, SIZES),
         classes=2,
         vocab=BYTE_VOCAB,
         splits=splits,
@@ -103,6 +110,35 @@ def reviews(data_dir: Path, cache_dir: Path) -> Arrays:
         return arrays
 
     return cached(cache_dir, "imdb", {"files": fingerprint(paths)}, make)
+
+
+def csv_reviews(path: Path, cache_dir: Path) -> Arrays:
+    """Return the reviews of a CSV file with the columns review and sentiment, each once.
+
+    The first half is train and the rest is test, in the order of the file. Arrays as in `reviews`,
+    without movies.
+    """
+    form = f"it has the columns review and sentiment ({' or '.join(SENTIMENTS)})"
+
+    def make() -> Arrays:
+        with reading(path, form):
+            text = read_text(path, form)
+            frame = pd.read_csv(io.StringIO(text), usecols=["review", "sentiment"], dtype=str)
+            label = frame.sentiment.map(SENTIMENTS)
+            if (bad := frame[label.isna() | frame.review.isna()]).size:
+                raise ValueError(f"review {bad.index[0] + 1} is {bad.iloc[0].tolist()!r:.80}")
+            frame = frame.assign(label=label).drop_duplicates("review")
+            if len(frame) < 2:
+                raise ValueError("it has less than two reviews")
+        arrays, half = {}, len(frame) // 2
+        for name, part in (("train", frame[:half]), ("test", frame[half:])):
+            texts = [review.encode() for review in part.review]
+            lengths = np.array([len(text) for text in texts], np.int32)
+            flat = np.frombuffer(b"".join(texts), np.uint8)
+            arrays |= named(name, flat, lengths, part.label.to_numpy(np.int64))
+        return arrays
+
+    return cached(cache_dir, "imdb-csv", {"files": fingerprint([path])}, make)
 
 
 def _files(folder: Path) -> list[Path]:
