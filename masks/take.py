@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
 from masks.runs import Ints, compact, ranges
@@ -69,7 +69,7 @@ def moved(
     return BlockData(n_q, n_k, mask.block_size, mask.batch, heads, starts, codes, bits, "")
 
 
-def take(mask: BlockMask, rows: Ints, cols: Ints) -> BlockData:
+def take(mask: BlockMask, rows: ArrayLike, cols: ArrayLike) -> BlockData:
     """See `BlockMask.take`."""
     blocks = blocks_of(mask)
     tokens, places = [], []

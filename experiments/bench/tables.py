@@ -338,8 +338,9 @@ def _speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 
     rows = [r for r in rows if r.head_dim == head_dim and r.layout == LAYOUTS[0]]
     ours = {r.direction: r for r in rows if r.own and r.random and r.density == density
             and r.provider in MAIN}  # fmt: skip
-    dense = {d: best_dense(rows).get(shape_of(r)) for d, r in ours.items()}
-    if len(ours) != 2 or None in dense.values():
+    best = best_dense(rows)
+    dense = {d: best[shape_of(r)] for d, r in ours.items() if shape_of(r) in best}
+    if len(dense) != 2:
         return ""
     row = ours["forward"]
     times = {d: f"{dense[d].ms / r.ms:.1f}{_mark(dense[d], r)}" for d, r in ours.items()}

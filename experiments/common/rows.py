@@ -130,7 +130,7 @@ def frame(rows: str | Path | Iterable[Row]) -> "pd.DataFrame":
     return pd.DataFrame(read(rows) if isinstance(rows, str | Path) else [*map(dict, rows)])
 
 
-def last_versions(frame: "pd.DataFrame", key: Sequence[str]) -> "pd.DataFrame":
+def last_versions(frame: Any, key: Sequence[str]) -> "pd.DataFrame":
     """Return the rows of the newest versions of what they measure, in all rounds."""
     code = frame.source
     if "version" in frame:
@@ -199,7 +199,7 @@ class Found(dict[str, Any]):
         return None
 
 
-def found(frame: "pd.DataFrame | Iterable[Row]", kind: Any = Found) -> list[Any]:
+def found(frame: Any, kind: Any = Found) -> list[Any]:
     """Return the rows of a data frame, with None for what is missing."""
     rows = frame.to_dict("records") if hasattr(frame, "to_dict") else frame
     return [kind({k: None if v is None or v != v else v for k, v in r.items()}) for r in rows]

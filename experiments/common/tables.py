@@ -18,7 +18,7 @@ def pivot(
     """
     import pandas as pd
 
-    groups = frame.groupby([*down, across], sort=False, dropna=False)
+    groups: Any = frame.groupby([*down, across], sort=False, dropna=False)
     texts = {tuple(map(_plain, key)): cell(rows) for key, rows in groups}
     names = list(dict.fromkeys(map(_plain, frame[across])))
     lines = dict.fromkeys(key[:-1] for key in texts)

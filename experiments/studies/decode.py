@@ -320,10 +320,10 @@ PROVIDERS: dict[str, Decoder] = {
     "triton": SparseFlash("triton"),
     "cpu": SparseFlash("cpu"),
     "sdpa": Sdpa("SDPA"),
-    "sdpa_flash": Sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": Sdpa("cuDNN", SDPBackend.CUDNN_ATTENTION),
-    "sdpa_efficient": Sdpa("SDPA, memory-efficient", SDPBackend.EFFICIENT_ATTENTION),
-    "sdpa_math": Sdpa("SDPA, math", SDPBackend.MATH),
+    "sdpa_flash": Sdpa("FlashAttention-2", kernel=SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": Sdpa("cuDNN", kernel=SDPBackend.CUDNN_ATTENTION),
+    "sdpa_efficient": Sdpa("SDPA, memory-efficient", kernel=SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa_math": Sdpa("SDPA, math", kernel=SDPBackend.MATH),
     "flashinfer": FlashInfer("FlashInfer"),
 }
 
@@ -438,7 +438,8 @@ def tables(frame: Any) -> dict[str, str]:
         ["n", "n_q"], kind="stable"
     )
     shape = ["batch", "heads", "kv_heads", "head_dim", "dtype", "device"]
-    found, groups = {}, rows.groupby([*shape, "kind"], sort=False)
+    found: dict[str, str] = {}
+    groups: Any = rows.groupby([*shape, "kind"], sort=False)
     for (*sizes, mask), own in groups:
         # the newest number of chosen blocks
         own = own[own["mask"] == own.groupby(["n", "across"])["mask"].transform("last")]

@@ -159,7 +159,7 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
 
     def one(row: Row) -> dict[str, Any]:
         settings = case.settings()
-        task, device = case.data(settings), torch.device(settings.device)
+        task, device = case.data(settings), torch.device(settings.device or "cpu")
         clean(device)
         seed_everything(settings.seed, 0)
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
@@ -167,7 +167,7 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
         assert isinstance(model, Classifier)
         split = DeviceSplit(task.splits["train"], device)
         trainer = Trainer(model, split, classify, settings, Group(0, 1, device))
-        trainer.prepare(compile=settings.compile, graph=settings.graph)
+        trainer.prepare(compile=settings.compile, graph=bool(settings.graph))
         trainer.advance()
         peak = None
         if device.type == "cuda":
@@ -193,15 +193,15 @@ def opened(case: StepCase, run: Run) -> Callable[[Row], dict[str, Any]]:
     return one
 
 
-def _mode(*, compile: bool, graph: bool) -> str:
-    return "+".join(["compile"] * compile + ["graph"] * graph) or "eager"
+def _mode(*, compile: bool, graph: bool | None) -> str:
+    return "+".join(["compile"] * compile + ["graph"] * bool(graph)) or "eager"
 
 
 def attention_step(
     settings: Settings, model: Classifier, split: DeviceSplit, *, compiled: bool
 ) -> Callable[[], object]:
     """Return forward and backward of one attention layer on random q, k, v of the step's size."""
-    device, config = torch.device(settings.device), model.config
+    device, config = torch.device(settings.device or "cpu"), model.config
     options = {key: value for key, value in settings.kind().items() if key != "name"}
     layer = make_attention(
         settings.attention["name"],
@@ -296,7 +296,7 @@ def mean_gain(own: Iterable[Found], rows: list[Found], of: str) -> tuple[float |
 
 def row_name(row: Found) -> str:
     """Return the name of an attention with its mask."""
-    label = lra.ATTENTIONS.get(row.attention, row.attention)
+    label = lra.ATTENTIONS.get(row.attention) or str(row.attention)
     return f"{label}, {row.option}" if row.option else label
 
 

@@ -203,7 +203,8 @@ def opened(case: Case, run: Run) -> Callable[[Row], dict[str, Any]]:
     blocks, theirs = int((selection.codes != -2).sum()), flex_blocks(flex(given))
     if blocks != theirs:
         raise ValueError(f"{blocks} blocks here, {theirs} of create_block_mask: they must agree")
-    plan, dout = ours(given), torch.randn_like(q)
+    plan: Any = ours(given)
+    dout = torch.randn_like(q)
     torch._dynamo.reset()  # or the eighth case would be over its recompilation limit
 
     def one(row: Row) -> dict[str, Any]:

@@ -307,7 +307,8 @@ def tables(frame: Any) -> dict[str, str]:
     down = {"mask": "selector", "sizes": "heads", "n": "N", "head_dim": "D"}
     down |= {"direction": "direction"}
     found = {}
-    for (device, dtype, batch), own in rows.groupby(["device", "dtype", "batch"], sort=False):
+    groups: Any = rows.groupby(["device", "dtype", "batch"], sort=False)
+    for (device, dtype, batch), own in groups:
         table = pivot(own, [*down], "provider", cell).rename(columns=down)
         found[f"{device}, {dtype}, batch {batch}"] = markdown(table, left=(0, 1, 4))
     return {"picks": found.popitem()[1]} if len(found) == 1 else found

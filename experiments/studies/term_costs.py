@@ -262,7 +262,8 @@ def tables(frame: Any) -> dict[str, str]:
     place = rows.set_index([*shape, *call, "round"]).index
     rows = rows.assign(cost=rows.ms_median.to_numpy() / base.reindex(place).to_numpy() - 1)
     found = {}
-    for sizes, own in rows.groupby(shape, sort=False):
+    groups: Any = rows.groupby(shape, sort=False)
+    for sizes, own in groups:
         table = pivot(own, call, "term", _cell).rename(
             columns={"provider": "backend", "n": "N", "head_dim": "D", NONE: "ms"}
         )

@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -150,7 +151,7 @@ def pivot(
     return markdown(common.pivot(frame, down, across, lambda group: mean_std(group[value], digits)))
 
 
-def shares(frame: pd.DataFrame, down: Sequence[str], **ratios: str) -> str:
+def shares(frame: Any, down: Sequence[str], **ratios: str) -> str:
     """Return sums of counts as a Markdown table: a column for each "part/whole", in percent."""
     found = frame.groupby(list(down), sort=False).sum(numeric_only=True)
     for head, ratio in ratios.items():

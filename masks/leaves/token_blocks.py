@@ -62,11 +62,13 @@ class _TokenPairs:
         if whole and grid.q_origin % block == 0 and 1 <= per_block <= 16:
             x, word, codes = self.words()
             runs = rl.from_segments(grid, x, x + 1, codes)
-            x, word = np.append(x, grid.size), np.append(word, 0).astype(np.int64)
+            own, word = np.append(x, grid.size), np.append(word, 0).astype(np.int64)
 
-            def signature(y: Ints) -> list[Ints]:
-                at = np.searchsorted(x, y)
-                return [np.where(x[at] == y, word[at], 0)]
+            def by_word(x: Ints) -> list[Ints]:
+                at = np.searchsorted(own, x)
+                return [np.where(own[at] == x, word[at], 0)]
+
+            signature = by_word
         else:
             entry, row = quotient(self.line, len(self.rows))
             row, col = (row + self.first) * block, self.col * block

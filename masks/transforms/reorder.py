@@ -172,7 +172,8 @@ def _alike(
         tokens, which = np.unique(token, return_inverse=True)
         at = order[np.clip(tokens[:, None] + np.arange(size), 0, len(order) - 1)]
         kinds = row_numbers((at - at[:, :1]).astype(np.int32))
-        return at[which, 0], kinds[which], (at >= first).all(axis=1)[which]
+        repeats = np.all(at >= first, axis=1)
+        return at[which, 0], kinds[which], repeats[which]
 
     def signature(x: Ints) -> list[Ints]:
         s, row, col = grid.split(x)

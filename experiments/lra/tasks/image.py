@@ -6,6 +6,7 @@ LRA, the last tenth of the train images is val.
 
 import pickletools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +81,8 @@ def _images(data_dir: Path, cache_dir: Path) -> Arrays:
         stand_in = f"{ARRAYS[0]}: gray images in {NAMES}"
         raise missing(data_dir, FOLDER, fetch=fetch, stand_in=stand_in)
     if path.is_file():
-        return cached(
-            cache_dir, "image", {"files": fingerprint([path])}, lambda: _read_arrays(path)
-        )
+        read = partial(_read_arrays, path)
+        return cached(cache_dir, "image", {"files": fingerprint([path])}, read)
     halves = {half: [path / name for name in names] for half, names in BATCHES.items()}
     files = [*halves["train"], *halves["test"]]
     for file in files:

@@ -11,8 +11,11 @@ from experiments.lra.tasks.task import PATHFINDER, Task
 
 # Built-in tasks by the name of their module, which is imported when the task is loaded: each needs
 # packages that the others do not. `task` adds functions.
-TASKS: dict[str, str | Callable[..., Task]] = dict.fromkeys(PATHFINDER, "pathfinder") | {
-    name: name for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
+TASKS: dict[str, str | Callable[..., Task]] = {
+    **dict.fromkeys(PATHFINDER, "pathfinder"),
+    **{
+        name: name for name in ("listops", "text", "retrieval", "imdb_same_movie", "image", "files")
+    },
 }
 Load = TypeVar("Load", bound=Callable[..., Task])
 

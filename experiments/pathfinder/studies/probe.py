@@ -96,14 +96,12 @@ def seen_on_disk(spec: Spec, seed: int, n: int, cache_dir: Path) -> tuple[Tensor
         return seen(images, spec), images.labels
 
     if not path.exists():
-        starts, what = (
-            range(0, n, RUN),
-            f"Pathfinder-{spec.size}, contour {spec.contour}, {RUN} at a time",
-        )
+        starts = range(0, n, RUN)
+        what = f"Pathfinder-{spec.size}, contour {spec.contour}, {RUN} at a time"
         with threads() as pool:
             x, labels = zip(*progress(pool.map(run, starts), len(starts), what), strict=True)
-        both = {"seen": np.concatenate(x), "labels": np.concatenate(labels)}
-        write_whole(path, lambda file: np.savez(file, **both), "cache_dir")
+        views, labels = np.concatenate(x), np.concatenate(labels)
+        write_whole(path, lambda file: np.savez(file, seen=views, labels=labels), "cache_dir")
     found = read_arrays(path, "delete it to recreate it")
     return torch.from_numpy(found["seen"]), torch.from_numpy(found["labels"])
 
@@ -467,7 +465,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     return {"shortcuts": _shortcuts(rows)} if "right" in rows else {"cuts": _cuts(rows)}
 
 
-def _shortcuts(rows: pd.DataFrame) -> str:
+def _shortcuts(rows: Any) -> str:
     """Return accuracies of the newest rows of the images as they are made now."""
     rows = rows[rows.images_version == VERSION]
     found = {(r.size, r.contour, r.paddles): r for r in rows.itertuples()}
@@ -482,7 +480,7 @@ def _shortcuts(rows: pd.DataFrame) -> str:
     return markdown(lines, left=())
 
 
-def _cuts(rows: pd.DataFrame) -> str:
+def _cuts(rows: Any) -> str:
     heads = ["left out", "at", "images with a curve", "yes", "as the probe", "right against it"]
     lines = [[*heads, "images without", "yes", "as the probe", "right against it"]]
     for (n, place), of in rows.groupby(["left_out", "place"], sort=False):
