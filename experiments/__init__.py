@@ -7,7 +7,7 @@ from types import FrameType
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends the process in one line. `program` gives Ctrl-C its usual effect once its work begins.
+    """End the process in one line. `program` gives Ctrl-C its usual effect once its work begins.
 
     A KeyboardInterrupt in the middle of an import is a long trace, and some imports swallow it.
     """

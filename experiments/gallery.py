@@ -63,7 +63,7 @@ N or n. *Blocks* is the share of non-empty blocks in the picture. Numbers of sou
 
 
 def write(out: Path) -> list[Path]:
-    """Writes the page and the pictures into `out`; their paths."""
+    """Write the page and the pictures into `out`; their paths."""
     pictures = out / "figures" / "gallery"
     lines, written = [HEAD], []
     for section, examples in sections().items():
@@ -89,7 +89,7 @@ def overview(path: Path) -> Path:
 
 
 def sections() -> dict[str, list[Example]]:
-    """The examples that patterns and transforms are registered with, by section."""
+    """Return the examples that patterns and transforms are registered with, by section."""
     entries = {entry.function: entry for entry in (PATTERNS | TRANSFORMS).values()}
     found: dict[str, list[Example]] = {}
     for entry in entries.values():
@@ -100,13 +100,13 @@ def sections() -> dict[str, list[Example]]:
 
 
 def build(example: Example) -> masks.BlockMask:
-    """The block mask of an example."""
+    """Return the block mask of an example."""
     mask = IN_PYTHON[example.code]() if example.code in IN_PYTHON else masks.parse(example.code)
     return mask.build(TOKENS, block_size=BLOCK, heads=2 if mask.per_head else None)
 
 
 def row(example: Example, picture: Path, blocks: masks.BlockMask) -> str:
-    """A line of a table in Markdown."""
+    """Return a line of a table in Markdown."""
     count = example.count.replace("**2", "²").replace("*", "\N{MIDDLE DOT}")
     found = blocks.stats(head=example.head)
     pairs = f"{count} = {found.pairs}" if count else str(found.pairs)

@@ -86,12 +86,14 @@ class Mask(Keyed):
         return None
 
     def layer(self, index: int) -> "Mask":
-        """The mask of layer `index`, >= 0; the mask itself where all layers have the same."""
+        """Return the mask of layer `index`, >= 0; the mask itself where all layers have the
+        same.
+        """
         index = integer("index", index, min=0)
         return self._layer(index) if self.per_layer else self
 
     def _layer(self, index: int) -> "Mask":
-        """The mask of a layer, where they differ."""
+        """Return the mask of a layer, where they differ."""
         raise NotImplementedError
 
     def build(
@@ -103,7 +105,8 @@ class Mask(Keyed):
         batch: int | None = None,
         heads: int | None = None,
     ) -> BlockMask:
-        """The exact block mask for one length; building it again is free (bounded LRU cache).
+        """Return the exact block mask for one length; building it again is free (bounded LRU
+        cache).
 
         Args:
             n_q, n_k: tokens; n_k defaults to n_q.
@@ -148,7 +151,7 @@ class Mask(Keyed):
         return self.build(n_q, n_k, block_size, heads=heads).stats()
 
     def reach(self, seq_len: int, layers: int | None = None, **options: Any) -> Reach:
-        """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach_of`."""
+        """Return what is seen after 1, 2, .. layers; see `masks.analysis.reach.reach_of`."""
         return reach_of(self, seq_len, layers, **options)
 
     def partition(
@@ -166,7 +169,7 @@ class Mask(Keyed):
     def check(
         self, seq_len: int, layers: int | None = None, causal: bool | None = None, **options: Any
     ) -> Report:
-        """What is wrong with the mask, in words; see `masks.analysis.check.check`."""
+        """Return what is wrong with the mask, in words; see `masks.analysis.check.check`."""
         return check(self, seq_len, layers, causal, **options)
 
     __array_ufunc__ = None  # array | mask is no elementwise operation

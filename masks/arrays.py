@@ -15,12 +15,14 @@ from masks.types import BlockData
 
 
 def to_numpy(array: Any) -> NDArray:
-    """A NumPy array of an array or of a tensor on any device."""
+    """Return a NumPy array of an array or of a tensor on any device."""
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def read_array(array: Any) -> tuple[Bools, str]:
-    """(a read-only copy (batch, heads, n_q, n_k), its text) of an array that `mask_from` takes."""
+    """Return (a read-only copy (batch, heads, n_q, n_k), its text) of an array that `mask_from`
+    takes.
+    """
     data = np.array(to_numpy(array))
     if data.dtype != bool:
         kind = type(array).__name__ if data.dtype == object else data.dtype
@@ -37,7 +39,7 @@ def read_array(array: Any) -> tuple[Bools, str]:
 
 
 def from_array(array: Any, block_size: int | tuple[int, int]) -> BlockData:
-    """The block mask of a boolean array; shapes and errors as in `mask_from`."""
+    """Return the block mask of a boolean array; shapes and errors as in `mask_from`."""
     data, text = read_array(array)
     batch, heads, n_q, n_k = data.shape
     grid = Grid(n_q, n_k, *block_sizes(block_size), batch, heads)

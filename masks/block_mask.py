@@ -93,7 +93,9 @@ class BlockMask(Keyed):
 
     @classmethod
     def from_dense(cls, array: ArrayLike, block_size: int | tuple[int, int] = 128) -> "BlockMask":
-        """The block mask of a boolean array or tensor; shapes and errors as in `mask_from`."""
+        """Return the block mask of a boolean array or tensor; shapes and errors as in
+        `mask_from`.
+        """
         return cls(*from_array(array, block_size))
 
     @classmethod
@@ -167,11 +169,11 @@ class BlockMask(Keyed):
         return np.ascontiguousarray(dense[:, :, : self.n_q, : self.n_k])
 
     def csr(self) -> BlockLists:
-        """The non-empty key blocks of every (slice, query block)."""
+        """Return the non-empty key blocks of every (slice, query block)."""
         return row_lists(self.grid, self.starts, self.tiles)
 
     def csc(self) -> BlockLists:
-        """The non-empty query blocks of every (slice, key block)."""
+        """Return the non-empty query blocks of every (slice, key block)."""
         return column_lists(self.grid, self.starts, self.tiles)
 
     def stats(self, *, batch: int | None = None, head: int | None = None) -> Stats:
@@ -179,7 +181,7 @@ class BlockMask(Keyed):
         return stats(self, batch=batch, head=head)
 
     def reach(self, layers: int | None = None, **options: Any) -> Reach:
-        """What is seen after 1, 2, .. layers; see `masks.analysis.reach.reach`."""
+        """Return what is seen after 1, 2, .. layers; see `masks.analysis.reach.reach`."""
         return reach(self, layers, **options)
 
     def draw(
@@ -208,7 +210,7 @@ class BlockMask(Keyed):
         return draw(self, path, ax, batch=batch, head=head, rows=rows, cols=cols)
 
     def crop(self, n_q: int, n_k: int | None = None) -> "BlockMask":
-        """The block mask of the first n_q queries and n_k keys (n_q unless given).
+        """Return the block mask of the first n_q queries and n_k keys (n_q unless given).
 
         Exact: blocks at the new ends are cut and classified again. ValueError for more tokens than
         there are.
@@ -232,7 +234,7 @@ class BlockMask(Keyed):
         return partition(self, ranks, **options)
 
     def coarsen(self, block_size: int | tuple[int, int]) -> "BlockMask":
-        """The same mask in larger blocks, as if it had been built with them.
+        """Return the same mask in larger blocks, as if it had been built with them.
 
         ValueError for sizes that are no multiples of `block_size`, or above 256.
         """

@@ -94,7 +94,8 @@ def resolve(mask: Mask, grid: Grid) -> BlockData:
 def settle(
     placed: Placed, grid: Grid, decided: NDArray, look: Callable[[Ints], NDArray]
 ) -> tuple[Ints, NDArray]:
-    """(starts, codes) of runs: decided[i] where run i is, and look(x) for the MIXED blocks x.
+    """Return (starts, codes) of runs: decided[i] where run i is, and look(x) for the MIXED
+    blocks x.
 
     `look` gets one block of each kind, ascending, in chunks.
     """

@@ -109,6 +109,6 @@ def argument_places(
 
 
 def _meaning(parameter: str) -> str | None:
-    """The letter that a parameter's name stands for: b, h, q, k, or None."""
+    """Return the letter that a parameter's name stands for: b, h, q, k, or None."""
     found = _NUMBER.fullmatch(parameter.lower())
     return _NAMES.get(found[1], found[1]) if found else None

@@ -38,7 +38,7 @@ def draw(
     rows: Span | None = None,
     cols: Span | None = None,
 ) -> "Axes":
-    """A picture of one slice; see `BlockMask.draw`."""
+    """Return a picture of one slice; see `BlockMask.draw`."""
     if path is not None:
         file_path(path, EXAMPLE, opened=True)
     with NEEDS_MATPLOTLIB:
@@ -106,7 +106,7 @@ def save(figure: "Figure", path: Any) -> None:
 
 
 def _span(name: str, span: Any, n: int) -> Span:
-    """The tokens to show, (first, last); all of them by default."""
+    """Return the tokens to show, (first, last); all of them by default."""
     if span is None:
         return 0, n - 1
     if not isinstance(span, tuple | list) or len(span) != 2:
@@ -131,7 +131,7 @@ def _lines(ax: "Axes", blocks: BlockMask, extent: tuple[int, int, int, int]) -> 
 def tokens(
     blocks: BlockMask, rows: Span, cols: Span, *, batch: int, head: int
 ) -> NDArray[np.uint8]:
-    """The pairs of the queries `rows` and the keys `cols`, first and last included.
+    """Return the pairs of the queries `rows` and the keys `cols`, first and last included.
 
     Returns:
         (queries, keys): 0 for a pair that is not allowed, 1 for one that is in a partial block,

@@ -34,7 +34,7 @@ class Segments(NamedTuple):
 
 
 def classify(grid: Grid, codes_of: Callable[[Squares], Codes]) -> Runs:
-    """Runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
+    """Return runs of a grid, from a function that gives each square a code (MIXED: undecided)."""
     size, zero = 1 << (max(grid.rows, grid.cols) - 1).bit_length(), np.zeros(grid.slices, np.int64)
     stack = [Squares(size, np.arange(grid.slices, dtype=np.int64), zero, zero)]
     found: list[Segments] = []
@@ -69,7 +69,7 @@ def _quarters(grid: Grid, squares: Squares) -> Squares:
 
 
 def _segments(grid: Grid, squares: Squares, code: Codes) -> Segments:
-    """The rows of squares."""
+    """Return the rows of squares."""
     size, s, row, col = squares
     first = (s * grid.rows + row) * grid.cols + col
     width = np.minimum(size, grid.cols - col)

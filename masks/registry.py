@@ -66,7 +66,7 @@ def pattern(
     digest: bool = False,
     names: dict[str, Entry] = PATTERNS,
 ) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes a mask.
+    """Return a decorator of a function that makes a mask.
 
     `masks.parse` knows the function by its name, and by `short`. A leaf that it returns gets its
     canonical text, which follows from the arguments of the call. So does `masks.where(rule)`; any
@@ -135,12 +135,14 @@ def pattern(
 
 
 def transform(*examples: Example, **options: Any) -> Callable[[Factory], Factory]:
-    """Decorator of a function that makes the right side of `>>`; arguments as in `pattern`."""
+    """Return a decorator of a function that makes the right side of `>>`; arguments as in
+    `pattern`.
+    """
     return pattern(*examples, names=TRANSFORMS, **options)
 
 
 def own_modules() -> list[str]:
-    """The modules that the environment names, separated by commas."""
+    """Return the modules that the environment names, separated by commas."""
     return [name for word in os.environ.get(OWN, "").split(",") if (name := word.strip())]
 
 
@@ -157,7 +159,7 @@ def import_own() -> None:
 
 
 def by_text(forget: Callable[[], None]) -> Callable[[], None]:
-    """Decorator of what empties a cache whose keys have texts of masks."""
+    """Return a decorator of what empties a cache whose keys have texts of masks."""
     _caches.append(forget)
     return forget
 
@@ -193,7 +195,7 @@ def plain(value: Any) -> Any:
 
 
 def _shown(value: Any, digest: bool) -> Any:
-    """The value as it stands in a text."""
+    """Return the value as it stands in a text."""
     if not digest or not isinstance(value, tuple) or _count(value) <= WRITTEN_OUT:
         return value
     return f"sha256:{hashlib.sha256(repr(value).encode()).hexdigest()}"
@@ -226,5 +228,5 @@ def remember(mask: Any) -> None:
 
 
 def living(key: str) -> Any:
-    """The Mask or BlockMask with this key that is in memory, or None."""
+    """Return the Mask or BlockMask with this key that is in memory, or None."""
     return _living.get(key)

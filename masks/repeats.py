@@ -100,7 +100,7 @@ class Copies:
         return rows[np.append(True, (np.diff(kind) != 0) | (np.diff(move) != 0))]
 
     def runs(self, look: Look) -> tuple[Ints, NDArray[np.int32]]:
-        """(starts, codes) of the grid, from those of some windows of it."""
+        """Return (starts, codes) of the grid, from those of some windows of it."""
         grid = self.grid
         rows = np.sort(self.chosen)
         gaps = np.flatnonzero(np.diff(rows) > NEAR)
@@ -162,7 +162,7 @@ class Copies:
 
 
 def _laid(grid: Grid, parts: list[Part]) -> tuple[Ints, NDArray[np.int32]]:
-    """(starts, codes) of lines that are made of parts, from the left to the right."""
+    """Return (starts, codes) of lines that are made of parts, from the left to the right."""
     line = np.arange(grid.slices * grid.rows) * grid.cols
     low, count, shift, begin, before = [], [], [], [], 0
     for part in parts:

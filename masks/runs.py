@@ -143,12 +143,14 @@ class Runs(NamedTuple):
 
 
 def constant(code: int) -> Runs:
-    """The same code everywhere."""
+    """Return the same code everywhere."""
     return Runs(np.zeros(1, np.int64), np.array([code], np.uint8))
 
 
 def compact(starts: Ints, codes: NDArray, size: int) -> tuple[Ints, NDArray]:
-    """Normal form of ascending `starts`: the last of equal ones wins, equal neighbours join."""
+    """Return the normal form of ascending `starts`: the last of equal ones wins, equal
+    neighbours join.
+    """
     keep = np.diff(starts, append=size) > 0
     starts, codes = starts[keep], codes[keep]
     keep = np.append(True, codes[1:] != codes[:-1])
@@ -233,22 +235,24 @@ def merge(a: Runs, b: Runs, operator: np.ufunc) -> Runs:
 
 
 def invert(runs: Runs) -> Runs:
-    """The complement block by block."""
+    """Return the complement block by block."""
     return Runs(runs.starts, FULL - runs.codes)
 
 
 def spread(runs: Runs, area: int, sources: Ints) -> Runs:
-    """Runs of a grid whose slice i is slice sources[i] of `runs`, of `area` blocks a slice."""
+    """Return runs of a grid whose slice i is slice sources[i] of `runs`, of `area` blocks a
+    slice.
+    """
     return _stitch([(runs, source) for source in sources.tolist()], area)
 
 
 def choose(options: list[Runs], grid: Grid, numbers: Ints) -> Runs:
-    """Runs whose slice i is slice i of options[numbers[i]], all of them on `grid`."""
+    """Return runs whose slice i is slice i of options[numbers[i]], all of them on `grid`."""
     return _stitch([(options[number], i) for i, number in enumerate(numbers.tolist())], grid.area)
 
 
 def _stitch(slices: list[tuple[Runs, int]], area: int) -> Runs:
-    """Runs whose slice i is the given slice of the given runs, of `area` blocks a slice."""
+    """Return runs whose slice i is the given slice of the given runs, of `area` blocks a slice."""
     starts, codes = [], []
     for i, (runs, source) in enumerate(slices):
         low = np.searchsorted(runs.starts, source * area, "right") - 1
@@ -273,7 +277,9 @@ def ranges(first: Ints, count: Ints, dtype: type = np.int64) -> NDArray:
 
 
 def distinct(x: Ints) -> Ints:
-    """The values of x, ascending, each once: `np.unique` without its hash table, which is slow."""
+    """Return the values of x, ascending, each once: `np.unique` without its hash table, which is
+    slow.
+    """
     x = np.sort(x, kind="stable")  # linear where x is a few ascending parts
     return x[np.append(True, x[1:] != x[:-1])[: len(x)]]
 

@@ -12,7 +12,7 @@ from masks.registry import OWN, PATTERNS, TRANSFORMS, Entry, import_own, living
 
 
 def parse(text: str) -> Mask:
-    """The mask of a text such as `local(256) | butterfly(128) & causal()`; `|` binds least.
+    """Return the mask of a text such as `local(256) | butterfly(128) & causal()`; `|` binds least.
 
     The colon form `local:256+butterfly:128+global:64*causal` needs no quotes in a shell or Hydra:
     + is |, * is &, - is difference, a bare name is a call, and `128x64` is the pair (128, 64).
@@ -30,7 +30,7 @@ def parse(text: str) -> Mask:
 
 
 def find(key: str) -> Any:
-    """The mask or block mask in memory with this key, or else the mask that the key spells.
+    """Return the mask or block mask in memory with this key, or else the mask that the key spells.
 
     Raises:
         ValueError: there is neither.
@@ -103,7 +103,7 @@ class _Parser:
         raise self._error(_NO_MASK, node)
 
     def _call(self, node: ast.AST, names: dict[str, Entry], kind: str) -> Any:
-        """What a name, or a call of one, makes."""
+        """Return what a name, or a call of one, makes."""
         args, keywords = [], []
         match node:
             case ast.Name(name):
@@ -138,7 +138,7 @@ class _Parser:
         )
 
     def _argument(self, node: ast.AST) -> Any:
-        """A constant, a tuple of constants, or a mask."""
+        """Return a constant, a tuple of constants, or a mask."""
         try:
             value = ast.literal_eval(node)  # type: ignore[arg-type]
         except (ValueError, TypeError, SyntaxError):

@@ -114,7 +114,8 @@ class Tiles:
 def assemble(
     tiles: Tiles, x: Ints, codes: NDArray[np.int32], length: Ints | int = 1, *, text: str = ""
 ) -> BlockData:
-    """The block mask that has codes[i] on the blocks x[i]..x[i] + length[i] - 1, EMPTY elsewhere.
+    """Return the block mask that has codes[i] on the blocks x[i]..x[i] + length[i] - 1, EMPTY
+    elsewhere.
 
     Args:
         tiles: those that codes >= 0 are the numbers of.
@@ -128,7 +129,7 @@ def assemble(
 
 
 def ordered(tiles: Tiles, codes: NDArray[np.int32]) -> Words:
-    """The bits of the tiles that are used, in the order of their appearance.
+    """Return the bits of the tiles that are used, in the order of their appearance.
 
     `codes` becomes their numbers in it.
     """

@@ -127,7 +127,7 @@ class Case:
         return allowed
 
     def check(self) -> None:
-        """Raises ValueError for values that no case can have."""
+        """Raise ValueError for values that no case can have."""
         for name in "batch heads kv_heads n_q n_k head_dim block_q block_k".split():
             whole_number(name, getattr(self, name))
         whole_number("v_dim", self.value_dim)

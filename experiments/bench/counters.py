@@ -19,7 +19,7 @@ Kernels = list[tuple[str, dict[str, float]]]  # name, and value by metric, in th
 
 
 def ncu() -> str:
-    """The path of Nsight Compute. Raises ValueError, with the remedy, if there is none."""
+    """Return the path of Nsight Compute. Raises ValueError, with the remedy, if there is none."""
     found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
     if not found:
         raise ValueError("no ncu on the PATH: install Nsight Compute, a part of the CUDA toolkit")
@@ -29,7 +29,7 @@ def ncu() -> str:
 def each_under_ncu(
     module: str, tasks: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[Kernels]:
-    """The counters `names` of each task, in one process: `python -m module TASKS`.
+    """Return the counters `names` of each task, in one process: `python -m module TASKS`.
 
     Start-up, imports and compiled kernels are shared. The child separates the tasks with
     `counted_each`; a task that failed has no kernels.
@@ -43,14 +43,16 @@ def each_under_ncu(
 
 
 def _program() -> str:
-    """The path of Nsight Compute. Raises ValueError if it, or a GPU, is missing."""
+    """Return the path of Nsight Compute. Raises ValueError if it, or a GPU, is missing."""
     if not torch.cuda.is_available():
         raise ValueError("counters need a CUDA device")
     return ncu()
 
 
 def under_ncu(module: str, argument: Any, names: Sequence[str]) -> Kernels:
-    """What ncu prints of `python -m module ARGUMENT`. Raises ValueError if it does not run."""
+    """Return what ncu prints of `python -m module ARGUMENT`. Raises ValueError if it does not
+    run.
+    """
     program = _program()
     options = "--clock-control none --profile-from-start off --csv --print-units base".split()
     command = [program, *options, "--metrics", ",".join(names)]
@@ -64,7 +66,7 @@ def under_ncu(module: str, argument: Any, names: Sequence[str]) -> Kernels:
 
 
 def apart(kernels: Kernels) -> list[Kernels]:
-    """The kernels after each one that marks the begin of a task."""
+    """Return the kernels after each one that marks the begin of a task."""
     found: list[Kernels] = []
     for name, values in kernels:
         if MARK in name:
@@ -75,7 +77,9 @@ def apart(kernels: Kernels) -> list[Kernels]:
 
 
 def parse(text: str) -> Kernels:
-    """What `ncu --csv` printed: a line for each kernel and metric, after lines of other kinds."""
+    """Return what `ncu --csv` printed: a line for each kernel and metric, after lines of other
+    kinds.
+    """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     kernels: dict[str, tuple[str, dict[str, float]]] = {}
@@ -88,7 +92,7 @@ def parse(text: str) -> Kernels:
 
 
 def counted_each(prepared: Iterable[Callable[[], Callable[[], object]]]) -> None:
-    """Prepares calls and runs them as `counted`, one by one, each after a kernel that marks it.
+    """Prepare calls and runs them as `counted`, one by one, each after a kernel that marks it.
 
     One that fails says why, and has a mark alone.
     """
@@ -105,7 +109,7 @@ def counted_each(prepared: Iterable[Callable[[], Callable[[], object]]]) -> None
 
 
 def counted(call: Callable[[], object]) -> None:
-    """Runs a call once to compile it, and once between start and stop of the profiler."""
+    """Run a call once to compile it, and once between start and stop of the profiler."""
     call()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

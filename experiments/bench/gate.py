@@ -60,14 +60,14 @@ class Gate:
         return [self._slice(*sample) for sample in self.samples]
 
     def forward_error(self, out: Tensor) -> float:
-        """The largest relative error of `out` (B, H, n_q, D) over the sampled slices."""
+        """Return the largest relative error of `out` (B, H, n_q, D) over the sampled slices."""
         return max(
             relative_error(out[b, heads, self.rows], expected[0])
             for (b, heads, _), expected in zip(self.samples, self.expected, strict=True)
         )
 
     def backward_error(self, dq: Tensor, dk: Tensor, dv: Tensor) -> float:
-        """The largest relative error of the gradients that belong to `self.dout`."""
+        """Return the largest relative error of the gradients that belong to `self.dout`."""
         errors = []
         for (b, heads, g), expected in zip(self.samples, self.expected, strict=True):
             all_dq = torch.zeros_like(dq[b, heads], dtype=torch.float64)

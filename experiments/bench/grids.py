@@ -61,7 +61,8 @@ def make_grid(
     block_size: int | Sequence[int] | None = None,
     **shape: int | str | None,
 ) -> Grid:
-    """The default grid with the given values in its place; the sweep over lengths goes with it.
+    """Return the default grid with the given values in its place; the sweep over lengths goes
+    with it.
 
     shape: batch, heads, kv_heads, head_dim, v_dim, dtype, layout; None leaves the default.
     Raises ValueError for values that no case can have.
@@ -204,7 +205,7 @@ def _two(shape: Case) -> tuple[Case, Case]:
 
 
 def _interval_masks(n: int) -> list[str]:
-    """The masks of cuDNN's benchmark of flex attention, with its lengths at 131072 tokens.
+    """Return the masks of cuDNN's benchmark of flex attention, with its lengths at 131072 tokens.
 
     Its tree has 127 nodes: the text of a mask holds 32. Its breadth-first tree is no mask of ours.
     """
@@ -237,8 +238,8 @@ def _scaled(lengths: Sequence[int], n: int) -> tuple[int, ...]:
 
 
 def _long(shape: Case) -> list[tuple[Case, ...]]:
-    """A random and a structured mask of sequences that only a sparse mask makes possible, below one
-    percent of the blocks.
+    """Return a random and a structured mask of sequences that only a sparse mask makes possible,
+    below one percent of the blocks.
     """
     big = shape.n_q == 16384
     lengths = {262144: (8, 0.005), 1048576: (2, 0.002)} if big else {8192: (1, 0.03)}
@@ -290,7 +291,7 @@ def _random_masks(block: int, *densities: float) -> list[str]:
 
 
 def _canonical(mask: str) -> str:
-    """The mask's own text, so that one mask has one name in every row."""
+    """Return the mask's own text, so that one mask has one name in every row."""
     return DENSE if mask == DENSE else str(masks.parse(mask))
 
 

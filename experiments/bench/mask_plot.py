@@ -43,7 +43,9 @@ def draw_masks(found: Sequence[masks.BlockMask]) -> Figure:
 
 
 def _wrapped(text: str, width: int = 30) -> str:
-    """The text of a mask in lines of about `width`, broken after its operators and commas."""
+    """Return the text of a mask in lines of about `width`, broken after its operators and
+    commas.
+    """
     lines = [""]
     for word in re.split(r"(?<=[|&\-+*,])\s*", text):
         if lines[-1] and len(lines[-1]) + len(word) > width:

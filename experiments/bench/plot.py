@@ -48,7 +48,7 @@ def draw_speed(rows: Sequence[SpeedRow]) -> dict[str, Figure]:
 
 
 def patterns(rows: Sequence[SpeedRow], most: int = 12) -> list[masks.BlockMask]:
-    """The masks of the rows, random blocks once, each at the length most rows have."""
+    """Return the masks of the rows, random blocks once, each at the length most rows have."""
     chosen: dict[str, Case] = {}
     for row in sorted(rows, key=lambda r: (-sum(r.n_q == s.n_q for s in rows), r.density)):
         case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
@@ -231,7 +231,7 @@ def draw_length(rows: Sequence[SpeedRow]) -> Figure:
 
 
 def _by_length(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
-    """The rows that differ in nothing but their length together, short to long."""
+    """Return the rows that differ in nothing but their length together, short to long."""
     rows = sorted(rows, key=lambda r: r.n_q)
     return grouped(rows, lambda r: (r.provider, r.direction, r.mask, r.block_q, r.block_k))
 
@@ -240,7 +240,7 @@ def _by_length(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
 
 
 def caption(row: SpeedRow, *, length: bool = True) -> str:
-    """The device and the shape of a row, short."""
+    """Return the device and the shape of a row, short."""
     heads = f"H {row.heads}" if row.heads == row.kv_heads else f"H {row.heads}/{row.kv_heads}"
     tokens = f", N {row.n_q}" if length else ""
     dims = f"D {row.head_dim}" if row.v_dim == row.head_dim else f"D {row.head_dim}/{row.v_dim}"
@@ -249,7 +249,7 @@ def caption(row: SpeedRow, *, length: bool = True) -> str:
 
 
 def _file(kind: str, row: SpeedRow, *, length: bool = True) -> str:
-    """The stem of a file, such as speedup-h200-b2-h16-n16384-d128-bfloat16."""
+    """Return the stem of a file, such as speedup-h200-b2-h16-n16384-d128-bfloat16."""
     text = caption(row, length=length).removeprefix("NVIDIA ")
     return file_name(kind, re.sub(r"\b([BHND]) (?=\d)", r"\1", text))
 

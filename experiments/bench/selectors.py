@@ -33,7 +33,7 @@ def _call(node: ast.AST, names: tuple[str, ...]) -> Any:
 
 
 def _argument(node: ast.expr) -> Any:
-    """A constant, a gate, or a mask."""
+    """Return a constant, a gate, or a mask."""
     try:
         return ast.literal_eval(node)
     except ValueError:

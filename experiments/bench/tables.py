@@ -242,7 +242,7 @@ def tables(rows: Any) -> dict[str, str]:
 
 
 def _left_out(rows: Sequence[SpeedRow]) -> str:
-    """What no table shows, since its rounds differ."""
+    """Return what no table shows, since its rounds differ."""
     lines = [["left out", "direction", "mask", "tokens", "head dim", "range of rounds"]]
     for r in rows:
         if r.ok and not r.stable:
@@ -290,8 +290,8 @@ def _rates(rows: Sequence[SpeedRow]) -> str:
 
 
 def _ratios(rows: Sequence[SpeedRow]) -> str:
-    """Times of peers over ours at the length and layout of the first row: no mask, causal, and
-    random blocks by density.
+    """Return times of peers over ours at the length and layout of the first row: no mask,
+    causal, and random blocks by density.
     """
     first = rows[0]
     rows = [
@@ -308,7 +308,7 @@ def _ratios(rows: Sequence[SpeedRow]) -> str:
 
 
 def _peers(rows: Sequence[SpeedRow], every: Sequence[SpeedRow]) -> str:
-    """Times of ours and of every peer, a table a shape; then what has no time, and why."""
+    """Return times of ours and of every peer, a table a shape; then what has no time, and why."""
     if not any(r.own for r in rows):
         return ""
     parts = [about(rows, TIMES)]

@@ -24,7 +24,7 @@ class Times(NamedTuple):
 
 
 def measure(call: Callable[[], object], device: torch.device, seconds: float) -> Times:
-    """Times of `call` over about `seconds` of repeats, after a warm-up.
+    """Return times of `call` over about `seconds` of repeats, after a warm-up.
 
     On a GPU the cache is cleared before every repeat (triton.testing.do_bench); on a CPU it is
     whatever the repeat before left in it.
@@ -68,7 +68,7 @@ def _busy_ticks() -> int:
 
 
 def in_graph(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
-    """What replays a CUDA graph of the call; None for a call that waits for the GPU."""
+    """Return what replays a CUDA graph of the call; None for a call that waits for the GPU."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -107,7 +107,9 @@ def peak_extra_mib(call: Callable[[], object], device: torch.device) -> float | 
 
 
 def expected_mib(case: Case, direction: str) -> float:
-    """What a step must take at least: out and the float32 lse, and backward dq, dk, dv as well."""
+    """Return what a step must take at least: out and the float32 lse, and backward dq, dk, dv as
+    well.
+    """
     rows = case.batch * case.heads * case.n_q
     keys = case.batch * case.kv_heads * case.n_k
     size = DTYPES[case.dtype].itemsize

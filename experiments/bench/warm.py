@@ -18,7 +18,7 @@ _lost = False
 def warm(
     wanted: Sequence[Measurement], device: torch.device, workers: int, limit_s: float
 ) -> list[Measurement]:
-    """Runs one measurement of every kind once; returns those whose kind ran within `limit_s`.
+    """Run one measurement of every kind once; returns those whose kind ran within `limit_s`.
 
     This finds kernels that hang, where they can be stopped, and kernels that break the CUDA
     context, after which a process can measure nothing more.
@@ -55,7 +55,7 @@ def warm(
 
 
 def kind(what: Measurement) -> tuple:
-    """What kernels are compiled for: measurements of one kind share them."""
+    """Return what kernels are compiled for: measurements of one kind share them."""
     case = what.case
     partial = None if case.blocks is None else bool(len(case.blocks.bits))
     head = (what.provider, what.direction, partial, case.causal, case.layout, case.dtype)

@@ -6,12 +6,12 @@ import numpy as np
 
 
 def pack(values: np.ndarray) -> str:
-    """A boolean array (n,) as a text of about n / 6 characters, which begins with n."""
+    """Return a boolean array (n,) as a text of about n / 6 characters, which begins with n."""
     return f"{len(values)}:{base64.b64encode(np.packbits(values).tobytes()).decode()}"
 
 
 def unpack(text: str) -> np.ndarray:
-    """The array of a text of `pack`."""
+    """Return the array of a text of `pack`."""
     count, _, bits = text.partition(":")
     packed = np.frombuffer(base64.b64decode(bits), np.uint8)
     return np.unpackbits(packed, count=int(count)).astype(bool)

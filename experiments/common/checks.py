@@ -14,25 +14,25 @@ def is_number(value: Any) -> bool:
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> None:
-    """Raises ValueError unless the value is an int of at least `least`."""
+    """Raise ValueError unless the value is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give a whole number, at least {least}")
 
 
 def positive_number(name: str, value: Any) -> None:
-    """Raises ValueError unless the value is a finite number above 0."""
+    """Raise ValueError unless the value is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name}={value!r}: give a number above 0")
 
 
 def share(name: str, value: Any) -> None:
-    """Raises ValueError unless the value is a number from 0 to below 1."""
+    """Raise ValueError unless the value is a number from 0 to below 1."""
     if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"{name}={value!r}: give a number from 0 to below 1")
 
 
 def flag_or_null(name: str, value: Any, *others: str) -> None:
-    """Raises ValueError unless the value is true, false or null, as Hydra spells them, or one of
+    """Raise ValueError unless the value is true, false or null, as Hydra spells them, or one of
     `others`.
     """
     if value is not None and not isinstance(value, bool) and value not in others:
@@ -41,21 +41,21 @@ def flag_or_null(name: str, value: Any, *others: str) -> None:
 
 
 def at_least_one(options: dict[str, Any], names: str) -> None:
-    """Raises ValueError unless each of the options is a value or a list of some."""
+    """Raise ValueError unless each of the options is a value or a list of some."""
     for name in names.split():
         if options[name] is None or options[name] == []:
             raise ValueError(f"{name}={options[name]!r}: give at least one")
 
 
 def path_text(name: str, value: Any) -> None:
-    """Raises ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
+    """Raise ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
     if not isinstance(value, str) or not value:
         hint = f", and write {name}=./{value} for that name" if is_number(value) else ""
         raise ValueError(f"{name}={value!r}: give a path{hint}")
 
 
 def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raises ValueError with the choices, and the nearest, unless the value is one of them."""
+    """Raise ValueError with the choices, and the nearest, unless the value is one of them."""
     choices = [str(choice) for choice in choices]
     if str(value) not in choices:
         close = difflib.get_close_matches(str(value), choices, 1)
@@ -74,7 +74,7 @@ def check_options(
     paths: str = "",
     choices: Mapping[str, Iterable[Any]] = MappingProxyType({}),
 ) -> None:
-    """Raises ValueError for options that are out of range.
+    """Raise ValueError for options that are out of range.
 
     Args:
         lists: names of options that take one value or a list, which become lists of such values:
@@ -104,7 +104,7 @@ def check_options(
 
 
 def as_list(value: Any) -> list[Any]:
-    """The values of an option that takes one or a list: [] for None."""
+    """Return the values of an option that takes one or a list: [] for None."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -11,7 +11,7 @@ import torch
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device of an option `device=`; None: a GPU where there is one, else the CPU.
+    """Return the device of an option `device=`; None: a GPU where there is one, else the CPU.
 
     Raises ValueError if there is no such device here.
     """
@@ -33,7 +33,7 @@ def find_device(name: str | None) -> torch.device:
 def set_defaults(
     options: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> torch.device:
-    """The device of the options, which get the values of its kind where they have none.
+    """Return the device of the options, which get the values of its kind where they have none.
 
     defaults: of "cuda" and of "cpu".
     """
@@ -44,7 +44,7 @@ def set_defaults(
 
 
 def device_name(device: str | torch.device) -> str:
-    """The name of a device, with the number of threads for a CPU."""
+    """Return the name of a device, with the number of threads for a CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_name()} ({torch.get_num_threads()} threads)"

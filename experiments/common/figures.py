@@ -71,7 +71,7 @@ OTHER = Style("#F0E442", "X", ":")
 
 
 def style() -> AbstractContextManager[None]:
-    """The context in which figures are drawn; it needs no display."""
+    """Return the context in which figures are drawn; it needs no display."""
     matplotlib.use("Agg")
     return matplotlib.rc_context(RC)
 
@@ -112,7 +112,7 @@ def curve(
 
 
 def reference(axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:
-    """A thin grey line that curves are compared with, such as the ideal."""
+    """Draw a thin grey line that curves are compared with, such as the ideal."""
     axes.plot(x, y, color="0.5", lw=1, ls=(0, (1, 1.5)), label=label)
 
 
@@ -150,7 +150,7 @@ def legend(
 
 
 def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic x axis with a tick at each length."""
+    """Make a logarithmic x axis with a tick at each length."""
     axes.set(xscale="log", xlabel="length (tokens)")
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(lengths))))
     axes.xaxis.set_major_formatter(lambda n, _: token_text(int(n)))
@@ -158,14 +158,14 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def plain_log_axis(axes: Axes, base: int = 10, unit: str = "") -> None:
-    """A logarithmic y axis with plain numbers: 0.5, 1, 2x where unit is "x"."""
+    """Make a logarithmic y axis with plain numbers: 0.5, 1, 2x where unit is "x"."""
     axes.set_yscale("log", base=base)
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}{unit}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def token_text(n: int) -> str:
-    """A length as a tick has it: 16k for 16384."""
+    """Return a length as a tick has it: 16k for 16384."""
     return f"{n // 1024}k" if n % 1024 == 0 else str(n)
 
 
@@ -175,7 +175,7 @@ def file_name(*words: object) -> str:
 
 
 def with_palette(picture: BytesIO, colours: int, **options: Any) -> BytesIO:
-    """A PNG of so many colours, which takes a third of the bytes."""
+    """Return a PNG of so many colours, which takes a third of the bytes."""
     small = BytesIO()
     Image.open(picture).convert("RGB").quantize(colours).save(
         small, format="png", optimize=True, **options
@@ -186,7 +186,7 @@ def with_palette(picture: BytesIO, colours: int, **options: Any) -> BytesIO:
 def save(
     figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg"), option: str = "out"
 ) -> list[Path]:
-    """Writes `stem`.png and `stem`.svg and closes the figure; their paths.
+    """Write `stem`.png and `stem`.svg and closes the figure; their paths.
 
     option: names the setting of the folder, for the error where it cannot be written.
     """

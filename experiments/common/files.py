@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
-    """Writes a file beside its place, flushes it to the disk, and renames it.
+    """Write a file beside its place, flushes it to the disk, and renames it.
 
     option: names the setting that puts the file elsewhere.
     ValueError, with the remedy, if it cannot be written; what was there before stays.
@@ -56,12 +56,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], option: str) -
 
 
 def write_text(path: Path, text: str, option: str) -> None:
-    """Writes a text as `write_whole` does."""
+    """Write a text as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()), option)
 
 
 def beside(csv: Path, kind: str) -> Path:
-    """The place of the tables of a CSV file: rows.md for rows.csv and for rows.csv.gz.
+    """Return the place of the tables of a CSV file: rows.md for rows.csv and for rows.csv.gz.
 
     Raises ValueError where that is the file itself.
     """

@@ -23,7 +23,7 @@ class Distinct:
         self.shelves: dict[bytes, list[int]] = {}  # the texts with the same band
 
     def add(self, text: bytes) -> bool:
-        """Takes a text, unless it is a near-duplicate of one taken before."""
+        """Take a text, unless it is a near-duplicate of one taken before."""
         own = signature(text)
         bands = [bytes([i]) + part.tobytes() for i, part in enumerate(np.split(own, BANDS))]
         near = {i for band in bands for i in self.shelves.get(band, ())}
@@ -36,7 +36,7 @@ class Distinct:
 
 
 def signature(text: bytes) -> np.ndarray:
-    """The MinHash of the runs of SHINGLE words, case and punctuation apart: uint64 (64,)."""
+    """Return the MinHash of the runs of SHINGLE words, case and punctuation apart: uint64 (64,)."""
     words = re.findall(rb"[0-9a-z_\x80-\xff]+", text.lower()) or [b""]
     words += [b""] * (SHINGLE - len(words))
     ids = np.array([zlib.crc32(word) for word in words], np.uint64)

@@ -188,7 +188,7 @@ def _options(config: DictConfig) -> Any:
 
 
 def _unread() -> int:
-    """What head and other readers do that end before the program."""
+    """Return what head and other readers do that end before the program."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     print("interrupted: the reader of the output has ended", file=sys.stderr, flush=True)
     return 141
@@ -200,7 +200,7 @@ def _fail(text: str) -> int:
 
 
 def check_keys(name: str, arguments: list[str]) -> None:
-    """Raises ValueError for an option that conf/`name`.yaml and the files that it names do not
+    """Raise ValueError for an option that conf/`name`.yaml and the files that it names do not
     have, with those they have, and for a value that Hydra cannot read.
     """
     given, below, files = [], [], []
@@ -245,7 +245,7 @@ def _config_dir(arguments: list[str]) -> Path | None:
 
 @cache  # a sweep checks its entries one by one
 def _composed(name: str, *files: str) -> DictConfig:
-    """The configuration of conf/`name`.yaml with the overrides that name files."""
+    """Return the configuration of conf/`name`.yaml with the overrides that name files."""
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, list(files))
@@ -273,7 +273,7 @@ def _names(folder: str, own: Path | None) -> list[str]:
 
 
 def _check_below(config: Any, path: str) -> None:
-    """Raises ValueError for an option such as model.dim that its part of the file does not have."""
+    """Raise ValueError for an option such as model.dim that its part of the file does not have."""
     *parts, last = path.split(".")
     for part in parts:
         config = config.get(part) if isinstance(config, DictConfig) else None
@@ -296,7 +296,7 @@ def _check_value(text: str, key: str) -> None:
 
 
 def _check_flags(name: str, options: dict[str, Any]) -> None:
-    """Raises ValueError for another value where conf/`name`.yaml has true or false: the text "no"
+    """Raise ValueError for another value where conf/`name`.yaml has true or false: the text "no"
     would count as true.
     """
     for key, default in _defaults(name).items():
@@ -305,7 +305,7 @@ def _check_flags(name: str, options: dict[str, Any]) -> None:
 
 
 def _check_paths(name: str, options: dict[str, Any]) -> None:
-    """Raises ValueError for another value than a text where a path is expected."""
+    """Raise ValueError for another value than a text where a path is expected."""
     defaults = _defaults(name)
     for key in PATHS:
         if key not in defaults or (name, key) in NO_PATHS:
@@ -319,6 +319,6 @@ def _check_paths(name: str, options: dict[str, Any]) -> None:
 
 @cache  # an entry of a sweep asks for each of its options
 def _defaults(name: str) -> dict[str, Any]:
-    """The values of conf/`name`.yaml."""
+    """Return the values of conf/`name`.yaml."""
     found: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     return found

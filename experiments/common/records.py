@@ -62,7 +62,7 @@ class Row:
 
     @classmethod
     def origin(cls, device: str, command: str) -> dict[str, Any]:
-        """The values of the last seven fields for a measurement made now on this device."""
+        """Return the values of the last seven fields for a measurement made now on this device."""
         return provenance.origin(device, command, cls.SOURCES)
 
     @property
@@ -150,17 +150,18 @@ class Records(Generic[R]):
             _refuse_columns(self.path, columns(kind), head)
 
     def append(self, row: R) -> None:
-        """Adds one row to the file."""
+        """Add one row to the file."""
         _append(self.path, _line(_cells(row)))
         self.rows.append(row)
 
     def find(self, row: R) -> R | None:
-        """The newest row with the same key, or None."""
+        """Return the newest row with the same key, or None."""
         return next((r for r in reversed(self.rows) if r.key == row.key), None)
 
 
 def read(path: str | Path, kind: type[T]) -> list[T]:
-    """The rows of a CSV file, typed; a last line without an end, as a kill leaves it, is skipped.
+    """Return the rows of a CSV file, typed; a last line without an end, as a kill leaves it, is
+    skipped.
 
     The file may be compressed. Columns with a default may be missing.
 
@@ -204,7 +205,9 @@ def _refuse_columns(path: Path, names: Iterable[str], head: Iterable[str]) -> No
 
 
 def last_versions(rows: Iterable[R]) -> list[R]:
-    """The rows of the last versions of what they measure, all its rounds; earlier ones go."""
+    """Return the rows of the last versions of what they measure, all its rounds; earlier ones
+    go.
+    """
 
     def what(row: R) -> tuple[object, ...]:
         names = (*row.WHAT, "mask", "device")
@@ -221,14 +224,16 @@ def torches(rows: Iterable[Row]) -> str:
 
 
 def columns(kind: type) -> tuple[str, ...]:
-    """The columns of a kind of row: its own fields, then those of its bases, `Row`'s last."""
+    """Return the columns of a kind of row: its own fields, then those of its bases, `Row`'s
+    last.
+    """
     names = {field.name for field in dataclasses.fields(kind)}
     bases = map(inspect.get_annotations, kind.__mro__)
     return tuple(dict.fromkeys(name for own in bases for name in own if name in names))
 
 
 def as_csv(rows: Iterable[Any], kind: type) -> str:
-    """A whole CSV file as text, for derived tables: any dataclass will do."""
+    """Return a whole CSV file as text, for derived tables: any dataclass will do."""
     return _line(columns(kind)) + "".join(_line(_cells(row)) for row in rows)
 
 
@@ -262,7 +267,7 @@ def _typed(name: str, kind: Any, text: str) -> Any:
 
 
 def _append(path: Path, text: str) -> None:
-    """Adds whole lines with a single write, so that a kill cannot mix two rows."""
+    """Add whole lines with a single write, so that a kill cannot mix two rows."""
     with _alone(path) as file:
         file.write(text.encode())
         os.fsync(file.fileno())
@@ -281,7 +286,7 @@ def _begin(path: Path, head: str) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[IO[bytes]]:
-    """The file to append to, while no other process does."""
+    """Yield the file to append to, while no other process does."""
     with open(path, "ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         yield file

@@ -19,14 +19,14 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
 
 
 def markdown(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """The same as a Markdown table whose first line is the head."""
+    """Return the same as a Markdown table whose first line is the head."""
     head, *body = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     rule = ["---" if i in left else "---:" for i in range(len(head))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
 def short(value: float | None) -> str:
-    """A number with three digits, in whole thousands apart: 0.123, 12.3, 1,230."""
+    """Return a number with three digits, in whole thousands apart: 0.123, 12.3, 1,230."""
     if value is None:
         return MISSING
     text = f"{value:.3g}"
@@ -34,7 +34,8 @@ def short(value: float | None) -> str:
 
 
 def fill(page: str, tables: Mapping[str, Callable[[], str]], rows: str = "") -> str:
-    """A page with what stands between `<!-- rows: NAME -->` and `<!-- end -->` made by a table.
+    """Return a page with what stands between `<!-- rows: NAME -->` and `<!-- end -->` made by a
+    table.
 
     rows: the end of a file's path, for a page with tables of several files; then the line is
         `<!-- rows: NAME PATH -->`, and those of other files stay.

@@ -40,8 +40,9 @@ class Sparse(BlockSparseAttention):
 
 
 def with_room(selector: TokenSelector, q: Tensor) -> TokenSelector:
-    """The selector with room for all blocks that q (B, H, N, D) may pick, those of its own chunk
-    and the ones before it. Then no step waits for the GPU to count them, and a CUDA graph holds it.
+    """Return the selector with room for all blocks that q (B, H, N, D) may pick, those of its
+    own chunk and the ones before it. Then no step waits for the GPU to count them, and a CUDA
+    graph holds it.
     """
     batch, heads, n, _ = q.shape
     block_q, block_k = selector.block_size
@@ -108,7 +109,7 @@ ATTENTIONS: dict[str, type[BlockSparseAttention]] = {
 
 
 def resolve(text: str | None, *, causal: bool) -> Mask | Selector | None:
-    """The mask of a text, causal for a decoder; None: every pair of an encoder.
+    """Return the mask of a text, causal for a decoder; None: every pair of an encoder.
 
     moba(chunk, k) is the selector of that name. Raises ValueError for a text that is no mask.
     """

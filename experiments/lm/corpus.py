@@ -101,7 +101,7 @@ def _stdlib(most: int | None) -> Texts:
 
 
 def _packages(most: int | None) -> Texts:
-    """The Python files of the installed packages, package by package, and their manifest."""
+    """Return the Python files of the installed packages, package by package, and their manifest."""
     found: dict[str, metadata.Distribution] = {}
     for package in metadata.distributions():
         found.setdefault(str(package.metadata["Name"] or "").lower(), package)
@@ -146,7 +146,7 @@ def _reviews(name: str, root: Path, most: int | None) -> Texts:
 
 
 def _texts(name: str, texts: list[bytes], about: dict[str, Any]) -> Texts:
-    """A corpus with a manifest of one line."""
+    """Return a corpus with a manifest of one line."""
     made = Texts(name, list(_unique(texts, set())))
     size = sum(map(len, made.train))
     made.manifest = [about | {"digest": made.digest, "files": len(made.train), "bytes": size}]
@@ -154,7 +154,7 @@ def _texts(name: str, texts: list[bytes], about: dict[str, Any]) -> Texts:
 
 
 def _kept(texts: Iterable[bytes], most: int | None) -> list[bytes]:
-    """The texts that are not empty, up to `most` bytes in all; the last one is whole."""
+    """Return the texts that are not empty, up to `most` bytes in all; the last one is whole."""
     kept, size = [], 0
     for text in texts:
         if most is not None and size >= most:

@@ -83,14 +83,14 @@ def main(values: dict[str, Any], command: str) -> None:
 
 
 def _timed(tokens: Iterable[int], times: list[float]) -> Iterator[int]:
-    """The tokens; `times` gets the time at which each came."""
+    """Yield the tokens; `times` gets the time at which each came."""
     for token in tokens:
         times.append(time.perf_counter())
         yield token
 
 
 def _texts(tokens: Iterable[int], codec: Codec) -> Iterator[str]:
-    """The text of the tokens, in whole characters as far as they are."""
+    """Yield the text of the tokens, in whole characters as far as they are."""
     held: list[int] = []
     for token in tokens:
         held.append(token)
@@ -102,7 +102,7 @@ def _texts(tokens: Iterable[int], codec: Codec) -> Iterator[str]:
 
 
 def _summary(prompt: int, times: list[float], device: str) -> str:
-    """The speed in a line; times: of the start, and of each token."""
+    """Return the speed in a line; times: of the start, and of each token."""
     first, *steps = (after - before for before, after in pairwise(times))
     text = f"prompt of {prompt} tokens {first:.2g} s; {len(steps) + 1} tokens"
     if steps:
@@ -140,7 +140,7 @@ def load_run(folder: Path, cache_dir: str | None) -> tuple[LanguageModel, Codec,
 
 
 def encode(codec: Codec, prompt: str, tokens: int, context: int) -> list[int]:
-    """The ids of a prompt. Raises ValueError if there is no room for more tokens."""
+    """Return the ids of a prompt. Raises ValueError if there is no room for more tokens."""
     ids = codec.encode(prompt)
     if codec.end in ids:
         raise ValueError(f"prompt={prompt!r} has the end of a document: give the text after it")
@@ -266,7 +266,7 @@ class MobaCache(Cache):
         return out
 
     def _picked(self, q: Tensor) -> Selection:
-        """The token's own chunk, and the whole ones of the best scores."""
+        """Return the token's own chunk, and the whole ones of the best scores."""
         chunk, (_, block) = self.moba.chunk, self.moba.block_size
         own = (self.length - 1) // chunk
         scores = (q.float() * self.means[:, :, :own]).sum(3)  # no matmul, which autocast rounds

@@ -163,7 +163,8 @@ class LanguageModel(nn.Module):
 
 
 def document_starts(tokens: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """The first place of each token's document, and the document's number: int64 (B, N) each.
+    """Return the first place of each token's document, and the document's number: int64 (B, N)
+    each.
 
     The token `end` belongs to the document that it ends.
     """
@@ -174,7 +175,7 @@ def document_starts(tokens: Tensor, end: int) -> tuple[Tensor, Tensor]:
 
 
 def document_lengths(ids: Tensor) -> tuple[tuple[int, ...], ...]:
-    """The lengths of the documents of every sequence, on the host."""
+    """Return the lengths of the documents of every sequence, on the host."""
     return tuple(tuple(torch.bincount(row).tolist()) for row in ids.cpu())
 
 

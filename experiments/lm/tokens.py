@@ -50,7 +50,7 @@ class Codec:
 
 
 def load_codec(tokenizer: str, texts: str, cache_dir: str) -> Codec:
-    """The tokenizer that `load_corpus` made; texts: their digest.
+    """Return the tokenizer that `load_corpus` made; texts: their digest.
 
     Raises ValueError if what it learned is not in `cache_dir`.
     """
@@ -79,7 +79,7 @@ def load_codec(tokenizer: str, texts: str, cache_dir: str) -> Codec:
 def load_corpus(
     data: str, tokenizer: str, cache_dir: str, *, pattern: str = "*", most: int | None = None
 ) -> Corpus:
-    """The token ids of an option `data=`.
+    """Return the token ids of an option `data=`.
 
     Args:
         tokenizer: bytes, or bpe:VOCABULARY. nanoGPT's files have their own.
@@ -133,7 +133,7 @@ def split(texts: Texts) -> tuple[list[bytes], list[bytes]]:
 
 
 def refuse_vocabulary(corpus: Corpus, vocab: int, option: str) -> None:
-    """Raises ValueError if the data have ids that a vocabulary does not hold."""
+    """Raise ValueError if the data have ids that a vocabulary does not hold."""
     for name, ids in (("train", corpus.train), ("val", corpus.val)):
         top = max((int(part.max()) for part in _chunks(ids)), default=0)
         if top >= vocab:
@@ -180,7 +180,7 @@ def _kind(tokenizer: str) -> tuple[str, int]:
 
 
 def _key(texts: str, tokenizer: str) -> dict[str, Any]:
-    """What tokens depend on; texts: the digest."""
+    """Return what tokens depend on; texts: the digest."""
     return {"texts": texts, "tokenizer": tokenizer, "share": VAL_SHARE}
 
 
@@ -189,7 +189,7 @@ def _bpe_file(cache: Path, key: dict[str, Any]) -> Path:
 
 
 def _as_bytes(texts: Sequence[bytes]) -> np.ndarray:
-    """The bytes of all texts, each followed by the end of a document."""
+    """Return the bytes of all texts, each followed by the end of a document."""
     out = np.full(sum(map(len, texts)) + len(texts), BYTE_END, np.uint16)
     start = 0
     for text in texts:
@@ -199,7 +199,7 @@ def _as_bytes(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def _bpe(texts: Sequence[bytes], size: int, path: Path) -> Any:
-    """A byte-level BPE, as GPT-2's, trained on the texts or read from `path`."""
+    """Return a byte-level BPE, as GPT-2's, trained on the texts or read from `path`."""
     try:
         lib = importlib.import_module("tokenizers")
     except ImportError:

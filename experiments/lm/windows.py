@@ -53,7 +53,7 @@ def refuse_short(ids: np.ndarray, context: int, name: str) -> None:
 
 
 def next_token(model: nn.Module, batch: tuple, weights: Tensor | None) -> Sums:
-    """Sums of the cross-entropy of every next token, of nothing, and of the tokens."""
+    """Return the sums of the cross-entropy of every next token, of nothing, and of the tokens."""
     tokens, _, targets = batch
     return _sums(model(tokens, targets), weights)
 

@@ -13,14 +13,14 @@ from sparseflash.lengths import real_tokens
 
 
 def objective_of(settings: Settings) -> Objective:
-    """The objective that a run minimises."""
+    """Return the objective that a run minimises."""
     if settings.pretrain is None:
         return classify
     return Predict(settings.mask_share if settings.pretrain == "masked" else None)
 
 
 def classify(model: nn.Module, batch: Batch, weights: Tensor | None) -> Sums:
-    """The class of an example."""
+    """Return the class of an example."""
     return _sums(*_answers(model, batch), weights)
 
 

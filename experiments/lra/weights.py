@@ -22,7 +22,7 @@ HEADS = ("head.", "lm_head.", "hidden_token")  # parameters that belong to one o
 
 
 def make_model(settings: Settings, task: Task) -> Classifier:
-    """The classifier of a run on a task, with fresh weights, in float32 on the CPU."""
+    """Return the classifier of a run on a task, with fresh weights, in float32 on the CPU."""
     order = None if task.grid is None else pixel_order(task.grid, _order(settings))
     shape = (task.vocab, task.length, task.classes, task.pair, task.grid)
     return Classifier(*shape, settings.sizes, settings.kind(), order)
@@ -65,7 +65,7 @@ def _blocks(mask: Any, model: Classifier, heads: int) -> BlockMask:
 
 
 def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
-    """What `start_from` and `refuse_other_pairs` have to know of the run of a checkpoint."""
+    """Return what `start_from` and `refuse_other_pairs` have to know of the run of a checkpoint."""
     return {
         "task": task.name,
         "grid": None if task.grid is None else list(task.grid),
@@ -77,7 +77,7 @@ def origin(settings: Settings, task: Task, model: Classifier) -> dict[str, Any]:
 
 
 def refuse_other_pairs(path: Path, about: dict[str, Any], model: Classifier) -> None:
-    """Raises ValueError if the masks of a model are not those that its weights learned."""
+    """Raise ValueError if the masks of a model are not those that its weights learned."""
     pairs = mask_digest(model)
     if about.get("pairs", pairs) != pairs:  # committed weights lack it
         raise ValueError(
@@ -90,7 +90,7 @@ def refuse_other_pairs(path: Path, about: dict[str, Any], model: Classifier) -> 
 def start_from(
     model: nn.Module, folder: str | Path, here: dict[str, Any], *, fresh_head: bool = False
 ) -> str:
-    """Copies the best weights of another run into the model; returns what it did.
+    """Copy the best weights of another run into the model; returns what it did.
 
     Positions of a coarser grid are upsampled. The head keeps its fresh weights with `fresh_head`,
     and if the other run had another objective or other classes. So do random features and hashes

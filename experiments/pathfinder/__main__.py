@@ -18,7 +18,7 @@ from experiments.pathfinder.statistics import Statistics, measure, table
 
 @program("pathfinder", module="experiments.pathfinder")
 def main(options: dict[str, Any], command: str) -> None:
-    """Writes, measures or draws the images of every size and contour."""
+    """Write, measure or draw the images of every size and contour."""
     seed, examples = options["seed"], options["examples"]
     check_seed(seed)
     check_options(options, whole="examples workers", optional="workers")

@@ -19,7 +19,7 @@ COLOURS = ("tab:orange", "tab:cyan")
 
 
 def sheet(path: Path, spec: Spec, seed: int, columns: int = 4) -> None:
-    """Writes a picture of the first `columns` images of a seed for each label, plain and traced."""
+    """Write a picture of the first `columns` images of a seed for each label, plain and traced."""
     images = make(spec, seed, 0, 16 * columns)
     figure, axes = plt.subplots(4, columns, figsize=(2.2 * columns, 9.2), layout="constrained")
     for label in (0, 1):

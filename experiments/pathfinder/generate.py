@@ -30,7 +30,7 @@ class Images:
 
 
 def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = None) -> Images:
-    """Returns images first .. first + n - 1 of a seed.
+    """Return images first .. first + n - 1 of a seed.
 
     They are the same however many are made at a time, and in however many threads.
 
@@ -54,7 +54,7 @@ def make(spec: Spec, seed: int, first: int, n: int, pixels: np.ndarray | None = 
 
 
 def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
-    """Returns the images with only the paddles that `kept`, bool (n, paddles), names."""
+    """Return the images with only the paddles that `kept`, bool (n, paddles), names."""
     pixels = np.empty_like(images.pixels)
     for which, margin in enumerate(spec.margins):
         draw_images(
@@ -65,7 +65,7 @@ def redraw(images: Images, spec: Spec, kept: np.ndarray) -> np.ndarray:
 
 
 def headings(images: Images, spec: Spec) -> np.ndarray:
-    """Returns the angle (n, paddles) from the start of each paddle to its other end.
+    """Return the angle (n, paddles) from the start of each paddle to its other end.
 
     In radians, from the columns towards the rows.
     """
@@ -82,7 +82,7 @@ def headings(images: Images, spec: Spec) -> np.ndarray:
 
 
 def ends(images: Images, spec: Spec) -> np.ndarray:
-    """Returns row and column of both ends of every paddle, (n, paddles, 2, 2), as they are drawn.
+    """Return row and column of both ends of every paddle, (n, paddles, 2, 2), as they are drawn.
 
     The start of the patch comes first. The other end lies on half a pixel.
     """
@@ -104,7 +104,7 @@ def on_disk(
     cache_dir: Path,
     workers: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images first .. first + n - 1 of a seed and their labels, kept in `cache_dir`.
+    """Return images first .. first + n - 1 of a seed and their labels, kept in `cache_dir`.
 
     The images are uint8 (n, N, N), mapped from the disk, and the labels uint8 (n,). They are made
     once. An interrupted call (Ctrl-C, kill) continues where it stopped.

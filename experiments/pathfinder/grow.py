@@ -114,7 +114,9 @@ def _second_seed(t, paddles, snake, state, size, tail):
 
 @njit(cache=True, nogil=True)
 def _free_seed(t, board, paddles, snake, state, size, number, frame):
-    """The first seed keeps clear of a frame around the image, those of distractors of the mask."""
+    """Return the first seed keeps clear of a frame around the image, those of distractors of the
+    mask.
+    """
     for _ in range(DRAWS):
         degree = below(state, 360)
         if not t.usable[degree]:
@@ -132,8 +134,10 @@ def _free_seed(t, board, paddles, snake, state, size, number, frame):
 
 @njit(cache=True, nogil=True)
 def _moved(y, x, way):
-    """A place moved and rounded up. A way along one axis has about 1e-16 in the other. This counts
-    near the top and the left of an image, where places are small numbers: as in the original."""
+    """Return a place moved and rounded up. A way along one axis has about 1e-16 in the other.
+    This counts near the top and the left of an image, where places are small numbers: as in the
+    original.
+    """
     return np.int64(np.ceil(y + way[0])), np.int64(np.ceil(x + way[1]))
 
 
@@ -183,7 +187,7 @@ def _is_free(t, board, size, degree, y, x):
 
 @njit(cache=True, nogil=True)
 def _extend(t, board, paddles, snake, state, size, number):
-    """Adds a paddle to the snake, if it finds room; its last one enters the mask then."""
+    """Add a paddle to the snake, if it finds room; its last one enters the mask then."""
     width = size + 2 * t.half
     last = snake[2]
     pivot_y, pivot_x = _moved(snake[0], snake[1], t.step[last])
@@ -258,7 +262,7 @@ def _paste(t, board, direction, y, x, width):
 
 @njit(cache=True, nogil=True)
 def _undo(t, board):
-    """Takes off what was pasted since the last _keep."""
+    """Take off what was pasted since the last _keep."""
     for n in range(board.pasted[-1, 0] - 1, -1, -1):
         direction, corner = board.pasted[n, 0], np.uint64(board.pasted[n, 1])
         old, first = board.old[n], t.mask_start[direction]

@@ -23,7 +23,7 @@ SETTINGS = "generated.json"  # the release has no such file
 
 
 def write(out: Path, spec: Spec, seed: int, examples: int, workers: int | None = None) -> Path:
-    """Writes images 0 .. examples - 1 of a seed below `out`, and keeps complete folders.
+    """Write images 0 .. examples - 1 of a seed below `out`, and keeps complete folders.
 
     Returns the folder of the level. Raises ValueError if it holds other images, or more of them.
     """

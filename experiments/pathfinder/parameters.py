@@ -77,7 +77,7 @@ def spec(
     margins: int | Sequence[int] | None = None,
     distractors: int | None = None,
 ) -> Spec:
-    """Returns the parameters of a release (32, 64, 128, 256) and level (contour 6, 9, 14).
+    """Return the parameters of a release (32, 64, 128, 256) and level (contour 6, 9, 14).
 
     strokes: another size that gives the thickness of paddles and the marks. A number between two
         sizes interpolates. A model can so learn on small images the strokes of large ones.
@@ -115,7 +115,7 @@ def spec(
 
 
 def _between(size: int, strokes: float) -> tuple[int, int, float]:
-    """Returns the sizes below and above `strokes`, and its place between them, 0 to 1."""
+    """Return the sizes below and above `strokes`, and its place between them, 0 to 1."""
     if isinstance(strokes, bool) or not isinstance(strokes, int | float):
         raise ValueError(f"strokes={strokes!r}: give a size, or a number between two")
     length = _GEOMETRY[size][0]

@@ -13,7 +13,7 @@ WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 
 @njit(cache=True, nogil=True)
 def start(state, seed, index, kind):
-    """Sets the state to the beginning of the stream of image `index`.
+    """Set the state to the beginning of the stream of image `index`.
 
     kind: below 2**32, different for each size and level.
     """
@@ -53,11 +53,11 @@ def word(state):
 
 @njit(cache=True, nogil=True)
 def uniform(state):
-    """Returns a float in [0, 1)."""
+    """Return a float in [0, 1)."""
     return float(word(state)) * 2.0**-32
 
 
 @njit(cache=True, nogil=True)
 def below(state, n):
-    """Returns an integer in [0, n), for n < 2**32."""
+    """Return an integer in [0, n), for n < 2**32."""
     return np.int64((word(state) * np.uint64(n)) >> HALF)

@@ -19,7 +19,7 @@ def make_images(
     t, which, margins, seed, first, frame, contour, distractor, wanted, contrast,
     images, info, placed, counts,
 ):  # fmt: skip
-    """Makes those of the images first, first + 1, ... of a seed that draw margin number `which`.
+    """Make those of the images first, first + 1, ... of a seed that draw margin number `which`.
 
     Args:
         t: the Tables of that margin.
@@ -82,7 +82,7 @@ def _board(t, most):
 
 @njit(cache=True, nogil=True)
 def _paint(canvas, t, placed, count, kept, row, contrast, image):
-    """An image from its paddles and its row of `info`.
+    """Paint an image from its paddles and its row of `info`.
 
     The brightest pixel of all its paddles, kept or not, is as bright as the inside of a marker. The
     edge of a marker is brighter.

@@ -57,7 +57,7 @@ def measure(images: Images) -> Statistics:
 
 
 def table(measured: dict[tuple[int, int], Statistics]) -> str:
-    """Returns a table by (size, contour) of the generator, and of the release where known."""
+    """Return a table by (size, contour) of the generator, and of the release where known."""
     head = "size level source images mean std non-zero distractors positive restarts"
     lines: list[Sequence[str]] = [head.split()]
     for (size, contour), ours in measured.items():

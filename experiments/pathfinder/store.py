@@ -24,7 +24,7 @@ MakeRun = Callable[[int, np.ndarray], np.ndarray]
 def filled(
     path: Path, shape: Shape, make: MakeRun, *, workers: int | None = None, what: str = "images"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the array in `path` and its labels, and makes them if they are missing.
+    """Return the array in `path` and its labels, and makes them if they are missing.
 
     Args:
         shape: (images, rows, columns).

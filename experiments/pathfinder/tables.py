@@ -177,7 +177,7 @@ def _disk(radius: int) -> np.ndarray:
 
 
 def _dilate(images: np.ndarray, radius: int) -> np.ndarray:
-    """The maximum over a disk."""
+    """Return the maximum over a disk."""
     rows, columns = images.shape[1:]
     padded = np.pad(images, ((0, 0), (radius, radius), (radius, radius)))
     out = np.zeros_like(images)

@@ -67,7 +67,7 @@ def tiles() -> Figure:
 
 
 def _grid(axes: Axes, computed: np.ndarray, title: str, *, stored: bool = False) -> None:
-    """The tiles of S with q and out beside them, k and v above; y runs down."""
+    """Draw the tiles of S with q and out beside them, k and v above; y runs down."""
     axes.set_title(title)
     axes.set(xlim=(-1.6, TILES + 1.6), ylim=(TILES + 0.9, -2.6), aspect="equal")
     axes.axis("off")
@@ -108,7 +108,7 @@ def _tile(
 
 
 def running() -> Figure:
-    """The running maximum and sum of one query over blocks of keys."""
+    """Return the running maximum and sum of one query over blocks of keys."""
     block, count = 8, 10
     rng = np.random.default_rng(9)
     scores = rng.standard_normal(block * count) * 1.6 + np.linspace(-1, 1, block * count)
@@ -135,7 +135,7 @@ def running() -> Figure:
 
 
 def statistics(scores: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """The running maximum and sum after each block of scores."""
+    """Return the running maximum and sum after each block of scores."""
     m, total, maxima, sums = -np.inf, 0.0, [], []
     for part in scores.reshape(-1, block):
         new = max(m, part.max())
@@ -147,7 +147,7 @@ def statistics(scores: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def roofline() -> Figure:
-    """Forwards of attention under the roofline of a GPU, by their least traffic."""
+    """Draw forwards of attention under the roofline of a GPU, by their least traffic."""
     n, d, rates, dtype = 4096, 128, CEILINGS[DEVICE], "bfloat16"
     standard = intensity(flops(n, d), 2 * standard_accesses(n, d))
     points = {f"standard, N {n}": standard}

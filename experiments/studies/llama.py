@@ -67,7 +67,7 @@ class Sizes:
         return self.batch * self.heads * self.n * STATISTIC
 
     def layer_bytes(self, attention: str, checkpoint: str = "none") -> int:
-        """What a further layer keeps until its backward.
+        """Return what a further layer keeps until its backward.
 
         none: the two inputs of norms, their results, q, k, v, out, and four hidden tensors: gate,
             up, silu(gate) and their product. Standard attention keeps P as well, ours the LSE.
@@ -161,7 +161,9 @@ def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _masked(scores: Tensor, later: Tensor) -> Tensor:
-    """The scores with -inf for later keys. The gradient there is 0 by the softmax: P is 0."""
+    """Return the scores with -inf for later keys. The gradient there is 0 by the softmax: P is
+    0.
+    """
     with torch.no_grad():
         scores.masked_fill_(later, -torch.inf)
     return scores
@@ -233,7 +235,7 @@ class LiveBytes(TorchDispatchMode):
             self._know(x, size)
 
     def _know(self, x: Tensor, size: int) -> None:
-        """Counts a storage until its release, after which another may have its address."""
+        """Count a storage until its release, after which another may have its address."""
         storage, key = x.untyped_storage(), _key(x)
         self.known.add(key)
         self.now += size
@@ -250,7 +252,7 @@ def _key(x: Tensor) -> int:
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """The most that a step holds beyond what is held before it.
+    """Return the most that a step holds beyond what is held before it.
 
     On a GPU by its allocator, else by the storages that operators return.
     """

@@ -45,7 +45,7 @@ PAPER = {
 
 
 def documents(runs: Sequence[Run]) -> dict[str, Cells]:
-    """The cells of each set of documents, by name.
+    """Return the cells of each set of documents, by name.
 
     A set has one task, one source of data and one rule for the validation split.
 
@@ -81,7 +81,7 @@ def lines(cells: Cells) -> list[list[str]]:
 
 
 def paper_lines() -> list[list[str]]:
-    """The paper's table."""
+    """Return the paper's table."""
     found = [["", *map(token_text, PAPER["ECtHR"]), "gain"]]
     for name, scores in PAPER.items():
         values = list(scores.values())
@@ -137,7 +137,7 @@ def draw(name: str, cells: Cells) -> Figure:
 
 
 def _shortcuts(cells: Cells) -> dict[str, dict[int, float]]:
-    """The accuracy of each shortcut but the majority class, by length."""
+    """Return the accuracy of each shortcut but the majority class, by length."""
     found: dict[str, dict[int, float]] = {}
     for _, column in sorted(cells, key=lambda key: key[1].length):
         for run in [run for (_, at), cell in cells.items() if at == column for run in cell.runs]:
@@ -148,14 +148,14 @@ def _shortcuts(cells: Cells) -> dict[str, dict[int, float]]:
 
 
 def tables(found: Mapping[str, Cells]) -> str:
-    """A table of each set of documents and the paper's, as Markdown."""
+    """Return a table of each set of documents and the paper's, as Markdown."""
     parts = {f"{name}: accuracy against length": lines(cells) for name, cells in found.items()}
     parts["FlashAttention paper, Table 5, RoBERTa"] = paper_lines()
     return "\n\n".join(f"### {title}\n\n{markdown(table)}" for title, table in parts.items())
 
 
 def write(found: Mapping[str, Cells], out: Path) -> list[Path]:
-    """Writes the tables, and a figure of each set of documents; returns the paths."""
+    """Write the tables, and a figure of each set of documents; returns the paths."""
     paths = [out / "long_documents.md"]
     write_text(paths[0], tables(found) + "\n", "out")
     with style():

@@ -76,7 +76,7 @@ def where(case: dict[str, Any]):
 
 
 def builder(case: dict[str, Any], mask: Any):
-    """What builds a mask without the cache, and what is counted of the result."""
+    """Return what builds a mask without the cache, and what is counted of the result."""
     n, block = case["seq_len"], case["block"]
     cache = importlib.import_module("masks.build").cache
 

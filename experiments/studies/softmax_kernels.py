@@ -21,14 +21,14 @@ FEW_ROWS = 128  # below this a GPU has more multiprocessors than rows: more thre
 
 
 def softmax(x: Tensor, y: Tensor, *, online: bool) -> Tensor:
-    """Writes the softmax of the rows of x (batch, vocabulary), float32, into y."""
+    """Write the softmax of the rows of x (batch, vocabulary), float32, into y."""
     with _on(x):
         _softmax[(len(x),)](x, y, x.shape[1], ONLINE=online, **_tile(x))
     return y
 
 
 def top_k(x: Tensor, k: int, kind: str) -> tuple[Tensor, Tensor]:
-    """The k largest numbers of each row, largest first, and their indices: (batch, k) each.
+    """Return the k largest numbers of each row, largest first, and their indices: (batch, k) each.
 
     kind: "plain" takes them as they are; "safe" and "online" take their softmax.
     Each row must have at least k numbers above -inf.
@@ -44,7 +44,7 @@ def top_k(x: Tensor, k: int, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def run(algorithm: str, x: Tensor, y: Tensor, k: int) -> Tensor | tuple[Tensor, Tensor]:
-    """An algorithm of `ALGORITHMS`; y is room for a softmax."""
+    """Return an algorithm of `ALGORITHMS`; y is room for a softmax."""
     match algorithm:
         case "safe" | "online":
             return softmax(x, y, online=algorithm == "online")
@@ -72,7 +72,7 @@ def _load(X, start, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _maximum(X, vocabulary, BLOCK: tl.constexpr):
-    """The maximum of a row: one pass."""
+    """Return the maximum of a row: one pass."""
     m = tl.full((BLOCK,), LOWEST, tl.float32)
     for start in range(0, vocabulary, BLOCK):
         m = tl.maximum(m, _load(X, start, vocabulary, BLOCK))
@@ -81,7 +81,7 @@ def _maximum(X, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _online_step(x, top, m, total):
-    """Adds a block x, whose maximum is `top`, to the running maximum and partial sums."""
+    """Add a block x, whose maximum is `top`, to the running maximum and partial sums."""
     m_new = tl.maximum(m, top)
     return m_new, total * tl.exp(m - m_new) + tl.exp(x - m_new)  # [BLOCK]
 
@@ -109,7 +109,7 @@ def _softmax(X, Y, vocabulary, ONLINE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _insert(x, top, start, values, indices, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Puts the numbers of a block that belong into the list in place of its smallest ones."""
+    """Put the numbers of a block that belong into the list in place of its smallest ones."""
     slot = tl.arange(0, SLOTS)
     lane = tl.arange(0, BLOCK)
     smallest, where = tl.min(values, 0, return_indices=True)

@@ -47,7 +47,7 @@ class Score(NamedTuple):
 
 
 def report(rows: Any, own: str) -> str:
-    """The comparisons as text. Raises ValueError if `own` has no measured row."""
+    """Return the comparisons as text. Raises ValueError if `own` has no measured row."""
     every = newest(rows)
     measured = [row for row in every if row.stable]
     choose("own", own, sorted({row.provider for row in measured}))
@@ -102,7 +102,7 @@ def _case_text(row: SpeedRow) -> str:
 
 
 def _alike(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
-    """The random mask nearest in density to a structured one."""
+    """Return the random mask nearest in density to a structured one."""
     if row.random or row.mask == DENSE or not row.density:
         return None
     near = [r for r in rows if r.random and (r.block_q, r.block_k) == (row.block_q, row.block_k)]
@@ -111,7 +111,7 @@ def _alike(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
 
 
 def _whole(row: SpeedRow, rows: Iterable[SpeedRow]) -> SpeedRow | None:
-    """The random mask of the same density in blocks of 128."""
+    """Return the random mask of the same density in blocks of 128."""
     if not row.random or max(row.block_q, row.block_k) >= WHOLE:
         return None
     whole = (r for r in rows if r.random and r.block_q == r.block_k == WHOLE)

@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
 
 
 def metrics(program: str) -> list[str]:
-    """What is read: the metrics above, and those of the tensor cores that this chip has."""
+    """Return what is read: the metrics above, and those of the tensor cores that this chip has."""
     asked = subprocess.run([program, "--query-metrics"], capture_output=True, text=True)
     known = {line.split()[0] for line in asked.stdout.splitlines() if line.strip()}
     tensor = sorted(name for name in known if name.startswith(TENSOR))
@@ -54,7 +54,7 @@ def metrics(program: str) -> list[str]:
 
 
 def report(kernels: Kernels, case: Case, direction: str, device: str) -> str:
-    """A line for each kernel, their sum, and the least that the call must cost."""
+    """Return a line for each kernel, their sum, and the least that the call must cost."""
     tensor = sorted({n for _, v in kernels for n in v if n.startswith(TENSOR)})
     total = {n: sum(v.get(n, 0.0) for _, v in kernels) for n in (*NAMES, *tensor)}
     tensor = [n for n in tensor if total[n]]
@@ -76,7 +76,7 @@ def report(kernels: Kernels, case: Case, direction: str, device: str) -> str:
 
 
 def child(task: dict) -> None:
-    """The call that ncu looks at, after one that compiles."""
+    """Run the call that ncu looks at, after one that compiles."""
     case = Case(**task["case"])
     bench = Bench(torch.device("cuda"), 0.0)
     call = bench.ungated(Measurement(case, task["provider"], task["direction"]))

@@ -81,7 +81,9 @@ def inputs(head_dim: int, length: int | None = None) -> list[torch.Tensor]:
 
 
 def runner(kernel: str, tensors: list[torch.Tensor], mask: masks.Mask | None):
-    """A callable that launches one kernel with the tiles that the table holds at that moment."""
+    """Return a callable that launches one kernel with the tiles that the table holds at that
+    moment.
+    """
     q, k, v, dout = tensors
     batch, heads, n, head_dim = q.shape
     schedule = None if mask is None else schedule_for(mask, n, n, batch, heads, q.device)
@@ -115,7 +117,7 @@ def compile_one(kernel: str, head_dim: int, tiles: Tiles) -> str | None:
 
 
 def measure(kernel: str, tiles: Tiles, mask: masks.Mask | None, tensors: list[torch.Tensor]) -> Row:
-    """The time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
+    """Return the time of a kernel, and TFLOP/s over the non-empty blocks of the mask."""
     batch, heads, n, head_dim = tensors[0].shape
     configs.HOPPER[kernel, head_dim] = tiles
     times = timing.measure(runner(kernel, tensors, mask), tensors[0].device, seconds=0.08)
@@ -149,7 +151,9 @@ def compile_all(pairs: list[tuple[str, int]], workers: int) -> dict[Any, str | N
 
 
 def tune(kernel: str, head_dim: int, reasons: dict[Any, str | None]) -> Iterator[list[Row]]:
-    """The rows of each candidate that runs and agrees with the table's tiles; prints the others."""
+    """Yield the rows of each candidate that runs and agrees with the table's tiles; prints the
+    others.
+    """
     tensors = inputs(head_dim)
     expected = runner(kernel, inputs(head_dim, 1024), cases(kernel)[1])()
     for tiles in candidates(kernel, head_dim):

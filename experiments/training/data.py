@@ -25,7 +25,7 @@ class DeviceSplit:
         return len(self.labels)
 
     def batch(self, rows: Tensor) -> Batch:
-        """The examples with these numbers."""
+        """Return the examples with these numbers."""
         tokens = self.tokens.index_select(0, rows)
         lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
         return tokens, lengths, self.labels.index_select(0, rows)
@@ -71,5 +71,5 @@ def seed_everything(*numbers: int) -> None:
 
 
 def stream(*numbers: int) -> int:
-    """A seed of 63 bits for these numbers."""
+    """Return a seed of 63 bits for these numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -66,7 +66,7 @@ class Evaluator:
         self._graph: Any = None
 
     def prepare(self, pool: Any) -> None:
-        """Captures a batch as a CUDA graph, in the memory pool of the training step."""
+        """Capture a batch as a CUDA graph, in the memory pool of the training step."""
         with self._quiet():
             if warm_up(self._body, self.device):
                 self._graph = capture(self._body, self.device, pool)
@@ -102,7 +102,9 @@ class Evaluator:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Evaluation mode with its own random streams; training's are restored afterwards."""
+        """Switch to evaluation mode with its own random streams; training's are restored
+        afterwards.
+        """
         before = random_state(self.device)
         torch.manual_seed(stream(SEED, self.group.rank))
         self.model.eval()

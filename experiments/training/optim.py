@@ -35,7 +35,7 @@ class FlatParameters:
         self.grad: Tensor = self.values.grad
 
     def gradients(self, loss: Tensor, *, add: bool) -> None:
-        """Writes the gradients of a loss into `grad`, or adds them to it."""
+        """Write the gradients of a loss into `grad`, or adds them to it."""
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         parts = []
         for gradient, parameter, padding in zip(found, self.parameters, self.padding, strict=True):
@@ -111,6 +111,6 @@ FACTORS = {"onecycle": _onecycle, "cosine": _cosine, "rsqrt": _rsqrt, "constant"
 
 
 def learning_rates(schedule: str, lr: float, warmup: int, steps: int) -> Tensor:
-    """The learning rate of every step, float32 (steps,)."""
+    """Return the learning rate of every step, float32 (steps,)."""
     factors: Iterable[float] = (FACTORS[schedule](s, warmup, steps) for s in range(steps))
     return torch.tensor([lr * factor for factor in factors], dtype=torch.float32)

@@ -26,12 +26,12 @@ def ahead(mask: Mask, found: Stats, causal_pairs: int) -> str:
 
 
 def causal() -> Mask:
-    """The pattern of that name."""
+    """Return the pattern of that name."""
     return PATTERNS["causal"].function()
 
 
 def precedence(mask: Mask, blocks: BlockMask) -> list[str]:
-    """A mask that is not causal, though a part of it was made so by `& causal()`."""
+    """Return a mask that is not causal, though a part of it was made so by `& causal()`."""
     part = _made_causal(mask, blocks)
     if part is None:
         return []
@@ -42,7 +42,7 @@ def precedence(mask: Mask, blocks: BlockMask) -> list[str]:
 
 
 def _made_causal(mask: Mask, blocks: BlockMask) -> Mask | None:
-    """The first intersection in the expression with a part that equals causal()."""
+    """Return the first intersection in the expression with a part that equals causal()."""
 
     def build(part: Mask) -> BlockMask:
         return part.build(blocks.n_q, blocks.n_k, blocks.block_size, heads=blocks.heads)
@@ -56,7 +56,7 @@ def _made_causal(mask: Mask, blocks: BlockMask) -> Mask | None:
 
 
 def holes(segments: Segments) -> list[str]:
-    """Queries that see nothing, and keys that no query sees, in any head."""
+    """Return the queries that see nothing, and keys that no query sees, in any head."""
     grid = segments.grid
     if not len(segments.row):
         return [f"Nothing is allowed at {grid.n_q} tokens: every output is 0."]
@@ -161,7 +161,7 @@ def _every_block(found: Stats) -> tuple[str, str, int] | None:
 
 
 def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
-    """What was built and found to compute much less, in words."""
+    """Return what was built and found to compute much less, in words."""
     if found.n_q > AT_MOST:
         return "Try smaller blocks, or reorder the tokens."
 
@@ -191,7 +191,9 @@ def _less_waste(mask: Mask, found: Stats, heads: int | None) -> str:
 
 
 def _canvas(mask: Mask) -> tuple[int, ...]:
-    """The extents of the first pattern on an image or a video, in its own order; () without one."""
+    """Return the extents of the first pattern on an image or a video, in its own order; ()
+    without one.
+    """
     if mask.kind in TRANSFORMS:  # reordered already, or not all of the tokens
         return ()
     own = getattr(mask, "arguments", {}).get("canvas", ())

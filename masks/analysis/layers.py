@@ -32,7 +32,7 @@ class Relation:
         self.ranges = Ranges(graph.row, graph.first, graph.stop, self.grid.rows)
 
     def gather(self, states: Words) -> Words:
-        """What every query block takes in, from the states of the query blocks."""
+        """Return what every query block takes in, from the states of the query blocks."""
         grid = self.grid
         if grid.block_q == grid.block_k:
             return self.ranges.union(states)
@@ -158,7 +158,7 @@ def _wanted(grid: Grid, causal: bool) -> Ints:
 
 
 def _covering_blocks(segments: Segments) -> Segments:
-    """The blocks of which every existing query sees some key."""
+    """Return the blocks of which every existing query sees some key."""
     grid = segments.grid
     kept = segments.full.copy()
     cut = np.flatnonzero(~segments.full)
@@ -168,7 +168,9 @@ def _covering_blocks(segments: Segments) -> Segments:
 
 
 def _complete_crossings(segments: Segments) -> Segments:
-    """The blocks on the diagonal that allow all of their causal pairs, one column a segment."""
+    """Return the blocks on the diagonal that allow all of their causal pairs, one column a
+    segment.
+    """
     grid = segments.grid
     low = np.maximum(segments.first, grid.q_first[segments.row] // grid.block_k)
     high = np.minimum(segments.stop, grid.q_last[segments.row] // grid.block_k + 1)

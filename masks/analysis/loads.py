@@ -57,7 +57,7 @@ def area(segments: Segments) -> int:
 
 
 def allowed_pairs(segments: Segments) -> int:
-    """Allowed pairs of tokens."""
+    """Return the allowed pairs of tokens."""
     partial = segments.where(~segments.full)
     cut = (partial.length * segments.facts.pairs[partial.tile]).sum()
     return area(segments.where(segments.full)) + int(cut)

@@ -25,7 +25,7 @@ class Found(NamedTuple):
 def best_order(
     mask: Mask, seq_len: int, block_size: tuple[int, int], heads: int | None
 ) -> Found | None:
-    """The order with the smallest share of those that the mask suggests; None without one.
+    """Return the order with the smallest share of those that the mask suggests; None without one.
 
     Tried are the keys that most queries see before all others, and the tokens by their remainder
     where what a query sees repeats. Above 4096 tokens they are tried with 4096.

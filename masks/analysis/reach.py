@@ -69,7 +69,9 @@ class Reach:
         return f"A query sees {self.share()}, at any depth; {self.most_blind}."
 
     def share(self, layers: int = 0) -> str:
-        """The wanted keys that a query has seen after so many layers, or in the end, in words."""
+        """Return the wanted keys that a query has seen after so many layers, or in the end, in
+        words.
+        """
         seen = self.upper[min(layers, len(self.upper)) - 1]
         most, before = "" if self.exact else "at most ", " before it" if self.causal else ""
         return f"{most}{percent(seen)} of the keys{before}"
@@ -113,7 +115,7 @@ def reach(
     batch: int | None = None,
     head: int | None = None,
 ) -> Reach:
-    """What is seen after 1, 2, .. layers of one mask, or of one mask a layer.
+    """Return what is seen after 1, 2, .. layers of one mask, or of one mask a layer.
 
     Args:
         blocks: of self-attention, n_q == n_k. Several are taken in turn, the first one in layer 1.
@@ -201,7 +203,7 @@ def reach_of(
     heads: int | None = None,
     batch: int | None = None,
 ) -> Reach:
-    """The reach of a mask at one length; see `reach`, and `Mask.build` for `heads`.
+    """Return the reach of a mask at one length; see `reach`, and `Mask.build` for `heads`.
 
     A mask that differs from layer to layer needs `layers`.
     """
@@ -212,7 +214,7 @@ def reach_of(
 def built(
     mask: Mask, seq_len: int, layers: int | None, block_size: Any, heads: int | None
 ) -> list[BlockMask]:
-    """The block mask of every layer; only one where all layers have the same.
+    """Return the block mask of every layer; only one where all layers have the same.
 
     Raises:
         ValueError: as `Mask.build`, or a mask that differs from layer to layer without `layers`.
@@ -224,7 +226,7 @@ def built(
 
 
 def _entry(stack: Sequence[BlockMask], batch: int | None) -> int:
-    """The batch entry that is followed."""
+    """Return the batch entry that is followed."""
     entries = max(b.batch for b in stack)
     if batch is not None:
         return integer("batch", batch, min=0, max=entries - 1)
@@ -237,5 +239,5 @@ def _entry(stack: Sequence[BlockMask], batch: int | None) -> int:
 
 
 def _when(counts: list[int], total: int) -> int | None:
-    """The first layer with all of them."""
+    """Return the first layer with all of them."""
     return next((i + 1 for i, count in enumerate(counts) if count == total), None)

@@ -75,7 +75,7 @@ def _separator(model: Model, mask: Mask) -> Mask | None:
 
 
 def _never(model: Model) -> str:
-    """Some pairs are out of sight at any depth."""
+    """Return whether some pairs are out of sight at any depth."""
     found = model.reach
     start = "With causal, a query" if model.causal else "A query"
     only = "only " if found.exact else ""
@@ -133,7 +133,9 @@ def _depth(model: Model) -> tuple[list[str], list[str]]:
 
 
 def _remedy(model: Model) -> str:
-    """The first addition that was built and shows everything in time, or else the best one."""
+    """Return the first addition that was built and shows everything in time, or else the best
+    one.
+    """
     size = max(model.blocks[0].block_size)
     local, wide, far = (PATTERNS[name].function for name in ("local", "global_tokens", "butterfly"))
     near = local(size, 0) if model.causal else local(size)

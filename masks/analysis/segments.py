@@ -49,7 +49,7 @@ class Segments:
 
     @classmethod
     def of(cls, blocks: BlockMask, batch: int | None = None, head: int | None = None) -> "Segments":
-        """The segments of all slices, or of one batch entry, one head, or both."""
+        """Return the segments of all slices, or of one batch entry, one head, or both."""
         grid = blocks.grid
         line, first, length, tile = row_segments(grid, blocks.starts, blocks.tiles)
         s, row = quotient(line, grid.rows)
@@ -82,13 +82,13 @@ class Segments:
         return tile_facts(self.bits, self.grid.block_k)
 
     def where(self, kept: Bools | Ints) -> "Segments":
-        """Some of the segments."""
+        """Return some of the segments."""
         names = ("s", "row", "first", "stop", "tile")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
 def tile_facts(bits: NDArray[np.uint32], block_k: int) -> TileFacts:
-    """The facts of every tile."""
+    """Return the facts of every tile."""
     count, block_q = len(bits), bits.shape[1]
     facts = TileFacts(
         np.zeros(count, np.int64),
@@ -121,7 +121,7 @@ def merged(segments: Segments) -> Segments:
 
 
 def by_token(segments: Segments) -> Segments:
-    """The pairs of tokens that any slice allows, as blocks of one token.
+    """Return the pairs of tokens that any slice allows, as blocks of one token.
 
     Raises:
         ValueError: more than `MOST_INTERVALS` intervals of keys.

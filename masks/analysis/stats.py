@@ -111,7 +111,7 @@ class Stats:
 
 
 def stats(blocks: BlockMask, *, batch: int | None = None, head: int | None = None) -> Stats:
-    """The numbers of all slices together, or of one batch entry, one head, or both.
+    """Return the numbers of all slices together, or of one batch entry, one head, or both.
 
     Exact at a million tokens as well: they come from the runs and the bit tiles, without an N x N
     array.

@@ -9,7 +9,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent, three digits; never rounded to 0 or to 100 % when it is not."""
+    """Return a share in percent, three digits; never rounded to 0 or to 100 % when it is not."""
     if 0.9995 <= share < 1:
         return "99.9 %"
     value = 100 * share

@@ -34,7 +34,7 @@ class SliceLists(NamedTuple):
 
 
 def slice_lists(blocks: BlockMask, batch: int, head: int) -> SliceLists:
-    """The non-empty key blocks of every query block of one slice."""
+    """Return the non-empty key blocks of every query block of one slice."""
     batch = integer("batch", batch, min=0, max=blocks.batch - 1)
     head = integer("head", head, min=0, max=blocks.heads - 1)
     grid = Grid(blocks.n_q, blocks.n_k, *blocks.block_size)
@@ -93,7 +93,7 @@ def from_lists(
     full: tuple[Any, Any],
     codes_of: Callable[[Tiles, Ints], NDArray[np.int32]],
 ) -> BlockData:
-    """The block mask of lists (counts, indices), None where there are none of full blocks.
+    """Return the block mask of lists (counts, indices), None where there are none of full blocks.
 
     Args:
         codes_of: (tiles, positions) -> codes of the listed partial blocks.
@@ -136,7 +136,7 @@ def check_fields(name: str, value: Any, field: str, wanted: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """The value in at most 80 characters, with its type."""
+    """Return the value in at most 80 characters, with its type."""
     return f"{textwrap.shorten(str(value), 80)!r}, of type {type(value).__name__}"
 
 

@@ -76,7 +76,7 @@ def to_flex(
 
 
 def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
-    """A mask_mod (b, h, q, k) -> bool of any block mask, which torch.compile can trace.
+    """Return a mask_mod (b, h, q, k) -> bool of any block mask, which torch.compile can trace.
 
     It has no branch: two tiles stand in front, an empty and a full one, so every code is an index.
     With `clamp` in its place, FlexAttention's kernel needed more shared memory than an H100 has,
@@ -101,7 +101,7 @@ def tile_lookup(blocks: BlockMask, device: Any = None) -> Callable[..., Any]:
 
 
 def from_flex(flex_mask: Any) -> BlockMask:
-    """The exact block mask of a FlexAttention BlockMask.
+    """Return the exact block mask of a FlexAttention BlockMask.
 
     Full blocks are taken from the lists. `mask_mod` is called for the partial blocks, some at a
     time, on the device of the lists; a block found full or empty is stored as such. FlexAttention
@@ -127,7 +127,9 @@ def from_flex(flex_mask: Any) -> BlockMask:
 
 
 def _ordered(chosen: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Counts (..., rows), and columns (..., rows, cols): the chosen ones first, then the others."""
+    """Return counts (..., rows), and columns (..., rows, cols): the chosen ones first, then the
+    others.
+    """
     lines = np.ascontiguousarray(~chosen).reshape(-1, chosen.shape[-1])
     order = np.empty(lines.shape, np.int32)
     for i in range(0, len(lines), LINES_AT_ONCE):  # argsort gives int64

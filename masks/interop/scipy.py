@@ -63,7 +63,8 @@ def to_scipy_blocks(blocks: BlockMask, batch: int = 0, head: int = 0) -> Any:
 
 
 def from_scipy(matrix: Any, block_size: int | tuple[int, int] = 128) -> BlockMask:
-    """The exact block mask of a SciPy sparse matrix or array (n_q, n_k): allowed where it is not 0.
+    """Return the exact block mask of a SciPy sparse matrix or array (n_q, n_k): allowed where it
+    is not 0.
 
     Entries at one place count as their sum, as in SciPy. Time and memory grow with the entries and
     the area of the non-empty blocks.

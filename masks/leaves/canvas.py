@@ -36,7 +36,7 @@ class OnCanvas(Leaf):
     solid = True  # every key of the windows is allowed
 
     def window(self, axis: int) -> Window:
-        """The windows along one axis."""
+        """Return the windows along one axis."""
         raise NotImplementedError
 
     @cached_property
@@ -164,7 +164,9 @@ class OnCanvas(Leaf):
             yield (row * grid.cols + start)[kept], (row * grid.cols + stop)[kept]
 
     def runs_in_order(self, grid: Grid, q: Ints, k: Ints) -> Runs:
-        """The code of every block when query i of `grid` is token q[i], and key j token k[j]."""
+        """Return the code of every block when query i of `grid` is token q[i], and key j token
+        k[j].
+        """
         self._check(grid)
         (low, high), (shared_low, shared_high), _ = self._boxes(grid, q)
         begin, end = int(grid.k_first[0]), int(grid.k_last[-1]) + 1
@@ -229,7 +231,7 @@ class OnCanvas(Leaf):
 
 
 def _levels(values: Ints, extreme: np.ufunc, count: int) -> list[Ints]:
-    """The extremes of (axes, n) over aligned stretches of 1, 2, 4, .. columns."""
+    """Return the extremes of (axes, n) over aligned stretches of 1, 2, 4, .. columns."""
     levels = [values]
     while len(levels) < count:
         pairs = np.arange(0, levels[-1].shape[1], 2)
@@ -268,7 +270,9 @@ def canvas_extents(canvas: Any) -> tuple[int, ...]:
 
 
 def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int | None) -> tuple:
-    """An integer >= min for every axis, or a flag where that is None, from one or a tuple."""
+    """Return an integer >= min for every axis, or a flag where that is None, from one or a
+    tuple.
+    """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * len(canvas)
     if len(values) != len(canvas):
         kind = "flag" if min is None else "integer"
@@ -277,5 +281,5 @@ def per_axis(name: str, value: Any, canvas: tuple[int, ...], *, min: int | None)
 
 
 def shortest(values: tuple) -> Any:
-    """The shortest way to write the values of the axes: one where all are equal."""
+    """Return the shortest way to write the values of the axes: one where all are equal."""
     return values[0] if len(set(values)) == 1 else values

@@ -26,7 +26,7 @@ class Distances(Leaf):
         raise NotImplementedError
 
     def shift(self, grid: Grid) -> int:
-        """What is added to the number of a query before its distance is taken."""
+        """Return what is added to the number of a query before its distance is taken."""
         return grid.n_k - grid.n_q if self.align == "bottom_right" else 0
 
     def offset(self, grid: Grid, row: Ints, col: Ints) -> Ints:

@@ -30,7 +30,7 @@ class Stream(NamedTuple):
 
     @classmethod
     def of(cls, seed: Any, per_head: Any, per_layer: Any, layer: Any) -> "Stream":
-        """Checked arguments of a pattern."""
+        """Return the checked arguments of a pattern."""
         seed = integer("seed", seed, min=0, max=(1 << 64) - 1)
         if layer is not None:
             layer = integer("layer", layer, min=0)
@@ -134,7 +134,7 @@ def _draw(keys: Words, count: int, n: Ints) -> Ints:
 
 
 def mix(x: Words) -> Words:
-    """The output function of SplitMix64 (Steele, Lea and Flood, 2014), after one step."""
+    """Return the output function of SplitMix64 (Steele, Lea and Flood, 2014), after one step."""
     x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

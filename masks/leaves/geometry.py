@@ -45,7 +45,7 @@ def rectangle_runs(
 
 
 def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray) -> Runs:
-    """The greatest code of the intervals that a block lies in; EMPTY where it lies in none.
+    """Return the greatest code of the intervals that a block lies in; EMPTY where it lies in none.
 
     Interval i is columns first[i]..stop[i]-1 of line[i] (slice * rows + row), of code[i].
     """
@@ -100,7 +100,9 @@ def from_profiles(
 def _lines(
     grid: Grid, line: Ints, low: Ints, high: Ints, begin: Ints, codes: Codes, shift: Ints
 ) -> tuple[Ints, Codes]:
-    """Starts and codes of lines that show the entries low..high-1, without the repeated ones."""
+    """Return starts and codes of lines that show the entries low..high-1, without the repeated
+    ones.
+    """
     of, entry = expand(low, high)
     col = np.maximum(begin[entry] + shift[of], 0)
     return line[of] * grid.cols + col, codes[entry]

@@ -18,7 +18,9 @@ class Adjacency(NamedTuple):
 
     @classmethod
     def of(cls, n: int, a: Ints, b: Ints) -> "Adjacency":
-        """The undirected graph of n nodes with the edges (a, b), and a loop at every node."""
+        """Return the undirected graph of n nodes with the edges (a, b), and a loop at every
+        node.
+        """
         loops = np.arange(n)
         key = distinct(np.concatenate([a * n + b, b * n + a, loops * n + loops]))
         return cls(np.searchsorted(key, np.arange(n + 1) * n), key % n)

@@ -32,7 +32,7 @@ class Leaf(Mask):
         del cls.__setattr__, cls.__delattr__  # those of Mask do, and a class may be decorated again
 
     def again(self, **changes: Any) -> Mask:
-        """The same pattern with some arguments changed."""
+        """Return the same pattern with some arguments changed."""
         return PATTERNS[self.kind].function(**{**self.arguments, **changes})
 
     def __reduce__(self):
@@ -40,7 +40,7 @@ class Leaf(Mask):
         return _restored, (type(self), values, self.key, self.kind, self.arguments, self.spelled)
 
     def runs(self, grid: Grid) -> Runs:
-        """The code of every block. MIXED is always safe, and costs a look at the tokens."""
+        """Return the code of every block. MIXED is always safe, and costs a look at the tokens."""
         raise NotImplementedError
 
     def allowed(self, grid: Grid, s: Ints, q: Ints, k: Ints) -> Bools:
@@ -126,7 +126,7 @@ class ByLength(Leaf):
     """A pattern that is another leaf at every length."""
 
     def at(self, grid: Grid) -> Leaf:
-        """The leaf of the grid's n_q, n_k and heads."""
+        """Return the leaf of the grid's n_q, n_k and heads."""
         raise NotImplementedError
 
     def repeats(self, grid: Grid) -> Repeats | None:

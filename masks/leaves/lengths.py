@@ -52,12 +52,12 @@ def read_both(lengths: Any, key_lengths: Any) -> tuple[Lengths, Lengths]:
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Sequence[Any]:
-    """The numbers of the only batch entry, or of all of them."""
+    """Return the numbers of the only batch entry, or of all of them."""
     return rows[0] if len(rows) == 1 else rows
 
 
 def batch_extent(rows: Sized) -> int | None:
-    """The number of batch entries, or None for 1, which fits any."""
+    """Return the number of batch entries, or None for 1, which fits any."""
     return None if len(rows) == 1 else len(rows)
 
 
@@ -83,7 +83,9 @@ class Cuts(NamedTuple):
         return np.maximum(self.start, self.stop - 1) // FAR
 
     def find(self, entry: Ints, token: Ints) -> Ints:
-        """Number of the document that holds a token, with those of all batch entries counted."""
+        """Return the number of the document that holds a token, with those of all batch entries
+        counted.
+        """
         return np.searchsorted(self.start, entry * FAR + token, "right") - 1
 
     def cover(self, name: str, n: int) -> None:

@@ -42,7 +42,7 @@ class TokenSet(NamedTuple):
         return self._below(last + 1) - self._below(first)
 
     def laid(self, start: Ints, stop: Ints) -> "TokenSet":
-        """The tokens of the set in every document, counted from its first token."""
+        """Return the tokens of the set in every document, counted from its first token."""
         first, after = (start[:, None] + x for x in (self.starts, self.stops))
         after = np.minimum(after, stop[:, None])
         return TokenSet(first[first < after], after[first < after])
@@ -80,7 +80,7 @@ class Lines(Leaf):
     columns: TokenSet
 
     def queries(self, n_q: int) -> TokenSet:
-        """Queries that see every key; a subclass may take them from the length."""
+        """Return the queries that see every key; a subclass may take them from the length."""
         return self.rows
 
     def runs(self, grid: Grid) -> Runs:

@@ -24,7 +24,7 @@ class TokenBlocks(Leaf):
     block: int
 
     def pairs(self, head: int, rows: Ints, n_cols: int) -> tuple[Ints, Ints]:
-        """Allowed token blocks of the given query token blocks.
+        """Return the allowed token blocks of the given query token blocks.
 
         Args:
             head: 0 unless the pattern is per head.

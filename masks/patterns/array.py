@@ -13,7 +13,7 @@ __all__ = ["mask_from"]
 
 
 def mask_from(array: ArrayLike) -> "ArrayMask":
-    """The mask of a boolean array (n_q, n_k), (heads, n_q, n_k) or (batch, heads, n_q, n_k).
+    """Return the mask of a boolean array (n_q, n_k), (heads, n_q, n_k) or (batch, heads, n_q, n_k).
 
     True means allowed. The array is copied. The mask builds for these lengths only; an extent of 1
     fits any number of heads or batch entries.

@@ -73,7 +73,7 @@ def local(left: int, right: int | None = None, *, align: str = "top_left") -> Ma
     Example("sliding(48)", "the last keys, causal", "N*w - w*(w - 1)/2", "2310.06825", {"w": 48})
 )
 def sliding(window: int, *, align: str = "top_left") -> Mask:
-    """The `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
+    """Return the `window` keys that end in the query itself: 0 <= q - k < window, as in Mistral.
 
     Args:
         window: keys that an inner query sees, >= 1.

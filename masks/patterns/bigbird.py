@@ -104,7 +104,8 @@ class BigBird(Drawn):
     )
 )
 def longformer(window: int, dilation: int = 1, global_tokens: tuple[int, ...] = (0,)) -> Mask:
-    """A window of window // 2 keys to either side, and tokens that see all and are seen by all.
+    """Return a window of window // 2 keys to either side, and tokens that see all and are seen
+    by all.
 
     The window of Beltagy et al. (arXiv 2004.05150) counts keys: with the query itself an inner row
     has window // 2 * 2 + 1 of them, every `dilation`-th token. Dilation differs from head to head

@@ -25,7 +25,8 @@ FOCUS = 1024  # tokens among which it draws
     written=2,
 )
 def bigbird_compat(block: int = 64, random: int = 3, *, seed: int | None = 0) -> Mask:
-    """The block mask of Google's BigBird, random blocks included: rows and heads of one stream.
+    """Return the block mask of Google's BigBird, random blocks included: rows and heads of one
+    stream.
 
     As `bigbird`, with the random blocks of NumPy's legacy generator, which is private here and
     global there. The heads draw from one stream, so `build` needs `heads=`, and beyond 4096 tokens
@@ -62,7 +63,7 @@ class LegacyBigBird(ByLength):
 
     @classmethod
     def of(cls, block: Any, random: Any, seed: Any) -> Self:
-        """Checked arguments of a pattern."""
+        """Return the checked arguments of a pattern."""
         block, random = integer("block", block, min=1), integer("random", random, min=1)
         seed = None if seed is None else integer("seed", seed, min=0, max=(1 << 32) - 1)
         return cls(block, random, seed)
@@ -163,7 +164,7 @@ class Table(TokenBlocks):
 
 @lru_cache(maxsize=4)
 def _tables(mask: LegacyBigBird, n: int, heads: int) -> list[Adjacency]:
-    """The draws of every head with the global blocks and the window."""
+    """Return the draws of every head with the global blocks and the window."""
     every, zero, end = np.arange(n), np.array(0), np.array(n)
     drawn = mask.drawn(n, heads)
     if not drawn:

@@ -62,7 +62,7 @@ def cells(sizes: Any, neighbours: Any) -> Mask:
 
 
 def _lists(neighbours: Any, count: int) -> tuple[tuple[int, ...], ...]:
-    """The neighbours of every cell; ValueError where they are none."""
+    """Return the neighbours of every cell; ValueError where they are none."""
     if getattr(neighbours, "format", "") == "csr":
         ends, numbers = neighbours.indptr.tolist(), neighbours.indices.tolist()
         neighbours = [numbers[first:stop] for first, stop in pairwise(ends)]

@@ -87,7 +87,7 @@ def prefix_lm(prefix: int, *, align: str = "top_left") -> Mask:
     short="global",
 )
 def global_tokens(n: int) -> Mask:
-    """The first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
+    """Return the first `n` tokens (>= 0) see every key, and every query sees them: q < n or k < n.
 
     With g of n blocks, g(2n - g) of n x n are allowed. `sinks` is the half with the keys,
     `global_rows` the one with the queries.
@@ -100,7 +100,7 @@ def global_tokens(n: int) -> Mask:
     Example("global_at((0, 100))", "the same, anywhere", "2*N*g - g**2", "2004.05150", {"g": 2})
 )
 def global_at(tokens: tuple[int, ...]) -> Mask:
-    """A set S of tokens see every key, and every query sees them: q in S or k in S.
+    """Return a set S of tokens see every key, and every query sees them: q in S or k in S.
 
     Longformer's global attention at the tokens of a question, say (arXiv 2004.05150). Numbers
     beyond the length are ignored.
@@ -117,13 +117,17 @@ def global_at(tokens: tuple[int, ...]) -> Mask:
 
 @pattern(Example("global_rows(8)", "queries that see everything", "N*g", given={"g": 8}))
 def global_rows(n: int) -> Mask:
-    """The first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens` only."""
+    """Return the first `n` queries (>= 0) see every key: q < n, the rows of `global_tokens`
+    only.
+    """
     return Lines(_first(n), NONE)
 
 
 @pattern(Example("last_rows(8)", "the last queries see everything", "N*g", given={"g": 8}))
 def last_rows(n: int) -> Mask:
-    """The last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the length."""
+    """Return the last `n` queries (>= 0) see every key: q >= n_q - n, so that it depends on the
+    length.
+    """
     return LastRows(NONE, NONE, integer("n", n, min=0))
 
 
@@ -154,7 +158,7 @@ _first_keys = sinks  # an argument has that name below
     )
 )
 def streaming(sinks: int, window: int, *, align: str = "top_left") -> Mask:
-    """The first keys and a window: k < sinks or q - k < window, and k <= q.
+    """Return the first keys and a window: k < sinks or q - k < window, and k <= q.
 
     StreamingLLM (Xiao et al., arXiv 2309.17453; 4 and 512 there), the Λ of LM-Infinite (Han et al.,
     arXiv 2308.16137), the A-shape of MInference (Jiang et al., arXiv 2407.02490). It is

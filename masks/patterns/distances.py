@@ -86,7 +86,7 @@ class Diagonals(Distances):
     )
 )
 def power_of_two(block: int = 1, *, align: str = "top_left") -> Mask:
-    """The distance |q // block - k // block| is 0 or a power of two.
+    """Return the distance |q // block - k // block| is 0 or a power of two.
 
     `power_of_two() & causal()` is LogSparse (Li et al., arXiv 1907.00235); these are the distances
     of PowerAttention, too (Chen et al., arXiv 2503.03588). Unlike `butterfly & causal`, it reaches

@@ -101,7 +101,7 @@ def documents_from_ids(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask
     Example("shared_prefix(32, (100, 124))", "several continuations of one prompt"), digest=True
 )
 def shared_prefix(prefix: int, lengths: Any) -> Mask:
-    """A prefix that all see, and documents after it that see the prefix and themselves.
+    """Return a prefix that all see, and documents after it that see the prefix and themselves.
 
     The prefix sees itself only. With `& causal()` it is one prompt with several continuations, as
     in attention-gym's `generate_shared_prefix_mask_mod` and Hydragen (arXiv 2402.05099).
@@ -142,7 +142,7 @@ def _read_ids(name: str, ids: ArrayLike) -> NDArray[np.integer]:
 
 
 def _pieces(rows: NDArray[np.integer], names: NDArray[np.integer]) -> tuple[Lengths, Ints]:
-    """The stretches of equal ids: their lengths by entry, and their labels."""
+    """Return the stretches of equal ids: their lengths by entry, and their labels."""
     lengths, labels = [], []
     for entry, row in enumerate(rows):
         first = np.flatnonzero(np.append(True, row[1:] != row[:-1]))

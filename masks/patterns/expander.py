@@ -42,7 +42,7 @@ def random_regular(
     per_layer: bool = False,
     layer: int | None = None,
 ) -> Mask:
-    """A random graph of token blocks in which every one has exactly `degree` neighbours.
+    """Return a random graph of token blocks in which every one has exactly `degree` neighbours.
 
     The graph is symmetric, and every block sees itself: n(degree + 1) of n x n are allowed. It is
     the union of degree / 2 permutations of the n key token blocks and of their inverses; a
@@ -174,7 +174,7 @@ def _add(edges: set[tuple[int, int]], a: int, b: int) -> bool:
 
 
 def spectral_gap(neighbours: Ints) -> float:
-    """The Laplacian's second smallest eigenvalue of a regular graph without loops.
+    """Return the Laplacian's second smallest eigenvalue of a regular graph without loops.
 
     Args:
         neighbours: (n, degree)

@@ -30,7 +30,7 @@ NORMS = ("chebyshev", "manhattan", "euclidean")
 def local_2d(
     canvas: tuple[int, ...], radius: int | tuple[int, ...], *, norm: str = "chebyshev"
 ) -> Mask:
-    """The tokens within `radius` of the query on a line, an image or a video.
+    """Return the tokens within `radius` of the query on a line, an image or a video.
 
     The window shrinks at the borders, as in stand-alone self-attention (arXiv 1906.05909); compare
     `neighborhood`, where it shifts. With the default norm, an axis of extent E and radius
@@ -62,7 +62,7 @@ def local_2d(
     )
 )
 def axial(canvas: tuple[int, ...]) -> Mask:
-    """The tokens on the lines through the query along each axis (arXiv 1912.12180).
+    """Return the tokens on the lines through the query along each axis (arXiv 1912.12180).
 
     Key and query differ along one axis at most: the same row or the same column of an image. Every
     query sees sum(canvas) - len(canvas) + 1 keys. It is the union of `local_2d` masks of radius 0
@@ -117,7 +117,7 @@ def neighborhood(
     stride: int | tuple[int, ...] = 1,
     causal: bool | tuple[bool, ...] = False,
 ) -> Mask:
-    """The `kernel` nearest tokens along every axis of a line, an image or a video.
+    """Return the `kernel` nearest tokens along every axis of a line, an image or a video.
 
     The rule is that of NATTEN to the letter (arXiv 2204.07143, 2209.15001; strides 2504.16922). At
     a border the window shifts rather than shrinks, so every query sees prod(kernel) keys, and

@@ -37,7 +37,7 @@ def random_blocks(
     per_layer: bool = False,
     layer: int | None = None,
 ) -> Mask:
-    """A uniformly drawn set of distinct key token blocks for every query token block.
+    """Return a uniformly drawn set of distinct key token blocks for every query token block.
 
     The draw is a hash of (seed, layer, head, row), free of global state: the same on every
     platform, and in every process of a distributed run. With n key token blocks every row has

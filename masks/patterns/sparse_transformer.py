@@ -23,7 +23,8 @@ SECTION = "Bands and distances"  # of the gallery
     )
 )
 def strided(stride: int, *, align: str = "top_left") -> Mask:
-    """The last `stride` keys, the query itself included, and earlier ones at multiples of it.
+    """Return the last `stride` keys, the query itself included, and earlier ones at multiples of
+    it.
 
     With d = q - k: 0 <= d < stride, or d >= 0 and stride divides d. Both heads of the paper's
     section 4.2 in one mask; everything earlier is reached in two layers. The published block code
@@ -49,7 +50,7 @@ def strided(stride: int, *, align: str = "top_left") -> Mask:
     )
 )
 def fixed(stride: int, summary: int, vertices: int = 1) -> Mask:
-    """The query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
+    """Return the query's own chunk, and the last `summary` keys of every earlier chunk of `stride`.
 
     k <= q, and k // stride == q // stride or k % stride >= stride - summary. Both heads of the
     paper's section 4.2 in one mask; everything earlier is reached in two layers. The version in the

@@ -109,7 +109,7 @@ class BlockSignature:
 
 
 def _only(columns: tuple[Ints, ...], where: Bools) -> tuple[Ints, ...]:
-    """The columns where they matter."""
+    """Return the columns where they matter."""
     if where.all():
         return columns
     return tuple(np.where(where, column, _MARK) for column in columns) if where.any() else ()

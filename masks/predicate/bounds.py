@@ -62,7 +62,9 @@ class Bounds:
 
 
 def _inputs(node: Expression) -> tuple[Expression, ...]:
-    """The operands that the rule of a node wants: of integers compared only the difference."""
+    """Return the operands that the rule of a node wants: of integers compared only the
+    difference.
+    """
     difference = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
     return node.args[:1] if difference else node.args
 
@@ -114,7 +116,9 @@ def _floor_divide(node: Expression, x: Range, y: Range) -> Range:
 
 
 def _remainder(node: Expression, x: Range, y: Range) -> Range:
-    """The sign is the divisor's; one quotient for the whole interval keeps it an interval."""
+    """Return the sign is the divisor's; one quotient for the whole interval keeps it an
+    interval.
+    """
     low, high = np.minimum(y[0] + 1, 0), np.maximum(y[1] - 1, 0)  # NumPy's x % 0 is 0
     divisor = constant(node.args[1])
     if not divisor:

@@ -63,7 +63,7 @@ class Expression:
 
 
 def lift(value: Any) -> Expression:
-    """An expression, or a constant as one."""
+    """Return an expression, or a constant as one."""
     if isinstance(value, Expression):
         return value
     number = value
@@ -80,7 +80,7 @@ def lift(value: Any) -> Expression:
 
 
 def constant(x: Expression) -> int | None:
-    """The value of an integer that is the same for all q and k."""
+    """Return the value of an integer that is the same for all q and k."""
     return x.data[0] if x.op == "sum" and not x.args else None
 
 
@@ -91,12 +91,12 @@ def whole(offset: int, terms: dict[Expression, int]) -> Expression:
 
 
 def atom(op: str, *args: Expression, data: Any = None) -> Expression:
-    """An integer that is no sum; "q", "k", "h" and "b" are token, head and batch numbers."""
+    """Return an integer that is no sum; "q", "k", "h" and "b" are token, head and batch numbers."""
     return whole(0, {Expression(op, INT, args, data): 1})
 
 
 def weighted(x: Expression, a: int, y: Expression, b: int) -> Expression:
-    """a * x + b * y"""
+    """Return a * x + b * y."""
     terms: dict[Expression, int] = {}
     for part, weight in ((x, a), (y, b)):
         for atom, factor in zip(part.args, part.data[1], strict=True):

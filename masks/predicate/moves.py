@@ -14,7 +14,9 @@ def moves(rule: Expression) -> tuple[int, int, int] | None:
     known: dict[Expression, int | None] = {}
 
     def growth(node: Expression) -> int | None:
-        """What a number grows by when q and k grow by the period; 0 for what stays the same."""
+        """Return what a number grows by when q and k grow by the period; 0 for what stays the
+        same.
+        """
         if node not in known:
             known[node] = _growth(node)
         return known[node]
@@ -44,7 +46,7 @@ def moves(rule: Expression) -> tuple[int, int, int] | None:
 
 
 def _seen(node: Expression) -> tuple[Expression, ...]:
-    """The operands; of integers compared only the difference."""
+    """Return the operands; of integers compared only the difference."""
     difference = node.kind == BOOL and len(node.args) == 3 and node.op != "where"
     return node.args[:1] if difference else node.args
 
@@ -62,7 +64,7 @@ def _beyond(node: Expression, x: Expression) -> tuple[str, int] | None:
 
 
 def _least(node: Expression, multiple: int) -> int:
-    """A period that makes the number grow by a multiple, as far as divisors go."""
+    """Return a period that makes the number grow by a multiple, as far as divisors go."""
     args = node.args
     if node.op == "sum":
         both = sum(f for x, f in zip(args, node.data[1], strict=True) if x.op in ("q", "k"))

@@ -16,7 +16,7 @@ _KINDS = {"b": BOOL, "i": INT, "u": INT, "f": REAL}
 
 
 def table(array: ArrayLike) -> "Table":
-    """Data by token (or head) number for `where`: `ids = masks.table(ids)`, then `ids[q]`.
+    """Return data by token (or head) number for `where`: `ids = masks.table(ids)`, then `ids[q]`.
 
     Args:
         array: (n,) integers, booleans or finite floats; it is copied. A mask that looks up ids[q]
@@ -108,7 +108,9 @@ class Table:
 
 
 def tables_of(node: Expression, side: str) -> list[Table] | None:
-    """The tables through which an expression sees "q" or "k"; None where it sees it otherwise."""
+    """Return the tables through which an expression sees "q" or "k"; None where it sees it
+    otherwise.
+    """
     if node.op == side:
         return None
     if node.op == "entry" and node.args[0].data == (0, (1,)) and node.args[0].args[0].op == side:

@@ -100,7 +100,7 @@ def _word(fn: Callable[..., Any], name: str) -> str:
 
 
 def _function(word: Any) -> Callable[..., Any]:
-    """The living function of a word."""
+    """Return the living function of a word."""
     if not isinstance(word, str) or word not in _functions:
         raise ValueError(f"where() is given {word!r}, no function of this process: give fn(q, k)")
     return _functions[word]
@@ -131,7 +131,7 @@ def _call(fn: Callable[..., Any], name: str, arrays: tuple[Ints, ...]) -> Bools:
 
 
 def _trace(fn: Callable[..., Any], places: tuple[str, ...]) -> Expression:
-    """What fn computes. Whatever it does not take to symbols comes out as an exception."""
+    """Return what fn computes. Whatever it does not take to symbols comes out as an exception."""
     try:
         rule = lift(fn(*map(atom, places)))
     except IndexError as error:  # of a NumPy array, whatever error the symbol raises
@@ -308,7 +308,7 @@ class Predicate(Rule):
         return placed._replace(allowed=allowed)
 
     def _rule(self, grid: Grid) -> tuple[Expression | None, str]:
-        """What can be bounded on this grid, or why it cannot."""
+        """Return what can be bounded on this grid, or why it cannot."""
         if self.traced is None:
             return None, self.reason
         try:
@@ -326,5 +326,5 @@ class Predicate(Rule):
 
 
 def _made(kind: str, arguments: dict[str, Any]) -> Mask:
-    """The mask of a registered function."""
+    """Return the mask of a registered function."""
     return PATTERNS[kind].function(**arguments)

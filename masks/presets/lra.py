@@ -30,7 +30,8 @@ SECTION = "Presets"  # of the gallery
     written=1,
 )
 def lra_local(block: int = 50, *, interleaved: bool = False) -> Mask:
-    """The benchmark's "local attention": token blocks that see themselves only, not a window.
+    """Return the benchmark's "local attention": token blocks that see themselves only, not a
+    window.
 
     The result is `block_diagonal(block)`: n * block of n x n pairs are allowed for a multiple n of
     the block. The code itself runs `interleaved`. It reshapes the tokens to (block, chunks) and
@@ -63,7 +64,7 @@ def lra_fixed(stride: int = 50, summary: int = 10) -> Mask:
 
 @pattern(Example("lra_strided(16)", "`strided`, which no task uses", "", "2011.04006"))
 def lra_strided(stride: int = 50) -> Mask:
-    """The same as `strided(stride)`; encoders are causal as well. No task uses it."""
+    """Return the same as `strided(stride)`; encoders are causal as well. No task uses it."""
     return strided(stride)
 
 

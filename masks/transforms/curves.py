@@ -12,7 +12,7 @@ from masks.runs import Ints, expand
 
 
 def given_order(order: Ints) -> Ints:
-    """The order itself."""
+    """Return the order itself."""
     return order
 
 

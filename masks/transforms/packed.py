@@ -101,5 +101,5 @@ class Shift(Placing):
 
 
 def _piece(start: int, stop: int) -> Cuts:
-    """The tokens from `start` to the end."""
+    """Return the tokens from `start` to the end."""
     return Cuts(np.array([start]), np.array([stop]), np.array([stop]))

@@ -104,7 +104,7 @@ class Pieces:
         return np.concatenate(lines), first, stop, np.full(len(first), rl.MIXED)
 
     def _slices(self, piece: Ints) -> list[Ints]:
-        """The slices that pieces lie in; each has as many."""
+        """Return the slices that pieces lie in; each has as many."""
         if self.single:
             return [np.full_like(piece, s) for s in range(self.grid.slices)]
         return [self.entry[piece] * self.grid.heads + h for h in range(self.grid.heads)]

@@ -137,7 +137,7 @@ class Reorder(Placing):
         return inverse
 
     def place(self, part: Mask, grid: Grid) -> Placed:
-        """Allows (q, k) when `part` allows (order[q], order[k])."""
+        """Place the mask that allows (q, k) when `part` allows (order[q], order[k])."""
         match part:  # the operators look at one pair of tokens at a time, so order is free
             case Or() | And():
                 return type(part).of(*[p >> self for p in part.parts]).place(grid)
@@ -187,7 +187,7 @@ def _alike(
 
 
 def _place_canvas(leaf: OnCanvas, grid: Grid, q: Ints, k: Ints) -> Placed:
-    """A canvas knows its blocks in any order, and which of them look alike."""
+    """Return a canvas knows its blocks in any order, and which of them look alike."""
 
     def place(own: Grid) -> Placed:
         runs = leaf.runs_in_order(own, q, k)

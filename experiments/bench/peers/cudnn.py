@@ -88,7 +88,7 @@ class BlockSparse(torch.autograd.Function):
 
 
 def fine(case: Case) -> BlockMask:
-    """The mask of a case in blocks that cuDNN has: of 128 in place of 256."""
+    """Return the mask of a case in blocks that cuDNN has: of 128 in place of 256."""
     size = min(case.block_q, 128)
     blocks = replace(case, block_q=size, block_k=size).blocks
     assert blocks is not None
@@ -96,7 +96,7 @@ def fine(case: Case) -> BlockMask:
 
 
 def block_lists(case: Case, device: torch.device) -> dict[str, Any]:
-    """What `block_sparse_attention_forward` and `_backward` take for a mask of whole blocks.
+    """Return what `block_sparse_attention_forward` and `_backward` take for a mask of whole blocks.
 
     Counts only where rows differ: with a fixed count, the number of columns, it is faster.
     """

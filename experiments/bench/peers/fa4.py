@@ -76,7 +76,7 @@ class FlashAttention4(Provider):
 
 
 def varlen_arguments(case: Case, device: torch.device) -> dict[str, Any]:
-    """What `flash_attn_varlen_func` takes for packed documents."""
+    """Return what `flash_attn_varlen_func` takes for packed documents."""
     assert case.documents is not None
     lengths = torch.tensor(case.documents * case.batch, dtype=torch.int32)
     ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)).to(device)
@@ -91,7 +91,7 @@ def varlen_arguments(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:
-    """What `flash_attn_func` takes for the mask of a case."""
+    """Return what `flash_attn_func` takes for the mask of a case."""
     assert case.blocks is not None
     tensors = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
     found = to_fa4(case.blocks, device)
@@ -109,7 +109,7 @@ def block_arguments(case: Case, device: torch.device) -> dict[str, Any]:
 
 @lru_cache
 def bit_lookup(block_q: int, block_k: int, per_batch: bool, per_head: bool) -> Callable[..., Any]:
-    """The mask_mod that looks up the bit of one (query, key) in the `aux_tensors`."""
+    """Return the mask_mod that looks up the bit of one (query, key) in the `aux_tensors`."""
     import cutlass  # pyright: ignore[reportMissingImports]
     import cutlass.cute as cute  # pyright: ignore[reportMissingImports]
     from flash_attn.cute import utils  # pyright: ignore[reportMissingImports]

@@ -71,7 +71,7 @@ def norm_eps(config: ModelConfig) -> float:
 
 
 def initialise(module: nn.Module, config: ModelConfig) -> None:
-    """The initial weights of the setting; "nystrom" keeps torch's own for linear layers."""
+    """Draw the initial weights of the setting; "nystrom" keeps torch's own for linear layers."""
     if config.setting != "google":
         return
     for layer in module.modules():

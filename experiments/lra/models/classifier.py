@@ -128,8 +128,8 @@ class Classifier(nn.Module):
 
     @torch.compiler.disable()  # all that follows in `forward` stays one graph
     def plans(self, lengths: Tensor) -> list[Tensor | Schedule]:
-        """What each layer takes for the lengths: layers that skip padding share the block lists of
-        a mask.
+        """Return what each layer takes for the lengths: layers that skip padding share the block
+        lists of a mask.
         """
         found: list[Tensor | Schedule] = [lengths] * len(self.blocks)
         made: dict[Any, Schedule] = {}
@@ -142,7 +142,7 @@ class Classifier(nn.Module):
         return found
 
     def _sparse_layers(self) -> list[BlockSparseAttention]:
-        """The layers of sparseflash: all, or none."""
+        """Return the layers of sparseflash: all, or none."""
         layers = [block.attention for block in self.blocks]
         return [layer for layer in layers if isinstance(layer, BlockSparseAttention)]
 
@@ -153,7 +153,7 @@ class Classifier(nn.Module):
         hidden: Tensor | None = None,
         plans: Sequence[Tensor | Schedule] | None = None,
     ) -> Tensor:
-        """The states (B, states, dim) before the last LayerNorm.
+        """Return the states (B, states, dim) before the last LayerNorm.
 
         lengths: how many states count; plans: what `plans` made of them.
         """

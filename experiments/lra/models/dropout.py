@@ -39,8 +39,8 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
-        """A tensor of the shape of x. seed: int32 (2,), of `draw_seeds`; None: torch's dropout,
-        which is faster where nothing is compiled.
+        """Return a tensor of the shape of x. seed: int32 (2,), of `draw_seeds`; None: torch's
+        dropout, which is faster where nothing is compiled.
         """
         return F.dropout(x, self.p, self.training) if seed is None else _Drop.apply(x, seed, self.p)
 
@@ -57,7 +57,9 @@ class _Drop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        """The sum is the other way round, lest torch.compile keep what the forward has found."""
+        """Return the sum is the other way round, lest torch.compile keep what the forward has
+        found.
+        """
         (seed,) = ctx.saved_tensors
         return _drop(gradient, seed[0] + places(gradient), seed[1], ctx.p), None, None
 

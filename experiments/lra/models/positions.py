@@ -48,7 +48,7 @@ class _RowsAndColumns(nn.Module):
         self.make(grid, dim, std)
 
     def make(self, grid: tuple[int, int], dim: int, std: float) -> None:
-        """The parameters."""
+        """Make the parameters."""
         raise NotImplementedError
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class AxialRotary(nn.Module):
 
 
 def upsample_axis(table: Tensor, n: int) -> Tensor:
-    """A table of rows, or of columns, for a finer grid: each one is duplicated.
+    """Return a table of rows, or of columns, for a finer grid: each one is duplicated.
 
     Raises ValueError where n is no multiple of those that there are.
     """
@@ -165,7 +165,8 @@ def upsample_positions(
     from_order: Sequence[int] | np.ndarray | None = None,
     to_order: Sequence[int] | np.ndarray | None = None,
 ) -> Tensor:
-    """The position table of a finer grid: each position is duplicated onto the pixels inside it.
+    """Return the position table of a finer grid: each position is duplicated onto the pixels
+    inside it.
 
     table: (rows * columns, dim), or one row more, which comes first and is kept (a CLS token).
     from_grid, to_grid: (rows, columns); each side of the second is a multiple of the first's.

@@ -60,7 +60,7 @@ def load(
     per_label: int = 600,
     limit: int | None = None,
 ) -> Task:
-    """The files task. It needs no `data_dir`.
+    """Return the files task. It needs no `data_dir`.
 
     Args:
         seed: of the files that are drawn, and of the splits.
@@ -121,7 +121,7 @@ def load(
 
 
 def _packages() -> Places:
-    """The Python files of each top-level package of this machine."""
+    """Return the Python files of each top-level package of this machine."""
     places = sysconfig.get_paths()
     roots = dict.fromkeys(places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
     found: Places = {}
@@ -135,7 +135,9 @@ def _packages() -> Places:
 
 
 def _subfolders(root: Path) -> Places:
-    """The files of each subfolder that has any. Raises ValueError if `root` is not a folder."""
+    """Return the files of each subfolder that has any. Raises ValueError if `root` is not a
+    folder.
+    """
     if not root.is_dir():
         raise ValueError(f"folder={root} is not a folder: it has a subfolder for each label")
     found = {folder.name: (folder, _inside(folder, "*")) for folder in _folders(root)}
@@ -238,7 +240,7 @@ def _arrays(
 
 
 def _version(name: str) -> str:
-    """The distribution of a package and its version."""
+    """Return the distribution of a package and its version."""
     for distribution in _distributions().get(name, ()):
         return f"{distribution} {metadata.version(distribution)}"
     return f"Python {sys.version.split()[0]}"

@@ -48,7 +48,7 @@ def load(
     max_length: int = 4000,
     limit: int | None = None,
 ) -> Task:
-    """The same-movie task. Train, val and test have no movie in common.
+    """Return the same-movie task. Train, val and test have no movie in common.
 
     Args:
         seed: of the movies held out for val and of the pairs. Pair i of a split depends on
@@ -110,7 +110,7 @@ class Library:
         self.enough = enough
 
     def text(self, numbers: np.ndarray) -> bytes:
-        """The reviews of these numbers, cut to `enough` bytes."""
+        """Return the reviews of these numbers, cut to `enough` bytes."""
         numbers = numbers[numbers >= 0]
         parts = (self.flat[self.ends[i] - self.lengths[i] : self.ends[i]] for i in numbers)
         return BLANK.join(parts)[: self.enough]
@@ -122,7 +122,7 @@ class Library:
         return numbers
 
     def mood(self, numbers: np.ndarray) -> tuple[int, int]:
-        """The number of reviews, and how many of them are positive."""
+        """Return the number of reviews, and how many of them are positive."""
         numbers = numbers[numbers >= 0]
         return len(numbers), int(self.labels[numbers].sum())
 
@@ -188,7 +188,7 @@ def _pairs(
 def _draw(
     rng: np.random.Generator, library: Library, movies: list[np.ndarray], weights: np.ndarray
 ) -> tuple[int, list[np.ndarray]]:
-    """A movie, and two texts about it."""
+    """Return a movie, and two texts about it."""
     movie = int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))
     order = rng.permutation(movies[movie])
     return movie, [library.fill(order[:4]), library.fill(order[4:8])]

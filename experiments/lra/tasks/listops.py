@@ -180,7 +180,7 @@ def _check(path: Path, start: int, flats: list[bytes], labels: list[int]) -> Non
 
 
 def generate(n: int, seed: int, workers: int | None = None) -> tuple[Trees, np.ndarray]:
-    """The first `n` trees of a seed, all different, and their values int64 (n,).
+    """Return the first `n` trees of a seed, all different, and their values int64 (n,).
 
     Tree i depends only on (seed, i), not on n or the number of processes.
     """
@@ -252,7 +252,9 @@ def draw_trees(rng: np.random.Generator, attempts: int) -> Trees:
 
 
 def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
-    """The ids of trees, end to end, from the number of children of each node, depth by depth."""
+    """Return the ids of trees, end to end, from the number of children of each node, depth by
+    depth.
+    """
     sizes = [np.ones(len(depths[-1]), np.int64)]  # tokens of the subtree of a node
     for children in reversed(depths[:-1]):
         size = np.ones(len(children), np.int64)
@@ -280,13 +282,13 @@ def _spell(rng: np.random.Generator, depths: list[np.ndarray]) -> np.ndarray:
 
 
 def depth_of(flat: np.ndarray) -> np.ndarray:
-    """The number of open operators at each token, including itself."""
+    """Return the number of open operators at each token, including itself."""
     step = (flat >= OPERATOR).astype(np.int32) - 2 * (flat == CLOSE)
     return np.cumsum(step) + (flat == CLOSE)
 
 
 def evaluate(flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The value of each expression, int64 (n,).
+    """Return the value of each expression, int64 (n,).
 
     Raises:
         BadTree: something is not an expression; has the number of the first one.

@@ -112,7 +112,9 @@ def hopper_calls() -> list[Call]:
 
 
 def tall_calls() -> list[Call]:
-    """Forwards with three consumers: a wave of tiles of 192 queries, or two of tiles of 128."""
+    """Return forwards with three consumers: a wave of tiles of 192 queries, or two of tiles of
+    128.
+    """
     causal = Call("causal, tall", "hopper", 64, n=1100, heads=16, kv_heads=16)
     dense = replace(causal, name="dense, tall", mask=None, n=1152)
     split = replace(causal, name="split rows, tall", mask=GLOBAL, n=17408, heads=1, kv_heads=1)
@@ -128,7 +130,9 @@ def tall_calls() -> list[Call]:
 
 
 def portable_calls() -> list[Call]:
-    """The portable kernels: full and partial blocks, dropout, and head dims that are padded."""
+    """Return the portable kernels: full and partial blocks, dropout, and head dims that are
+    padded.
+    """
     base = Call("causal", "triton", 64)
     calls = [
         replace(base, name=name, head_dim=head_dim, mask=mask, dropout_p=dropout_p)
@@ -162,7 +166,9 @@ def portable_calls() -> list[Call]:
 
 
 def picks_calls() -> list[Call]:
-    """Lists of each query, shared by heads that fill a tile or not, of short and long blocks."""
+    """Return lists of each query, shared by heads that fill a tile or not, of short and long
+    blocks.
+    """
     shared = Call("picks", "picks", 128, heads=16, kv_heads=1, block_size=(16, 64))
     few = replace(shared, name="picks of each head", heads=4, kv_heads=4, block_size=(16, 256))
     return [
@@ -185,7 +191,7 @@ def picks_calls() -> list[Call]:
 
 
 def decode_calls() -> list[Call]:
-    """Steps of decoding with one query and with 16, of every kind of cache and mask."""
+    """Return steps of decoding with one query and with 16, of every kind of cache and mask."""
     dense = Call("decode", "decode", 128, mask=None, kv_heads=1, block_size=(64, 64))
     steps = [
         replace(dense, name=f"decode {name}, {n_q} queries", mask=mask, page=page, n_q=n_q)

@@ -200,7 +200,9 @@ def tables(rows: Any) -> dict[str, str]:
 
 
 def _gpus(rows: Sequence[Found], versions: Sequence[str]) -> str:
-    """A line for each GPU and backend; float32 apart, for the limit on spills is for 16 bits."""
+    """Return a line for each GPU and backend; float32 apart, for the limit on spills is for 16
+    bits.
+    """
     lines = [["GPU", "backend", "variants", "shared KiB", "limit", *versions]]
     groups = _grouped(rows, lambda row: (row.target, row.backend, "float32" in row.label))
     for (target, backend, exact), same in sorted(groups.items()):

@@ -73,7 +73,7 @@ class Kernel(NamedTuple):
     log: str  # of ptxas
 
     def report(self) -> dict[str, Any]:
-        """Registers, spills and so on, as ptxas or the AMD compiler tells them."""
+        """Return registers, spills and so on, as ptxas or the AMD compiler tells them."""
         asm, log = self.compiled.asm, self.log
         if "ptx" in asm:
             spills = (
@@ -99,7 +99,7 @@ class Kernel(NamedTuple):
 
 
 def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Kernel]:
-    """The kernels that a call launches, but for the variants that are known.
+    """Yield the kernels that a call launches, but for the variants that are known.
 
     One chip a process: Triton's functions keep the options of the first target.
     """

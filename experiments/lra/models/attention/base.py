@@ -39,19 +39,23 @@ class Attention(nn.Module):
         self.dropout, self.causal, self.class_token = dropout, causal, class_token
 
     def pattern(self) -> Mask | None:
-        """The pairs that may attend, where sizes alone say so; None: all, or what data decide."""
+        """Return the pairs that may attend, where sizes alone say so; None: all, or what data
+        decide.
+        """
         return None
 
     def share(self, first: "Attention") -> None:
         """Take the parameters that all layers have in common from the first layer's attention."""
 
     def with_projections(self, dim: int, *, bias: bool, rotary: nn.Module | None) -> nn.Module:
-        """The layer with its projections: (B, N, dim) to (B, N, dim), of x and the lengths."""
+        """Return the layer with its projections: (B, N, dim) to (B, N, dim), of x and the
+        lengths.
+        """
         return Projected(self, dim, bias=bias, rotary=rotary)
 
     def plan(self, lengths: Tensor, dtype: torch.dtype) -> Any:
-        """What `forward` takes for the lengths, made outside of any graph of torch.compile, for q,
-        k and v of this dtype.
+        """Return what `forward` takes for the lengths, made outside of any graph of
+        torch.compile, for q, k and v of this dtype.
         """
         return lengths
 
@@ -111,7 +115,7 @@ def refuse_causal(attention: Attention) -> None:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """What autocast, where it is on, makes of x in a matrix product."""
+    """Return what autocast, where it is on, makes of x in a matrix product."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

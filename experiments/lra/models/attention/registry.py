@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(name: str, *, label: str, style: tuple[str, str, str]) -> Callable[[A], A]:
-    """Decorates the class of an attention. Its keyword arguments are its options, checked against
+    """Decorate the class of an attention. Its keyword arguments are its options, checked against
     their annotations: positive integers, numbers, True or False, or one of a Literal.
     """
 
@@ -45,12 +45,14 @@ def register(name: str, *, label: str, style: tuple[str, str, str]) -> Callable[
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The options of an attention beyond the sizes, with their defaults (None: by the length)."""
+    """Return the options of an attention beyond the sizes, with their defaults (None: by the
+    length).
+    """
     return {key: option.default for key, option in _kind(name).options.items()}
 
 
 def make_attention(name: str, **options: Any) -> Attention:
-    """The attention of one layer: the sizes of `Attention`, and options of its own.
+    """Return the attention of one layer: the sizes of `Attention`, and options of its own.
 
     An option that is None keeps its default. Raises ValueError for a name, an option or a value
     that does not exist.

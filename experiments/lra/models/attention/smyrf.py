@@ -56,7 +56,7 @@ class Smyrf(Attention):
         return softmax_of_rounds(scores, values, by_q, self.dropout_p)[:, :, :n]
 
     def _hash(self, q: Tensor, k: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The hash values of queries and keys, (B, H, R, N) each; infinity for padding."""
+        """Return the hash values of queries and keys, (B, H, R, N) each; infinity for padding."""
         wide = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(wide), k.to(wide)
         a = torch.randn_like(self.projections) if self.redraw else self.projections
