@@ -198,7 +198,7 @@ def find(name: str) -> Provider:
 
     Raises ValueError if there is none.
     """
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = str(name).partition(":")
     if colon and name not in PROVIDERS:
         try:
             found = getattr(import_module(module), attribute)

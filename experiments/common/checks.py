@@ -48,7 +48,7 @@ def at_least_one(options: dict[str, Any], names: str) -> None:
 
 
 def path_text(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is the text of a path; Hydra reads csv=0 as a number."""
+    """Raise ValueError unless the value is the text of a path; Hydra reads rows=0 as a number."""
     if not isinstance(value, str) or not value:
         hint = f", and write {name}=./{value} for that name" if is_number(value) else ""
         raise ValueError(f"{name}={value!r}: give a path{hint}")

@@ -69,6 +69,8 @@ def check(options: Any) -> None:
                 continue
             if choices := each.metadata.get("choices"):
                 choose(each.name, one, choices)
+            if isinstance(each.default, bool) and not isinstance(one, bool):
+                raise ValueError(f"{each.name}={one!r}: give true or false")
             limits: Mapping[str, float] = each.metadata.get("limits", {})
             if limits and (isinstance(one, bool) or not isinstance(one, int | float)):
                 raise ValueError(f"{each.name}={one!r}: give a number")

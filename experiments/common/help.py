@@ -47,17 +47,21 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
     """Yield (option=default, comment) in the order of the file, and ("", comment) for comments on
     lines of their own.
     """
-    section, hidden, above = "", False, []
+    sections: list[str] = []  # around the line, by two spaces of indent each
+    hidden, above = False, []
     for line in text.splitlines():
         if line.startswith("#"):
             above.append(("", line.removeprefix("#").removeprefix(" ")))
         elif found := LINE.fullmatch(line):
             indent, key, value, comment = found.groups("")
+            del sections[len(indent) // 2 :]
             if not indent:
-                section, hidden = "" if value else f"{key}.", key in HIDDEN
+                hidden = key in HIDDEN
+            name = ".".join([*sections, key])
+            if not value:
+                sections.append(key)
             if not hidden:
                 yield from above
-                name = f"{section}{key}" if indent else key
                 yield (f"{name}={value}", comment) if value else ("", f"{name}: {comment}")
             above = []
         elif not line:

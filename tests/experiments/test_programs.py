@@ -34,9 +34,9 @@ pathfinder.__main__ statistics=true size=33
 pathfinder.__main__ statistics=true examples=0
 pathfinder.__main__ statistics=true workers=x
 lm.__main__ data=none
-lm.generate.__main__ run=none
-lm.generate.__main__ run=none prompt=a temperature=-1
-lm.generate.__main__ run=none prompt=a tokens=0
+lm.generate prompt=a run=none
+lm.generate run=none prompt=a temperature=-1
+lm.generate run=none prompt=a tokens=0
 """.strip().split("\n")
 
 

@@ -159,15 +159,18 @@ def test_the_time_limit_and_signals_stop_the_processes(make, tmp_path):
 
 @pytest.mark.slow
 def test_the_sweeps_that_come_with_it():
-    found = {}
+    found, whole = {}, ("listops_long", "spt", "spt_causal", "spt_short", "spt_pathfinder")
     for path in CONF.glob("*.yaml"):
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-        found[path.stem] = planned(entries, ["device=cpu"])
-    assert len(found["lra"]) == 114 and len(found["listops_long"]) == 9
+        if path.stem not in whole:  # a run takes a third of a second
+            entries["runs"] = dict(list(entries["runs"].items())[:2])
+        if path.stem != "lm_equal_time":  # needs runs of lm_masks
+            found[path.stem] = planned(entries, ["device=cpu"])
+    assert len(found["listops_long"]) == 9
     for name, causal in (("spt", False), ("spt_causal", True)):
         first, second = (run.settings for run in found[name])
         assert first.pretrain and second.pretrain is None and second.init_from == str(first.folder)
-        assert first.model["causal"] == second.model["causal"] == (causal or None)
+        assert first.model.causal == second.model.causal == causal
     short = {run.name: run.settings for run in found["spt_short"]}
     for task, attention in product(("listops", "text", "image", "pathfinder"), ("flash", "sparse")):
         names = (f"{task}{what}/{attention}" for what in ("-tokens", "", "-scratch"))

@@ -75,9 +75,7 @@ def test_an_unknown_option_or_file_is_refused_with_the_choices(
         ("train", "task=image task.order=hilbert +task.workers=2 hydra.verbose=false"),
         ("plot", "hydra.verbose=false"),
         ("plot", "--config-name plot"),  # a word of a flag of Hydra
-        ("sweep", "compiled=null"),  # a path that may be missing
         ("curves", "runs=[]"),
-        ("decode", "pages=[0]"),  # numbers, not paths
     ],
 )
 def test_known_options_pass(monkeypatch, name, words):
@@ -228,16 +226,23 @@ def test_each_text_of_a_list_is_quoted(monkeypatch, capsys):
     assert run(monkeypatch, lambda *_: None, 'runs=["a","local(8)"]', name="table") == 0
 
 
+def leaves(options, prefix=""):
+    """The names of all values, those in sections with the names of these."""
+    for key, value in options.items():
+        inner = isinstance(value, dict) and value
+        yield from leaves(value, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
+
+
 @pytest.mark.parametrize("name", CONFS)
 def test_help_says_what_each_option_is(name):
     """Every option stands there with its default, and has a comment of its own or one above it."""
     lines = help_text(CONF, name, "COMMAND", "About.").splitlines()
     assert lines[0] == "About."
     told = {line.split("=")[0].strip(): (line, above) for above, line in pairwise(lines)}
-    for key, value in CONFS[name].items():
-        nested = value if isinstance(value, dict) else {"": value}
-        for inner in () if key in ("hydra", "defaults") else nested:
-            line, above = told[f"{key}.{inner}".rstrip(".")]
+    for key in CONFS[name]:
+        nested = {} if key in ("hydra", "defaults") else {key: CONFS[name][key]}
+        for inner in leaves(nested):
+            line, above = told[inner]
             assert re.search(r"\S {2,}\S", line.strip()) or "=" not in above.split("  ")[0], line
 
 

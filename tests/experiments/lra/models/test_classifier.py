@@ -275,19 +275,18 @@ def test_bfloat16_autocast():
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: model_config(setting="googol"), "setting is 'googol'"),
-        (lambda: model_config(depth=3), "no field depth"),
-        (lambda: ModelConfig(pool="sum"), "pool is 'sum'; choose one of mean, mean_tokens"),
-        (lambda: ModelConfig(dropout=1.0), "dropout is 1.0"),
-        (lambda: ModelConfig(layers=0), "layers is 0"),
+        (lambda: model_config(setting="googol"), "setting='googol'"),
+        (lambda: ModelConfig(pool="sum"), "pool='sum'.*mean_tokens"),
+        (lambda: ModelConfig(dropout=1.0), "dropout=1.0"),
+        (lambda: ModelConfig(layers=0), "layers=0"),
         (lambda: make(grid=(5, 9)), "5 x 9"),
         (lambda: make()(tokens(2)[:, :39]), "has 39 tokens, the model 40"),
         (lambda: make()(tokens(2), places=torch.zeros(2, 1).long()), "lm_head"),
-        (lambda: make(embedding_std=-1), "embedding_std is -1"),
-        (lambda: make(embedding="smooth"), "smooth: that takes images"),
-        (lambda: make(rotary="no"), "rotary is 'no'; it must be True or False"),
+        (lambda: make(embedding_std=-1), "embedding_std=-1"),
+        (lambda: make(embedding="smooth"), "embedding=smooth.*images"),
+        (lambda: make(rotary="no"), "rotary='no'"),
         *(
-            (partial(make, positions=name, **changes), f"positions is {name}: that takes images")
+            (partial(make, positions=name, **changes), f"positions={name}.*images")
             for changes in ({}, {"grid": (5, 8), "pool": "cls"})
             for name in ("axial", "waves")
         ),
