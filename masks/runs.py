@@ -181,19 +181,6 @@ def from_segments(grid: Grid, start: Ints, stop: Ints, codes: NDArray) -> Runs:
     return Runs(*compact(starts, codes.astype(np.uint8), grid.size))
 
 
-def from_points(grid: Grid, x: Ints, code: int) -> Runs:
-    """`code` at the ascending positions `x`, EMPTY elsewhere."""
-    begins = x[np.diff(x, prepend=-2) > 1]
-    stops = x[np.diff(x, append=grid.size + 1) > 1] + 1
-    starts = np.zeros(2 * len(begins) + 1, np.int64)
-    starts[1::2], starts[2::2] = begins, stops
-    codes = np.full(len(starts), EMPTY, np.uint8)
-    codes[1::2] = code
-    # Nothing lies before a first point at 0, or behind a last one at the end.
-    kept = slice(int(len(x) > 0 and x[0] == 0), len(starts) - int(starts[-1] == grid.size))
-    return Runs(starts[kept], codes[kept])
-
-
 def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) -> Runs:
     """Codes of a union of disjoint rectangles, from the area that they cover of every block.
 

@@ -31,15 +31,6 @@ def share(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r}: give a number from 0 to below 1")
 
 
-def flag_or_null(name: str, value: Any, *others: str) -> None:
-    """Raise ValueError unless the value is true, false or null, as Hydra spells them, or one of
-    `others`.
-    """
-    if value is not None and not isinstance(value, bool) and value not in others:
-        choices = ", ".join((*others, "true", "false"))
-        raise ValueError(f"{name}={value!r}: give {choices} or null")
-
-
 def at_least_one(options: dict[str, Any], names: str) -> None:
     """Raise ValueError unless each of the options is a value or a list of some."""
     for name in names.split():

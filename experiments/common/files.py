@@ -60,17 +60,6 @@ def write_text(path: Path, text: str, option: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()), option)
 
 
-def beside(csv: Path, kind: str) -> Path:
-    """Return the place of the tables of a CSV file: rows.md for rows.csv and for rows.csv.gz.
-
-    Raises ValueError where that is the file itself.
-    """
-    path = csv.with_name(csv.name.removesuffix(".gz")).with_suffix(kind)
-    if path == csv:
-        raise ValueError(f"csv={csv}: {kind} is for its tables; give a path that ends in .csv")
-    return path
-
-
 def digest(values: Mapping[str, Any]) -> str:
     """Twelve hex digits of the values (JSON-able), in whatever order they come."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
