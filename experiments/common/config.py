@@ -15,7 +15,6 @@ Hydra refuses unknown options and values of another type, `check` values out of 
 line that names the option, the value and the remedy.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
@@ -28,6 +27,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from experiments.common.checks import choose
 
 T = TypeVar("T")
 LIMITS = {  # of a number: whether it holds, and what to give
@@ -77,15 +78,6 @@ def check(options: Any) -> None:
             if not all(LIMITS[name][0](one, limit) for name, limit in limits.items()):
                 wanted = " and ".join(LIMITS[name][1].format(x) for name, x in limits.items())
                 raise ValueError(f"{each.name}={value!r}: give a number {wanted}")
-
-
-def choose(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raise ValueError with the choices, and the nearest, unless the value is one of them."""
-    choices = [str(choice) for choice in choices]
-    if str(value) not in choices:
-        close = difflib.get_close_matches(str(value), choices, 1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}{hint}")
 
 
 def store(name: str, options: type) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common.config import choose, compose, make, option, store
+from experiments.common.checks import choose
+from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
 from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device

@@ -30,7 +30,7 @@ from experiments.common.figures import (
 )
 from experiments.common.files import write_text
 from experiments.common.program import program
-from experiments.common.text_table import MISSING, markdown
+from experiments.common.tables import MISSING, markdown
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
 from experiments.lra.figures import row_labels, row_styles
 from experiments.lra.runs import Run, read_runs, write_archive

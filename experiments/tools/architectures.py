@@ -20,7 +20,7 @@ import resource
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -36,7 +36,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from experiments.common.provenance import commit, now
-from experiments.common.text_table import fill, markdown
+from experiments.common.tables import markdown
 from experiments.tools.small_models import build, inputs, with_image
 from sparseflash.integrations.transformers import NAME, use
 
@@ -46,6 +46,24 @@ CLOSE, SECONDS, GIBIBYTES = 2e-4, 300, 10
 Row = dict[str, Any]
 Outputs = dict[str, Tensor]
 Step = Callable[[], Any]
+
+
+def fill(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """Return a page with a table between each `<!-- rows: NAME -->` and `<!-- end -->`.
+
+    Raises ValueError for a name that is no table, and for a page without one.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in tables:
+            raise ValueError(f"<!-- rows: {found[2]} -->: choose from {', '.join(tables)}")
+        return f"{found[1]}\n{tables[found[2]]()}\n{found[3]}"
+
+    pattern = r"(<!-- rows: (\w+) -->)\n.*?(<!-- end -->)"
+    filled, count = re.subn(pattern, table, page, flags=re.DOTALL)
+    if not count:
+        raise ValueError("the page has no line <!-- rows: NAME --> with <!-- end --> after it")
+    return filled
 
 
 def main() -> None:

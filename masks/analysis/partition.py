@@ -174,8 +174,7 @@ class Partition:
     def rivals(self) -> dict[str, tuple[float, float]]:
         """Return (bytes received in a forward, modelled speed-up) of other ways to share.
 
-        all-gather: every rank has all keys, rows dealt out by their cost, transfer hidden. ring:
-        keys go round, zigzag owners, each step waits for the slower of compute and transfer.
+        all-gather: every rank has all keys, rows dealt out by their cost, transfer hidden.
         heads: all tokens of a share of the heads (Ulysses); only as many ranks as key heads.
         """
         sizes, one = self.sizes, float(self.computed.sum()) * self.block_seconds

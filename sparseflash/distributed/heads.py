@@ -76,7 +76,7 @@ def by_heads(
     sorted_already = bool((cp.owner[1:] >= cp.owner[:-1]).all())
     cp.agree(q, v, options["scale"], options["deterministic"])
     q, k, v = (
-        _ToHeads.apply(x, cp, of)
+        _Exchanged.apply(x, _to_heads, _to_tokens, cp, of)
         for x, of in ((q, share.heads), (k, share.kv_heads), (v, share.kv_heads))
     )
     if not sorted_already:
@@ -87,8 +87,11 @@ def by_heads(
     out, *lse = found if return_lse else (found,)
     if not sorted_already:
         out, *lse = (x.index_select(2, order) for x in (out, *lse))
-    out = _ToTokens.apply(out, cp, share.heads)
-    lse = [_ToTokens.apply(x.unsqueeze(-1), cp, share.heads).squeeze(-1) for x in lse]
+    out = _Exchanged.apply(out, _to_tokens, _to_heads, cp, share.heads)
+    lse = [
+        _Exchanged.apply(x.unsqueeze(-1), _to_tokens, _to_heads, cp, share.heads).squeeze(-1)
+        for x in lse
+    ]
     return (out, *lse) if return_lse else out
 
 
@@ -122,23 +125,14 @@ def _exchanged(sent: Tensor, gone: list[int], come: list[int], cp: Any) -> Tenso
     return got
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchanged(torch.autograd.Function):
+    """`there`, and in the backward `back`: `_to_heads` and `_to_tokens`, or the other way round."""
+
     @staticmethod
-    def forward(ctx, x, cp, heads):  # type: ignore[override]
-        ctx.call = cp, heads
-        return _to_heads(x, cp, heads)
+    def forward(ctx, x, there, back, *call):  # type: ignore[override]
+        ctx.back, ctx.call = back, call
+        return there(x, *call)
 
     @staticmethod
     def backward(ctx, dx):  # type: ignore[override]
-        return _to_tokens(dx, *ctx.call), None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, cp, heads):  # type: ignore[override]
-        ctx.call = cp, heads
-        return _to_tokens(x, cp, heads)
-
-    @staticmethod
-    def backward(ctx, dx):  # type: ignore[override]
-        return _to_heads(dx, *ctx.call), None, None
+        return ctx.back(dx, *ctx.call), None, None, None, None
