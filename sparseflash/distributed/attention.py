@@ -62,13 +62,26 @@ def _part_backward(
     return torch.ops.sparseflash.backward(*call, *options)[:3]
 
 
-def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (out, LSE) over the keys of both; out in the dtype of the LSE."""
+def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Tensor | None = None):
+    """Merge the results of further keys into (out, LSE), in place; rows: which tokens they are."""
+    if out.is_cuda and out.dtype != torch.float64:
+        from sparseflash.kernels.tl.merge_rows import merge_rows
+
+        return merge_rows(out, lse, other, other_lse, rows)
+    at = (slice(None), slice(None), slice(None) if rows is None else rows)
+    both = [out[at], lse[at]]
+    _merge_parts(both, other, other_lse)
+    out[at], lse[at] = both[0].to(out.dtype), both[1]
+
+
+def _merge_parts(both: list[Tensor], other: Tensor, other_lse: Tensor) -> None:
+    """Replace [out, LSE], of the dtype of the LSE, by those over the keys of both."""
+    out, lse = both
     total = torch.logaddexp(lse, other_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)  # where neither has a key
     first, second = ((x - base).exp().unsqueeze(-1) for x in (lse, other_lse))
     # 0 * x: a part without keys has output 0, never NaN
-    return out.to(lse.dtype) * first + other.to(lse.dtype) * second, total
+    both[:] = out.to(lse.dtype) * first + other.to(lse.dtype) * second, total
 
 
 @torch.library.impl("sparseflash::context_forward", ("CPU", "CUDA"))
@@ -92,10 +105,10 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
     if keys:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
-            far = _fetched(units, fetched, q.shape[3])
-            out, lse = _merge(out, lse, *_part(q, *far, part.remote, options))
+            far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
+            _merge(out, lse, *_part(_rows(q, rows), *far, part.remote, options), rows)
     if queries:
-        out, lse = _merge_results(cp, out, lse, home.by_peer(), queries)
+        out, lse = _merge_results(units, out, lse, home.by_peer(), queries)
     if sink is not None:
         with_sink = torch.logaddexp(lse, sink[:, None].to(lse.dtype))
         out = out * (lse - with_sink).exp().unsqueeze(-1)
@@ -113,19 +126,17 @@ def _backward(
     options = _options(scale, softcap, deterministic, backend)
     keys, queries = cp.transfers(q.device)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-    delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    delta = delta if dlse is None else delta - dlse
     whole = dout, dlse
     if queries:
+        delta = _delta(dout, out, lse, dlse)
         views = [units.of(t) for t in (dout, *_as_dtype(q.dtype, lse, delta))]
         visiting = cp.count(queries.send(views, group))
-    dq2 = None
     if keys:
-        far = _fetched(units, fetched, q.shape[3])
-        dq2, *far = _part_backward(*whole, q, *far, out, lse, part.remote, options)
+        far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
+        call = [_rows(t, rows) for t in (*whole, q, out, lse)]
+        dq2, *far = _part_backward(*call[:3], *far, *call[3:], part.remote, options)
         far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
         home = cp.count(keys.send_back(far, group))
-    dk2 = dv2 = None
     if queries:
         come = units.tensor(queries.place(visiting.wait()))
         gdout = come[..., : v.shape[3]].contiguous()
@@ -136,13 +147,19 @@ def _backward(
         gdq, dk2, dv2 = _part_backward(*call)
         returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
     dq, dk, dv = _part_backward(*whole, q, k, v, out, lse, part.local, options)
-    dq, dk, dv = _sum(dq, dq2), _sum(dk, dk2), _sum(dv, dv2)
-    if keys:
-        dk, dv = _add(cp, home.by_peer(), keys, dk, dv)
     if queries:
-        (dq,) = _add(cp, returning.by_peer(), queries, dq)
+        dk, dv = dk + dk2, dv + dv2
+    if keys:
+        if rows is None:
+            dq = dq + dq2
+        else:
+            dq[:, :, rows] += dq2
+        dk, dv = _add(units, home.by_peer(), keys, dk, dv)
+    if queries:
+        (dq,) = _add(units, returning.by_peer(), queries, dq)
     dsink = lse.new_empty(0)
     if sink is not None:
+        delta = _delta(dout, out, lse, dlse)
         probability = (sink[:, None].to(lse.dtype) - lse).exp()
         dsink = -(probability * delta).sum((0, 2)).to(sink.dtype)
     pairs = (q, dq), (k, dk), (v, dv)
@@ -176,40 +193,42 @@ def _with_numbers(units: Any, out: Tensor, lse: Tensor) -> Tensor:
     return torch.cat([units.of(t).flatten(0, 2) for t in both], -1)
 
 
-def _merge_results(cp, out, lse, parts, queries):
+def _rows(x: Tensor | None, rows: Tensor | None) -> Any:
+    """Return the given tokens of x; all of them where rows is None."""
+    return x if x is None or rows is None else x.index_select(2, rows)
+
+
+def _delta(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
+    delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    return delta if dlse is None else delta - dlse
+
+
+def _merge_results(units, out, lse, parts, queries):
     """Merge the results that the ranks sent home, rank by rank, always in the same order."""
-    units, tokens = cp.units, out.shape[2]
-    dim, wide = out.shape[3], lse.dtype
-    out = units.of(out.to(wide)).clone(memory_format=torch.contiguous_format)
-    lse = units.of(lse.unsqueeze(-1)).clone(memory_format=torch.contiguous_format)
-    for at, come in zip(queries.at, parts, strict=True):
-        if come.shape[0]:
-            other = come[..., :dim], _from_dtype(wide, come[..., dim:])[0]
-            out[at], numbers = _merge(out[at], lse[at].squeeze(-1), *other)
-            lse[at] = numbers.unsqueeze(-1)
-    out, lse = (units.tensor(x.flatten(0, 2))[:, :, :tokens] for x in (out, lse))
+    dim, tokens = out.shape[3], out.shape[2]
+
+    def merge(both, come):
+        found = [both[0], both[1].squeeze(-1)]
+        _merge_parts(found, come[..., :dim], _from_dtype(lse.dtype, come[..., dim:])[0])
+        both[:] = found[0], found[1].unsqueeze(-1)
+
+    views = [units.of(out), units.of(lse.unsqueeze(-1))]
+    queries.update(views, parts, merge)
+    out, lse = (units.whole(x, tokens) for x in views)
     return out, lse.squeeze(-1)
 
 
-def _add(cp, parts, transfer, *tensors):
+def _add(units, parts, transfer, *tensors):
     """Add the gradients that came home, rank by rank, in float32."""
-    units, tokens = cp.units, tensors[0].shape[2]
-    wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    totals = [units.of(t.to(wide)).contiguous() for t in tensors]
     widths = [t.shape[3] for t in tensors]
-    for at, come in zip(transfer.at, parts, strict=True):
-        if come.shape[0]:
-            for total, x in zip(totals, come.split(widths, -1), strict=True):
-                total[at] += x
-    return [units.tensor(t.flatten(0, 2))[:, :, :tokens] for t in totals]
 
+    def add(totals, come):
+        for total, x in zip(totals, come.split(widths, -1), strict=True):
+            total += x
 
-def _sum(x: Tensor, other: Tensor | None) -> Tensor:
-    """Return the sum of two parts, in float32 at least."""
-    if other is None:
-        return x
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.to(wide) + other.to(wide)
+    views = [units.of(t) for t in tensors]
+    transfer.update(views, parts, add)
+    return [units.whole(t, tensors[0].shape[2]) for t in views]
 
 
 @torch.library.register_fake("sparseflash::context_forward")

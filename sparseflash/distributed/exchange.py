@@ -7,11 +7,13 @@ One collective moves all that travels at once; every rank takes part, with nothi
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from masks.runs import Ints
 from sparseflash.distributed.route import Exchange
 
 
@@ -35,6 +37,11 @@ class Units:
         x = units.unflatten(0, (*self.slices, blocks)).permute(0, 4, 1, 5, 2, 3, 6)
         return x.flatten(4, 5).flatten(2, 3).flatten(0, 1)
 
+    def whole(self, view: Tensor, tokens: int) -> Tensor:
+        """Return the tensor (B, H, tokens, D) that `of` gave a view of; the same memory again."""
+        x = view.permute(0, 4, 1, 5, 2, 3, 6)
+        return x.flatten(4, 5).flatten(2, 3).flatten(0, 1)[:, :, :tokens]
+
 
 class Transfer:
     """An `Exchange` on one device: from units of own tensors to those of the received tensor."""
@@ -44,19 +51,21 @@ class Transfer:
         self.blocks = exchange.blocks
         self.sent = [len(t) for t in exchange.send]
         self.received = [len(t) for t in exchange.slots]
-        count = max(1, blocks)
-        self.at = [  # for each peer, the indices of its units
-            tuple(
-                torch.from_numpy(x).to(device)
-                for x in (t // count // slices[1], t // count % slices[1], t % count)
-            )
-            for t in exchange.send
-        ]
-        self.index = tuple(map(torch.cat, zip(*self.at, strict=True)))
+        self.index = self._indices(np.concatenate(exchange.send), slices, blocks, device)
+        # the units that any peer gets, once each, and for each peer their places among them
+        touched, places = np.unique(np.concatenate(exchange.send), return_inverse=True)
+        self.touched = self._indices(touched, slices, blocks, device)
+        self.within = torch.from_numpy(places.ravel()).to(device).split(self.sent)
         slots = torch.cat([torch.from_numpy(t) for t in exchange.slots])
         self.units = slices[0] * slices[1] * exchange.blocks  # of the received tensor
         in_place = torch.equal(slots, torch.arange(self.units))
         self.slots = None if in_place else slots.to(device)
+
+    @staticmethod
+    def _indices(unit: Ints, slices: tuple[int, int], blocks: int, device: Any):
+        line, block = np.divmod(unit, max(1, blocks))
+        found = line // slices[1], line % slices[1], block
+        return tuple(torch.from_numpy(x).to(device) for x in found)
 
     def send(self, tensors: Sequence[Tensor], group: Any) -> "Pending":
         """Begin to send units, (..., D) side by side, of tensors that `Units.of` gave."""
@@ -68,6 +77,22 @@ class Transfer:
         if self.slots is None:
             return come
         return come.new_zeros(self.units, *come.shape[1:]).index_copy_(0, self.slots, come)
+
+    def update(self, totals: Sequence[Tensor], parts: Sequence[Tensor], add: Any) -> None:
+        """Change the units that were sent, (..., D) views of `Units.of`, by what each peer returns.
+
+        add(totals, part) changes its totals in place, in float32 at least; ranks take turns.
+        """
+        wide = [torch.promote_types(t.dtype, torch.float32) for t in totals]
+        sums = [t[self.touched].to(to) for t, to in zip(totals, wide, strict=True)]
+        for within, part in zip(self.within, parts, strict=True):
+            if part.shape[0]:
+                chosen = [t[within] for t in sums]
+                add(chosen, part)
+                for t, x in zip(sums, chosen, strict=True):
+                    t[within] = x
+        for t, x in zip(totals, sums, strict=True):
+            t[self.touched] = x.to(t.dtype)
 
     def send_back(self, units: Tensor, group: Any) -> "Pending":
         """Begin to send units of the received tensor to where they came from."""

@@ -53,6 +53,7 @@ class ContextParallel:
         self.bytes_sent, self._agreed = 0, False
         self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
+        self._far: dict[torch.device, Tensor | None] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
         width -= np.arange(mask.rows) * self.size
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
@@ -169,6 +170,16 @@ class ContextParallel:
             ]
             self._transfers[device] = (made[0], made[1])
         return self._transfers[device]
+
+    def far(self, device: torch.device) -> Tensor | None:
+        """Return the own tokens whose keys come from other ranks; None: of all."""
+        if device not in self._far:
+            far = self.part.far
+            if far is not None:
+                token = far[:, None] * self.size + np.arange(self.size)
+                far = torch.from_numpy(token[token < self.tokens]).to(device)
+            self._far[device] = far
+        return self._far[device]
 
     def count(self, pending: Pending) -> Pending:
         """Add what is on its way to the bytes that were sent."""

@@ -46,8 +46,9 @@ class Part:
     slices: tuple[int, int]  # batch entries and key heads that the mask tells apart
     keys: Exchange  # key blocks that come
     queries: Exchange  # query blocks that come, of rows whose keys are here
+    far: Ints | None  # places of the own blocks that need keys that came; None: of all
     local: BlockMask | None  # own queries, own keys; None: no block
-    remote: BlockMask | None  # own queries, keys that came
+    remote: BlockMask | None  # own queries of `far`, keys that came
     guests: BlockMask | None  # queries that came, own keys
 
 
@@ -87,6 +88,10 @@ def parts(
         row, col = place[blocks.row], place[blocks.col]
         local = here & ~way.fetched & ~way.visits
         remote, visited = here & way.fetched, (way.there == rank) & way.visits
+        far = np.unique(row[remote])
+        line = np.zeros(n, np.int64)  # of a place among `far`
+        line[far] = np.arange(len(far))
+        most = int(width[own[far]].sum())
         made.append(
             Part(
                 own,
@@ -94,8 +99,9 @@ def parts(
                 slices,
                 keys[rank],
                 guests[rank],
+                None if len(far) == len(own) else far,
                 part(local, row, col, many, many, True),
-                part(remote, row, key_slot, many, fetched, False),
+                part(remote, line[row], key_slot, most, fetched, False),
                 part(visited, guest_slot, col, visitors, many, True),
             )
         )
