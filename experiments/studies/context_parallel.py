@@ -1,0 +1,406 @@
+"""Attention over a sequence that several devices share, beside other ways and one device.
+
+It starts a process for each rank: NCCL on GPUs, gloo on CPUs. Each way passes the float64 gate,
+then all ranks begin a call together and the slowest counts. `ms_local` is the same call with the
+transfers left out: the difference is what they cost. See docs/guide/many_gpus.md.
+
+    ours     `sparseflash.distributed`, its own choice of owners and of what travels
+    heads    the same with route="heads" (Ulysses)
+    torch    FlexAttention with torch's context parallelism: all keys are gathered first
+    ring     torch's ring attention, causal masks only
+    one      one device with the whole sequence
+"""
+
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor
+
+import sparseflash
+from experiments.bench.cases import DTYPES, Case
+from experiments.bench.gate import Gate
+from experiments.bench.timing import MIB
+from experiments.common.devices import find_device
+from experiments.common.rows import OK, Row, Rows, found, last_versions
+from experiments.common.tables import markdown, short
+from experiments.studies import runner
+from experiments.studies.runner import choices, free, why
+from masks import interop
+from sparseflash.distributed import ContextParallel, context_parallel
+
+KEY = "provider direction heads kv_heads n_q head_dim dtype ranks link".split()
+PROVIDERS = ("ours", "heads", "torch", "ring", "one")
+DIRECTIONS = ("forward", "backward")
+BLOCK = 128
+
+
+@dataclass(kw_only=True)
+class Options(runner.Options):
+    """The options of this study."""
+
+    name: str = "context_parallel"
+    ranks: int = 2
+    masks: list[str] = field(default_factory=list)  # []: those of MASKS; n stands for the length
+    lengths: list[int]
+    heads: list[str]  # query heads : key heads
+    head_dim: int
+    dtype: str
+    providers: list[str] = field(default_factory=lambda: [*PROVIDERS])
+    peer_access: bool = True  # false: NCCL without NVLink or peer access, as a slow link
+
+
+DEFAULTS = {
+    "cuda": Options(lengths=[131072], heads=["64:8"], head_dim=128, dtype="bfloat16", seconds=0.3),
+    "cpu": Options(lengths=[2048], heads=["4:2"], head_dim=32, dtype="float32", seconds=0.3),
+}
+
+
+def documents(n: int) -> str:
+    """Return packed documents of very different lengths, as texts have them."""
+    share = np.random.default_rng(0).lognormal(0.0, 1.0, 40)
+    ends = np.round(np.cumsum(share / share.sum()) * n).astype(int)
+    lengths = np.diff(ends, prepend=0)
+    return f"documents({tuple(map(int, lengths))}) & causal()"
+
+
+def grid(n: int) -> tuple[int, int]:
+    """Return the sides of an image of n tokens."""
+    height = 2 ** (int(np.log2(n)) // 2)
+    return height, n // height
+
+
+MASKS: dict[str, Callable[[int], str]] = {  # by name, of n tokens
+    "window": lambda n: f"sliding({n // 32}) & causal()",
+    "documents": documents,
+    "Longformer": lambda n: f"local({n // 128}) | global_tokens(64)",
+    "BigBird by head": lambda n: f"bigbird({BLOCK}, 3)",
+    "NATTEN": lambda n: f"neighborhood({grid(n)}, 31)",
+    "block diffusion": lambda n: f"block_diffusion({n // 32})",
+    "causal": lambda n: "causal()",
+    "random .1": lambda n: "random_blocks(0.1, block=128)",
+}
+
+
+def collect(options: Options) -> None:
+    """Measure what the rows lack, in a process for each rank."""
+    device = find_device(options.device)
+    choices(options, providers=PROVIDERS, dtype=DTYPES)
+    if device.type == "cuda" and torch.cuda.device_count() < options.ranks:
+        count = torch.cuda.device_count()
+        raise ValueError(f"ranks={options.ranks}: this machine has {count} GPUs; device=cpu works")
+    rows = Rows(options.rows, KEY, allow_changes=options.allow_changes)
+    command = shlex.join(["python", "-m", "experiments.study", *sys.argv[1:]])
+    origin = rows.origin(device, command)
+    link = {"link": "gloo" if device.type == "cpu" else "nvlink"}
+    if not options.peer_access:
+        link = {"link": "host memory"}
+    todo = []
+    for n in options.lengths:
+        for heads in options.heads:
+            q_heads, kv_heads = map(int, heads.split(":"))
+            for mask in options.masks or [make(n) for make in MASKS.values()]:
+                case = Case(mask, 1, q_heads, kv_heads, n, n, options.head_dim, options.dtype,
+                            BLOCK, BLOCK)  # fmt: skip
+                case.check()
+                facts = {"mask": mask, "heads": q_heads, "kv_heads": kv_heads, "n_q": n,
+                         "head_dim": options.head_dim, "dtype": options.dtype,
+                         "ranks": options.ranks, **link, **origin}  # fmt: skip
+                lacking = [
+                    name for name in options.providers
+                    if not all(
+                        rows.find({**facts, "provider": name, "direction": d}) for d in DIRECTIONS
+                    )
+                ]  # fmt: skip
+                if lacking:
+                    todo.append((case, facts, lacking))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = {} if options.peer_access else {"NCCL_P2P_DISABLE": "1"}
+    with mock.patch.dict(os.environ, environment):
+        mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
+            _rank, (port, device.type, options, todo), options.ranks, start_method="spawn"
+        )
+
+
+def _rank(rank: int, port: int, kind: str, options: Options, todo: list[Any]) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    backend, timeout = "nccl" if kind == "cuda" else "gloo", timedelta(minutes=5)
+    dist.init_process_group(backend, rank=rank, world_size=options.ranks, timeout=timeout)
+    rows = Rows(options.rows, KEY, allow_changes=options.allow_changes) if rank == 0 else None
+    end = time.monotonic() + 60 * options.minutes
+    for case, facts, providers in todo:
+        late = torch.tensor(float(time.monotonic() > end), device=device)
+        dist.broadcast(late, 0)
+        if late.item():
+            if rows:
+                print("rows are left: repeat the command to go on")
+            break
+        measured = Measured(case, device, options.seconds)
+        for name in providers:
+            try:
+                made = measured.rows(name)
+            except Exception as error:  # one failure is a result, not the end of the run
+                made = [{"direction": d, "status": why(error)} for d in DIRECTIONS]
+            free(device)
+            for row in made if rows else []:
+                row = {**facts, "provider": name, "density": case.density, **row}
+                rows.append(row)
+                ms = f"{row['ms_median']:.4g} ms" if row["status"] == OK else row["status"]
+                print(f"{case.heads}:{case.kv_heads} {case.n_q} {case.mask[:30]:30}", end="  ")
+                print(f"{name:6} {row['direction']:8} {ms}", flush=True)
+    dist.destroy_process_group()
+
+
+class Measured:
+    """One case on one rank."""
+
+    def __init__(self, case: Case, device: torch.device, seconds: float):
+        self.case, self.device, self.seconds = case, device, seconds
+        self.options: dict[str, Any] = {"heads": case.heads, "kv_heads": case.kv_heads}
+        self.options |= {"head_dim": case.head_dim}
+
+    def whole(self) -> list[Tensor]:
+        """Return q, k and v of the whole sequence: the same numbers whenever they are asked for."""
+        generator = torch.Generator(self.device).manual_seed(0)
+        case, dtype = self.case, DTYPES[self.case.dtype]
+        heads = case.heads, case.kv_heads, case.kv_heads
+        shapes = [(case.batch, h, case.n_q, case.head_dim) for h in heads]
+        return [
+            torch.randn(s, generator=generator, device=self.device, dtype=dtype) for s in shapes
+        ]
+
+    def plan(self, **how: Any) -> ContextParallel:
+        """Return a plan of the whole sequence."""
+        return context_parallel(None, self.case.blocks, self.case.n_q, **self.options, **how)
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the rows of both directions, after the gate."""
+        with ExitStack() as stack:
+            start = time.perf_counter()
+            call, plan, facts = getattr(self, f"_{name}")(stack)
+            facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
+            error = self._gate(call, plan)
+            gate = Gate(self.case, *(torch.empty(0, dtype=DTYPES[self.case.dtype]),) * 3)
+            if status := gate.verdict(error):
+                return [{"direction": d, "status": status, "error": error} for d in DIRECTIONS]
+            return [
+                {"direction": d, "status": OK, "error": error, **facts, **row}
+                for d, row in self._timed(call, plan).items()
+            ]
+
+    def _own(self, plan: ContextParallel | None, x: Tensor) -> Tensor:
+        return x if plan is None else plan.shard(x, 2)
+
+    def _gate(self, call: Any, plan: ContextParallel | None) -> float:
+        """Return the larger error of both directions, on every rank."""
+        whole = self.whole()
+        gate = Gate(self.case, *whole)
+        q, k, v = (self._own(plan, x).requires_grad_() for x in whole)
+        error = torch.zeros(1, dtype=torch.float64, device=self.device)
+        if plan is not None or dist.get_rank() == 0:
+            out = call(q, k, v)
+            grads = torch.autograd.grad(out, (q, k, v), self._own(plan, gate.dout))
+            results = [x if plan is None else plan.unshard(x, 2) for x in (out.detach(), *grads)]
+            if dist.get_rank() == 0:
+                errors = gate.forward_error(results[0]), gate.backward_error(*results[1:])
+                error += max(errors)
+        dist.all_reduce(error)
+        return error.item()
+
+    def _timed(self, call: Any, plan: ContextParallel | None) -> dict[str, Row]:
+        idle = plan is None and dist.get_rank() > 0
+        small = self.device.type == "cpu"
+        q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole())
+        free(self.device)
+        before = 0 if small else torch.cuda.memory_allocated(self.device)
+        if not small:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        out = q if idle else call(q, k, v)
+        dout = torch.randn_like(out)
+
+        def forward() -> Any:
+            return None if idle else call(q, k, v)
+
+        def backward() -> Any:
+            if not idle:
+                return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+        backward()
+        peak = 0 if small else torch.cuda.max_memory_allocated(self.device) - before
+        made = {}
+        for direction, run in (("forward", forward), ("backward", backward)):
+            sent = plan.bytes_sent if plan else 0
+            run()
+            moved = self._most(plan.bytes_sent - sent if plan else 0)
+            ms = self._times(run)
+            with mock.patch.object(dist, "all_to_all_single", _nothing):
+                local = self._times(run) if moved else ms
+            flops = self.case.flops(direction) / (1 if plan is None else dist.get_world_size())
+            made[direction] = {
+                "ms_median": float(np.median(ms)), "ms_p20": float(np.quantile(ms, 0.2)),
+                "ms_p80": float(np.quantile(ms, 0.8)), "calls": len(ms),
+                "ms_local": float(np.median(local)),
+                "tflops": flops / float(np.median(ms)) / 1e9,
+                "mb_sent": moved / 1e6, "peak_mib": self._most(peak) / MIB,
+            }  # fmt: skip
+        return made
+
+    def _times(self, run: Any) -> list[float]:
+        """Return milliseconds of calls that all ranks begin together, each of the slowest rank."""
+        token = torch.zeros(1, device=self.device)
+        times, first = [], True
+        while sum(times) < 1000 * self.seconds or len(times) < 5:
+            dist.all_reduce(token)
+            if self.device.type == "cuda":
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                run()
+                end.record()
+                end.synchronize()
+                ms = start.elapsed_time(end)
+            else:
+                begin = time.perf_counter()
+                run()
+                ms = 1000 * (time.perf_counter() - begin)
+            ms = self._most(ms)
+            times, first = times if first else [*times, ms], False
+        return times
+
+    def _most(self, value: float) -> float:
+        most = torch.tensor(float(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return most.item()
+
+    # ---- ways: each returns (call of own q, k and v, plan, fields of the rows) ----
+
+    def _ours(self, stack: ExitStack, **how: Any) -> Any:
+        plan = self.plan(**how)
+        facts = {"owner": plan.partition.name, "route": plan.route}
+        facts |= {"imbalance": plan.partition.imbalance, "share": plan.partition.share}
+        return partial(sparseflash.attention, mask=plan), plan, facts
+
+    def _heads(self, stack: ExitStack) -> Any:
+        return self._ours(stack, route="heads", owner="contiguous")
+
+    def _one(self, stack: ExitStack) -> Any:
+        return partial(sparseflash.attention, mask=self.case.blocks), None, {}
+
+    def _torch(self, stack: ExitStack) -> Any:
+        from torch._functorch import config
+        from torch.distributed.tensor.experimental._context_parallel import flex_cp_allgather
+        from torch.nn.attention.flex_attention import flex_attention
+
+        if self.device.type == "cpu":
+            raise ValueError("FlexAttention has no backward on a CPU")
+        blocks, ranks = self.case.blocks, dist.get_world_size()
+        if self.case.n_q % (ranks * BLOCK):
+            raise ValueError(f"n is no multiple of {ranks * BLOCK}")
+        assert blocks is not None
+        # its load balancers take masks without heads; the first that is nearly the best
+        names = ("contiguous", "zigzag", "snake") if blocks.heads == 1 else ("contiguous",)
+        found = {name: blocks.partition(ranks, owner=name, queries=False) for name in names}
+        least = min(p.imbalance for p in found.values())
+        name = next(name for name, p in found.items() if p.imbalance < 1.02 * least)
+        plan = self.plan(owner=name, route="keys")
+        order = [np.flatnonzero(plan.owner == rank) for rank in range(ranks)]
+        rows = blocks.take(order[dist.get_rank()], np.concatenate(order))
+        block_mask = interop.to_flex(rows, self.device)
+        torch._dynamo.reset()
+        config.donated_buffer = False
+        compiled: Any = torch.compile(flex_attention, dynamic=False)
+        gqa, group = self.case.heads != self.case.kv_heads, dist.group.WORLD.group_name
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = flex_cp_allgather(k, v, 2, group)
+            return compiled(q, k, v, block_mask=block_mask, enable_gqa=gqa)
+
+        return call, plan, {"owner": name}
+
+    def _ring(self, stack: ExitStack) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel as shared
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if not self.case.causal:
+            raise ValueError("torch's ring attention takes causal masks only")
+        if self.device.type == "cpu":
+            raise ValueError("torch's ring attention runs on GPUs")
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        plan = self.plan(owner="zigzag", route="keys")
+        whole = torch.zeros(1, 1, self.case.n_q, 1, device=self.device)
+        stack.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))
+        stack.enter_context(shared(mesh, buffers=[whole], buffer_seq_dims=[2]))
+        group = self.case.heads // self.case.kv_heads
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if group > 1:  # it has no grouped heads
+                k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return call, plan, {"owner": "zigzag"}
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    return mock.Mock(wait=lambda: None)
+
+
+def tables(frame: Any) -> dict[str, str]:
+    """Return, for each length, heads and link, a table of masks."""
+    rows = found(last_versions(frame, KEY))
+    made: dict[str, dict[str, dict[str, Row]]] = {}
+    for row in rows:
+        title = f"{row.heads}:{row.kv_heads} heads, {row.n_q} tokens, {row.ranks} ranks, {row.link}"
+        made.setdefault(title, {}).setdefault(row.mask, {})[f"{row.provider} {row.direction}"] = row
+    return {title: _table(by_mask) for title, by_mask in made.items()}
+
+
+def _table(by_mask: dict[str, dict[str, Any]]) -> str:
+    head = ["mask", "density", "one, ms", "ours, ms", "speed-up", "transfers, %", "MB sent"]
+    head += ["TFLOP/s a GPU", "peak GiB", "plan ms", *(f"/ {name}" for name in PROVIDERS[1:4])]
+    lines = []
+    for mask, rows in by_mask.items():
+
+        def total(provider: str, field: str = "ms_median", rows: Any = rows) -> float | None:
+            values = [rows.get(f"{provider} {d}", {}).get(field) for d in DIRECTIONS]
+            return None if None in values else sum(values)
+
+        def over(a: float | None, b: float | None) -> str:
+            return short(a / b) if a and b else ""
+
+        one, ours, local = total("one"), total("ours"), total("ours", "ms_local")
+        first = next(iter(rows.values()))
+        mine = rows.get("ours forward", {})
+        name = mask if len(mask) < 40 else f"{mask[:24]}...{mask[-11:]}"
+        exposed = f"{100 * (ours / local - 1):.1f}" if ours and local else ""
+        flops = sum(
+            r.get("tflops", 0.0) * r.get("ms_median", 0.0)
+            for r in (rows.get(f"ours {d}", {}) for d in DIRECTIONS)
+        )
+        lines.append([
+            f"`{name}`", short(first.get("density")), *(short(x) if x else "" for x in (one, ours)),
+            over(one, ours), exposed, short(total("ours", "mb_sent")), over(flops, ours),
+            short(mine.get("peak_mib", 0.0) / 1024), short(mine.get("plan_ms")),
+            *(over(total(p), ours) for p in PROVIDERS[1:4]),
+        ])  # fmt: skip
+    return markdown([head, *lines])

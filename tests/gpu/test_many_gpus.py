@@ -1,0 +1,162 @@
+"""Context parallelism on two GPUs over NCCL: half precision against float64, changing documents,
+memory, and a rank that is lost.
+"""
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import masks
+import sparseflash
+from sparseflash.distributed import context_parallel
+from sparseflash.distributed.attention import PLANS
+from sparseflash.testing import relative_error
+from tests.gpu_calls import GPU
+from tests.sparseflash.test_context_parallel import FAMILIES, port
+
+pytestmark = [
+    *GPU,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+def started(rank: int, at: int, body: Any, seconds: int, *arguments: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(at))
+    torch.cuda.set_device(rank)
+    timeout = timedelta(seconds=seconds)
+    dist.init_process_group("nccl", rank=rank, world_size=2, timeout=timeout)
+    body(rank, *arguments)
+    dist.destroy_process_group()
+
+
+def on_two(body: Any, *arguments: Any) -> None:
+    mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
+        started, (port(), body, 120, *arguments), 2, start_method="spawn"
+    )
+
+
+def attend(mask: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, **options: Any) -> list[Any]:
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out, lse = sparseflash.attention(q, k, v, mask, return_lse=True, **options)
+    seen = torch.where(lse == -torch.inf, 0.0, lse * dlse.to(lse.dtype))
+    ((out * dout).sum(dtype=lse.dtype) + seen.sum()).backward()
+    return [out.detach(), lse.detach(), q.grad, k.grad, v.grad]
+
+
+def families(rank: int, n: int) -> None:
+    for i, (name, family) in enumerate(FAMILIES.items()):
+        heads, kv_heads = (4, 4) if i % 2 else (8, 4)
+        dim, dim_v = ((64, 64), (128, 128), (64, 128))[i % 3]
+        dtype = torch.float16 if i % 4 == 3 else torch.bfloat16
+        g = torch.Generator("cuda").manual_seed(i)
+        shapes = (heads, dim), (kv_heads, dim), (kv_heads, dim_v), (heads, dim_v)
+        qkv = [torch.randn(2, h, n, d, generator=g, device="cuda").to(dtype) for h, d in shapes]
+        given = [*qkv, torch.randn(2, heads, n, generator=g, device="cuda")]
+        mask = family(n)
+        exact = attend(mask, *(x.double() for x in given), backend="reference")
+        one = [relative_error(a, b) for a, b in zip(attend(mask, *given), exact, strict=True)]
+        for owner, route in (("auto", "blocks"), ("zigzag", "keys"), ("contiguous", "heads")):
+            cp: Any = context_parallel(
+                None, mask, n, heads=heads, kv_heads=kv_heads, block_size=128, owner=owner,
+                route=route,
+            )  # fmt: skip
+            own = [cp.shard(x, 2) for x in given]
+            found = attend(cp, *own)
+            for what, a, b, bar in zip(NAMES, found, exact, one, strict=True):
+                error = relative_error(a, cp.shard(b, 2))
+                assert error < 2 * bar + 1e-3, (name, n, owner, route, what, error, bar)
+            first, second = (attend(cp, *own, deterministic=True) for _ in range(2))
+            same = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+            assert all(same), (name, owner, route, same)
+
+
+@pytest.mark.parametrize("n", [1536, 1450])
+def test_every_family_equals_one_gpu(n):
+    on_two(families, n)
+
+
+def changing(rank: int, steps: int) -> None:
+    """Each step has other documents, and so another plan."""
+    n, heads = 4096, 4
+    rng = np.random.default_rng(0)
+    q = torch.randn(1, heads, n, 64, device="cuda", dtype=torch.bfloat16)
+    memory = []
+    for step in range(steps):
+        ends = np.sort(rng.choice(np.arange(1, n), rng.integers(1, 12), replace=False))
+        lengths = tuple(map(int, np.diff(ends, prepend=0, append=n)))
+        mask = masks.documents(lengths) & masks.causal()
+        cp: Any = context_parallel(None, mask, n, heads=heads, owner="contiguous")
+        own = cp.shard(q, 2)
+        found = attend(cp, own, own, own, own, own[..., 0].float())
+        if step % 100 == 0:
+            whole = attend(mask, q, q, q, q, q[..., 0].float())
+            for a, b in zip(found, whole, strict=True):
+                assert relative_error(a, cp.shard(b, 2)) < 1e-2, step
+            del whole
+        del found, own
+        memory.append(torch.cuda.memory_allocated())
+    assert len(PLANS) < 5
+    # the cache of schedules is bounded: it has filled by then
+    assert max(memory[-100:]) <= 1.1 * max(memory[:600]), (max(memory[:600]), max(memory[-100:]))
+
+
+def test_a_thousand_steps_of_changing_documents():
+    on_two(changing, 1000)
+
+
+def long(rank: int) -> None:
+    """What stays of a forward is out, LSE and the keys that came; the backward adds gradients."""
+    n, heads, kv_heads, dim = 2**20, 32, 8, 128
+    mask = masks.sliding(4096) & masks.causal()
+    cp: Any = context_parallel(None, mask, n, heads=heads, kv_heads=kv_heads)
+    q = torch.randn(1, heads, cp.tokens, dim, device="cuda", dtype=torch.bfloat16)
+    k, v = (
+        torch.randn(1, kv_heads, cp.tokens, dim, device="cuda", dtype=q.dtype) for _ in range(2)
+    )
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    sparseflash.attention(q, k, v, cp)  # schedules and communicators have their memory then
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out, lse = sparseflash.attention(q, k, v, cp, return_lse=True)
+    kept = torch.cuda.memory_allocated() - before
+    fetched = cp.part.keys.received * 128 * kv_heads * 2 * dim * 2
+    assert kept <= out.nbytes + lse.nbytes + fetched + 2**22, (kept, fetched)
+    assert fetched <= 4096 * kv_heads * 2 * dim * 2
+    grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_a_million_tokens_keep_own_and_fetched_keys():
+    on_two(long)
+
+
+def lost(rank: int) -> None:
+    cp: Any = context_parallel(None, masks.causal(), 1024, heads=4)
+    q = torch.randn(1, 4, cp.tokens, 64, device="cuda", dtype=torch.bfloat16)
+    for step in range(100):
+        if rank == 1 and step == 3:
+            os._exit(9)
+        sparseflash.attention(q, q, q, cp)
+        torch.cuda.synchronize()
+
+
+def test_a_lost_rank_ends_the_others():
+    context, at = mp.get_context("spawn"), port()
+    ranks = [context.Process(target=started, args=(r, at, lost, 15)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    begin = time.monotonic()
+    for process in ranks:
+        process.join(150)
+    assert ranks[1].exitcode == 9
+    left = ranks[0].is_alive()
+    ranks[0].kill()
+    assert not left and ranks[0].exitcode not in (None, 0), time.monotonic() - begin
