@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from masks.block_lists import EMPTY, FULL, row_segments
-from masks.runs import Ints, compact, ranges
+from masks.runs import Ints, compact, quotient, ranges
 from masks.tiles import edge_tiles
 from masks.types import BlockData, BlockMask
 
@@ -30,9 +30,9 @@ class Blocks(NamedTuple):
 def blocks_of(mask: BlockMask) -> Blocks:
     """Return the non-empty blocks of a mask; O(nnz) memory."""
     line, first, length, tile = row_segments(mask.grid, mask.starts, mask.tiles)
-    line = np.repeat(line, length)
-    s, row = np.divmod(line, mask.rows)
-    return Blocks(s, row, ranges(first, length), np.repeat(tile, length))
+    s, row = quotient(line, mask.rows)
+    s, row, tile = (np.repeat(x, length) for x in (s, row, tile))
+    return Blocks(s, row, ranges(first, length), tile)
 
 
 def moved(
@@ -58,12 +58,16 @@ def moved(
             tile[short & (cut == width)] = same[0] if len(same) else len(bits)
             bits = bits if len(same) else np.concatenate([bits, edge])
     x = (blocks.slice * rows + blocks.row) * cols + blocks.col
-    order = np.argsort(x, kind="stable")
-    x, tile = x[order], tile[order]
+    if (x[1:] < x[:-1]).any():
+        order = np.argsort(x, kind="stable")
+        x, tile = x[order], tile[order]
+    first = np.flatnonzero(np.append(True, (np.diff(x) != 1) | (np.diff(tile) != 0))[: len(x)])
+    stop = np.append(x[first[1:] - 1], x[-1:]) + 1  # runs of neighbours with equal tiles
+    x, tile = x[first], tile[first]
     bits, tile = _renumbered(bits, tile)
     heads = heads or mask.heads
     size = mask.batch * heads * rows * cols
-    starts = np.append(0, np.stack([x, x + 1], axis=1))
+    starts = np.append(0, np.stack([x, stop], axis=1))
     codes = np.append(EMPTY, np.stack([tile, np.full_like(tile, EMPTY)], axis=1))
     starts, codes = compact(starts, codes.astype(np.int32), size)
     return BlockData(n_q, n_k, mask.block_size, mask.batch, heads, starts, codes, bits, "")

@@ -7,7 +7,7 @@ the column and its partial output comes back. Global tokens are the case where q
 travel: one row that needs every key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,20 +44,23 @@ class Sizes(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How the blocks of a mask are served; arrays of (nnz,), for each non-empty block."""
+    """How the blocks of a mask are served."""
 
-    here: Ints  # the rank that owns the row
-    there: Ints  # the rank that owns the column
-    fetched: Bools  # the key block travels
-    visits: Bools  # the query block travels
+    here: Ints  # (nnz,) the rank that owns the row
+    there: Ints  # (nnz,) the rank that owns the column
+    visits: Bools  # (nnz,) whether the query block travels
+    keys: Bools  # (units, ranks, blocks of tokens) the key blocks that each rank receives
+    queries: Bools  # (units, ranks, blocks of tokens) and the query blocks
 
     @property
     def at(self) -> Ints:
-        """The rank that computes the block."""
+        """The rank that computes each block."""
         return np.where(self.visits, self.there, self.here)
 
 
-def route(blocks: Blocks, unit: Ints, owner: Ints, price: float, queries: bool = True) -> Route:
+def route(
+    blocks: Blocks, unit: Ints, owner: Ints, ranks: int, price: float, queries: bool = True
+) -> Route:
     """Return how each block is served.
 
     A row whose keys on another rank include more than `price` that no other row here needs is
@@ -70,25 +73,28 @@ def route(blocks: Blocks, unit: Ints, owner: Ints, price: float, queries: bool =
         price: bytes of a travelling query block and its output / bytes of a key and value block.
         queries: whether queries may travel at all.
     """
-    here, there = owner[blocks.row], owner[blocks.col]
-    far = here != there
+    n, here, there = len(owner), owner[blocks.row], owner[blocks.col]
+    shape = int(unit.max(initial=0)) + 1, ranks, n
     visits = np.zeros(len(here), bool)
-    if queries and far.any():
-        n, at = len(owner), np.flatnonzero(far)
-        pair = (unit[at] * n + here[at]) * n + there[at]  # there are no more ranks than blocks
-        _, row = np.unique(pair * n + blocks.row[at], return_inverse=True)
-        if np.bincount(row).max() > price:
-            _, key = np.unique(pair * n + blocks.col[at], return_inverse=True)
-            gone = np.zeros(row.max() + 1, bool)
-            while True:
-                stay = ~gone[row]
-                users = np.bincount(key[stay], minlength=key.max() + 1)
-                alone = np.bincount(row[stay], users[key[stay]] == 1, len(gone))
-                if not (alone > price).any():
-                    break
-                gone |= alone > price
-            visits[at] = gone[row]
-    return Route(here, there, far & ~visits, visits)
+    key = (unit * ranks + here) * n + blocks.col
+    while queries:
+        left = key[~visits] if visits.any() else key
+        alone = np.bincount(left, minlength=shape[0] * ranks * n) == 1
+        at = np.flatnonzero(alone[key])
+        at = at[(here[at] != there[at]) & ~visits[at]]
+        pair = (unit[at] * n + blocks.row[at]) * ranks + there[at]
+        leaves = np.bincount(pair, minlength=shape[0] * ranks * n) > price
+        if not leaves.any():
+            break
+        visits |= leaves[(unit * n + blocks.row) * ranks + there]
+    found = []
+    for kept, code in ((~visits, key), (visits, (unit * ranks + there) * n + blocks.row)):
+        travels = np.zeros(shape, bool)
+        if kept.any():
+            travels.reshape(-1)[code if kept.all() else code[kept]] = True
+        travels[:, owner, np.arange(n)] = False  # a rank has its own
+        found.append(travels)
+    return Route(here, there, visits, *found)
 
 
 def units(mask: BlockMask, slices: Ints, kv_heads: int) -> Ints:
@@ -260,8 +266,9 @@ def partition(
     Args:
         owner: "contiguous", "zigzag", "snake" (rows by their cost, dealt out there and back),
             "greedy" (chunks of rows, the dearest first, where they add the least time), "metis"
-            (needs pymetis), "auto" (the fastest of them by the model; METIS where it is installed),
-            or the rank of every block of tokens, (blocks,) ints.
+            (needs pymetis), "auto" (the first of them, METIS where it is installed, that the model
+            finds nearly as fast as any can be), or the rank of every block of tokens, (blocks,)
+            ints.
         queries: whether queries may travel instead of keys.
         heads, kv_heads: of queries, and of keys; those of the mask, else 32, and `heads`.
         sizes: the further fields of `Sizes`.
@@ -290,13 +297,20 @@ def partition(
     blocks = blocks_of(mask)
     unit = units(mask, blocks.slice, kv_heads)
     count = _Counts(mask, sized, size)
-    rules = owners(mask.rows, blocks, ranks, owner)
-    found = [_counted(name, o, ranks, mask, blocks, unit, count, queries) for name, o in rules]
+    found, costs = [], []
+    for name, given in owners(mask.rows, blocks, ranks, owner):
+        found.append(_counted(name, given, ranks, mask, blocks, unit, count, queries))
+        costs.append(_cost(found[-1].compute, found[-1].transfer))
+        if costs[-1] <= 1.02 * _cost(found[-1].compute / found[-1].imbalance, 0.0):
+            break  # no other can be much faster
     # of nearly equal ones the first, which is the simplest
-    costs = [p.forward + 0.1 * (p.compute + p.transfer) for p in found]
     best = next(p for p, cost in zip(found, costs, strict=True) if cost <= 1.02 * min(costs))
     best.tried.update({p.name: p.forward for p in found})
     return best
+
+
+def _cost(compute: float, transfer: float) -> float:
+    return max(compute, transfer) + 0.1 * (compute + transfer)
 
 
 class _Counts:
@@ -319,35 +333,30 @@ def _counted(
     name: str, owner: Ints, ranks: int, mask: BlockMask, blocks: Blocks, unit: Ints, count: _Counts,
     queries: bool,
 ) -> Partition:  # fmt: skip
-    way = route(blocks, unit, owner, count.price, queries)
-    received, sent = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    n = len(owner)
-
-    def travel(kept: Bools, to: Ints, source: Ints, block: Ints) -> tuple[Ints, Ints]:
-        moved = np.unique(((unit * ranks + to) * ranks + source)[kept] * n + block[kept]) // n
-        return moved // ranks % ranks, moved % ranks
-
-    to, source = travel(way.fetched, way.here, way.there, blocks.col)
-    received += count.key * np.bincount(to, minlength=ranks)
-    sent += count.key * np.bincount(source, minlength=ranks)
-    to, source = travel(way.visits, way.there, way.here, blocks.row)
-    received += count.query * np.bincount(to, minlength=ranks)
-    sent += count.query * np.bincount(source, minlength=ranks)
-    received += count.result * np.bincount(source, minlength=ranks)
-    sent += count.result * np.bincount(to, minlength=ranks)
+    way = route(blocks, unit, owner, ranks, count.price, queries)
+    received, sent = np.zeros(ranks), np.zeros(ranks)
+    for travels, there, back in (
+        (way.keys, count.key, 0),
+        (way.queries, count.query, count.result),
+    ):
+        come = travels.sum((0, 2))
+        gone = np.bincount(owner, travels.sum((0, 1)), ranks)
+        received += there * come + back * gone
+        sent += there * gone + back * come
     gathered = count.gathered * (ranks - 1) / ranks if ranks > 1 else 1.0
     computed = np.bincount(way.at, minlength=ranks)
     return Partition(
-        mask.text or "mask", mask.n_q, count.size, count.sizes, name, owner, computed, received,
-        sent, len(to), gathered, count.seconds, {},
+        mask.text or "mask", mask.n_q, count.size, count.sizes, name, owner, computed,
+        received.astype(np.int64), sent.astype(np.int64), int(way.queries.sum()), gathered,
+        count.seconds, {},
     )  # fmt: skip
 
 
 # ---- owners: the rank of every block of tokens, as many for each as go ----
 
 
-def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> list[tuple[str, Ints]]:
-    """Return (name, (n,) ranks) of the rules to try: the one that is named, or several.
+def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> Iterator[tuple[str, Ints]]:
+    """Yield (name, (n,) ranks) of the rules to try: the one that is named, or several.
 
     Raises ValueError for an unknown name, an array that does not fit, and too many ranks.
     """
@@ -359,7 +368,8 @@ def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> list[tuple[str, In
             raise ValueError(f"owner is {given.dtype} of {given.shape}: give ({n},) ints")
         if given.min() < 0 or given.max() >= ranks:
             raise ValueError(f"owner has ranks {given.min()} to {given.max()} of {ranks}")
-        return [("own", given.astype(np.int64))]
+        yield "own", given.astype(np.int64)
+        return
     if owner not in ("auto", *RULES):
         raise ValueError(f"owner is {owner!r}: choose from auto, {', '.join(RULES)}, or an array")
     names = [owner]
@@ -367,9 +377,8 @@ def owners(n: int, blocks: Blocks, ranks: int, owner: Any) -> list[tuple[str, In
         names = ["contiguous", "zigzag", "snake"]
         names += ["greedy"] if CHUNKS * ranks * ranks * n <= GREEDY_AT_MOST else []
         names += ["metis"] if find_spec("pymetis") else []
-    if ranks == 1:
-        return [(names[0], np.zeros(n, np.int64))]
-    return [(name, RULES[name](n, blocks, ranks)) for name in names]
+    for name in names if ranks > 1 else names[:1]:
+        yield name, RULES[name](n, blocks, ranks) if ranks > 1 else np.zeros(n, np.int64)
 
 
 def _contiguous(n: int, blocks: Blocks, ranks: int) -> Ints:

@@ -19,7 +19,7 @@ from sparseflash.checks import check_tensors
 from sparseflash.distributed import attention as operators
 from sparseflash.distributed.exchange import Pending, Transfer, Units
 from sparseflash.distributed.heads import by_heads, share_of_heads
-from sparseflash.distributed.route import Part, parts
+from sparseflash.distributed.route import part_of
 from sparseflash.select.base import Selector
 from sparseflash.terms import Terms
 
@@ -63,8 +63,7 @@ class ContextParallel:
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
         else:
             call = mask, self.owner, self.ranks, self.heads, self.kv_heads, route == "blocks"
-            made, self.fetches, self.visits = parts(*call)
-            self.part: Part = made[self.rank]
+            self.part, self.fetches, self.visits = part_of(self.rank, *call)
             self.units = Units(self.part.slices, self.size)
         operators.PLANS[self.key] = self
 

@@ -52,94 +52,74 @@ class Part:
     guests: BlockMask | None  # queries that came, own keys
 
 
-def parts(
-    mask: BlockMask, owner: Ints, ranks: int, heads: int, kv_heads: int, queries: bool = True
-) -> tuple[list[Part], bool, bool]:
-    """Return the part of every rank, and whether any key and whether any query travels at all.
-
-    Every rank computes the same from the same arguments.
-    """
+def part_of(
+    rank: int, mask: BlockMask, owner: Ints, ranks: int, heads: int, kv_heads: int,
+    queries: bool = True,
+) -> tuple[Part, bool, bool]:  # fmt: skip
+    """Return the part of a rank, and whether any key and whether any query travels at all."""
     blocks, n, size = blocks_of(mask), mask.rows, mask.block_size[0]
     unit = units(mask, blocks.slice, kv_heads)
-    way = route(blocks, unit, owner, heads / kv_heads, queries)
+    way = route(blocks, unit, owner, ranks, heads / kv_heads, queries)
     slices = mask.batch, kv_heads if mask.heads > 1 else 1
-    counts = np.bincount(owner, minlength=ranks)
     place = np.empty(n, np.int64)  # of a block of tokens in its rank
-    for rank in range(ranks):
-        place[owner == rank] = np.arange(counts[rank])
+    for peer in range(ranks):
+        mine = np.flatnonzero(owner == peer)
+        place[mine] = np.arange(len(mine))
+    own = np.flatnonzero(owner == rank)
     width = np.minimum((np.arange(n) + 1) * size, mask.n_k) - np.arange(n) * size
-    tokens = np.bincount(owner, width, ranks).astype(int)
-    given = _Travel(unit, slices[0] * slices[1], ranks, place, counts)
-    keys, key_slot = given.exchanges(way.fetched, way.here, way.there, blocks.col)
-    guests, guest_slot = given.exchanges(way.visits, way.there, way.here, blocks.row)
-    made = []
-    for rank in range(ranks):
-        own, many = np.flatnonzero(owner == rank), int(tokens[rank])
-        fetched, visitors = keys[rank].blocks * size, guests[rank].blocks * size
+    many = int(width[own].sum())
+    keys, key_slot = _exchange(rank, way.keys, owner, place)
+    guests, guest_slot = _exchange(rank, way.queries, owner, place)
+    own_slot = np.broadcast_to(place, key_slot.shape)
 
-        def part(kept: Bools, row: Ints, col: Ints, n_q: int, n_k: int, whole: bool):
-            if not kept.any():
-                return None
-            inner = blocks._replace(row=row, col=col).where(kept)
-            cut = None if whole else width[blocks.col[kept]]
-            return BlockMask(*moved(mask, inner, n_q, n_k, cut))
+    def part(kept: Bools, rows: Ints, cols: Ints, n_q: int, n_k: int, whole: bool):
+        if not kept.any():
+            return None
+        at = np.flatnonzero(kept)
+        inner, u = blocks.where(at), unit[at]
+        cut = None if whole else width[inner.col]
+        inner = inner._replace(row=rows[u, inner.row], col=cols[u, inner.col])
+        return BlockMask(*moved(mask, inner, n_q, n_k, cut))
 
-        here = way.here == rank
-        row, col = place[blocks.row], place[blocks.col]
-        local = here & ~way.fetched & ~way.visits
-        remote, visited = here & way.fetched, (way.there == rank) & way.visits
-        far = np.unique(row[remote])
-        line = np.zeros(n, np.int64)  # of a place among `far`
-        line[far] = np.arange(len(far))
-        most = int(width[own[far]].sum())
-        made.append(
-            Part(
-                own,
-                many,
-                slices,
-                keys[rank],
-                guests[rank],
-                None if len(far) == len(own) else far,
-                part(local, row, col, many, many, True),
-                part(remote, line[row], key_slot, most, fetched, False),
-                part(visited, guest_slot, col, visitors, many, True),
-            )
-        )
-    return made, bool(way.fetched.any()), bool(way.visits.any())
+    here, there = way.here == rank, way.there == rank
+    remote = here & ~there & ~way.visits
+    needs = np.zeros(n, bool)  # keys that come
+    needs[blocks.row[remote]] = True
+    far = np.flatnonzero(needs)
+    line = np.broadcast_to(np.cumsum(needs) - 1, key_slot.shape)  # of a block among `far`
+    most, fetched, visitors = int(width[far].sum()), keys.blocks * size, guests.blocks * size
+    made = Part(
+        own,
+        many,
+        slices,
+        keys,
+        guests,
+        None if len(far) == len(own) else place[far],
+        part(here & there, own_slot, own_slot, many, many, True),
+        part(remote, line, key_slot, most, fetched, False),
+        part(there & way.visits, guest_slot, own_slot, visitors, many, True),
+    )
+    return made, bool(way.keys.any()), bool(way.queries.any())
 
 
-class _Travel:
-    """What goes from rank to rank: the units of the blocks, and the slots that they take there."""
+def _exchange(rank: int, travels: Bools, owner: Ints, place: Ints) -> tuple[Exchange, Ints]:
+    """Return the exchange of a rank where `travels` (slices, ranks, blocks) says who receives
+    what, and the slot of each block that comes, (slices, blocks).
 
-    def __init__(self, unit: Ints, slices: int, ranks: int, place: Ints, counts: Ints):
-        self.unit, self.slices, self.ranks = unit, slices, ranks
-        self.place, self.counts = place, counts
-
-    def exchanges(self, kept: Bools, at: Ints, source: Ints, block: Ints):
-        """Return each rank's exchange where ranks `at` receive blocks `block` of ranks `source`,
-        and the slot of each of them (0 where it is not kept).
-
-        The slots of a slice go by source, then by block: what comes is in place without a copy
-        where the mask has one slice.
-        """
-        n, ranks = len(self.place), self.ranks
-        code = ((at * self.slices + self.unit) * ranks + source) * n + block
-        moved, inverse = np.unique(code[kept], return_inverse=True)
-        rest, b = np.divmod(moved, n)
-        rest, s = np.divmod(rest, ranks)
-        a, u = np.divmod(rest, self.slices)
-        line = a * self.slices + u
-        count = np.bincount(line, minlength=ranks * self.slices)
-        slot = np.arange(len(moved)) - (np.cumsum(count) - count)[line]
-        most = count.reshape(ranks, self.slices).max(1)
-        made = []
-        for rank in range(ranks):
-            send, slots = [], []
-            for peer in range(ranks):
-                gone, come = (a == peer) & (s == rank), (a == rank) & (s == peer)
-                send.append(u[gone] * self.counts[rank] + self.place[b[gone]])
-                slots.append(u[come] * most[rank] + slot[come])
-            made.append(Exchange(tuple(send), tuple(slots), int(most[rank])))
-        where = np.zeros(len(kept), np.int64)
-        where[kept] = slot[inverse.ravel()]
-        return made, where
+    The slots of a slice go by source, then by block: what comes is in place without a copy where
+    the mask has one slice.
+    """
+    ranks = travels.shape[1]
+    order = np.argsort(owner, kind="stable")
+    come = travels[:, rank]
+    slot = np.zeros(come.shape, np.int64)
+    slot[:, order] = np.cumsum(come[:, order], axis=1) - 1
+    most = int(come.sum(1).max())
+    counts = np.bincount(owner, minlength=ranks)
+    send, slots = [], []
+    for peer in range(ranks):
+        u, block = np.nonzero(travels[:, peer] & (owner == rank))
+        send.append(u * counts[rank] + place[block])
+        u, block = np.nonzero(come & (owner == peer))
+        slots.append(u * most + slot[u, block])
+    return Exchange(tuple(send), tuple(slots), most), slot
