@@ -267,25 +267,34 @@ class Measured:
         return made
 
     def _times(self, run: Any) -> list[float]:
-        """Return milliseconds of calls that all ranks begin together, each of the slowest rank."""
-        token = torch.zeros(1, device=self.device)
-        times, first = [], True
-        while sum(times) < 1000 * self.seconds or len(times) < 5:
-            dist.all_reduce(token)
+        """Return milliseconds of calls that all ranks begin together, each of the slowest rank.
+
+        On GPUs the calls are queued, as those of a training step are.
+        """
+        token, count, times = torch.zeros(1, device=self.device), 3, torch.zeros(0)
+        for _ in range(2):  # first how many
+            ticks = []
+            for _ in range(count):
+                dist.all_reduce(token)
+                start = self._tick()
+                run()
+                ticks.append((start, self._tick()))
             if self.device.type == "cuda":
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                run()
-                end.record()
-                end.synchronize()
-                ms = start.elapsed_time(end)
+                torch.cuda.synchronize(self.device)
+                ms = [start.elapsed_time(end) for start, end in ticks]
             else:
-                begin = time.perf_counter()
-                run()
-                ms = 1000 * (time.perf_counter() - begin)
-            ms = self._most(ms)
-            times, first = times if first else [*times, ms], False
-        return times
+                ms = [1000 * (end - start) for start, end in ticks]
+            times = torch.tensor(ms, dtype=torch.float64, device=self.device)
+            dist.all_reduce(times, dist.ReduceOp.MAX)
+            count = int(np.clip(1000 * self.seconds / times.median().item(), 3, 200))
+        return times.tolist()
+
+    def _tick(self) -> Any:
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def _most(self, value: float) -> float:
         most = torch.tensor(float(value), dtype=torch.float64, device=self.device)
@@ -394,13 +403,13 @@ def _table(by_mask: dict[str, dict[str, Any]]) -> str:
         name = mask if len(mask) < 40 else f"{mask[:24]}...{mask[-11:]}"
         exposed = f"{100 * (ours / local - 1):.1f}" if ours and local else ""
         flops = sum(
-            r.get("tflops", 0.0) * r.get("ms_median", 0.0)
+            (r.get("tflops") or 0.0) * (r.get("ms_median") or 0.0)
             for r in (rows.get(f"ours {d}", {}) for d in DIRECTIONS)
         )
         lines.append([
             f"`{name}`", short(first.get("density")), *(short(x) if x else "" for x in (one, ours)),
             over(one, ours), exposed, short(total("ours", "mb_sent")), over(flops, ours),
-            short(mine.get("peak_mib", 0.0) / 1024), short(mine.get("plan_ms")),
+            short((mine.get("peak_mib") or 0.0) / 1024), short(mine.get("plan_ms")),
             *(over(total(p), ours) for p in PROVIDERS[1:4]),
         ])  # fmt: skip
     return markdown([head, *lines])

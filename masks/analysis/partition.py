@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHUNKS = 32  # for each rank, of which the owners "greedy" and "metis" choose
+MEMORY = 3e12  # bytes a second that a device reads and writes
 GREEDY_AT_MOST = 1 << 28  # steps of "greedy" that "auto" is ready to wait for
 
 
@@ -124,6 +125,8 @@ class Partition:
         received, sent: (ranks,) bytes.
         visits: query blocks that travel.
         gathered: bytes that each rank receives where all keys and values go everywhere.
+        handled: bytes that the busiest rank reads and writes in a forward for what travels: blocks
+            packed and unpacked, and partial outputs merged.
         tried: the modelled forward, in seconds, of each rule that was tried.
     """
 
@@ -139,6 +142,7 @@ class Partition:
     visits: int
     gathered: float
     block_seconds: float
+    handled: float
     tried: dict[str, float]
 
     @property
@@ -164,6 +168,12 @@ class Partition:
     def transfer(self) -> float:
         """Seconds of the busiest link in the forward."""
         return float(max(self.received.max(), self.sent.max())) / (1e9 * self.sizes.gb_s)
+
+    @property
+    def together(self) -> bool:
+        """Whether waiting for the keys costs less than computing them apart and merging."""
+        joined = 2.0 * self.gathered / self.ranks  # own keys are copied beside those that come
+        return self.transfer + joined / MEMORY < self.handled / MEMORY
 
     @property
     def forward(self) -> float:
@@ -300,8 +310,8 @@ def partition(
     found, costs = [], []
     for name, given in owners(mask.rows, blocks, ranks, owner):
         found.append(_counted(name, given, ranks, mask, blocks, unit, count, queries))
-        costs.append(_cost(found[-1].compute, found[-1].transfer))
-        if costs[-1] <= 1.02 * _cost(found[-1].compute / found[-1].imbalance, 0.0):
+        costs.append(_cost(found[-1].compute, found[-1].transfer, found[-1].handled))
+        if costs[-1] <= 1.02 * _cost(found[-1].compute / found[-1].imbalance, 0.0, 0.0):
             break  # no other can be much faster
     # of nearly equal ones the first, which is the simplest
     best = next(p for p, cost in zip(found, costs, strict=True) if cost <= 1.02 * min(costs))
@@ -309,8 +319,8 @@ def partition(
     return best
 
 
-def _cost(compute: float, transfer: float) -> float:
-    return max(compute, transfer) + 0.1 * (compute + transfer)
+def _cost(compute: float, transfer: float, handled: float) -> float:
+    return max(compute, transfer) + handled / MEMORY + 0.1 * (compute + transfer)
 
 
 class _Counts:
@@ -343,12 +353,16 @@ def _counted(
         gone = np.bincount(owner, travels.sum((0, 1)), ranks)
         received += there * come + back * gone
         sent += there * gone + back * come
+    far = np.zeros(len(owner), bool)  # rows with keys that come
+    far[blocks.row[(way.here != way.there) & ~way.visits]] = True
+    merged = count.query * way.keys.shape[0] * np.bincount(owner, far, ranks)
+    handled = float((6 * merged + 4 * received).max())
     gathered = count.gathered * (ranks - 1) / ranks if ranks > 1 else 1.0
     computed = np.bincount(way.at, minlength=ranks)
     return Partition(
         mask.text or "mask", mask.n_q, count.size, count.sizes, name, owner, computed,
         received.astype(np.int64), sent.astype(np.int64), int(way.queries.sum()), gathered,
-        count.seconds, {},
+        count.seconds, handled, {},
     )  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
+from sparseflash.distributed.exchange import in_kernels
 from sparseflash.ops.attention import refuse_second_derivative
 
 PLANS: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -62,13 +64,14 @@ def _part_backward(
     return torch.ops.sparseflash.backward(*call, *options)[:3]
 
 
-def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Tensor | None = None):
-    """Merge the results of further keys into (out, LSE), in place; rows: which tokens they are."""
-    if out.is_cuda and out.dtype != torch.float64:
-        from sparseflash.kernels.tl.merge_rows import merge_rows
+def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, rows: Any) -> None:
+    """Merge the results of further keys into (out, LSE), in place; rows: whose they are."""
+    index = None if rows is None else rows.index
+    if in_kernels(out):
+        from sparseflash.kernels.tl.travel import merge
 
-        return merge_rows(out, lse, other, other_lse, rows)
-    at = (slice(None), slice(None), slice(None) if rows is None else rows)
+        return merge(out, lse, other, other_lse, index)
+    at = (slice(None), slice(None), slice(None) if index is None else index)
     both = [out[at], lse[at]]
     _merge_parts(both, other, other_lse)
     out[at], lse[at] = both[0].to(out.dtype), both[1]
@@ -93,22 +96,26 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
     keys, queries = cp.transfers(q.device)
     fetched = guests = q.new_empty(0)
     if keys:
-        coming = cp.count(keys.send([units.of(k), units.of(v)], group))
+        coming = cp.count(keys.send(_rowwise(k), _rowwise(v), group=group))
     if queries:
-        visiting = cp.count(queries.send([units.of(q)], group))
-    out, lse = _part(q, k, v, part.local, options)
+        visiting = cp.count(queries.send(_rowwise(q), group=group))
+    own = k, v
+    if part.together:
+        fetched = keys.place(coming.wait())
+        own = _joined(units, k, v, fetched)
+    out, lse = _part(q, *own, part.local, options)
     if queries:
         guests = queries.place(visiting.wait())
         found = _part(units.tensor(guests), k, v, part.guests, options)
         results = _with_numbers(units, found[0], found[1])
         home = cp.count(queries.send_back(results, group))
-    if keys:
+    if keys and not part.together:
         fetched = keys.place(coming.wait())
         if part.remote is not None:
             far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
             _merge(out, lse, *_part(_rows(q, rows), *far, part.remote, options), rows)
     if queries:
-        out, lse = _merge_results(units, out, lse, home.by_peer(), queries)
+        out, lse = _merge_results(out, lse, home.wait(), queries)
     if sink is not None:
         with_sink = torch.logaddexp(lse, sink[:, None].to(lse.dtype))
         out = out * (lse - with_sink).exp().unsqueeze(-1)
@@ -125,16 +132,21 @@ def _backward(
     part, units, group = cp.part, cp.units, cp.group
     options = _options(scale, softcap, deterministic, backend)
     keys, queries = cp.transfers(q.device)
-    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-    whole = dout, dlse
+    dout = _rowwise(dout)
+    whole, rest = (dout, dlse), (out, lse)
     if queries:
-        delta = _delta(dout, out, lse, dlse)
-        views = [units.of(t) for t in (dout, *_as_dtype(q.dtype, lse, delta))]
-        visiting = cp.count(queries.send(views, group))
+        visiting = cp.count(queries.send_packed(_of_guests(queries, *rest, *whole), group))
     if keys:
-        far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
-        call = [_rows(t, rows) for t in (*whole, q, out, lse)]
-        dq2, *far = _part_backward(*call[:3], *far, *call[3:], part.remote, options)
+        if part.together:
+            own = _joined(units, k, v, fetched)
+            dq, *dkv = _part_backward(*whole, q, *own, *rest, part.local, options)
+            end = own[0].shape[2] - len(fetched) // units.slices[0] // units.slices[1] * cp.size
+            far = [t[:, :, end:] for t in dkv]
+            dk, dv = (t[:, :, : k.shape[2]] for t in dkv)
+        else:
+            far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
+            call = [_rows(t, rows) for t in (*whole, q, *rest)]
+            dq2, *far = _part_backward(*call[:3], *far, *call[3:], part.remote, options)
         far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
         home = cp.count(keys.send_back(far, group))
     if queries:
@@ -146,17 +158,18 @@ def _backward(
         call = gdout, -gdelta, gq, k, v, zero, glse, part.guests, options
         gdq, dk2, dv2 = _part_backward(*call)
         returning = cp.count(queries.send_back(units.of(gdq).flatten(0, 2), group))
-    dq, dk, dv = _part_backward(*whole, q, k, v, out, lse, part.local, options)
+    if not part.together:
+        dq, dk, dv = _part_backward(*whole, q, k, v, *rest, part.local, options)
+        if keys and rows is not None:
+            rows.add(dq, dq2)
+        elif keys:
+            dq = dq + dq2
     if queries:
         dk, dv = dk + dk2, dv + dv2
     if keys:
-        if rows is None:
-            dq = dq + dq2
-        else:
-            dq[:, :, rows] += dq2
-        dk, dv = _add(units, home.by_peer(), keys, dk, dv)
+        keys.add((dk, dv), home.wait())
     if queries:
-        (dq,) = _add(units, returning.by_peer(), queries, dq)
+        queries.add((dq,), returning.wait())
     dsink = lse.new_empty(0)
     if sink is not None:
         delta = _delta(dout, out, lse, dlse)
@@ -177,25 +190,45 @@ def _fetched(units: Any, fetched: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return units.tensor(fetched[..., :dim]), units.tensor(fetched[..., dim:])
 
 
-def _as_dtype(dtype: torch.dtype, *numbers: Tensor) -> list[Tensor]:
-    """Return float32 (B, H, N) as (B, H, N, 1 or 2) of a dtype: the same bits."""
-    return [x.contiguous().unsqueeze(-1).view(dtype) for x in numbers]
+def _joined(units: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
+    """Return own keys and values, to a full block, with those that came behind them."""
+    rest = -k.shape[2] % units.size
+    come = _fetched(units, fetched, k.shape[3])
+    return [
+        torch.cat([pad(x, (0, 0, 0, rest)), far], 2) for x, far in zip((k, v), come, strict=True)
+    ]
+
+
+def _of_guests(queries: Any, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
+    """Return packed units of dout, with LSE and delta, of the queries that travel."""
+    pack = queries.outgoing.pack
+    packed = pack(dout)
+    delta = (packed.to(lse.dtype) * pack(out).to(lse.dtype)).sum(-1)
+    if dlse is not None:
+        delta -= pack(dlse.unsqueeze(-1).to(lse.dtype)).squeeze(-1)
+    numbers = torch.stack([pack(lse.unsqueeze(-1)).squeeze(-1), delta], -1)
+    return torch.cat([packed, numbers.view(packed.dtype)], -1)
 
 
 def _from_dtype(dtype: torch.dtype, x: Tensor) -> list[Tensor]:
-    """Return the numbers that `_as_dtype` laid out side by side."""
-    return list(x.contiguous().view(dtype).unbind(-1))
+    """Return numbers that were viewed as another dtype, as kernels read them."""
+    return [t.contiguous() for t in x.contiguous().view(dtype).unbind(-1)]
 
 
 def _with_numbers(units: Any, out: Tensor, lse: Tensor) -> Tensor:
     """Return units of out with the LSE behind it."""
-    both = (out, *_as_dtype(out.dtype, lse))
+    both = out, lse.unsqueeze(-1).view(out.dtype)  # the same bits
     return torch.cat([units.of(t).flatten(0, 2) for t in both], -1)
 
 
-def _rows(x: Tensor | None, rows: Tensor | None) -> Any:
+def _rows(x: Tensor | None, rows: Any) -> Any:
     """Return the given tokens of x; all of them where rows is None."""
-    return x if x is None or rows is None else x.index_select(2, rows)
+    return x if x is None or rows is None else rows.take(x)
+
+
+def _rowwise(x: Tensor) -> Tensor:
+    """Return x with its rows contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _delta(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
@@ -203,32 +236,17 @@ def _delta(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> Tenso
     return delta if dlse is None else delta - dlse
 
 
-def _merge_results(units, out, lse, parts, queries):
+def _merge_results(out: Tensor, lse: Tensor, come: Tensor, queries: Any) -> tuple[Tensor, Tensor]:
     """Merge the results that the ranks sent home, rank by rank, always in the same order."""
-    dim, tokens = out.shape[3], out.shape[2]
+    dim, wide, lse = out.shape[3], lse.dtype, lse.unsqueeze(-1)
 
-    def merge(both, come):
+    def merge(both: list[Tensor], part: Tensor) -> list[Tensor]:
         found = [both[0], both[1].squeeze(-1)]
-        _merge_parts(found, come[..., :dim], _from_dtype(lse.dtype, come[..., dim:])[0])
-        both[:] = found[0], found[1].unsqueeze(-1)
+        _merge_parts(found, part[..., :dim], _from_dtype(wide, part[..., dim:])[0])
+        return [found[0], found[1].unsqueeze(-1)]
 
-    views = [units.of(out), units.of(lse.unsqueeze(-1))]
-    queries.update(views, parts, merge)
-    out, lse = (units.whole(x, tokens) for x in views)
+    queries.update((out, lse), come, merge)
     return out, lse.squeeze(-1)
-
-
-def _add(units, parts, transfer, *tensors):
-    """Add the gradients that came home, rank by rank, in float32."""
-    widths = [t.shape[3] for t in tensors]
-
-    def add(totals, come):
-        for total, x in zip(totals, come.split(widths, -1), strict=True):
-            total += x
-
-    views = [units.of(t) for t in tensors]
-    transfer.update(views, parts, add)
-    return [units.whole(t, tensors[0].shape[2]) for t in views]
 
 
 @torch.library.register_fake("sparseflash::context_forward")

@@ -17,7 +17,7 @@ from masks.runs import Ints
 from sparseflash.arguments import as_mask_or_selector
 from sparseflash.checks import check_tensors
 from sparseflash.distributed import attention as operators
-from sparseflash.distributed.exchange import Pending, Transfer, Units
+from sparseflash.distributed.exchange import Pending, Rows, Transfer, Units
 from sparseflash.distributed.heads import by_heads, share_of_heads
 from sparseflash.distributed.route import part_of
 from sparseflash.select.base import Selector
@@ -53,7 +53,7 @@ class ContextParallel:
         self.bytes_sent, self._agreed = 0, False
         self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
-        self._far: dict[torch.device, Tensor | None] = {}
+        self._far: dict[torch.device, Rows | None] = {}
         width = np.minimum((np.arange(mask.rows) + 1) * self.size, self.n)
         width -= np.arange(mask.rows) * self.size
         self._tokens = np.bincount(self.owner, width, self.ranks).astype(int)
@@ -63,7 +63,8 @@ class ContextParallel:
             self.share = share_of_heads(mask, self.heads, self.kv_heads, self.ranks)
         else:
             call = mask, self.owner, self.ranks, self.heads, self.kv_heads, route == "blocks"
-            self.part, self.fetches, self.visits = part_of(self.rank, *call)
+            found_part = part_of(self.rank, *call, found.together)
+            self.part, self.fetches, self.visits = found_part
             self.units = Units(self.part.slices, self.size)
         operators.PLANS[self.key] = self
 
@@ -164,20 +165,18 @@ class ContextParallel:
         if device not in self._transfers:
             part, blocks = self.part, len(self.part.own)
             made = [
-                Transfer(exchange, part.slices, blocks, device) if travels else None
+                Transfer(exchange, self.units, blocks, device) if travels else None
                 for exchange, travels in ((part.keys, self.fetches), (part.queries, self.visits))
             ]
             self._transfers[device] = (made[0], made[1])
         return self._transfers[device]
 
-    def far(self, device: torch.device) -> Tensor | None:
+    def far(self, device: torch.device) -> Rows | None:
         """Return the own tokens whose keys come from other ranks; None: of all."""
         if device not in self._far:
             far = self.part.far
-            if far is not None:
-                token = far[:, None] * self.size + np.arange(self.size)
-                far = torch.from_numpy(token[token < self.tokens]).to(device)
-            self._far[device] = far
+            made = None if far is None else Rows(far, self.size, self.tokens, device)
+            self._far[device] = made
         return self._far[device]
 
     def count(self, pending: Pending) -> Pending:

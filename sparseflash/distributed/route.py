@@ -47,6 +47,7 @@ class Part:
     keys: Exchange  # key blocks that come
     queries: Exchange  # query blocks that come, of rows whose keys are here
     far: Ints | None  # places of the own blocks that need keys that came; None: of all
+    together: bool  # whether `local` has all keys: own ones, to a full block, and those that came
     local: BlockMask | None  # own queries, own keys; None: no block
     remote: BlockMask | None  # own queries of `far`, keys that came
     guests: BlockMask | None  # queries that came, own keys
@@ -54,9 +55,12 @@ class Part:
 
 def part_of(
     rank: int, mask: BlockMask, owner: Ints, ranks: int, heads: int, kv_heads: int,
-    queries: bool = True,
+    queries: bool = True, together: bool = False,
 ) -> tuple[Part, bool, bool]:  # fmt: skip
-    """Return the part of a rank, and whether any key and whether any query travels at all."""
+    """Return the part of a rank, and whether any key and whether any query travels at all.
+
+    together: one call for all keys, where every block of the rank needs some that come.
+    """
     blocks, n, size = blocks_of(mask), mask.rows, mask.block_size[0]
     unit = units(mask, blocks.slice, kv_heads)
     way = route(blocks, unit, owner, ranks, heads / kv_heads, queries)
@@ -88,6 +92,12 @@ def part_of(
     far = np.flatnonzero(needs)
     line = np.broadcast_to(np.cumsum(needs) - 1, key_slot.shape)  # of a block among `far`
     most, fetched, visitors = int(width[far].sum()), keys.blocks * size, guests.blocks * size
+    together = together and 0 < len(far) == len(own)
+    if together:
+        both = np.where(owner == rank, place, len(own) + key_slot)
+        local = part(here & ~way.visits, own_slot, both, many, len(own) * size + fetched, False)
+    else:
+        local = part(here & there, own_slot, own_slot, many, many, True)
     made = Part(
         own,
         many,
@@ -95,8 +105,9 @@ def part_of(
         keys,
         guests,
         None if len(far) == len(own) else place[far],
-        part(here & there, own_slot, own_slot, many, many, True),
-        part(remote, line, key_slot, most, fetched, False),
+        together,
+        local,
+        None if together else part(remote, line, key_slot, most, fetched, False),
         part(there & way.visits, guest_slot, own_slot, visitors, many, True),
     )
     return made, bool(way.keys.any()), bool(way.queries.any())

@@ -16,7 +16,11 @@ from torch.utils.checkpoint import checkpoint
 import masks
 import sparseflash
 from masks.analysis.partition import RULES
+from sparseflash.distributed import attention as operators
 from sparseflash.distributed import context_parallel
+from sparseflash.distributed import exchange as exchange_of
+from sparseflash.distributed.exchange import Chosen, Rows, Transfer, Units
+from sparseflash.distributed.route import Exchange
 
 BATCH, SIZE, DIM, DIM_V = 2, 16, 16, 24
 
@@ -142,6 +146,7 @@ def least(blocks: Any, cp: Any, kv_heads: int) -> int:
 
 
 def families(rank: int, world: int, n: int) -> None:
+    joined = 0
     for i, (name, family) in enumerate(FAMILIES.items()):
         heads, kv_heads, terms = (4, 4, False) if i % 3 == 0 else (8, 4, i % 2 == 0)
         dtype = torch.float32 if i % 4 == 3 else torch.float64
@@ -153,12 +158,14 @@ def families(rank: int, world: int, n: int) -> None:
         uneven[uneven == world - 1] = 0  # the last rank has no tokens
         plans: Any = [(rules[i % 4], "blocks"), (rules[(i + 1) % 4], "keys"), ("auto", "auto")]
         plans += [(uneven, "blocks"), ("zigzag", "heads")]
-        for owner, route in (plans[(i + world + j) % 5] for j in range(3)):
+        for j in range(3):
+            owner, route = plans[(i + world + j) % 5]
             what = (name, world, n, owner if isinstance(owner, str) else "uneven", route)
             cp: Any = context_parallel(
                 None, mask, n, heads=heads, kv_heads=kv_heads, block_size=SIZE, owner=owner,
-                route=route,
+                route=route, gb_s=(450.0, 1e6)[(i + j) % 2],  # so fast: no overlap
             )  # fmt: skip
+            joined += cp.route == "blocks" and cp.part.together
             agree(cp, call.on(cp), call.want, tolerance, what)
             if route == "keys":
                 per = (BATCH // cp.part.slices[0]) * (kv_heads // cp.part.slices[1])
@@ -171,11 +178,43 @@ def families(rank: int, world: int, n: int) -> None:
                     assert torch.equal(a, b), what
             x = torch.arange(n)
             assert torch.equal(cp.unshard(cp.shard(x, 0), 0), x)
+    assert joined  # some waited for the keys that come, others computed the parts one by one
 
 
 @pytest.mark.parametrize(("world", "n"), [(2, 300), (3, 192), (4, 256)])
 def test_every_family_equals_one_process(world, n):
     on_ranks(world, families, n)
+
+
+@pytest.mark.parametrize("n", [96, 90])
+def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
+    units, blocks = Units((2, 2), SIZE), 6
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(4, n, 4, d, generator=g).transpose(1, 2) for d in (16, 24))
+    chosen = np.array([3, 0, 23, 8, 5, 17])
+    sent = Chosen(units, chosen, blocks, "cpu")
+    exchange = Exchange((chosen, np.array([0, 23])), (np.arange(2), np.arange(0)), 1)
+    transfer = Transfer(exchange, units, blocks, "cpu")
+    rows = Rows(np.array([1, 4, 5]), SIZE, n, "cpu")
+    come = torch.randn(8, SIZE, 2, 2, 40, generator=g)
+    out, lse = torch.randn(4, 4, n, 16, generator=g), torch.randn(4, 4, n, generator=g)
+    lse[0], lse[1, 1, 20:30] = -torch.inf, -torch.inf
+    other, other_lse = (rows.take(t.flip(1).contiguous()) for t in (out, lse))
+    other_lse[1, 1, :9] = -torch.inf
+
+    def results():
+        given = [t.clone() for t in (x, y, x, out, lse)]
+        packed, taken = sent.pack(x, y), rows.take(x)
+        transfer.add(given[:2], come)
+        rows.add(given[2], taken)
+        operators._merge(*given[3:], other, other_lse, rows)
+        return packed, taken, *given
+
+    plain = results()
+    for module in (exchange_of, operators):
+        monkeypatch.setattr(module, "in_kernels", lambda x: True)
+    for a, b in zip(plain, results(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def composed(rank: int, world: int) -> None:
