@@ -180,15 +180,14 @@ class Measured:
         self.options: dict[str, Any] = {"heads": case.heads, "kv_heads": case.kv_heads}
         self.options |= {"head_dim": case.head_dim}
 
-    def whole(self) -> list[Tensor]:
-        """Return q, k and v of the whole sequence: the same numbers whenever they are asked for."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        case, dtype = self.case, DTYPES[self.case.dtype]
+        generator = torch.Generator(device).manual_seed(0)
         heads = case.heads, case.kv_heads, case.kv_heads
         shapes = [(case.batch, h, case.n_q, case.head_dim) for h in heads]
-        return [
-            torch.randn(s, generator=generator, device=self.device, dtype=dtype) for s in shapes
+        self.whole = [
+            torch.randn(s, generator=generator, device=device, dtype=DTYPES[case.dtype])
+            for s in shapes
         ]
+        self.gate = Gate(case, *self.whole)
 
     def plan(self, **how: Any) -> ContextParallel:
         """Return a plan of the whole sequence."""
@@ -201,8 +200,7 @@ class Measured:
             call, plan, facts = getattr(self, f"_{name}")(stack)
             facts = {"plan_ms": 1000 * (time.perf_counter() - start), **facts}
             error = self._gate(call, plan)
-            gate = Gate(self.case, *(torch.empty(0, dtype=DTYPES[self.case.dtype]),) * 3)
-            if status := gate.verdict(error):
+            if status := self.gate.verdict(error):
                 return [{"direction": d, "status": status, "error": error} for d in DIRECTIONS]
             return [
                 {"direction": d, "status": OK, "error": error, **facts, **row}
@@ -210,13 +208,12 @@ class Measured:
             ]
 
     def _own(self, plan: ContextParallel | None, x: Tensor) -> Tensor:
-        return x if plan is None else plan.shard(x, 2)
+        return x.detach() if plan is None else plan.shard(x, 2)
 
     def _gate(self, call: Any, plan: ContextParallel | None) -> float:
         """Return the larger error of both directions, on every rank."""
-        whole = self.whole()
-        gate = Gate(self.case, *whole)
-        q, k, v = (self._own(plan, x).requires_grad_() for x in whole)
+        gate = self.gate
+        q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
         error = torch.zeros(1, dtype=torch.float64, device=self.device)
         if plan is not None or dist.get_rank() == 0:
             out = call(q, k, v)
@@ -231,7 +228,7 @@ class Measured:
     def _timed(self, call: Any, plan: ContextParallel | None) -> dict[str, Row]:
         idle = plan is None and dist.get_rank() > 0
         small = self.device.type == "cpu"
-        q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole())
+        q, k, v = (self._own(plan, x).requires_grad_() for x in self.whole)
         free(self.device)
         before = 0 if small else torch.cuda.memory_allocated(self.device)
         if not small:

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from masks import BlockMask
 from sparseflash.backends.protocol import empty_out
@@ -102,7 +101,7 @@ def _forward(q, k, v, sink, plan, scale, softcap, deterministic, backend):
     own = k, v
     if part.together:
         fetched = keys.place(coming.wait())
-        own = _joined(units, k, v, fetched)
+        own = _joined(keys, k, v, fetched)
     out, lse = _part(q, *own, part.local, options)
     if queries:
         guests = queries.place(visiting.wait())
@@ -138,17 +137,17 @@ def _backward(
         visiting = cp.count(queries.send_packed(_of_guests(queries, *rest, *whole), group))
     if keys:
         if part.together:
-            own = _joined(units, k, v, fetched)
+            own = _joined(keys, k, v, fetched)
             dq, *dkv = _part_backward(*whole, q, *own, *rest, part.local, options)
-            end = own[0].shape[2] - len(fetched) // units.slices[0] // units.slices[1] * cp.size
-            far = [t[:, :, end:] for t in dkv]
+            far = keys.behind.pack(*dkv)
             dk, dv = (t[:, :, : k.shape[2]] for t in dkv)
         else:
             far, rows = _fetched(units, fetched, q.shape[3]), cp.far(q.device)
             call = [_rows(t, rows) for t in (*whole, q, *rest)]
             dq2, *far = _part_backward(*call[:3], *far, *call[3:], part.remote, options)
-        far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
-        home = cp.count(keys.send_back(far, group))
+            far = torch.cat([units.of(t).flatten(0, 2) for t in far], -1)
+        if cp.early:
+            home = cp.count(keys.send_back(far, group))
     if queries:
         come = units.tensor(queries.place(visiting.wait()))
         gdout = come[..., : v.shape[3]].contiguous()
@@ -164,6 +163,8 @@ def _backward(
             rows.add(dq, dq2)
         elif keys:
             dq = dq + dq2
+    if keys and not cp.early:
+        home = cp.count(keys.send_back(far, group))
     if queries:
         dk, dv = dk + dk2, dv + dv2
     if keys:
@@ -190,13 +191,16 @@ def _fetched(units: Any, fetched: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return units.tensor(fetched[..., :dim]), units.tensor(fetched[..., dim:])
 
 
-def _joined(units: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
+def _joined(keys: Any, k: Tensor, v: Tensor, fetched: Tensor) -> list[Tensor]:
     """Return own keys and values, to a full block, with those that came behind them."""
-    rest = -k.shape[2] % units.size
-    come = _fetched(units, fetched, k.shape[3])
-    return [
-        torch.cat([pad(x, (0, 0, 0, rest)), far], 2) for x, far in zip((k, v), come, strict=True)
-    ]
+    size, joined = fetched.shape[1], []
+    for x in (k, v):
+        both = x.new_empty(*x.shape[:2], keys.behind.blocks * size, x.shape[3])
+        both[:, :, : x.shape[2]] = x
+        both[:, :, x.shape[2] : -(-x.shape[2] // size) * size] = 0.0
+        joined.append(both)
+    keys.behind.unpack(fetched, *joined)
+    return joined
 
 
 def _of_guests(queries: Any, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:

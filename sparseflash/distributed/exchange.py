@@ -64,6 +64,20 @@ class Chosen:
             return travel.pack(tensors, self.unit, units.slices, units.size, self.blocks)
         return torch.cat([self.units.of(x)[self.at] for x in tensors], -1)
 
+    def unpack(self, packed: Tensor, *tensors: Tensor) -> None:
+        """Fill the units of tensors whose blocks are whole from what lies side by side."""
+        offset = 0
+        for x in tensors:
+            if in_kernels(x):
+                from sparseflash.kernels.tl import travel
+
+                units = self.units
+                call = offset, units.slices, units.size, self.blocks
+                travel.unpack(x, self.unit, packed, *call)
+            else:
+                self.units.of(x)[self.at] = packed[..., offset : offset + x.shape[3]]
+            offset += x.shape[3]
+
     def update(self, tensors: Sequence[Tensor], change: Any) -> None:
         """Replace the units [(units, size, ., ., D), ...] by change(them), in float32 at least."""
         views = [self.units.of(x) for x in tensors]
@@ -131,6 +145,10 @@ class Transfer:
         self.units = units.slices[0] * units.slices[1] * exchange.blocks  # of the received tensor
         in_place = torch.equal(slots, torch.arange(self.units))
         self.slots = None if in_place else slots.to(device)
+        # the received units in a tensor that has the own blocks first
+        line, place = np.divmod(np.arange(self.units), max(1, exchange.blocks))
+        total = blocks + exchange.blocks
+        self.behind = Chosen(units, line * total + blocks + place, total, device)
 
     def send(self, *tensors: Tensor, group: Any) -> "Pending":
         """Begin to send units of tensors, side by side."""

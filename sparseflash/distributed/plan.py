@@ -51,6 +51,9 @@ class ContextParallel:
         self.n, self.size, self.owner = mask.n_q, mask.block_size[0], found.owner
         self.heads, self.kv_heads = found.sizes.heads, found.sizes.kv_heads
         self.bytes_sent, self._agreed = 0, False
+        # Gradients go home while the own ones are computed, but for short transfers: until its
+        # peer comes, a transfer holds multiprocessors, and ranks reach it at different times.
+        self.early = found.transfer > 0.02 * found.compute
         self._others: dict[str, ContextParallel] = {}  # by the mask, for the same owners
         self._transfers: dict[torch.device, tuple[Transfer | None, Transfer | None]] = {}
         self._far: dict[torch.device, Rows | None] = {}

@@ -208,7 +208,8 @@ def test_kernels_pack_add_and_merge_as_torch_does(n, monkeypatch):
         transfer.add(given[:2], come)
         rows.add(given[2], taken)
         operators._merge(*given[3:], other, other_lse, rows)
-        return packed, taken, *given
+        joined = operators._joined(transfer, x, y, packed[: transfer.units])
+        return packed, taken, *given, *joined, transfer.behind.pack(*joined)
 
     plain = results()
     for module in (exchange_of, operators):

@@ -33,6 +33,14 @@ def pack(
     return packed
 
 
+def unpack(
+    x: Tensor, unit: Tensor, packed: Tensor, offset: int, slices: tuple[int, int], size: int,
+    blocks: int,
+) -> None:  # fmt: skip
+    """Replace units of x by packed ones."""
+    _units(x, unit, unit, None, packed, offset, slices, size, blocks)
+
+
 def add(
     x: Tensor, unit: Tensor, first: Tensor, come: Tensor, packed: Tensor, offset: int,
     slices: tuple[int, int], size: int, blocks: int,
@@ -106,8 +114,11 @@ def _copy(
     line_at = row.to(tl.int64)[:, None] * width + offset + col[None, :]
     if come is None:
         at = packed + i.to(tl.int64) * in_unit * width + line_at
-        value = tl.load(own, mask=kept, other=0.0)
-        tl.store(at, value, mask=inside[:, None] & (col < dim)[None, :])
+        if first is None:
+            value = tl.load(own, mask=kept, other=0.0)
+            tl.store(at, value, mask=inside[:, None] & (col < dim)[None, :])
+        else:
+            tl.store(own, tl.load(at, mask=kept), mask=kept)
     else:
         total = tl.load(own, mask=kept, other=0.0).to(tl.float32)
         for j in range(tl.load(first + i), tl.load(first + i + 1)):
