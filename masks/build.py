@@ -20,6 +20,7 @@ from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
 from masks.block_mask import BlockMask
 from masks.checks import block_sizes, integer
+from masks.leaves.geometry import row_numbers
 from masks.registry import by_text
 from masks.repeats import Copies
 from masks.runs import Grid, Ints
@@ -27,6 +28,8 @@ from masks.tiles import Tiles, ordered, pack_bits
 from masks.types import BlockData, Changes, Mask, Placed
 
 BLOCKS_AT_ONCE = 1 << 16  # bounds the memory for signatures
+RUNS_AT_ONCE = 1 << 17  # arrays that stay in cache, where larger ones pay for new pages
+DECIDED = np.array([EMPTY, EMPTY, FULL], np.int32)  # by code
 
 
 def build(
@@ -82,8 +85,7 @@ def resolve(mask: Mask, grid: Grid) -> BlockData:
 
     def look(window: Grid) -> tuple[Ints, NDArray[np.int32]]:
         placed = mask.place(window)
-        decided = np.where(placed.runs.codes == rl.FULL, FULL, EMPTY).astype(np.int32)
-        return settle(placed, window, decided, lambda x: _evaluate(placed, window, x, tiles))
+        return settle(placed, window, DECIDED, lambda x: _evaluate(placed, window, x, tiles))
 
     repeats = mask.repeats(grid)
     copies = Copies(grid, repeats) if repeats else None
@@ -94,47 +96,54 @@ def resolve(mask: Mask, grid: Grid) -> BlockData:
 def settle(
     placed: Placed, grid: Grid, decided: NDArray, look: Callable[[Ints], NDArray]
 ) -> tuple[Ints, NDArray]:
-    """Return (starts, codes) of runs: decided[i] where run i is, and look(x) for the MIXED
-    blocks x.
+    """Return (starts, codes) of runs: decided[code] where that is not MIXED, and look(x) for the
+    MIXED blocks x.
 
     `look` gets one block of each kind, ascending, in chunks.
     """
-    known = placed.runs.codes != rl.MIXED
-    all_starts, all_codes = [placed.runs.starts[known]], [decided[known]]
-    for x in _mixed_blocks(placed.runs, grid):
-        _, row, col = grid.split(x)
-        first, group = _groups([grid.cut(row, col), *placed.signature(x)])
-        codes = look(x[first])[group]
-        begins = np.append(True, (np.diff(x) != 1) | (codes[1:] != codes[:-1]))
-        all_starts.append(x[begins])
-        all_codes.append(codes[begins])
-    if len(all_starts) == 1:
-        return all_starts[0], all_codes[0]
-    starts, codes = np.concatenate(all_starts), np.concatenate(all_codes)
-    order = np.argsort(starts, kind="stable")
-    return rl.compact(starts[order], codes[order], grid.size)
+    found = []
+    for here, first, count in _portions(placed.runs, grid):
+        known = placed.runs.codes[here]
+        x, codes = rl.ranges(placed.runs.starts[here] + first, count), decided[known]
+        codes = codes if len(x) == len(codes) else np.repeat(codes, count)
+        if len(at := np.flatnonzero(np.repeat(known == rl.MIXED, count))):
+            blocks = x[at] if len(at) < len(x) else x
+            _, row, col = grid.split(blocks)
+            first, group = _groups([grid.cut(row, col), *placed.signature(blocks)])
+            codes[at] = look(blocks[first])[group]
+        found.append(rl.joined(x, codes))
+    return rl.concatenated(found)
 
 
-def _mixed_blocks(runs: rl.Runs, grid: Grid) -> Iterator[Ints]:
-    """Positions of the MIXED blocks, ascending, in chunks."""
-    lengths = np.diff(runs.starts, append=grid.size)
-    mixed = runs.codes == rl.MIXED
-    starts, lengths = runs.starts[mixed], lengths[mixed]
-    stops = np.cumsum(lengths)  # counts mixed blocks
-    total = int(stops[-1]) if len(stops) else 0
-    for begin in range(0, total, BLOCKS_AT_ONCE):
-        end = min(begin + BLOCKS_AT_ONCE, total)
-        low, high = np.searchsorted(stops, [begin, end - 1], "right")
-        here = slice(low, high + 1)
-        first = np.maximum(begin - (stops[here] - lengths[here]), 0)  # of each run, in this chunk
-        count = np.minimum(lengths[here], end - (stops[here] - lengths[here])) - first
-        yield rl.ranges(starts[here] + first, count)
+def _portions(runs: rl.Runs, grid: Grid) -> Iterator[tuple[slice, Ints, Ints]]:
+    """Cut the runs into portions with up to BLOCKS_AT_ONCE MIXED blocks.
+
+    Yields:
+        (runs, first, count): `count` blocks from number `first` on of each MIXED run, which may be
+        cut, and the first block of each other run.
+    """
+    for at in range(0, len(runs.starts), RUNS_AT_ONCE):
+        codes, ends = runs.codes[at : at + RUNS_AT_ONCE], runs.starts[at : at + RUNS_AT_ONCE + 1]
+        ends = ends if len(ends) > len(codes) else np.append(ends, grid.size)
+        lengths = np.where(codes == rl.MIXED, np.diff(ends), 0)
+        stops, low = np.cumsum(lengths), 0
+        total = int(stops[-1])
+        for begin in range(0, max(total, 1), BLOCKS_AT_ONCE):
+            end = begin + BLOCKS_AT_ONCE
+            high = len(stops) if end >= total else int(np.searchsorted(stops, end)) + 1
+            here = slice(low, high)
+            before = stops[here] - lengths[here]
+            first = np.maximum(begin - before, 0)
+            count = np.minimum(lengths[here], end - before) - first
+            yield slice(at + low, at + high), first, np.where(lengths[here] > 0, count, 1)
+            low = high - (stops[high - 1] > end)
 
 
 def _evaluate(placed: Placed, grid: Grid, x: Ints, tiles: Tiles) -> NDArray[np.int32]:
     """(T,) tile codes of the blocks at `x`; new tiles go to `tiles` in the order of x."""
     codes = np.empty(len(x), np.int32)
-    for part in tiles.parts(len(x)):
+    few = None not in placed.changes
+    for part in tiles.parts(len(x), few * 16 * (grid.block_q + grid.block_k)):
         s, row, col = grid.split(x[part])
         # A token beyond the ends is taken for the last one; `tiles` drops it.
         q = grid.q_token(row)[:, None, None] + np.arange(grid.block_q)[:, None]
@@ -184,25 +193,15 @@ def _spread(values: NDArray, which: Ints | None, axis: int) -> NDArray:
 def _groups(columns: list[Ints]) -> tuple[Ints, Ints]:
     """(first, group): the first members of the groups of equal rows, ascending, and all numbers."""
     number = _joined(columns)
-    if number is not None:
-        count = len(number)
-        seen = np.full(int(number.max()) + 1, count)
-        seen[number[::-1]] = np.arange(count - 1, -1, -1)  # the first place of each number
-        first = np.sort(seen[seen < count])
-        rank = np.empty(count, np.int64)
-        rank[first] = np.arange(len(first))
-        return first, rank[seen[number]]
-    order = np.lexsort(columns)  # stable, so each group starts with its first member
-    begins = np.zeros(len(order), bool)
-    begins[0] = True
-    for column in columns:
-        column = column[order]
-        begins[1:] |= column[1:] != column[:-1]
-    first = order[begins]
-    rank = np.argsort(np.argsort(first))
-    group = np.empty(len(order), np.int64)
-    group[order] = rank[np.cumsum(begins) - 1]
-    return np.sort(first), group
+    if number is None:
+        number = row_numbers(np.stack(columns, axis=1))
+    count = len(number)
+    seen = np.full(int(number.max()) + 1, count)
+    seen[number[::-1]] = np.arange(count - 1, -1, -1)  # the first place of each number
+    first = np.sort(seen[seen < count])
+    rank = np.empty(count, np.int64)
+    rank[first] = np.arange(len(first))
+    return first, rank[seen[number]]
 
 
 def _joined(columns: list[Ints]) -> Ints | None:

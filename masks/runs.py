@@ -23,6 +23,7 @@ Codes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 
 EMPTY, MIXED, FULL = range(3)
+SEGMENTS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,25 @@ def compact(starts: Ints, codes: NDArray, size: int) -> tuple[Ints, NDArray]:
     neighbours join.
     """
     keep = np.diff(starts, append=size) > 0
-    starts, codes = starts[keep], codes[keep]
+    return joined(starts[keep], codes[keep])
+
+
+def joined(starts: Ints, codes: NDArray) -> tuple[Ints, NDArray]:
+    """Return runs without those that have the code of the one before."""
     keep = np.append(True, codes[1:] != codes[:-1])
-    return starts[keep], codes[keep]
+    return (starts, codes) if keep.all() else (starts[keep], codes[keep])
+
+
+def concatenated(parts: list[tuple[Ints, NDArray]]) -> tuple[Ints, NDArray]:
+    """Return the runs of parts that follow one another, each in normal form."""
+    last, kept = None, []
+    for starts, codes in parts:
+        if len(codes):
+            again = int(codes[0] == last)
+            kept.append((starts[again:], codes[again:]))
+            last = codes[-1]
+    starts, codes = kept[0] if len(kept) == 1 else map(np.concatenate, zip(*kept, strict=True))
+    return starts, codes
 
 
 def from_steps(grid: Grid, steps: Ints, codes: NDArray) -> Runs:
@@ -176,9 +193,16 @@ def from_segments(grid: Grid, start: Ints, stop: Ints, codes: NDArray) -> Runs:
     The segments ascend and do not overlap.
     """
     # start, stop, start, stop, ..: where a segment follows at once, its start wins over the stop
-    starts = np.append(0, np.stack([start, stop], axis=1))
-    codes = np.append(EMPTY, np.stack([codes, np.full_like(codes, EMPTY)], axis=1))
-    return Runs(*compact(starts, codes.astype(np.uint8), grid.size))
+    before = len(start) == 0 or start[0] > 0
+    parts = [(np.zeros(int(before), np.int64), np.full(int(before), EMPTY, np.uint8))]
+    for at in range(0, len(start), SEGMENTS_AT_ONCE):
+        here = slice(at, at + SEGMENTS_AT_ONCE)
+        starts = np.stack([start[here], stop[here]], axis=1).ravel()
+        both = np.full(len(starts), EMPTY, np.uint8)
+        both[::2] = codes[here]
+        following = int(start[here.stop]) if here.stop < len(start) else grid.size
+        parts.append(compact(starts, both, following))
+    return Runs(*concatenated(parts))
 
 
 def from_cover(grid: Grid, line: Ints, first: Ints, stop: Ints, tokens: Ints) -> Runs:

@@ -6,12 +6,14 @@ the codes of blocks into the normal form of a `BlockMask`.
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from masks import runs as rl
 from masks.block_lists import EMPTY, FULL
+from masks.leaves.geometry import hashes
 from masks.runs import Bools, Grid, Ints, quotient
 from masks.types import BlockData
 
@@ -24,8 +26,8 @@ PAIRS_AT_ONCE = 1 << 20  # bounds the memory for tiles that are not packed
 def pack_bits(allowed: Bools) -> NDArray[np.uint32]:
     """Bool (T, block_q, block_k) -> uint32 (T, block_q, ceil(block_k / 32)), low bit first."""
     packed = np.packbits(allowed, axis=-1, bitorder="little")
-    padding = -packed.shape[-1] % 4
-    packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
+    if padding := -packed.shape[-1] % 4:
+        packed = np.pad(packed, ((0, 0), (0, 0), (0, padding)))
     return packed.view("<u4").astype(np.uint32, copy=False)
 
 
@@ -33,6 +35,12 @@ def unpack_bits(bits: NDArray[np.uint32], block_k: int) -> Bools:
     """uint32 (..., ceil(block_k / 32)) -> bool (..., block_k)."""
     bytes_ = np.ascontiguousarray(bits.astype("<u4", copy=False)).view(np.uint8)
     return np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :block_k].view(bool)
+
+
+def _any(bits: Words) -> Bools:
+    """(T,) whether a tile has a bit."""
+    words = bits.reshape(len(bits), prod(bits.shape[1:]))
+    return np.bitwise_or.reduce(words.view(np.uint64), axis=1) != 0
 
 
 class Tiles:
@@ -49,13 +57,11 @@ class Tiles:
         self.exists = pack_bits(np.stack(exists))  # by Grid.cut
         self._numbers: dict[int | bytes, int] = {}  # by hash, or by content where hashes are equal
         self._tiles = np.empty((0, *self.exists.shape[1:]), np.uint32)  # the first of them count
-        words = self.exists[0].size
-        self._factors = np.random.default_rng(0).integers(1 << 64, size=words, dtype=np.uint64)
         self._count = 0
 
-    def parts(self, count: int) -> Iterator[slice]:
-        """`count` tiles in parts that are small enough to be unpacked."""
-        at_once = max(1, PAIRS_AT_ONCE // (self.grid.block_q * self.grid.block_k))
+    def parts(self, count: int, pairs: int = 0) -> Iterator[slice]:
+        """`count` tiles in parts that are small enough to be unpacked, or so many pairs of each."""
+        at_once = max(1, PAIRS_AT_ONCE // (pairs or self.grid.block_q * self.grid.block_k))
         return (slice(i, min(i + at_once, count)) for i in range(0, count, at_once))
 
     def __len__(self) -> int:
@@ -71,35 +77,36 @@ class Tiles:
 
         Bits of tokens that do not exist are dropped.
         """
-        exists = self.exists[cut] if len(np.unique(cut)) > 1 else self.exists[cut[:1]]
+        kinds = np.flatnonzero(np.bincount(cut))
+        exists = self.exists[cut if len(kinds) > 1 else kinds]
         bits = bits & exists
-        empty, full = ~bits.any(axis=(1, 2)), (bits == exists).all(axis=(1, 2))
-        codes = np.where(full, FULL, EMPTY).astype(np.int32)
-        partial = ~empty & ~full
-        codes[partial] = self._number(bits[partial])
+        some, lacking = _any(bits), _any(bits ^ exists)
+        codes = np.where(lacking, EMPTY, FULL).astype(np.int32)
+        partial = np.flatnonzero(some & lacking)
+        codes[partial] = self._number(bits if len(partial) == len(bits) else bits[partial])
         return codes
 
     def _number(self, bits: Words) -> Ints:
         """(T,) numbers of partial tiles."""
-        words = bits.reshape(len(bits), self._factors.size)
-        numbers = np.empty(len(bits), np.int64)
-        for i, key in enumerate((words * self._factors).sum(axis=1).tolist()):
-            numbers[i] = self._numbers.setdefault(key, len(self._numbers))
-        self._add(bits, numbers)
-        for i in np.flatnonzero((self._tiles[numbers] != bits).any(axis=(1, 2))).tolist():
-            numbers[i] = self._numbers.setdefault(bits[i].tobytes(), len(self._numbers))
+        known = self._numbers
+        numbers = [known.setdefault(key, len(known)) for key in hashes(bits).tolist()]
+        numbers = np.array(numbers, np.int64)
+        others = self._add(bits, numbers)
+        for i in others[_any(self._tiles[numbers[others]] ^ bits[others])].tolist():
+            numbers[i] = known.setdefault(bits[i].tobytes(), len(known))
             self._add(bits[i : i + 1], numbers[i : i + 1])
         return numbers
 
-    def _add(self, bits: Words, numbers: Ints) -> None:
-        """Keep the tiles whose numbers are new."""
+    def _add(self, bits: Words, numbers: Ints) -> Ints:
+        """Keep the tiles whose numbers are new, and return the places of the others."""
         if len(self._numbers) > len(self._tiles):
             room = np.empty((2 * len(self._numbers), *bits.shape[1:]), np.uint32)
             room[: self._count] = self.bits
             self._tiles = room
-        new = np.flatnonzero(numbers >= self._count)[::-1]  # the first of equal ones wins
-        self._tiles[numbers[new]] = bits[new]
+        new = numbers > np.maximum.accumulate(np.append(self._count - 1, numbers))[:-1]
+        self._tiles[self._count : len(self._numbers)] = bits[new]
         self._count = len(self._numbers)
+        return np.flatnonzero(~new)
 
     def codes_of(self, bits: Words, number: Ints, cut: Ints) -> NDArray[np.int32]:
         """(T,) codes of blocks with the bits `bits[number]`; equal ones are looked at once."""

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from masks.algebra import Mask
 from masks.checks import flag, integer
 from masks.leaves.token_blocks import TokenBlocks
-from masks.runs import Ints, ranges
+from masks.runs import Bools, Ints, ranges
 
 Words = NDArray[np.uint64]
 
 DRAWS_AT_ONCE = 1 << 20  # bounds the memory of `choose`
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
+WORDS_AT_ONCE = 1 << 15
+GOLDEN, HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
 
 class Stream(NamedTuple):
@@ -114,28 +114,63 @@ def _draw(keys: Words, count: int, n: Ints) -> Ints:
     most n / 2.
     """
     result = np.empty((len(keys), count), np.int64)
-    todo, length = np.arange(len(keys)), count + count // 2 + 8
-    while count and len(todo):
-        place = np.arange(length, dtype=np.uint64)
-        word = mix(keys[todo, None] + place * GOLDEN)
-        value = (word >> HALF) * n[todo, None].astype(np.uint64) >> HALF
-        # Sorted by value, then by place in the stream: the first of equal values came first.
-        drawn = np.sort(value << HALF | place, axis=1)
-        value, place = drawn >> HALF, drawn & LOW_HALF
-        new = np.ones(value.shape, bool)
-        new[:, 1:] = value[:, 1:] != value[:, :-1]
-        arrivals = np.where(new, place, np.uint64(length))
-        last = np.partition(arrivals, count - 1, axis=1)[:, count - 1]  # the last that is needed
-        done = last < length
-        chosen = arrivals[done] <= last[done, None]
-        result[todo[done]] = value[done][chosen].reshape(-1, count)
-        todo, length = todo[~done], 2 * length
+    if not count:
+        return result
+    # So many draws hold `count` different values on average, and somewhat more in most rows.
+    mean = float(np.max(-n * np.log1p(-count / n)))
+    todo, length = np.arange(len(keys)), int(mean + 4 * mean**0.5) + 4
+    while len(todo):
+        missed = []
+        for begin in range(0, len(todo), max(1, WORDS_AT_ONCE // length)):
+            rows = todo[begin : begin + max(1, WORDS_AT_ONCE // length)]
+            chosen, value = _first(keys[rows, None], count, n[rows, None], length)
+            done = chosen.any(axis=1)
+            if not done.all():
+                missed.append(rows[~done])
+                rows, chosen, value = rows[done], chosen[done], value[done]
+            result[rows] = value[chosen].reshape(-1, count)
+        todo, length = np.concatenate([todo[:0], *missed]), 2 * length
     return result
+
+
+def _first(keys: Words, count: int, n: Ints, length: int) -> tuple[Bools, NDArray]:
+    """(chosen, value) of `length` draws of each row, sorted: the first `count` distinct ones are
+    chosen, and none where there are fewer.
+    """
+    place = np.arange(length, dtype=np.uint64)
+    drawn = mix(keys + place * GOLDEN)
+    drawn >>= HALF
+    drawn *= n.astype(np.uint64)
+    drawn >>= HALF
+    # Sorted by value, then by place in the stream: the first of equal values came first.
+    bits = length.bit_length()
+    drawn <<= np.uint64(bits)
+    drawn |= place
+    if int(n.max()) << bits <= 1 << 32:
+        drawn = drawn.astype(np.uint32)
+    drawn.sort(axis=1)
+    word = drawn.dtype.type
+    place = drawn & word((1 << bits) - 1)
+    drawn >>= word(bits)
+    again = np.zeros(drawn.shape, bool)
+    np.equal(drawn[:, 1:], drawn[:, :-1], out=again[:, 1:])
+    at = np.flatnonzero(again)
+    row, spot = at // length, place.ravel()[at].astype(np.int64)
+    needed, last = np.full(len(keys), count), None  # places of the stream
+    while last is None or (needed != last).any():
+        last = needed
+        needed = count + np.bincount(row[spot < last[row]], minlength=len(keys))
+    chosen = place < np.where(needed <= length, needed, 0)[:, None].astype(word)
+    chosen.ravel()[at] = False
+    return chosen, drawn
 
 
 def mix(x: Words) -> Words:
     """Return the output function of SplitMix64 (Steele, Lea and Flood, 2014), after one step."""
     x = x + GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x

@@ -1,5 +1,7 @@
 """Block codes of token rectangles, of intervals of blocks, and of rows that repeat."""
 
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,7 +59,7 @@ def interval_runs(grid: Grid, line: Ints, first: Ints, stop: Ints, code: NDArray
 
 
 LINES_AT_ONCE = 512  # bounds the memory for grids with millions of runs
-ROWS_AT_ONCE = 1 << 10  # bounds the memory for hashes
+ROWS_AT_ONCE = 1 << 8  # bounds the memory for hashes
 
 
 def code(part: NDArray, whole: NDArray | int) -> Codes:
@@ -125,13 +127,21 @@ def row_intervals(grid: Grid, touched: tuple[Ints, Ints], full: tuple[Ints, Ints
 def row_numbers(content: NDArray) -> Ints:
     """(T,) integers: equal ones for equal rows of `content` (T, n)."""
     content = np.ascontiguousarray(content)
-    words = content.view(np.uint8)
-    words = np.pad(words, ((0, 0), (0, -words.shape[1] % 4))).view(np.uint32)
-    factors = np.random.default_rng(0).integers(1 << 64, size=words.shape[1], dtype=np.uint64)
-    parts = np.array_split(words, len(words) // ROWS_AT_ONCE + 1)
-    key = np.concatenate([(part * factors).sum(axis=1) for part in parts])
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    words = np.pad(content.view(np.uint8), ((0, 0), (0, -content.shape[1] * content.itemsize % 8)))
+    _, first, number = np.unique(hashes(words), return_index=True, return_inverse=True)
     if np.array_equal(words[first[number]], words):
         return number.astype(np.int64)
     rows = content.view(f"V{content.shape[1] * content.itemsize}").ravel()  # two hashes are equal
     return np.unique(rows, return_inverse=True)[1].astype(np.int64)
+
+
+def hashes(content: NDArray) -> NDArray[np.uint64]:
+    """(T,) hashes of the rows of `content` (T, ..), each of which is a multiple of 8 bytes."""
+    words = content.reshape(len(content), prod(content.shape[1:])).view(np.uint64)
+    factors = np.arange(1, 1 + words.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    factors = (factors ^ factors >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
+    found = np.empty(len(words), np.uint64)
+    for begin in range(0, len(words), ROWS_AT_ONCE):
+        part = words[begin : begin + ROWS_AT_ONCE]
+        np.matmul(part ^ part >> np.uint64(32), factors, out=found[begin : begin + ROWS_AT_ONCE])
+    return found

@@ -5,6 +5,7 @@ come out partial, exactly.
 """
 
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from masks import runs as rl
 from masks.leaves.geometry import rectangle_runs, row_numbers
 from masks.leaves.leaf import Leaf, by_code
-from masks.runs import Bools, Codes, Grid, Ints, quotient
+from masks.runs import Bools, Codes, Grid, Ints, distinct, quotient
 from masks.types import Placed
 
+WORD = 64  # token blocks of a block that fit a word
+PAIRS_AT_ONCE = 1 << 16  # arrays that stay in cache, where larger ones pay for new pages
 SMALL = 16  # tokens; comparing blocks by smaller token blocks costs as much as evaluating them
 
 
@@ -48,21 +51,22 @@ class _TokenPairs:
         self.first, last = (int(x) // self.block for x in (grid.q_first[0], grid.q_last[-1]))
         self.rows = np.arange(self.first, last + 1, dtype=np.int64)
         self.cols = -(-grid.n_k // self.block)
-        lines, found = [], []
+        count, pairs = len(self.rows), []
         for s in range(grid.slices):
             i, col = leaf.pairs(s % grid.heads, self.rows, self.cols)
-            lines.append(i + s * len(self.rows))
-            found.append(col)
-        self.line, self.col = np.concatenate(lines), np.concatenate(found)
+            pairs.append((i + s * count if s else i, col))
+        self.line, self.col = (
+            pairs[0] if len(pairs) == 1 else map(np.concatenate, zip(*pairs, strict=True))
+        )
 
     def placed(self) -> Placed:
         grid, block = self.grid, self.block
         whole = grid.block_q % block == grid.block_k % block == 0 == grid.k_origin % block
         per_block = (grid.block_q // block) * (grid.block_k // block)
-        if whole and grid.q_origin % block == 0 and 1 <= per_block <= 16:
+        if whole and grid.q_origin % block == 0 and 1 <= per_block <= WORD:
             x, word, codes = self.words()
             runs = rl.from_segments(grid, x, x + 1, codes)
-            own, word = np.append(x, grid.size), np.append(word, 0).astype(np.int64)
+            own, word = np.append(x, grid.size), np.append(word.view(np.int64), 0)
 
             def by_word(x: Ints) -> list[Ints]:
                 at = np.searchsorted(own, x)
@@ -77,36 +81,50 @@ class _TokenPairs:
         changes = lambda s, token: token % block == 0  # noqa: E731
         return Placed(runs, self.allowed, signature, (changes, changes))
 
-    def words(self) -> tuple[Ints, NDArray[np.uint16], Codes]:
+    def words(self) -> tuple[Ints, NDArray[np.uint64], Codes]:
         """(x, word, codes) of the blocks that have pairs, each of which is a bit of the word."""
         grid = self.grid
         down, across = grid.block_q // self.block, grid.block_k // self.block
-        first_col = grid.k_origin // self.block
-        kept = (self.col >= first_col) & (self.col < first_col + grid.cols * across)
-        entry, row = quotient(self.line[kept], len(self.rows))
-        row, bit_row = quotient(row, down)
-        col, bit_col = quotient(self.col[kept] - first_col, across)
         # Sorted together: place in the high bits, number of the bit in the low ones.
-        key = ((entry * grid.rows + row) * grid.cols + col) * 16 + (bit_row * across + bit_col)
-        key = np.sort(key) if down > 1 else key
-        x, bit = key >> 4, np.left_shift(1, key & 15).astype(np.uint16)
-        begins = np.flatnonzero(np.diff(x, prepend=-1))
-        x, word = x[begins], np.bitwise_or.reduceat(bit, begins) if len(x) else bit
-        full = word == (1 << down * across) - 1
-        _, row, col = grid.split(x)
-        inner = (0 < row) & (row < grid.rows - 1) & (0 < col) & (col < grid.cols - 1)
-        cut = np.flatnonzero(~inner)
+        row, bit_row = quotient(self.rows - grid.q_origin // self.block, down)
+        line = np.arange(grid.slices)[:, None] * grid.rows + row
+        place = (line * (grid.cols * WORD) + bit_row * across).ravel()
+        col, bit_col = quotient(np.arange(self.cols) - grid.k_origin // self.block, across)
+        seen, col = (0 <= col) & (col < grid.cols), col * WORD + bit_col
+        bit = np.uint64(1) << np.arange(WORD, dtype=np.uint64)
         # The ends may leave less than all of the bits.
-        height = (grid.q_last[row[cut]] - grid.q_first[row[cut]]) // self.block + 1
-        width = (grid.k_last[col[cut]] - grid.k_first[col[cut]]) // self.block + 1
-        rows = np.array([sum(1 << i * across for i in range(j)) for j in range(down + 1)])
-        full[cut] = word[cut] == ((1 << width) - 1) * rows[height]
-        return x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)
+        heights = (grid.q_last - grid.q_first) // self.block + 1
+        widths = (grid.k_last - grid.k_first) // self.block + 1
+        rows = np.array([bit[: i * across : across].sum() for i in range(down + 1)])
+        found = [(np.zeros(0, np.int64), bit[:0], np.zeros(0, np.uint8))]
+        for begin, end in pairwise(self._bounds(line.ravel())):
+            i, j = self.line[begin:end], self.col[begin:end]
+            key = place[i] + col[j]
+            key = key if seen.all() else key[seen[j]]
+            if down > 1:
+                key.sort()
+            x = key // WORD
+            begins = np.flatnonzero(np.diff(x, prepend=-1))
+            x, word = x[begins], bit[key % WORD]
+            word = np.bitwise_or.reduceat(word, begins) if len(x) else word
+            _, row, j = grid.split(x)
+            full = word == (bit[widths[j]] - np.uint64(1)) * rows[heights[row]]
+            found.append((x, word, np.where(full, rl.FULL, rl.MIXED).astype(np.uint8)))
+        x, word, codes = map(np.concatenate, zip(*found, strict=True))
+        return x, word, codes
+
+    def _bounds(self, block_line: Ints) -> list[int]:
+        """Cut the pairs into portions of whole lines of blocks, from the line of each row."""
+        here = block_line[self.line[::PAIRS_AT_ONCE]]
+        first = np.searchsorted(self.line, np.searchsorted(block_line, here))
+        return [*distinct(first).tolist(), len(self.line)]
 
     @cached_property
     def keys(self) -> Ints:
-        """The pairs as ascending numbers; -1 at the end is found by what is beyond them."""
-        return np.append(self.line * self.cols + self.col, -1)
+        """The pairs as ascending numbers, or -1 where there are none."""
+        keys = self.line * self.cols
+        keys += self.col
+        return keys if len(keys) else np.full(1, -1)
 
     def allowed(self, s: Ints, q: Ints, k: Ints) -> Bools:
         return self.lookup(s, q // self.block, k // self.block)
@@ -114,8 +132,8 @@ class _TokenPairs:
     def lookup(self, s: Ints, row: Ints, col: Ints) -> Bools:
         """Whether token block (row, col) of slice s is allowed; broadcasting."""
         wanted = (s * len(self.rows) + row - self.first) * self.cols + col
-        found = self.keys[np.searchsorted(self.keys[:-1], wanted)] == wanted
-        return found & (col >= 0) & (col < self.cols)
+        at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        return (self.keys[at] == wanted) & (col >= 0) & (col < self.cols)
 
     def signature(self, s: Ints, row: Ints, col: Ints) -> Ints:
         grid, block = self.grid, self.block

@@ -113,7 +113,7 @@ def decided(placed: Placed, grid: Grid, how: str) -> Runs:
         full = _full(placed, grid, x, how == "inward")
         return np.where(full, rl.FULL, rl.EMPTY).astype(np.uint8)
 
-    return Runs(*settle(placed, grid, placed.runs.codes, look))
+    return Runs(*settle(placed, grid, np.arange(3, dtype=np.uint8), look))
 
 
 def _full(placed: Placed, grid: Grid, x: Ints, inward: bool) -> Bools:

@@ -148,6 +148,9 @@ local(30) >> packed((100, 17, 0, 250))  =>  local(30) & documents((100, 17, 0, 2
 causal() >> packed((100, 17, 0, 250))  =>  causal() & documents((100, 17, 0, 250))  =>  367
 local(3, align='bottom_right') >> packed(300)  =>  local(3, align='bottom_right')  =>  300
 butterfly(16) >> shift(0)  =>  butterfly(16)  =>  300
+butterfly(32) >> shift(32)
+    =>  where(lambda q, k: np.isin((q // 32 - 1) ^ (k // 32 - 1), [0, 1, 2, 4, 8, 16]) & (k > 31))
+    =>  1000
 dense() >> shift(200)  =>  ~dense()  =>  100
 local(300) >> tiled((256, 64), (1, 64))  =>  local(300)  =>  1 << 14
 local_2d((256, 64), 2) >> permuted(np.arange(1 << 14))  =>  local_2d((256, 64), 2)  =>  1 << 14
