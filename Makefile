@@ -39,7 +39,7 @@ speed: $(READY)
 PAGE := docs/results/h100/page.jsonl
 page: $(READY)
 	$(RUN) -c "import torch; torch.cuda.is_available() or exit('make page measures a GPU; torch finds none here')"
-	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 workers=14 rows=$(PAGE) $(ARGS)
+	$(RUN) -m experiments.speed grid=page rounds=3 seconds=0.2 rows=$(PAGE) $(ARGS)
 	$(RUN) -m experiments.plot rows=$(PAGE) out=docs/figures/page unstable=false
 	$(MAKE) pages
 

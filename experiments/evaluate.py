@@ -1,4 +1,4 @@
-"""Tests the weights of a finished run of experiments.train on its task.
+"""Test the weights of a finished run of experiments.train on its task.
 
     python -m experiments.evaluate run=runs/train/listops/sparse/seed0
     python -m experiments.evaluate run=docs/results/lra/path_x examples=50 device=cpu
@@ -9,10 +9,14 @@ Prints the accuracy with its standard error. Writes a row only where rows= asks 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from experiments.common.config import check, make, option
+from experiments.common.config import check, option
+from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
+from experiments.common.rows import Rows, origin
+from experiments.lra.finished import evaluate_run, with_data
+from experiments.lra.settings import Settings
+from experiments.training.run_file import SOURCES, read_settings
 
 
 @dataclass
@@ -39,32 +43,14 @@ class Options:
             raise ValueError("run=FOLDER is missing: give the folder of a finished run")
 
 
-@program("evaluate", options_type=Options)
-def main(values: dict[str, Any], command: str) -> None:
-    options = make(Options, values)
-    from experiments.common.devices import device_name, find_device
-    from experiments.common.rows import Rows, origin
-    from experiments.lra.finished import evaluate_run, with_data
-    from experiments.lra.settings import Settings
-    from experiments.training.run_file import SOURCES, read_settings
-
+@program("evaluate", Options)
+def main(options: Options, command: str) -> None:
     begun, folder = time.monotonic(), Path(str(options.run))
-    device = find_device(options.device)
-    settings = with_data(
-        read_settings(folder, Settings),
-        generate=options.generate,
-        data_dir=options.data_dir,
-        cache_dir=options.cache_dir,
-    )
-    row = evaluate_run(
-        folder,
-        settings,
-        device,
-        split=options.split,
-        examples=options.examples,
-        batch=options.batch,
-    )
-    what = "accuracy of predicted tokens" if settings.pretrain else "accuracy"
+    device, own = find_device(options.device), read_settings(folder, Settings)
+    data = {name: getattr(options, name) for name in ("generate", "data_dir", "cache_dir")}
+    chosen = {name: getattr(options, name) for name in ("split", "examples", "batch")}
+    row = evaluate_run(folder, with_data(own, **data), device, **chosen)
+    what = "accuracy of predicted tokens" if own.pretrain else "accuracy"
     print(
         f"{folder}: {row['task']} ({row['data']}), {row['attention']} attention, "
         f"weights of step {row['step']}\n"

@@ -5,35 +5,49 @@
 Three kinds of figure: speed-up against sparsity, time against length, and the masks themselves.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.bench.plot import draw_speed
 from experiments.bench.tables import newest
+from experiments.common.config import check, option
 from experiments.common.figures import save, style
 from experiments.common.program import program
 from experiments.common.rows import read
 
 
-@program("plot")
-def main(options: dict[str, Any], command: str) -> None:
+@dataclass
+class Options:
+    """The options of experiments.plot."""
+
+    rows: str = option("runs/speed/speed.jsonl", "of experiments.speed")
+    out: str = option("runs/speed/plots", "folder")
+    triton: str | None = option(None, "only rows of this version of Triton; null: of the last one")
+    unstable: bool = option(True, "false: leave out cells whose rounds differ by more than 15 %")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@program("plot", Options)
+def main(options: Options, command: str) -> None:
     """Draw the figures and print their paths."""
-    path, triton = options["rows"], options["triton"]
+    path, triton = options.rows, options.triton
     rows = read(path, "python -m experiments.speed")
     rows = [row for row in newest(rows) if row.ok and triton in (None, row.triton)]
     shaky = [row for row in rows if not row.stable]
-    if not options["unstable"]:
+    if not options.unstable:
         rows = [row for row in rows if row.stable]
     if not rows:
         with_it = f" with triton={triton}" if triton else ""
         raise ValueError(f"rows={path} has no time{with_it}: measure first, experiments.speed")
     print(f"rows: {path}")
     if shaky:
-        what = "drawn, with their range" if options["unstable"] else "left out"
+        what = "drawn, with their range" if options.unstable else "left out"
         print(f"rounds differ by more than 15 % in {len(shaky)} of the cells: {what}")
     with style():
         for name, figure in draw_speed(rows).items():
-            for file in save(figure, Path(options["out"]) / name):
+            for file in save(figure, Path(options.out) / name):
                 print(f"plot: {file}")
 
 

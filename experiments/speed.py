@@ -11,38 +11,29 @@ See docs/guide/measuring.md.
 
 import os
 import sys
-from typing import Any
 
-from experiments.bench.run import KEY, Bench, chosen, in_rounds, run, unmeasured, unstable
+from experiments.bench.run import KEY, Bench, Options, chosen, in_rounds, run, unstable
 from experiments.bench.tables import report
 from experiments.bench.timing import busy
-from experiments.bench.warm import warm
-from experiments.common.checks import check_options
-from experiments.common.devices import set_defaults
+from experiments.common.devices import find_device
 from experiments.common.files import write_text
 from experiments.common.program import program
 from experiments.common.rows import Rows
 
 
-@program("speed")
-def main(options: dict[str, Any], command: str) -> None:
-    """Measure what the configuration asks for and print it as tables."""
-    device = set_defaults(options, {"cuda": {"seconds": 0.15}, "cpu": {"seconds": 0.25}})
-    check_options(options, positive="seconds warm_s", whole="rounds", least={"workers": 0})
-    wanted = in_rounds(chosen(options, device), options["rounds"])
+@program("speed", Options)
+def main(options: Options, command: str) -> None:
+    """Measure what the options ask for and print it as tables."""
+    device = find_device(options.device)
+    wanted = in_rounds(chosen(options, device), options.rounds)
     if device.type == "cpu" and (used := busy() or 0) > 0.2 * (os.cpu_count() or 1):
         print(
             f"warning: other programs use {used:.1f} of {os.cpu_count()} cores: end them, or times"
             " and speed-ups will be off",
             file=sys.stderr,
         )
-    allowed = {name: options[name] for name in ("fresh", "allow_changes")}
-    rows = Rows(options["rows"], KEY, **allowed)
-    if options["workers"]:
-        missing = unmeasured(wanted, rows.origin(device, command), rows)
-        left_out = set(missing) - set(warm(missing, device, options["workers"], options["warm_s"]))
-        wanted = [what for what in wanted if what not in left_out]
-    bench = Bench(device, options["seconds"])
+    rows = Rows(options.rows, KEY, fresh=options.fresh, allow_changes=options.allow_changes)
+    bench = Bench(device, options.seconds or (0.15 if device.type == "cuda" else 0.25))
     found = run(wanted, bench, rows, command)
     if len(found) == len(wanted) and (again := unstable(wanted, found)):
         print(f"{len(again)} measurements again: their rounds differ by more than 15 %")

@@ -18,25 +18,33 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra.errors import HydraException
+
 from experiments.common.checks import choose
+from experiments.common.config import compose, make, store, words
+from experiments.common.devices import find_device
+from experiments.common.figures import save, style
+from experiments.common.rows import frame
+from experiments.studies.runner import Run, about
 
 FOLDER = Path(__file__).parent / "studies"
 
 
 def main() -> None:
     """Run what the command line names; an error is one line."""
-    words = sys.argv[1:]
-    name = next((word.removeprefix("name=") for word in words if word.startswith("name=")), None)
+    given = sys.argv[1:]
+    name = next((word.removeprefix("name=") for word in given if word.startswith("name=")), None)
     if name is None:
         return print(listing())
     try:
         choose("name", name, studies())
         study = import_module(f"experiments.studies.{name}")
-        if {"--help", "-h"} & {*words}:
+        if {"--help", "-h"} & {*given}:
             return print(help_text(study))
-        run(study, options(study, words), shlex.join(["python", "-m", "experiments.study", *words]))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        run(study, options(study, given), shlex.join(["python", "-m", "experiments.study", *given]))
+    except (HydraException, ValueError, OSError) as error:
+        text = words(error) if isinstance(error, HydraException) else error
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -63,34 +71,16 @@ def help_text(study: ModuleType) -> str:
     return "\n\n".join([(study.__doc__ or "").strip(), *sources, f"Here: {options(study, [])}"])
 
 
-def options(study: ModuleType, words: list[str]) -> Any:
-    """Return the options of a study. Raise ValueError for one that it has not, or a wrong type."""
-    from hydra import compose, initialize
-    from hydra.core.config_store import ConfigStore
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from experiments.common.devices import find_device
-
-    def composed(kind: str) -> Any:
-        ConfigStore.instance().store("study", study.DEFAULTS[kind])
-        with initialize(version_base="1.3", config_path=None):
-            return OmegaConf.to_object(compose("study", words))
-
-    try:
-        return composed(find_device(composed("cpu").device).type)
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or ""
-        raise ValueError(" ".join(f"{error} {cause}".split())) from None
+def options(study: ModuleType, given: list[str]) -> Any:
+    """Return the options of a study, with the defaults of its device."""
+    device = next((word[7:] for word in given if word.startswith("device=")), None)
+    own = study.DEFAULTS[find_device(device).type]
+    store("study", own)
+    return make(own, compose("study", given))
 
 
 def run(study: ModuleType, options: Any, command: str) -> None:
     """Measure what the rows lack, print the tables of all rows and draw their figures."""
-    from experiments.common.figures import save, style
-    from experiments.common.rows import frame
-    from experiments.studies.runner import Run, about
-
     if options.measure:
         collect = getattr(study, "collect", None)  # of a study that measures nothing itself
         collect(options) if collect else Run(study, options, command).go()

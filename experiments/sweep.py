@@ -1,7 +1,7 @@
 """Train the runs of a sweep with experiments.train or experiments.lm, at once on all GPUs.
 
     python -m experiments.sweep sweep=lra
-    python -m experiments.sweep sweep=path_x gpus=[0,1] 'with=["seed=0,1"]'
+    python -m experiments.sweep sweep=path_x gpus=[0,1] 'overrides=["seed=0,1"]'
     python -m experiments.sweep file=mine.yaml dry_run=true     # list the runs, and run nothing
 
 The folders of the runs are the state: the same command continues where it was stopped and leaves
@@ -25,7 +25,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from experiments.common.checks import check_options, choose
+from experiments.common.checks import choose
+from experiments.common.config import check, option
 from experiments.common.files import digest, read_yaml
 from experiments.common.program import program
 from experiments.lm import settings as lm_settings
@@ -215,34 +216,56 @@ def train(
     return failed
 
 
-def places(options: Mapping[str, Any]) -> list[str]:
+@dataclass
+class Options:
+    """The options of experiments.sweep."""
+
+    sweep: dict[str, Any] = option({})  # a file of conf/sweep
+    file: str | None = option(None, "a sweep of your own, like those of conf/sweep")
+    overrides: list[str] = option([], 'of all runs; ["seed=0,1"] runs every seed')
+    gpus: list[int] | None = option(None, "null: all GPUs there are, or the CPU")
+    at_once: int = option(
+        1, "runs that share a GPU; this pays for short runs and small batches", least=1
+    )
+    processes: int = option(1, "of a run, each with a GPU of its own (torchrun)", least=1)
+    minutes: float | None = option(
+        None, "after which the runs at work write a checkpoint and end", above=0
+    )
+    dry_run: bool = option(
+        False, "true: list the runs with their state and command, and run nothing"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def places(options: Options) -> list[str]:
     """Return the places of `train` for the options `gpus`, `at_once` and `processes`."""
-    count, each = torch.cuda.device_count(), options["processes"]
+    count, each = torch.cuda.device_count(), options.processes
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = seen if len(seen) == count else [str(i) for i in range(count)]
-    gpus = range(count) if options["gpus"] is None else options["gpus"]
+    gpus = range(count) if options.gpus is None else options.gpus
     if wrong := [gpu for gpu in gpus if gpu not in range(count)]:
         raise ValueError(f"gpus={wrong}: there are {count}, counted from 0")
     groups = [",".join(names[gpu] for gpu in gpus[i : i + each]) for i in range(0, count, each)]
-    return (groups[: len(gpus) // each] or [""]) * options["at_once"]
+    return (groups[: len(gpus) // each] or [""]) * options.at_once
 
 
-def read_sweep(options: Mapping[str, Any]) -> list[Planned]:
-    """Return the runs of the options `sweep`, `file` and `with`."""
-    sweep, file = options["sweep"], options["file"]
+def read_sweep(options: Options) -> list[Planned]:
+    """Return the runs of the options `sweep`, `file` and `overrides`."""
+    sweep, file = options.sweep, options.file
     sweep = sweep if file is None else read_yaml(Path(file), FORM, f"file={file}")
-    return planned(sweep, options["with"])
+    return planned(sweep, options.overrides)
 
 
-@program("sweep")
-def main(options: dict[str, Any], command: str) -> None:
-    check_options(options, whole="at_once processes", optional="minutes", positive="minutes")
+@program("sweep", Options)
+def main(options: Options, command: str) -> None:
     runs, free, failed = read_sweep(options), places(options), {}
-    if not options["dry_run"]:
-        failed = train(runs, free, options["processes"], options["minutes"])
+    if not options.dry_run:
+        failed = train(runs, free, options.processes, options.minutes)
     for run in runs:
         print(f"{run.name}: {failed.get(run.name) or state(run)}")
-        if options["dry_run"]:
+        if options.dry_run:
             print(f"    python -m experiments.{run.program} {shlex.join(run.overrides)}")
     print(f"{sum(run.complete for run in runs)} of {len(runs)} runs complete, {len(failed)} failed")
     sys.exit(bool(failed))

@@ -7,24 +7,39 @@
 Runs are folders of experiments.train, or archives of them. See docs/guide/lra.md.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import as_list
+from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.common.rows import read
 from experiments.lra.runs import read_runs, write_archive
 from experiments.lra.table import Table
 
 
-@program("table")
-def main(options: dict[str, Any], command: str) -> None:
-    runs = read_runs(as_list(options["runs"]))
-    steps = read(options["speed"]) if options["speed"] else None
-    table = Table(runs, steps, options["whole"])
-    paths = table.write(Path(options["out"]))
-    if options["archive"]:
-        paths.append(Path(options["archive"]))
+@dataclass
+class Options:
+    """The options of experiments.table."""
+
+    runs: Any = option("runs/train", "folders, globs or archives of runs", several=str)
+    speed: str | None = option(None, "rows of the study lra_speed, whose times are taken instead")
+    whole: bool = option(False, "true: also attentions and tasks of the paper that have no run")
+    out: str = option("runs/train/table", "written: the same name with .md and .csv")
+    archive: str | None = option(None, "a file to write the runs into, one compact line each")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@program("table", Options)
+def main(options: Options, command: str) -> None:
+    runs = read_runs(options.runs)
+    steps = read(options.speed) if options.speed else None
+    table = Table(runs, steps, options.whole)
+    paths = table.write(Path(options.out))
+    if options.archive:
+        paths.append(Path(options.archive))
         write_archive(runs, paths[-1])
     print(table.text())
     print("\n".join(f"written: {path}" for path in paths))

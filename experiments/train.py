@@ -16,15 +16,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from experiments.common.program import program
+from experiments.lra.run import train
 from experiments.lra.settings import TrainOptions, make_settings
+from experiments.training.clock import Interrupted
+from experiments.training.distributed import leave
 
 
-@program("train", options_type=TrainOptions)
+@program("train", TrainOptions, made=False)
 def main(options: dict[str, Any], command: str) -> None:
-    from experiments.lra.run import train
-    from experiments.training.clock import Interrupted
-    from experiments.training.distributed import leave
-
     given = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         print(f"\n== {' '.join(given)}", file=sys.stderr, flush=True)

@@ -1,99 +1,58 @@
-"""Grids of cases: speed against density and length, and the grid `limits` of all comparisons."""
+"""Grids of cases: speed against density and length, and the named grids."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import masks
 from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS, Case
 from experiments.bench.providers import installed
-from experiments.common.checks import as_list, whole_number
 
 DENSITIES = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Every mask at each shape, and the sweep masks at the sweep lengths of the first shape."""
-
-    shapes: tuple[Case, ...]  # their mask is replaced
-    masks: tuple[str, ...]
-    sweep_masks: tuple[str, ...] = ()
-    sweep_lengths: tuple[int, ...] = ()
-
-    def cases(self) -> list[Case]:
-        found = [_with_mask(shape, mask) for shape in self.shapes for mask in self.masks]
-        found += [
-            _with_mask(replace(self.shapes[0], n_q=n, n_k=n), mask)
-            for n in self.sweep_lengths
-            for mask in self.sweep_masks
-        ]
-        return list(dict.fromkeys(found))
-
-
-def default_grid(device: str) -> Grid:
-    """Speed against density, and time against length, at sizes that suit the device."""
-    if torch.device(device).type == "cuda":
-        shape = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
-        structured = "local:256+butterfly:128+global:128"
-        return Grid(
-            shapes=(shape, replace(shape, heads=32, kv_heads=32, head_dim=64)),
-            masks=(DENSE, *_random_masks(128, 1, *DENSITIES), structured),
-            sweep_masks=(DENSE, structured),
-            sweep_lengths=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
-        )
-    structured = "local:256+butterfly:64+global:64"
-    return Grid(
-        shapes=(Case(DENSE, 1, 4, 4, 4096, 4096, 64, "float32", 64, 64),),
-        masks=(DENSE, *_random_masks(64, 1, *DENSITIES[:4]), structured),
-        sweep_masks=(DENSE, structured),
-        sweep_lengths=(512, 1024, 2048, 4096),
-    )
-
-
 def make_grid(
     device: str,
-    mask: str | Sequence[str] | None = None,
-    seq_len: int | Sequence[int] | None = None,
-    block_size: int | Sequence[int] | None = None,
+    mask: Sequence[str] | None = None,
+    seq_len: Sequence[int] | None = None,
+    block_size: Sequence[int] | None = None,
     **shape: int | str | None,
-) -> Grid:
-    """Return the default grid with the given values in its place; the sweep over lengths goes
-    with it.
+) -> list[Case]:
+    """Return cases of speed against density, and of time against length, which suit the device.
 
+    Given values take the place of the defaults. A mask or a length takes the sweep over lengths.
     shape: batch, heads, kv_heads, head_dim, v_dim, dtype, layout; None leaves the default.
     Raises ValueError for values that no case can have.
     """
-    grid = default_grid(device)
-    given = {name: value for name, value in shape.items() if value is not None}
-    if "heads" in given and "kv_heads" not in given:
-        given["kv_heads"] = given["heads"]
+    if torch.device(device).type == "cuda":
+        first = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
+        shapes = [first, replace(first, heads=32, kv_heads=32, head_dim=64)]
+        structured, densities = "local:256+butterfly:128+global:128", (1, *DENSITIES)
+        sweep = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    else:
+        shapes = [Case(DENSE, 1, 4, 4, 4096, 4096, 64, "float32", 64, 64)]
+        structured, densities = "local:256+butterfly:64+global:64", (1, *DENSITIES[:4])
+        sweep = (512, 1024, 2048, 4096)
+    usual = [DENSE, *_random_masks(shapes[0].block_k, *densities), structured]
+    given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
+    if "heads" in given:
+        given.setdefault("kv_heads", given["heads"])
     if block_size is not None:
-        sizes = as_list(block_size) if isinstance(block_size, list | tuple) else [block_size] * 2
-        if len(sizes) != 2:
+        if len(block_size) > 2:
             raise ValueError(f"block_size={block_size}: give one size, or [block_q,block_k]")
-        for size in sizes:
-            whole_number("block_size", size)
-        given |= {"block_q": sizes[0], "block_k": sizes[1]}
-    shapes = [replace(s, **given) for s in grid.shapes]
-    if seq_len is not None:
-        lengths = as_list(seq_len)
-        for length in lengths:
-            whole_number("seq_len", length)
-        shapes = [replace(s, n_q=n, n_k=n) for s in shapes for n in lengths]
-    for s in shapes:
-        s.check()
-    chosen = grid.masks if mask is None else [str(text) for text in as_list(mask)]
-    keep_sweep = mask is None and seq_len is None
-    return Grid(
-        shapes=tuple(shapes),
-        masks=tuple(_canonical(m) for m in chosen),
-        sweep_masks=tuple(_canonical(m) for m in grid.sweep_masks) if keep_sweep else (),
-        sweep_lengths=grid.sweep_lengths if keep_sweep else (),
-    )
+        given |= {"block_q": block_size[0], "block_k": block_size[-1]}
+    shapes = [replace(s, **given) for s in shapes]
+    lengthened = [replace(s, n_q=n, n_k=n) for s in shapes for n in seq_len or [s.n_q]]
+    for case in lengthened:
+        case.check()
+    found = [case for s in lengthened for case in _cases(s, usual if mask is None else mask)]
+    if mask is None and seq_len is None:
+        longer = [replace(shapes[0], n_q=n, n_k=n) for n in sweep]
+        found += [case for s in longer for case in _cases(s, (DENSE, structured))]
+    return list(dict.fromkeys(found))
 
 
 class Part(NamedTuple):
@@ -103,29 +62,6 @@ class Part(NamedTuple):
     providers: tuple[str, ...]
 
 
-def limits(device: torch.device) -> list[Part]:
-    """Return what shows where a kernel stands: against the device, the peers and itself, dense.
-
-    Random masks against density, dense and causal; uneven masks beside even ones of the same
-    density; small blocks; few heads of 32; very long sequences. On a CPU the same in small.
-    """
-    shape, own, dense, block_sparse = _setting(device)
-    everyone = (*block_sparse, *(("flex", "sdpa_cudnn") if dense == "sdpa_cudnn" else ("sdpa",)))
-    by_density = [DENSE, CAUSAL, *_random_masks(128, 1.0, *DENSITIES)]
-    parts = [Part(_cases(s, by_density), everyone) for s in _two(shape)]
-    parts.append(Part(_uneven(shape), block_sparse))
-    parts += [
-        Part(_cases(s, _random_masks(block, *DENSITIES[:4]), block), own[:1])
-        for s in _two(shape)
-        for block in (64, 32, 16)
-    ]
-    thin = replace(shape, batch=4 * shape.batch, heads=2, kv_heads=2, head_dim=32)
-    parts.append(Part(_cases(thin, [DENSE, *_random_masks(128, 0.0625)]), everyone))
-    for random, structured in _long(shape):
-        parts += [Part((random,), block_sparse), Part((structured,), own)]
-    return parts
-
-
 def page(device: torch.device) -> list[Part]:
     """Return what the page of speed shows: speed against density, every peer at its best, both
     layouts.
@@ -133,7 +69,7 @@ def page(device: torch.device) -> list[Part]:
     Each peer runs its own kernel for a mask where it has one. Random masks stand beside structured
     ones where only a sparse mask is possible. On a CPU the same in small.
     """
-    first, _, dense, block_sparse = _setting(device, "fa4_window", "fa4_varlen")
+    first, dense, block_sparse = _setting(device)
     flex = ("flex", "flex_autotuned")  # the default is at times the faster one
     n = first.n_q
     special = [f"sliding({n // 16 + 1})", f"local({n // 32})", *_packed(n)]
@@ -186,16 +122,13 @@ def published(device: torch.device) -> list[Part]:
     return parts
 
 
-def _setting(
-    device: torch.device, *peers: str
-) -> tuple[Case, tuple[str, ...], str, tuple[str, ...]]:
-    """Return the main shape of a device, our providers, torch's dense one, and all with blocks."""
+def _setting(device: torch.device) -> tuple[Case, str, tuple[str, ...]]:
+    """Return the main shape of a device, torch's dense provider, and all with blocks."""
     if device.type != "cuda":
-        shape = Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128)
-        return shape, ("cpu",), "sdpa", ("cpu",)
+        return Case(DENSE, 1, 2, 2, 1024, 1024, 32, "float32", 128, 128), "sdpa", ("cpu",)
+    peers = installed("fa4", "fa4_window", "fa4_varlen", "cudnn_blocks", "cudnn_flex")
     shape = Case(DENSE, 2, 16, 16, 16384, 16384, 128, "bfloat16", 128, 128)
-    own = ("hopper", "hopper_deterministic")
-    return shape, own, "sdpa_cudnn", (*own, *installed("fa4", *peers, "cudnn_blocks", "cudnn_flex"))
+    return shape, "sdpa_cudnn", ("hopper", "hopper_deterministic", *peers)
 
 
 def _two(shape: Case) -> tuple[Case, Case]:
@@ -258,31 +191,13 @@ def _packed(n: int) -> list[str]:
     return [text, f"{text} & causal()"]
 
 
-GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {
-    "limits": limits,
-    "page": page,
-    "published": published,
-}
-
-
-def _uneven(shape: Case) -> tuple[Case, ...]:
-    """Masks with rows (and columns) of unequal length, each with an even one like it."""
-    uneven = (
-        "bigbird(128, 3, per_head=False)",
-        "butterfly(128) | global_tokens(64)",
-        "local(1024) & causal()",
-    )
-    cases = []
-    for case in _cases(shape, uneven):
-        even = _random_masks(shape.block_q, round(case.density, 4))
-        cases += [case, *_cases(shape, even)]
-    return tuple(cases)
+GRIDS: dict[str, Callable[[torch.device], list[Part]]] = {"page": page, "published": published}
 
 
 def _cases(shape: Case, texts: Iterable[str], block: int | None = None) -> tuple[Case, ...]:
     if block is not None:
         shape = replace(shape, block_q=block, block_k=block)
-    return tuple(_with_mask(shape, _canonical(text)) for text in texts)
+    return tuple(_with_mask(shape, text) for text in texts)
 
 
 def _random_masks(block: int, *densities: float) -> list[str]:
@@ -290,12 +205,8 @@ def _random_masks(block: int, *densities: float) -> list[str]:
     return [f"random:{density}:block={block}" for density in densities]
 
 
-def _canonical(mask: str) -> str:
-    """Return the mask's own text, so that one mask has one name in every row."""
-    return DENSE if mask == DENSE else str(masks.parse(mask))
-
-
 def _with_mask(shape: Case, mask: str) -> Case:
+    """Return the case with the mask's own text, so that one mask has one name in every row."""
     if mask == DENSE:  # which has no blocks
         return replace(shape, mask=mask, block_q=0, block_k=0)
-    return replace(shape, mask=mask)
+    return replace(shape, mask=str(masks.parse(mask)))

@@ -14,10 +14,10 @@ from experiments.bench.cases import DENSE, DTYPES, LAYOUTS, Case
 from experiments.bench.gate import Gate
 from experiments.bench.grids import GRIDS, make_grid
 from experiments.bench.provider import DIRECTIONS, Attention
-from experiments.bench.providers import default_providers, find
+from experiments.bench.providers import PROVIDERS, default_providers, find
 from experiments.bench.tables import SLACK, UNSTABLE, spread
 from experiments.bench.timing import expected_mib, measure, peak_extra_mib
-from experiments.common.checks import as_list, choose
+from experiments.common.config import check, option
 from experiments.common.devices import device_name
 from experiments.common.provenance import now
 from experiments.common.rows import OK, Row, Rows, clocks
@@ -170,26 +170,61 @@ def _brief(error: Exception, limit: int = 200) -> str:
 # ---- what to measure
 
 
-def chosen(options: dict[str, Any], device: torch.device) -> list[Measurement]:
+@dataclass
+class Options:
+    """The options of experiments.speed. null: what suits the machine."""
+
+    mask: Any = option(
+        None, "texts of masks; dense is no mask: mask=[dense,random:0.1]", several=str
+    )
+    seq_len: Any = option(None, "tokens", several=int, least=1)
+    batch: int | None = option(None, "sequences")
+    heads: int | None = option(None, "query heads")
+    kv_heads: int | None = option(None, "null: heads")
+    head_dim: int | None = option(None, "features of a head")
+    v_dim: int | None = option(None, "null: head_dim")
+    dtype: str | None = option(None, choices=DTYPES)
+    layout: str | None = option(None, "of memory: (B, H, N, D) or (B, N, H, D)", choices=LAYOUTS)
+    block_size: Any = option(None, "tokens, or [block_q,block_k]", several=int, least=1)
+    grid: str | None = option(
+        None, "in place of all above: the first page, or shapes that others publish", choices=GRIDS
+    )
+    providers: Any = option(None, f"of {', '.join(PROVIDERS)}, or MODULE:NAME", several=str)
+    directions: Any = option([*DIRECTIONS], "what is timed", several=str, choices=DIRECTIONS)
+    device: str | None = option(None, "cuda | cpu; null: cuda if there is a GPU")
+    rounds: int = option(
+        2, "how often all is measured, in another order each time; tables show medians", least=1
+    )
+    seconds: float | None = option(
+        None, "of repeats a measurement; null: 0.15 on a GPU, 0.25 on a CPU", above=0
+    )
+    rows: str = option("runs/speed/speed.jsonl", "added to; tables: the same name, .txt")
+    fresh: bool = option(False, "true: start the next free name of rows instead")
+    allow_changes: bool = option(
+        False, "true: add rows under docs though the code differs from the last commit"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def chosen(options: Options, device: torch.device) -> list[Measurement]:
     """Return the measurements of the named grid, or of the given masks and shapes.
 
-    Raises ValueError for a provider, direction, grid, mask or shape that does not exist.
+    Raises ValueError for a provider, mask or shape that does not exist.
     """
-    for name in ("directions", "mask", "seq_len"):
-        if options[name] == [] or (name, options[name]) == ("directions", None):
-            raise ValueError(f"{name}={options[name]}: give at least one, or leave it out")
-    directions, providers = as_list(options["directions"]), as_list(options["providers"])
-    given = {name: options[name] for name in SHAPE}
-    if options["grid"] is None:
-        cases = make_grid(str(device), **given).cases()
-        return measurements(cases, providers or default_providers(device), directions)
-    choose("grid", options["grid"], GRIDS)
+    given = {name: getattr(options, name) for name in SHAPE}
+    if options.grid is None:
+        cases = make_grid(str(device), **given)
+        return measurements(
+            cases, options.providers or default_providers(device), options.directions
+        )
     if any(value is not None for value in given.values()):
-        raise ValueError(f"grid={options['grid']} has its own masks and shapes: leave these out")
+        raise ValueError(f"grid={options.grid} has its own masks and shapes: leave these out")
     found: dict[Measurement, None] = {}
-    for part in GRIDS[options["grid"]](device):
-        names = [name for name in part.providers if not providers or name in providers]
-        found |= dict.fromkeys(measurements(part.cases, names, directions))
+    for part in GRIDS[options.grid](device):
+        names = [n for n in part.providers if not options.providers or n in options.providers]
+        found |= dict.fromkeys(measurements(part.cases, names, options.directions))
     return list(found)
 
 
@@ -198,10 +233,8 @@ def measurements(
 ) -> list[Measurement]:
     """Return what the cases, providers and directions give, everything of a case together.
 
-    Raises ValueError for a provider, direction, mask or block size that does not exist.
+    Raises ValueError for a provider, mask or block size that does not exist.
     """
-    for direction in directions:
-        choose("directions", direction, DIRECTIONS)
     known = {name: find(name) for name in providers}
     cases = list(cases)
     for case in cases:
@@ -234,11 +267,6 @@ def in_rounds(wanted: Sequence[Measurement], rounds: int) -> list[Measurement]:
             order = [*turns.values()]
             found += [what for turn in (*order[first:], *order[:first]) for what in turn]
     return found
-
-
-def unmeasured(wanted: Iterable[Measurement], origin: Row, rows: Rows) -> list[Measurement]:
-    """Return those for which the rows hold no time."""
-    return [w for w in wanted if (rows.find(w.row() | origin) or {}).get("status") != OK]
 
 
 def unstable(wanted: Sequence[Measurement], rows: Sequence[Row]) -> list[Measurement]:

@@ -8,8 +8,8 @@
         def __post_init__(self) -> None:
             check(self)
 
-    @program("name", options_type=Options)  # conf/name.yaml begins with name_options
-    def main(options, command): ...
+    @program("name", Options)
+    def main(options: Options, command: str) -> None: ...
 
 Hydra refuses unknown options and values of another type, `check` values out of range, each in one
 line that names the option, the value and the remedy.
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose as hydra_compose
@@ -28,9 +29,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.common.checks import choose
+from experiments.common.checks import as_list, choose
 
 T = TypeVar("T")
+CONF = Path(__file__).resolve().parents[1] / "conf"
 LIMITS = {  # of a number: whether it holds, and what to give
     "least": (lambda value, limit: value >= limit, "at least {}"),
     "above": (lambda value, limit: value > limit, "above {}"),
@@ -44,6 +46,7 @@ def option(
     help: str = "",
     *,
     choices: Iterable[str] = (),
+    several: type | None = None,
     free: bool = False,
     **limits: float,
 ) -> Any:
@@ -52,10 +55,12 @@ def option(
     Args:
         help: what `--help` says of it.
         choices: the texts that it may be.
+        several: it takes one value of this type or a list of them, and becomes a list; None stays.
         free: it may differ between sessions of a run, because it changes no result but by rounding.
         limits: of numbers: `least`, `above`, `most`, `below`.
     """
     metadata = {"help": help, "choices": tuple(choices), "free": free, "limits": limits}
+    metadata["several"] = several
     if isinstance(default, list | dict) or is_dataclass(default):
         return field(default_factory=lambda: deepcopy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -65,6 +70,11 @@ def check(options: Any) -> None:
     """Raise ValueError for an option that is out of range. None is in every range."""
     for each in fields(options):
         value = getattr(options, each.name)
+        if (kind := each.metadata.get("several")) is not None and value is not None:
+            value = [_one(each.name, kind, one) for one in as_list(value)]
+            if not value:
+                raise ValueError(f"{each.name}=[]: give at least one")
+            setattr(options, each.name, value)
         for one in value if isinstance(value, list) else [value]:
             if one is None:
                 continue
@@ -80,15 +90,31 @@ def check(options: Any) -> None:
                 raise ValueError(f"{each.name}={value!r}: give a number {wanted}")
 
 
-def store(name: str, options: type) -> None:
-    """Make the dataclass the schema NAME_options, for the defaults list of conf/NAME.yaml."""
+def _one(name: str, kind: type, value: Any) -> Any:
+    """Return a value of a list of texts or numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+        raise ValueError(f"{name}={value!r}: give {'a text' if kind is str else 'a number'}")
+    if kind is str:
+        return value if value is None else str(value)
+    if kind is int and not isinstance(value, int):
+        raise ValueError(f"{name}={value!r}: give a whole number")
+    return value
+
+
+def store(name: str, options: Any) -> None:
+    """Make the dataclass the configuration of a program without conf/NAME.yaml, and the schema
+    NAME_options, for the defaults list of such a file.
+    """
+    if not (CONF / f"{name}.yaml").exists():
+        ConfigStore.instance().store(name, options)
     ConfigStore.instance().store(f"{name}_options", options)
 
 
 def make(options: type[T], values: Mapping[str, Any]) -> T:
     """Return the options with these values. Raises ValueError for an unknown or wrong one."""
-    for name in values.keys() - {each.name for each in fields(options)}:  # type: ignore[arg-type]
-        choose("option", name, sorted(each.name for each in fields(options)))  # type: ignore[arg-type]
+    known = [each.name for each in fields(options)]  # type: ignore[arg-type]
+    for name in values:
+        choose("option", name, known)
     try:
         made: Any = OmegaConf.merge(OmegaConf.structured(options), dict(values))
         return OmegaConf.to_object(made)  # type: ignore[return-value]

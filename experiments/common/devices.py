@@ -2,10 +2,8 @@
 
 import os
 import platform
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,19 +25,6 @@ def find_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         here = f"torch finds {count} GPUs here" if count else "torch finds no GPU here"
         raise ValueError(f"device={name!r}: {here}; give device=cpu or leave it out")
-    return device
-
-
-def set_defaults(
-    options: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]]
-) -> torch.device:
-    """Return the device of the options, which get the values of its kind where they have none.
-
-    defaults: of "cuda" and of "cpu".
-    """
-    device = find_device(options["device"])
-    for name, value in defaults[device.type].items():
-        options[name] = value if options[name] is None else options[name]
     return device
 
 

@@ -15,15 +15,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from experiments.common.program import program
+from experiments.lm.run import train
 from experiments.lm.settings import LmOptions, make_settings
+from experiments.training.clock import Interrupted
+from experiments.training.distributed import leave
 
 
-@program("lm", "experiments.lm", options_type=LmOptions)
+@program("lm", LmOptions, "experiments.lm", made=False)
 def main(options: dict[str, Any], command: str) -> None:
-    from experiments.lm.run import train
-    from experiments.training.clock import Interrupted
-    from experiments.training.distributed import leave
-
     try:
         train(make_settings(options, list(HydraConfig.get().overrides.task)), command)
     except Interrupted as stop:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from experiments.common.config import check, make, option
+from experiments.common.config import check, option
 from experiments.common.devices import device_name, find_device
 from experiments.common.program import program
 from experiments.lm.model import LanguageModel
@@ -64,10 +63,9 @@ class Options:
             raise ValueError("prompt is empty: give the text that the model continues")
 
 
-@program("generate", "experiments.lm.generate", options_type=Options)
-def main(values: dict[str, Any], command: str) -> None:
+@program("generate", Options, "experiments.lm.generate")
+def main(options: Options, command: str) -> None:
     """Load the run, and print what it generates."""
-    options = make(Options, values)
     device, count, prompt = find_device(options.device), options.tokens, str(options.prompt)
     model, codec, settings = load_run(Path(str(options.run)), options.cache_dir)
     ids = encode(codec, prompt, count, settings.context)

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.config import check, make, option
+from experiments.common.config import check, option
 from experiments.common.program import program
 from experiments.common.rows import Row, Rows, frame
 from experiments.common.tables import MISSING, aligned, markdown
@@ -60,9 +60,8 @@ class Options:
         check(self)
 
 
-@program("lm_report", "experiments.lm.report", options_type=Options)
-def main(values: dict[str, Any], command: str) -> None:
-    options = make(Options, values)
+@program("lm_report", Options, "experiments.lm.report")
+def main(options: Options, command: str) -> None:
     files = sorted(Path(options.runs or ".").rglob(run_file.RUN)) if options.runs else []
     runs = [run_file.read(path.parent) for path in files]
     found = [row(run) for run in runs if run and run["complete"] and run["settings"].get("plan")]

@@ -9,8 +9,10 @@ from typing import Any
 from experiments.common.checks import choose
 from experiments.common.config import compose, make, option, store
 from experiments.common.files import digest
+from experiments.lm.attention import resolve
 from experiments.training import run_file
 from experiments.training.settings import Training, given_keys, on_device
+from sparseflash.select import Selector
 
 NEXT, MASKED = OBJECTIVES = ("next", "masked")
 LEARNED, ROTARY = POSITIONS = ("learned", "rotary")
@@ -79,9 +81,6 @@ class Settings(Training):
     case: str | None = option(None, "what the table of the plan calls it")
 
     def __post_init__(self) -> None:
-        from experiments.lm.attention import resolve  # imports torch
-        from sparseflash.select import Selector
-
         super().__post_init__()
         choose("compile", self.compile, ("True", "False", LAYERS))
         if not self.steps:

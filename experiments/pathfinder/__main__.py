@@ -5,42 +5,59 @@ python -m experiments.pathfinder 'size=[32,64,128,256]' statistics=true pictures
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.common.checks import as_list, at_least_one, check_options
+from experiments.common.config import check, option
 from experiments.common.program import program
-from experiments.pathfinder.generate import check_seed, make
+from experiments.pathfinder.draw import sheet
+from experiments.pathfinder.generate import make
 from experiments.pathfinder.official import write
 from experiments.pathfinder.parameters import Spec, spec
 from experiments.pathfinder.statistics import Statistics, measure, table
 
 
-@program("pathfinder", module="experiments.pathfinder")
-def main(options: dict[str, Any], command: str) -> None:
-    """Write, measure or draw the images of every size and contour."""
-    seed, examples = options["seed"], options["examples"]
-    check_seed(seed)
-    check_options(options, whole="examples workers", optional="workers")
-    if not any(options[name] for name in ("out", "pictures", "statistics")):
-        raise ValueError("nothing to do: give out=FOLDER, statistics=true or pictures=FOLDER")
-    sizes, contours = as_list(options["size"]), as_list(options["contour"])
-    look = {name: options[name] for name in ("documented", "strokes", "margins", "distractors")}
-    at_least_one(options, "size contour")
-    specs = [spec(size, contour, **look) for size in sizes for contour in contours]
-    measured: dict[tuple[int, int], Statistics] = {}
-    for each in specs:
-        if options["out"] is not None:
-            print(write(Path(options["out"]), each, seed, examples, options["workers"]))
-        if options["pictures"] is not None:
-            from experiments.pathfinder.draw import sheet
+@dataclass
+class Options:
+    """The options of experiments.pathfinder."""
 
-            level = "" if len(contours) == 1 else f"-{each.contour}"
-            path = Path(options["pictures"]) / f"pathfinder-{each.size}{level}.png"
-            sheet(path, each, seed)
+    size: Any = option(128, "32, 64, 128 (Path-X), 256; several for statistics", several=int)
+    contour: Any = option(14, "paddles of long snakes: 6 (easy), 9, 14 (hard)", several=int)
+    documented: bool = option(False, "true: the documented number of distractors, not the measured")
+    strokes: float | None = option(None, "another size, whose paddles and marks are drawn")
+    margins: Any = option(None, "pixels around paddles; images draw one of several", several=int)
+    distractors: int | None = option(None, "how many are wanted")
+    seed: int = option(0, "of the images", least=0)
+    examples: int = option(1000, "images", least=1)
+    out: str | None = option(None, "folder to write pathfinder{size}/{level} in")
+    statistics: bool = option(False, "true: print them beside those of the release")
+    pictures: str | None = option(None, "folder to draw pathfinder-{size}.png in")
+    workers: int | None = option(None, "threads; null: one a core", least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not (self.out or self.pictures or self.statistics):
+            raise ValueError("nothing to do: give out=FOLDER, statistics=true or pictures=FOLDER")
+
+
+@program("pathfinder", Options, "experiments.pathfinder")
+def main(options: Options, command: str) -> None:
+    """Write, measure or draw the images of every size and contour."""
+    names = ("documented", "strokes", "margins", "distractors")
+    look = {name: getattr(options, name) for name in names}
+    measured: dict[tuple[int, int], Statistics] = {}
+    for each in [spec(size, c, **look) for size in options.size for c in options.contour]:
+        if options.out is not None:
+            where = Path(options.out)
+            print(write(where, each, options.seed, options.examples, options.workers))
+        if options.pictures is not None:
+            level = "" if len(options.contour) == 1 else f"-{each.contour}"
+            path = Path(options.pictures) / f"pathfinder-{each.size}{level}.png"
+            sheet(path, each, options.seed)
             print(path)
-        if options["statistics"]:
-            measured[each.size, each.contour] = _timed(each, seed, examples)
+        if options.statistics:
+            measured[each.size, each.contour] = _timed(each, options.seed, options.examples)
     if measured:
         print(table(measured))
 

@@ -21,11 +21,13 @@ from experiments.bench.cases import Case
 from experiments.bench.counters import READ, TIME, WRITTEN, Kernels, counted, ncu, under_ncu
 from experiments.bench.grids import make_grid
 from experiments.bench.run import Bench, Measurement
+from experiments.common.checks import as_list
 from experiments.common.devices import device_name
 from experiments.common.tables import aligned
 from sparseflash.cost import CEILINGS, cost, ideal
 
 L2, TENSOR = "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor"
+LISTS = ("mask", "seq_len", "block_size")
 INSTRUCTIONS = "smsp__inst_executed.sum"
 NAMES = {TIME: "us", READ: "read MB", WRITTEN: "written MB", L2: "L2 MB", INSTRUCTIONS: "1e6 inst"}
 UNITS = {TIME: 1e3, READ: 1e6, WRITTEN: 1e6, L2: 1e6}  # of what ncu gives in ns and bytes
@@ -38,7 +40,7 @@ def main(words: list[str]) -> None:
     options: dict[str, Any] = {"provider": "hopper", "direction": "forward", "mask": "dense"}
     options |= {name: yaml.safe_load(value) for name, value in (w.split("=", 1) for w in words)}
     provider, direction = options.pop("provider"), options.pop("direction")
-    case = make_grid("cuda", **options).cases()[0]
+    case = make_grid("cuda", **{k: as_list(v) if k in LISTS else v for k, v in options.items()})[0]
     task = {"case": asdict(case), "provider": provider, "direction": direction}
     kernels = under_ncu("experiments.tools.counters", task, metrics(ncu()))
     print(f"{provider} {direction} {case}")

@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import OmegaConf
 
 from experiments import sweep
 from experiments.common.checks import as_list
+from experiments.common.config import compose, make
 from experiments.common.files import write_whole
 from experiments.training import run_file
 from experiments.training.state import CHECKPOINT, WEIGHTS
@@ -122,19 +122,18 @@ def _place(run: sweep.Planned) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     own = OmegaConf.merge(OWN, OmegaConf.from_cli([a for a in arguments if a.split("=")[0] in OWN]))
-    with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
-        given = [a for a in arguments if a.split("=")[0] not in OWN]
-        options: Any = OmegaConf.to_container(hydra.compose("sweep", given))
-        runs, compiled = sweep.read_sweep(options), Path(own.compiled)
+    given = [a for a in arguments if a.split("=")[0] not in OWN]
+    options = make(sweep.Options, compose("sweep", given))
+    runs, compiled = sweep.read_sweep(options), Path(own.compiled)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiled.absolute() / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(compiled.absolute() / "triton")
     for path in as_list(OmegaConf.to_object(own)["import"]):  # type: ignore[call-overload]
         print(read_export(Path(path), runs, compiled), flush=True)
     failed = {}
     try:
-        if not options["dry_run"]:
+        if not options.dry_run:
             places = sweep.places(options)
-            failed = sweep.train(runs, places, options["processes"], options["minutes"])
+            failed = sweep.train(runs, places, options.processes, options.minutes)
     finally:
         for run in runs:
             print(f"{run.name}: {failed.get(run.name) or sweep.state(run)}")

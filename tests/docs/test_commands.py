@@ -6,11 +6,11 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-import hydra
 import pytest
+from hydra.errors import MissingConfigException
 
 from experiments import study
-from experiments.common.program import CONF, check_keys
+from experiments.common.config import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,21 +24,19 @@ def test_programs_have_the_options_of_every_command():
         for language, block in BLOCK.findall(page.read_text()):
             if not language:
                 commands += re.findall(r"-m experiments\.(\S+) (.*)", block.replace("\\\n", " "))
-    studied = []
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        for program, rest in dict.fromkeys(commands):
-            words = shlex.split(rest, comments=True)
-            options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
-            if program == "study":
-                studied.append(options)
-                continue
-            name = {"lm.report": "lm_report", "pathfinder.studies.masks": "path_masks"}
-            name = name.get(program, program.rpartition(".")[2])
-            for module in (f"experiments.{program}", f"experiments.{program}.__main__"):
-                with suppress(ModuleNotFoundError):
-                    import_module(module)
-            if (CONF / f"{name}.yaml").exists():  # others have the options of argparse
-                check_keys(name, options)
-    for name, *options in filter(None, studied):
-        module = import_module(f"experiments.studies.{name.removeprefix('name=')}")
-        study.options(module, options)
+    for program, rest in dict.fromkeys(commands):
+        words = shlex.split(rest, comments=True)
+        options = [word for word in words if re.match(r"[+~]{0,2}[\w.]+=", word)]
+        if program == "study":
+            name, *options = options or [""]
+            if name:
+                module = import_module(f"experiments.studies.{name.removeprefix('name=')}")
+                study.options(module, options)
+            continue
+        name = {"lm.report": "lm_report", "pathfinder.studies.masks": "path_masks"}
+        name = name.get(program, program.rpartition(".")[2])
+        for module in (f"experiments.{program}", f"experiments.{program}.__main__"):
+            with suppress(ModuleNotFoundError):
+                import_module(module)
+        with suppress(MissingConfigException):  # others have the options of argparse
+            compose(name, [word for word in options if "," not in word])

@@ -7,7 +7,6 @@ import torch
 
 BAD = """
 speed +seqlen=3
-speed rows=0
 speed rows=rows.csv
 speed seconds=abc
 speed seconds=0
@@ -23,11 +22,9 @@ speed device=cuda
 speed providers=3
 speed providers=[cpu,no_module:Mine]
 speed directions=up
-speed workers=-1
 speed rounds=0
 speed grid=all
 speed grid=published
-speed seq_len=16 fresh=no
 plot rows=none.jsonl
 plot rows=.
 pathfinder.__main__ statistics=true size=33

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.checks import path_text, whole_number
+from experiments.common.checks import whole_number
 from experiments.common.near_duplicates import Distinct
 from experiments.common.progress import progress
 from experiments.lra.tasks.task import (
@@ -79,8 +79,6 @@ def load(
     whole_number("per_label", per_label, LEAST)
     if labels is not None:
         whole_number("labels", labels, 2)
-    if folder is not None:
-        path_text("folder", folder)
     paths = _packages() if folder is None else _subfolders(Path(folder).expanduser())
     where = "the Python packages of this machine" if folder is None else f"folder={folder}"
     most = PACKAGES if labels is None and folder is None else labels or len(paths)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.common.checks import share
 from experiments.common.files import read_lines, read_text, reading
 from experiments.common.progress import progress
 from experiments.lra.tasks.task import (
@@ -59,7 +58,8 @@ def load(
         limit: the first examples of each split only.
     """
     length = padded_length(max_length)
-    share("held_out", held_out)
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out={held_out}: give a share from 0 to below 1")
     one_file = find(data_dir, CSV) if find(data_dir, FOLDER) is None else None
     data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)
     whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)

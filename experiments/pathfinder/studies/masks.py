@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import masks
-from experiments.common.checks import as_list, choose
+from experiments.common.config import check, option
 from experiments.common.figures import PAGE, Style, curve, legend, save, style
 from experiments.common.program import program
 from experiments.common.tables import MISSING, markdown
@@ -289,17 +289,27 @@ def _light(run: Run) -> Run:
     return Run(run.place, {**run.file, "result": result or None}, lines + run.of("test"))
 
 
-@program("path_masks", module="experiments.pathfinder.studies.masks")
-def main(options: dict[str, Any], command: str) -> None:
-    label = options["label"]
-    choose("label", label, SWEEPS)
-    runs = read_runs(as_list(options["runs"]))
+@dataclass
+class Options:
+    """The options of the study."""
+
+    label: str = option("masks", "of the runs of sweep=path_masks, or path_x_masks", choices=SWEEPS)
+    runs: Any = option("runs/train/${label}*", "folders, globs or archives of runs", several=str)
+    out: str = option("runs/pathfinder", "folder of the figure")
+    archive: str | None = option(None, "a file to write the runs into, one compact line each")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@program("path_masks", Options, "experiments.pathfinder.studies.masks")
+def main(options: Options, command: str) -> None:
+    label, runs = options.label, read_runs(options.runs)
     found = points(runs, label)
-    out = Path(options["out"])
     with style():
-        paths = save(draw(found), out / SWEEPS[label].replace("_", "-"))
-    if options["archive"]:
-        paths.append(Path(options["archive"]))
+        paths = save(draw(found), Path(options.out) / SWEEPS[label].replace("_", "-"))
+    if options.archive:
+        paths.append(Path(options.archive))
         write_archive(archived(runs, label), paths[-1])
     print(table(found), summary(found), sep="\n")
     print("\n".join(f"written: {path}" for path in paths))

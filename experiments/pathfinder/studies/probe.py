@@ -1,9 +1,7 @@
-"""What does a model of Pathfinder look at? Four questions, and the probe that they share.
+"""What does a model of Pathfinder look at? Two questions, and the probe that they share.
 
-    python -m experiments.pathfinder.studies.probe ask=shortcuts 'shortcuts.size=[32,128,256]'
-    python -m experiments.pathfinder.studies.probe ask=cuts cuts.run=docs/results/lra/path_x
-    python -m experiments.pathfinder.studies.probe ask=strokes 'strokes.parts=[marks]'
-    python -m experiments.pathfinder.studies.probe ask=directions directions.model.rotary=true
+    python -m experiments.pathfinder.studies.probe ask=shortcuts 'size=[32,128,256]'
+    python -m experiments.pathfinder.studies.probe ask=cuts run=docs/results/lra/path_x
 
 - shortcuts: how accurate is a classifier that does not follow the curve? A probe sees the two marks
   and the first k paddles at each. A better probe may find more, so its accuracy is a lower bound of
@@ -12,25 +10,20 @@
   both marks? Both change the answer of a model that follows the curve; a gap in the middle does not
   change that of a model that uses only the paddles at the marks. Each answer is compared with that
   of a probe to the whole image. A model that follows curves is also right where the probe is wrong.
-- strokes: how accurate is a trained model with other thickness of paddles or radius of marks?
-- directions: how fast does a small model learn the direction of the paddle at a mark, and does this
-  carry over to images of another size? It takes a minute on a CPU.
 """
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from experiments.common.checks import as_list, check_options, choose
+from experiments.common.config import check, option
 from experiments.common.devices import find_device
 from experiments.common.files import digest, read_arrays, write_whole
 from experiments.common.program import program
@@ -39,7 +32,6 @@ from experiments.common.rows import Rows, frame
 from experiments.common.tables import MISSING, markdown
 from experiments.common.threads import threads
 from experiments.lra.finished import load_model
-from experiments.lra.models.classifier import Classifier, model_config
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order
 from experiments.pathfinder.generate import (
@@ -47,11 +39,10 @@ from experiments.pathfinder.generate import (
     Images,
     check_seed,
     ends,
-    headings,
     make,
     redraw,
 )
-from experiments.pathfinder.parameters import STROKES, Spec, spec
+from experiments.pathfinder.parameters import Spec, spec
 from experiments.pathfinder.render import LABEL, MARKERS, ORIGIN
 from experiments.training.device import DTYPES, autocast
 from experiments.training.run_file import read_settings
@@ -60,8 +51,6 @@ RUN = 50  # images that a thread makes at a time: under a second, so Ctrl-C work
 BATCH, WIDTH, BLOCKS, RATE = 512, 128, 2, 4e-3
 BLOCK = 100  # images of a row: an interrupted study continues with the next
 PLACES = {True: "the middle", False: "the marks"}
-CLASSES, EVERY = 8, 100  # directions; steps between two lines of progress
-TESTED = 1000  # crops of each size
 SOURCES = ("experiments/pathfinder", "experiments/lra/models", "masks", "sparseflash")
 WHAT = "images_version size contour paddles seed examples tested steps run left_out place first"
 KEY = (*WHAT.split(), "step", "images", "probe_examples", "probe_steps")
@@ -223,7 +212,7 @@ class Trained:
         look["documented"] = task.get("documented") or False
         return spec(PATHFINDER[task["name"]], task.get("difficulty") or 14, strokes=strokes, **look)
 
-    def fresh(self, spec: Spec, seed: int, examples: int) -> Images:
+    def fresh(self, spec: Spec, seed: int, tested: int) -> Images:
         """Return images of both labels that the run was not trained on.
 
         Raises ValueError for the seed of its training data, and if all labels are the same.
@@ -231,9 +220,9 @@ class Trained:
         check_seed(seed)
         if self.settings.task.get("generate") and seed == self.settings.data_seed:
             raise ValueError(f"seed={seed}: the run was trained on images of this seed")
-        images = make(spec, seed, 0, examples)
+        images = make(spec, seed, 0, tested)
         if len(np.unique(images.labels)) < 2:
-            raise ValueError(f"examples={examples}: all have the same label; give more")
+            raise ValueError(f"tested={tested}: all have the same label; give more")
         return images
 
     @torch.no_grad()
@@ -272,68 +261,99 @@ def trained(run: str | Path, device: str | None = None) -> Trained:
 # ---- the questions
 
 
-def shortcuts(options: dict[str, Any], command: str) -> str:
+@dataclass
+class Options:
+    """The options of the probe."""
+
+    ask: str = option("shortcuts", "the question", choices=("shortcuts", "cuts"))
+    paddles: Any = option(
+        None, "at each mark that the probe sees; null: 0 to 3, of cuts 1", several=int, least=0
+    )
+    examples: int = option(80_000, "images to train a probe on", least=1)
+    steps: int = option(6000, "of the probe, of 512 images", least=1)
+    tested: int | None = option(
+        None, "further images that are asked about; null: 20,000, of cuts 1100", least=1
+    )
+    seed: int | None = option(
+        None, "of weights and data, other than the run's; null: 0, of cuts 1000", least=0
+    )
+    size: Any = option([32], "of shortcuts: 32, 64, 128 (Path-X), 256", several=int)
+    contour: Any = option([14], "of shortcuts: paddles of long snakes, 6, 9 or 14", several=int)
+    run: str = option("docs/results/lra/path_x", "of cuts: the folder of a run")
+    erased: Any = option([0, 2, 4, 8, 12], "of cuts: paddles left out", several=int, least=0)
+    batch: int = option(8, "of cuts: images at a time", least=1)
+    device: str | None = option(None, "cuda | cpu; null: cuda if there is a GPU")
+    rows: str = option("runs/pathfinder/${ask}.jsonl", "appended to")
+    cache_dir: str = option("runs/data", "what the probe sees of its images")
+    allow_changes: bool = option(False, "true: add rows below docs although files have changed")
+
+    def __post_init__(self) -> None:
+        check(self)
+        paddles, tested, seed = (
+            ([1], 1100, 1000) if self.ask == "cuts" else ([*range(4)], 20_000, 0)
+        )
+        self.paddles, self.tested = self.paddles or paddles, self.tested or tested
+        self.seed = seed if self.seed is None else self.seed
+
+
+def shortcuts(options: Options, command: str) -> str:
     """Measure every size, contour and number of paddles that the rows do not have."""
-    seed, n, tested = (options[name] for name in ("seed", "examples", "tested"))
-    check_seed(seed)
-    check_options(options, whole="examples tested steps")
-    counts, device = as_list(options["paddles"]), find_device(options["device"])
-    specs = [spec(s, c) for s in as_list(options["size"]) for c in as_list(options["contour"])]
-    check_paddles("paddles", counts, min(each.contour for each in specs))
-    rows = Rows(options["rows"], KEY, SOURCES, allow_changes=options["allow_changes"])
-    common = {name: options[name] for name in ("seed", "examples", "tested", "steps")}
+    seed, n, tested = options.seed or 0, options.examples, options.tested or 0
+    device = find_device(options.device)
+    specs = [spec(size, contour) for size in options.size for contour in options.contour]
+    check_paddles("paddles", options.paddles, min(each.contour for each in specs))
+    rows = Rows(options.rows, KEY, SOURCES, allow_changes=options.allow_changes)
+    common = {"seed": seed, "examples": n, "tested": tested, "steps": options.steps}
     for each in specs:
         what = {"size": each.size, "contour": each.contour, "images_version": VERSION, **common}
-        wanted = [{**what, "paddles": k, **rows.origin(device, command)} for k in counts]
+        origin = rows.origin(device, command)
+        wanted = [{**what, "paddles": k, **origin} for k in options.paddles]
         if missing := [row for row in wanted if rows.find(row) is None]:
-            data = seen_on_disk(each, seed, n + tested, Path(options["cache_dir"]))
+            data = seen_on_disk(each, seed, n + tested, Path(options.cache_dir))
             (x, x_test), (y, y_test) = (part.split([n, tested]) for part in data)
         for row in missing:
-            steps, k = options["steps"], row["paddles"]
+            steps, k = options.steps, row["paddles"]
             probe = fit(each, k, x, y, steps=steps, seed=seed, device=device)
             rows.append(row | {"right": int((says_yes(probe, x_test) == (y_test > 0)).sum())})
     return tables(frame(rows.rows))["shortcuts"]
 
 
-def cuts(options: dict[str, Any], command: str) -> str:
-    """Ask a trained model about rows of BLOCK images for each n of `erased` and each place."""
-    run, erased, seed = (
-        trained(options["run"], options["device"]),
-        options["erased"],
-        options["seed"],
-    )
-    check_options(options, whole="batch examples probe_examples probe_steps")
+def cuts(options: Options, command: str) -> str:
+    """Ask a trained model about rows of BLOCK images for each n of `erased` and each place.
+
+    The probe sees the last of `paddles`.
+    """
+    run, seed, k = trained(options.run, options.device), options.seed or 0, options.paddles[-1]
     strokes = run.settings.task.get("strokes")
     if isinstance(strokes, list):
-        raise ValueError(f"run={options['run']} has images of several strokes, {strokes}")
+        raise ValueError(f"run={options.run} has images of several strokes, {strokes}")
     each = run.spec(strokes)
-    check_paddles("erased", erased, each.contour)
-    check_paddles("paddles", [options["paddles"]], each.contour)
-    images = run.fresh(each, seed, options["examples"])
-    rows = Rows(options["rows"], KEY, SOURCES, allow_changes=options["allow_changes"])
-    names = ("run", "seed", "paddles", "probe_examples", "probe_steps")
-    common = {name: options[name] for name in names} | {"images_version": VERSION, "step": run.step}
+    check_paddles("erased", options.erased, each.contour)
+    check_paddles("paddles", [k], each.contour)
+    images = run.fresh(each, seed, options.tested or 0)
+    rows = Rows(options.rows, KEY, SOURCES, allow_changes=options.allow_changes)
+    common = {"run": options.run, "seed": seed, "paddles": k, "probe_examples": options.examples}
+    common |= {"probe_steps": options.steps, "images_version": VERSION, "step": run.step}
+    origin = rows.origin(run.device, command)
     wanted = [
         {**common, "first": first, "images": len(images.labels[first : first + BLOCK])}
-        | {"left_out": n, "place": PLACES[middle], **rows.origin(run.device, command)}
-        for n in erased
+        | {"left_out": n, "place": PLACES[middle], **origin}
+        for n in options.erased
         for middle in PLACES
         if n or middle
         for first in range(0, len(images.labels), BLOCK)
     ]
     if missing := [row for row in wanted if rows.find(row) is None]:
-        n, steps = options["probe_examples"], options["probe_steps"]
-        x, y = seen_on_disk(each, seed + 1, n, Path(options["cache_dir"]))  # of other images
-        k = options["paddles"]
-        probe = fit(each, k, x, y, steps=steps, seed=seed + 1, device=run.device)
+        # of other images
+        x, y = seen_on_disk(each, seed + 1, options.examples, Path(options.cache_dir))
+        probe = fit(each, k, x, y, steps=options.steps, seed=seed + 1, device=run.device)
         probed = says_yes(probe, x.new_tensor(seen(images, each))).numpy()
     for row in progress(missing, len(missing), f"{BLOCK} images at a time"):
         here = slice(row["first"], row["first"] + BLOCK)
         part = Images(*(getattr(images, field.name)[here] for field in fields(Images)))
-        without = paddles_at(
-            part, each.contour, row["left_out"], middle=row["place"] == PLACES[True]
-        )
-        yes = run.answers(redraw(part, each, ~without), options["batch"]).argmax(1).numpy() == 1
+        middle = row["place"] == PLACES[True]
+        without = paddles_at(part, each.contour, row["left_out"], middle=middle)
+        yes = run.answers(redraw(part, each, ~without), options.batch).argmax(1).numpy() == 1
         rows.append(row | _counts(part.labels == 1, yes, probed[here]))
     return tables(frame(row for row in map(rows.find, wanted) if row))["cuts"]
 
@@ -367,94 +387,6 @@ def paddles_at(images: Images, contour: int, n: int, *, middle: bool) -> np.ndar
     # snakes grow in turn: paddle j of snake i is number 2 j + i
     np.put_along_axis(found, 2 * chosen[None] + snake, True, 1)
     return found
-
-
-def strokes(options: dict[str, Any], command: str) -> str:
-    """Ask a trained model about images with each of `strokes`, or with these `parts` of them."""
-    check_options(options, whole="batch examples")
-    parts = list(STROKES) if options["parts"] is None else options["parts"]
-    for part in parts:
-        choose("parts", part, STROKES)
-    run = trained(options["run"], options["device"])
-    names = [field for part in parts for field in STROKES[part]]
-    head = "strokes of" if options["parts"] is None else f"{' and '.join(parts)} of"
-    lines = [[head, "accuracy (%)", "loss"]]
-    for size in options["strokes"]:
-        other = run.spec(size)
-        look = replace(run.spec(), **{name: getattr(other, name) for name in names})
-        images = run.fresh(look, options["seed"], options["examples"])
-        logits, labels = (
-            run.answers(images.pixels, options["batch"]),
-            torch.from_numpy(images.labels),
-        )
-        accuracy = (logits.argmax(1) == labels).float().mean().item()
-        loss = F.cross_entropy(logits, labels.long()).item()
-        lines.append([str(size), f"{100 * accuracy:.1f}", f"{loss:.2f}"])
-        print(f"strokes of {size} done", file=sys.stderr, flush=True)
-    return markdown(lines, left=())
-
-
-def crops(each: Spec, seed: int, n: int, side: int, shift: int) -> tuple[Tensor, Tensor]:
-    """Return crops around the first mark of n images, int32 (n, side * side), and their classes,
-    int64 (n,).
-
-    shift: how many pixels the mark may be off the middle. Pixels beyond the border are 0.
-    """
-    images = make(each, seed, 0, n)
-    angle = headings(images, each)[np.arange(n), images.info[:, ORIGIN]]
-    classes = np.floor(angle % (2 * np.pi) / (2 * np.pi) * CLASSES).astype(np.int64) % CLASSES
-    rng = np.random.default_rng(seed)
-    corners = images.info[:, MARKERS : MARKERS + 2] - side // 2
-    corners = corners + rng.integers(-shift, shift + 1, corners.shape)
-    wide = np.pad(images.pixels, ((0, 0), (side, side), (side, side)))
-    found = [
-        image[y + side : y + 2 * side, x + side : x + 2 * side]
-        for image, (y, x) in zip(wide, corners, strict=True)
-    ]
-    pixels = np.stack(found).reshape(n, -1).astype(np.int32)
-    return torch.from_numpy(pixels), torch.from_numpy(classes)
-
-
-def directions(options: dict[str, Any], command: str) -> str:
-    """Train a small model on the direction of the paddle at the first mark, in eight classes."""
-    seed, side, shift, steps = (options[name] for name in ("seed", "side", "shift", "steps"))
-    check_seed(seed)
-    check_options(options, whole="examples side steps batch warmup", positive="lr")
-    own = spec(options["size"], options["contour"], strokes=options["strokes"])
-    other = spec(options["other"], own.contour)
-    if side > min(own.size, other.size) or shift not in range(side // 2 + 1):
-        raise ValueError(f"side={side} shift={shift}: give a crop of the images, shift <= side / 2")
-    x, y = crops(own, seed, options["examples"], side, shift)
-    # other images than those for training, at both sizes
-    tests = [crops(each, seed + 1, TESTED, side, shift) for each in (own, other)]
-    torch.manual_seed(seed)
-    sizes = model_config(**options["model"])
-    model = Classifier(256, side**2, CLASSES, grid=(side, side), model=sizes)
-    optimizer = torch.optim.AdamW(model.parameters(), options["lr"], (0.9, 0.98), weight_decay=0.0)
-    losses: list[float] = []
-    for step in range(1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = options["lr"] * min(1.0, step / options["warmup"])
-        batch = torch.randint(len(x), (options["batch"],))
-        loss = F.cross_entropy(model(x[batch]), y[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % EVERY == 0:
-            recent = sum(losses[-EVERY:]) / EVERY
-            print(f"step {step} of {steps}  loss {recent:.3f}", file=sys.stderr, flush=True)
-    model.eval()
-    with torch.no_grad():
-        right = [torch.cat([model(a) for a in x.split(100)]).argmax(1) == y for x, y in tests]
-    first, second = (100 * each.float().mean().item() for each in right)
-    words = [f"{k} {options['model'][k]}" for k in ("embedding", "positions", "rotary")]
-    look = f" with the strokes of {options['strokes']}" if options["strokes"] else ""
-    return (
-        f"{', '.join(words)}: loss {sum(losses[-EVERY:]) / len(losses[-EVERY:]):.2f}, "
-        f"test {first:.1f} % on {own.size}{look}, {second:.1f} % on {other.size}"
-    )
 
 
 # ---- tables
@@ -505,19 +437,14 @@ def interval(count: int, of: int) -> str:
     return f"{100 * share:.1f} ± {100 * half:.1f}"
 
 
-def check_paddles(name: str, counts: Sequence[Any], most: int) -> None:
-    if not isinstance(counts, list) or not counts or any(k not in range(most + 1) for k in counts):
+def check_paddles(name: str, counts: Sequence[int], most: int) -> None:
+    if max(counts) > most:
         raise ValueError(f"{name}={counts}: give 0 to {most}, the paddles of a curve")
 
 
-QUESTIONS = {"shortcuts": shortcuts, "cuts": cuts, "strokes": strokes, "directions": directions}
-
-
-@program("probe", module="experiments.pathfinder.studies.probe")
-def main(options: dict[str, Any], command: str) -> None:
-    choose("ask", options["ask"], QUESTIONS)
-    shared = {name: value for name, value in options.items() if name not in QUESTIONS}
-    print(QUESTIONS[options["ask"]](shared | options[options["ask"]], command))
+@program("probe", Options, "experiments.pathfinder.studies.probe")
+def main(options: Options, command: str) -> None:
+    print({"shortcuts": shortcuts, "cuts": cuts}[options.ask](options, command))
 
 
 if __name__ == "__main__":

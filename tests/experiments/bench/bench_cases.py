@@ -20,13 +20,6 @@ ROW = {
     "ms_p80": 2.5, "tflops": 0.5, "ideal_ms": 1.0, "device": "a GPU", "torch": "2.9",
     "triton": "3.9", "source": "x", "commit": "y", "date": "2026-01-02T03:04:05", "command": "z",
 }  # fmt: skip
-OPTIONS = {
-    **dict.fromkeys("mask seq_len batch heads kv_heads head_dim v_dim dtype layout".split()),
-    "block_size": None,
-    "grid": "limits",
-    "providers": None,
-    "directions": ["forward"],
-}
 
 
 def measured(case, provider, direction, device=CPU):

@@ -1,11 +1,12 @@
 """Tables and figures of accuracy against length, from made-up runs."""
 
 import pytest
-from matplotlib import pyplot as plt
 
+from experiments.common.rows import frame
+from experiments.common.tables import markdown
 from experiments.lra.runs import read_runs, write_archive
 from experiments.studies import long_documents
-from experiments.studies.long_documents import documents, lines, paper_lines, write
+from experiments.studies.long_documents import documents, lines, paper_lines
 from tests.experiments.lra.made_runs import write_run
 
 SOURCE = "Python packages 0123abcd, 6 labels, 10 + 5 + 5 files"
@@ -64,33 +65,19 @@ def test_the_table_of_the_paper():
     assert paper_lines()[2][1:] == ["72.2", "74.3", "77.1", "78.6", "80.7", "79.2", "+7.0"]
 
 
-def test_tables_and_figures_are_written_and_archives_read(found, tmp_path):
-    paths = write(documents(found), tmp_path / "out")
-    names = {path.name for path in paths}
-    assert {"long_documents.md", "long-documents-text-official.png"} <= names
-    assert all(path.stat().st_size > 500 for path in paths)
-    write_archive(found, tmp_path / "runs.jsonl")
-    again = documents(read_runs(str(tmp_path / "runs.jsonl")))
-    assert {k: lines(v) for k, v in again.items()} == {
-        k: lines(v) for k, v in documents(found).items()
-    }
-
-
-def test_the_program_archives_the_runs_of_documents_alone(
-    found, tmp_path, run_program, monkeypatch
-):
-    monkeypatch.setattr(long_documents, "draw", lambda name, cells: plt.figure())
+def test_the_study_archives_the_runs_of_documents_and_draws_them(found, tmp_path, run_program):
     write_archive(found, tmp_path / "all.jsonl")
-    words = [f"runs={tmp_path}/all.jsonl", f"out={tmp_path}/out", f"archive={tmp_path}/some.jsonl"]
-    status, printed, error = run_program("studies.long_documents", *words)
+    words = [f"runs=[{tmp_path}/all.jsonl]", f"rows={tmp_path}/some.jsonl.gz", "device=cpu"]
+    status, printed, error = run_program("study", "name=long_documents", *words)
     assert status == 0, error
-    assert {run.task for run in read_runs(f"{tmp_path}/some.jsonl")} == {"files", "text"}
-    assert f"written: {tmp_path}/some.jsonl" in printed
-
-
-def test_no_runs_are_refused(run_program):
-    status, _, error = run_program("studies.long_documents", "runs=[]")
-    assert status == 2 and error == "error: runs=[]: give at least one\n"
+    assert {run.task for run in read_runs(f"{tmp_path}/some.jsonl.gz")} == {"files", "text"}
+    made = long_documents.tables(frame(tmp_path / "some.jsonl.gz"))
+    assert {"Text (official)", "paper"} <= {*made} and all(
+        text in printed for text in made.values()
+    )
+    for name, cells in documents(found).items():
+        assert made[name] == markdown(lines(cells))
+    assert (tmp_path / "some" / "long-documents-text-official.png").stat().st_size > 500
 
 
 def test_runs_of_other_tasks_are_refused(found):

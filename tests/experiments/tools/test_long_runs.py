@@ -22,7 +22,7 @@ def test_runs_stop_and_go_on_elsewhere(tmp_path, monkeypatch, capsys):
     def words(place, *more):
         return [
             f"file={tmp_path}/mine.yaml",
-            f'with=["runs={tmp_path}/{place}"]',
+            f'overrides=["runs={tmp_path}/{place}"]',
             f"compiled={tmp_path}/compiled",
             *more,
         ]

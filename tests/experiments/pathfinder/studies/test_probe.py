@@ -1,15 +1,13 @@
-"""What models of Pathfinder look at: the probe, and the four questions."""
+"""What models of Pathfinder look at: the probe, and the two questions."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
-from experiments.common.program import CONF
+from experiments.common.config import make as make_options
 from experiments.common.rows import frame
 from experiments.common.tables import MISSING
 from experiments.lra.run import train
@@ -26,13 +24,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def ask(tmp_path):
-    """Return a function that asks a question with the options of conf/probe.yaml."""
-    config: Any = OmegaConf.to_container(OmegaConf.load(CONF / "probe.yaml"), resolve=False)
+    """Return a function that asks a question."""
 
     def asked(question: str, **changes: Any) -> str:
         places = {"rows": str(tmp_path / f"{question}.jsonl"), "cache_dir": str(tmp_path)}
-        own = {"device": "cpu", "allow_changes": True} | places | config[question] | changes
-        return probe.QUESTIONS[question](own, "command")
+        own = {"ask": question, "device": "cpu", "allow_changes": True} | places | changes
+        return getattr(probe, question)(make_options(probe.Options, own), "command")
 
     return asked
 
@@ -161,7 +158,7 @@ def test_paddles_are_left_out_in_the_middle_or_at_the_marks():
             assert sorted(paddle.tolist()) == sorted(mark[1:3].tolist())
 
 
-SMALL = {"examples": 12, "probe_examples": 40, "probe_steps": 2}
+SMALL = {"tested": 12, "examples": 40, "steps": 2}
 
 
 def test_answers_follow_what_is_left_out(ask, monkeypatch, tmp_path):
@@ -181,9 +178,9 @@ def test_answers_follow_what_is_left_out(ask, monkeypatch, tmp_path):
 def test_an_interrupted_study_continues(ask, monkeypatch, tmp_path):
     monkeypatch.setattr(probe, "BLOCK", 8)
     use(monkeypatch, Bright(10_000))
-    ask("cuts", **SMALL | {"examples": 16}, erased=[0])
+    ask("cuts", **SMALL | {"tested": 16}, erased=[0])
     use(monkeypatch, Bright(-1))  # another model: its rows show which were asked again
-    ask("cuts", **SMALL | {"examples": 20}, erased=[0, 2])
+    ask("cuts", **SMALL | {"tested": 20}, erased=[0, 2])
     rows = frame(tmp_path / "cuts.jsonl")
     assert rows["first"].tolist() == [0, 8, 16, 0, 8, 16, 0, 8, 16]
     assert (rows.curve_yes == rows.curve * (rows.index >= 2)).all()
@@ -204,7 +201,7 @@ def test_answers_are_paired_with_those_of_the_probe(ask, monkeypatch):
             return torch.stack([~yes, yes], 1).float()
 
     use(monkeypatch, Same())
-    text = ask("cuts", **SMALL | {"examples": 20}, erased=[0])
+    text = ask("cuts", **SMALL | {"tested": 20}, erased=[0])
     assert f"| {(images.labels == 1).sum()} |" in text and text.count("100.0 ± ") == 2
 
 
@@ -218,56 +215,11 @@ def test_shares_of_a_table():
     assert cells[7:11] == ["200", "10.0", "70.0", "83.3"]
 
 
-# ---- strokes
-
-
-def test_a_model_sees_the_strokes_that_are_asked_for(ask, monkeypatch):
-    plain, coarse = spec(64, 6), spec(64, 6, strokes=256)
-    marks = replace(plain, marker_radius=coarse.marker_radius)
-    order = pixel_order((64, 64), "tiles:8")
-    for size, parts, drawn in ((64, None, plain), (256, None, coarse), (256, ["marks"], marks)):
-        model = Bright(10_000)  # says no
-        use(monkeypatch, model, "task=pathfinder64", "task.difficulty=6", order="tiles:8")
-        text = ask("strokes", strokes=[size], parts=parts, batch=5, examples=12)
-        images = make(drawn, 1000, 0, 12)
-        assert (torch.cat(model.asked).numpy() == images.pixels.reshape(12, -1)[:, order]).all()
-        share = images.labels.mean()
-        assert f"| {size} | {100 * (1 - share):.1f} | {0.3133 + share:.2f} |" in text
-
-
 def test_images_are_drawn_as_those_of_the_run():
     look = ("task.difficulty=14", "task.margins=[1,2]", "+task.documented=true")
     settings = compose_settings(["task=pathfinder128", *look])
     run = probe.Trained(settings, nn.Identity(), 0, np.arange(1), CPU, torch.float32)
     assert run.spec() == spec(128, margins=[1, 2], documented=True)
-
-
-# ---- directions
-
-
-def test_crops_are_around_a_mark_and_point_where_they_say():
-    each = spec(64)
-    x, y = probe.crops(each, 0, 400, 16, 0)
-    crops = x.view(-1, 16, 16).numpy().astype(float)
-    assert np.bincount(y, minlength=probe.CLASSES).min() > 10
-    assert crops[:, 6:11, 6:11].mean() > 3 * crops.mean()  # the mark, brighter than all else
-    # beyond the mark, the paddle that begins there is where its class says
-    rows, columns = np.mgrid[-8:8, -8:8]
-    radius, angle = np.hypot(rows, columns), np.arctan2(rows, columns)
-    ring = (radius > 3.5) & (radius < 6)
-    octant = np.floor(angle % (2 * np.pi) / (np.pi / 4)) % 8
-    hits = [(crops * (ring & (octant == c)))[y.numpy() == c].mean() for c in range(8)]
-    others = [(crops * (ring & (octant == (c + 4) % 8)))[y.numpy() == c].mean() for c in range(8)]
-    assert np.mean(hits) > 2 * np.mean(others)
-
-
-def test_directions_are_learned(ask, monkeypatch):
-    monkeypatch.setattr(probe, "TESTED", 200)
-    small = {"examples": 300, "side": 8, "lr": 3e-3, "warmup": 10}
-    short, text = (ask("directions", **small, steps=steps) for steps in (10, 60))
-    losses = [float(each.partition("loss ")[2].partition(",")[0]) for each in (short, text)]
-    assert losses[1] < losses[0] and "% on 64" in text and "% on 128" in text
-    assert ask("directions", **small, steps=10) == short
 
 
 # ---- wrong values
@@ -279,13 +231,8 @@ def test_wrong_values_are_refused(ask, monkeypatch):
         ("shortcuts", {"paddles": [15]}, r"paddles=\[15\]"),
         ("shortcuts", {"steps": 0}, "steps=0"),
         ("cuts", {"erased": [0, 15]}, "erased=.*14"),
-        ("cuts", {"erased": 4}, "erased=4"),
         ("cuts", {"seed": 3}, "seed=3"),
-        ("cuts", {"examples": 1}, "examples=1"),
-        ("strokes", {"parts": ["mark"]}, "mark"),
-        ("strokes", {"strokes": [300]}, "strokes=300"),
-        ("directions", {"side": 100}, "side=100"),
-        ("directions", {"model": {"pool": "sum"}}, "pool"),
+        ("cuts", {"tested": 1}, "tested=1"),
     ]
     for question, changes, words in wrong:
         with pytest.raises(ValueError, match=words):
@@ -299,9 +246,10 @@ def test_the_model_of_a_run_is_asked(tmp_path, run_program):
     small += ["task=pathfinder32", "task.generate=true", "task.examples=[8,4,4]"]
     folder = compose_settings(small).folder
     train(compose_settings(small))
-    words = [f"strokes.run={folder}", "strokes.strokes=[32]", "strokes.examples=8"]
-    status, out, _ = run_program("pathfinder.studies.probe", "ask=strokes", *words, "device=cpu")
-    assert status == 0 and "| 32 |" in out
+    words = [f"run={folder}", "tested=8", "examples=40", "steps=2", "erased=2", "device=cpu"]
+    words += [f"rows={tmp_path}/cuts.jsonl", f"cache_dir={tmp_path}"]
+    status, out, _ = run_program("pathfinder.studies.probe", "ask=cuts", *words)
+    assert status == 0 and out.count("| 2 |") == 2
     words = [*small, "pretrain=masked"]
     train(compose_settings(words))
     with pytest.raises(ValueError, match="classifier of Pathfinder"):
