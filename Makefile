@@ -67,7 +67,7 @@ docs: $(DOCS)
 	@echo "python3 -m http.server -d build/site   shows the site at http://localhost:8000"
 
 compile-matrix: $(READY)
-	$(RUN) -m experiments.tools.compile_matrix.matrix $(ARGS)
+	$(RUN) -m experiments.tools.compile_matrix $(ARGS)
 
 tour: $(DOCS)
 	mkdir -p build/tour && cp docs/guide/tour.ipynb build/tour

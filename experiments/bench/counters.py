@@ -1,12 +1,11 @@
 """Hardware counters of calls, by Nsight Compute, which runs a module as its child."""
 
 import csv
-import gc
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from experiments.common.provenance import ROOT
 
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
-MARK = "spin_kernel"  # that torch.cuda._sleep launches
 Kernels = list[tuple[str, dict[str, float]]]  # name, and value by metric, in the order of launch
 
 
@@ -26,36 +24,14 @@ def ncu() -> str:
     return found
 
 
-def each_under_ncu(
-    module: str, tasks: Sequence[dict[str, Any]], names: Sequence[str]
-) -> list[Kernels]:
-    """Return the counters `names` of each task, in one process: `python -m module TASKS`.
-
-    Start-up, imports and compiled kernels are shared. The child separates the tasks with
-    `counted_each`; a task that failed has no kernels.
-
-    Raises ValueError if ncu does not run, or what it printed does not fall into as many parts.
-    """
-    found = apart(under_ncu(module, list(tasks), names))
-    if len(found) != len(tasks):
-        raise ValueError(f"ncu gave counters of {len(found)} calls instead of {len(tasks)}")
-    return found
-
-
-def _program() -> str:
-    """Return the path of Nsight Compute. Raises ValueError if it, or a GPU, is missing."""
-    if not torch.cuda.is_available():
-        raise ValueError("counters need a CUDA device")
-    return ncu()
-
-
 def under_ncu(module: str, argument: Any, names: Sequence[str]) -> Kernels:
     """Return what ncu prints of `python -m module ARGUMENT`. Raises ValueError if it does not
     run.
     """
-    program = _program()
+    if not torch.cuda.is_available():
+        raise ValueError("counters need a CUDA device")
     options = "--clock-control none --profile-from-start off --csv --print-units base".split()
-    command = [program, *options, "--metrics", ",".join(names)]
+    command = [ncu(), *options, "--metrics", ",".join(names)]
     command += [sys.executable, "-m", module, json.dumps(argument)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     kernels = parse(done.stdout)
@@ -63,17 +39,6 @@ def under_ncu(module: str, argument: Any, names: Sequence[str]) -> Kernels:
         said = (done.stdout + done.stderr).strip().splitlines()[-8:]
         raise ValueError(f"ncu gave no counters ({done.returncode}): " + " | ".join(said))
     return kernels
-
-
-def apart(kernels: Kernels) -> list[Kernels]:
-    """Return the kernels after each one that marks the begin of a task."""
-    found: list[Kernels] = []
-    for name, values in kernels:
-        if MARK in name:
-            found.append([])
-        elif found:
-            found[-1].append((name, values))
-    return found
 
 
 def parse(text: str) -> Kernels:
@@ -89,23 +54,6 @@ def parse(text: str) -> Kernels:
         if value.replace(".", "", 1).isdigit():
             values[line["Metric Name"]] = float(value)
     return list(kernels.values())
-
-
-def counted_each(prepared: Iterable[Callable[[], Callable[[], object]]]) -> None:
-    """Prepare calls and runs them as `counted`, one by one, each after a kernel that marks it.
-
-    One that fails says why, and has a mark alone.
-    """
-    for prepare in prepared:
-        torch.cuda.profiler.start()
-        torch.cuda._sleep(1)  # MARK
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
-        try:
-            counted(prepare())
-        except Exception as error:
-            print(f"not counted: {error}", file=sys.stderr)
-        gc.collect()
 
 
 def counted(call: Callable[[], object]) -> None:

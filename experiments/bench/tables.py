@@ -6,9 +6,7 @@
     masks       TFLOP/s of all other cases
     rates       TFLOP/s of every provider, and the times of peers over ours; a line a case
     ratios      the times of peers over ours, by density
-    peers       times of ours and of every peer, a table for each shape
     speedups    one sentence on what sparsity brings
-    left_out    cells whose rounds differ too much
 
 A cell whose rounds differ by more than 15 % is left out, a ratio between rows of two GPUs or two
 processes is marked, and a table in which two rows would share a cell is not made.
@@ -19,13 +17,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from textwrap import shorten
 from typing import Any, TypeVar
 
 from experiments.bench.cases import CAUSAL, DENSE, LAYOUTS
 from experiments.bench.providers import PROVIDERS
 from experiments.common.rows import OK, Found, found
-from experiments.common.tables import aligned, markdown, short
+from experiments.common.tables import aligned, markdown
 
 SLACK = 1.05  # what a time may gain on the ideal one by noise
 UNSTABLE = 0.15  # range of the rounds / median, above which a cell is no result
@@ -34,7 +31,6 @@ BLOCK = ("block_q", "block_k")
 MAIN = ("hopper", "cpu", "fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn", "sdpa")
 RATIOS = ("fa4", "cudnn_blocks", "cudnn_flex", "sdpa_cudnn")
 RATES = "TFLOP/s of the computed blocks, forward / backward."
-TIMES = "ms, and in brackets peer time / our time: above 1 ours is faster."
 MARK = "*"  # of a ratio between two GPUs or two processes
 T = TypeVar("T", bound=Hashable)
 
@@ -221,34 +217,20 @@ def _cell(row: SpeedRow, dense: SpeedRow | None) -> str:
 
 def tables(rows: Any) -> dict[str, str]:
     """Return every table that the rows allow by name, as Markdown."""
-    rows = found(rows, SpeedRow)
-    every = newest(rows)
-    timed = [row for row in every if row.stable]
+    timed = [row for row in newest(rows) if row.stable]
     regular = [r for r in timed if _regular(r, timed[0])]
     makers: dict[str, Callable[[], str]] = {
         "density": lambda: _density(regular),
         "masks": lambda: _masks([r for r in timed if not _regular(r, timed[0])]),
         "rates": lambda: _rates(timed),
         "ratios": lambda: _ratios(timed),
-        "peers": lambda: _peers(timed, every),
         "speedups": lambda: _speedups(timed),
-        "left_out": lambda: _left_out(every),
     }
     made = {}
     for name, make in makers.items():
         with suppress(ValueError):  # two rows would share a cell
             made[name] = make()
     return {name: text for name, text in made.items() if text}
-
-
-def _left_out(rows: Sequence[SpeedRow]) -> str:
-    """Return what no table shows, since its rounds differ."""
-    lines = [["left out", "direction", "mask", "tokens", "head dim", "range of rounds"]]
-    for r in rows:
-        if r.ok and not r.stable:
-            case = mask_text(r), str(r.n_q), _head_dim(r), f"{100 * r.range:.1f} %"
-            lines.append([label_of(r.provider), r.direction, *case])
-    return markdown(lines, left=(0, 1, 2)) if lines[1:] else ""
 
 
 def _density(rows: Sequence[SpeedRow]) -> str:
@@ -307,32 +289,6 @@ def _ratios(rows: Sequence[SpeedRow]) -> str:
     return markdown(lines, left=(0, 1)) if names and any(r.own for r in rows) else ""
 
 
-def _peers(rows: Sequence[SpeedRow], every: Sequence[SpeedRow]) -> str:
-    """Return times of ours and of every peer, a table a shape; then what has no time, and why."""
-    if not any(r.own for r in rows):
-        return ""
-    parts = [about(rows, TIMES)]
-    shape = [name for name in SHAPE if name != "direction"]
-    for group in grouped(rows, lambda r: tuple(r[name] for name in shape)):
-        first, names = group[0], in_order(group)
-        heads = f"{first.heads} heads"
-        if first.kv_heads != first.heads:
-            heads = f"{first.heads} query and {first.kv_heads} key heads"
-        parts.append(f"{heads} of {first.head_dim}, {first.n_q:,} tokens, {layout_text(first)}:")
-        lines = [["mask", "density", "direction", *map(label_of, names)]]
-        for same in grouped(group, lambda r: (r.mask, r.block_q, r.block_k, r.direction)):
-            times = {r.provider: _time(r, same) for r in same}
-            case = mask_text(same[0]), f"{same[0].density:.3g}", same[0].direction
-            lines.append([*case, *(times.get(p, "") for p in names)])
-        parts.append(markdown(lines, left=(0, 2)))
-    lines = [["not measured", "direction", "cases", "why"]]
-    failed = [r for r in every if not r.ok]
-    for same in grouped(failed, lambda r: (r.provider, r.direction, r.status)):
-        why = shorten(same[0].status, 150, placeholder=" ...")
-        lines.append([label_of(same[0].provider), same[0].direction, str(len(same)), why])
-    return "\n\n".join([*parts, *([markdown(lines, left=(0, 1, 3))] * bool(failed))])
-
-
 def _speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 128) -> str:
     """One sentence: how much faster random blocks of this density are than the fastest dense."""
     rows = [r for r in rows if r.head_dim == head_dim and r.layout == LAYOUTS[0]]
@@ -353,10 +309,8 @@ def _speedups(rows: Sequence[SpeedRow], density: float = 0.125, head_dim: int = 
     )
 
 
-def about(rows: Sequence[SpeedRow], cells: str = RATES) -> str:
-    """Return what the rows share: device, versions, dates, GPUs, commits, rounds; and what the
-    cells hold.
-    """
+def about(rows: Sequence[SpeedRow]) -> str:
+    """Return what the rows share: device, versions, dates, GPUs, commits, rounds."""
 
     def several(name: str, noun: str = "") -> str:
         values = sorted({part for r in rows if r[name] for part in str(r[name]).split("&")})
@@ -372,7 +326,7 @@ def about(rows: Sequence[SpeedRow], cells: str = RATES) -> str:
         f" {MARK}: of two GPUs or processes." if len({(r.gpu, r.process) for r in rows}) > 1 else ""
     )
     return (
-        f"{several('device')}, {several('dtype')}, {between(tokens)} tokens. {cells}{mark}\n"
+        f"{several('device')}, {several('dtype')}, {between(tokens)} tokens. {RATES}{mark}\n"
         f"torch {several('torch')}, Triton {several('triton')}{''.join(sorted(peers))},"
         f" {between(dates)}{gpus}, {several('commit', 'commit')}, {times}."
     )  # fmt: skip
@@ -421,12 +375,6 @@ def _over_ours(same: Sequence[SpeedRow], peers: Sequence[str]) -> list[str]:
         both({d: _ratio(r, ours[d]) for d, r in by_direction(_of(peer, same)).items() if d in ours})
         for peer in peers
     ]
-
-
-def _time(row: SpeedRow, same: Sequence[SpeedRow]) -> str:
-    """Return milliseconds, of a peer with its time / ours at the same case."""
-    ours = _ours(same)
-    return f"{short(row.ms)} ({_ratio(row, ours[0])})" if ours and not row.own else short(row.ms)
 
 
 def _ratio(row: SpeedRow, ours: SpeedRow) -> str:

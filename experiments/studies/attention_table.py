@@ -203,7 +203,7 @@ def tables(frame: Any) -> dict[str, str]:
     """Return tables WHAT_VARIANT, with _d128 and _causal where that is so.
 
     WHAT: ms | forward | backward (milliseconds) | gain (times as fast as standard attention) |
-    memory | crossings. VARIANT: plain | dropout | padding | both. `missing` has the reasons.
+    memory. VARIANT: plain | dropout | padding | both. `missing` has the reasons.
     """
     rows, made = newest(frame), {}
     names = {flags: name for name, flags in VARIANTS.items()}
@@ -220,8 +220,6 @@ def tables(frame: Any) -> dict[str, str]:
         if both:
             made |= {f"ms{end}": table(both, time_of), f"gain{end}": table(both, gains(both))}
             made[f"memory{end}"] = table(both, memory_of(both))
-        if sentences := crossings(both):
-            made[f"crossings{end}"] = "\n".join(f"- {sentence}" for sentence in sentences)
     if reasons := missing(rows):
         made["missing"] = markdown(reasons, left=(0, 1, 2))
     return made
@@ -279,34 +277,6 @@ def missing(rows: Sequence[Found]) -> list[list[str]]:
         [*what, ", ".join(f"{n:,}" for n in sorted(lengths))] for what, lengths in reasons.items()
     ]
     return [["attention", "reason", "lengths"], *lines] if lines else []
-
-
-def crossings(rows: Sequence[Found]) -> list[str]:
-    """Return from which length on each of ours is faster than each other attention, in words."""
-    times = {(row.method, row.n): t for row in rows if (t := time_of(row)) is not None}
-    sentences = []
-    for own in OURS:
-        groups: dict[str, list[str]] = {}
-        for other in METHODS:
-            if other == own or METHODS[other].kind in OURS:
-                continue
-            shared = [n for n in sorted({n for m, n in times if m == other}) if (own, n) in times]
-            if shared:
-                when = _when([times[own, n] < times[other, n] for n in shared], shared)
-                groups.setdefault(when, []).append(METHODS[other].label)
-        for when, (*most, last) in groups.items():
-            names = f"{', '.join(most)} and {last}" if most else last
-            sentences.append(f"{METHODS[own].label}: {when} {names}.")
-    return sentences
-
-
-def _when(faster: list[bool], lengths: list[int]) -> str:
-    """Return the first length from which on ours is always the faster."""
-    if all(faster):
-        return "at every length that both ran, faster than"
-    if not faster[-1]:
-        return f"at {lengths[-1]:,} tokens not faster than"
-    return f"from {lengths[len(faster) - faster[::-1].index(False)]:,} tokens on, faster than"
 
 
 def figures(frame: Any) -> dict[str, Figure]:

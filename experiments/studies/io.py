@@ -9,34 +9,27 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.bench.cases import DENSE, DTYPES, Case
-from experiments.bench.counters import READ, WRITTEN, counted_each, each_under_ncu
+from experiments.bench.counters import READ, WRITTEN, counted, under_ncu
 from experiments.bench.gate import Gate
 from experiments.bench.providers import SparseFlash
-from experiments.common.figures import PAGE, Style, curve, file_name, legend, reference
 from experiments.common.rows import OK, Found, Row, found
 from experiments.common.tables import MISSING, markdown, short
 from experiments.studies import methods, runner
 from experiments.studies.methods import METHODS, Setting, compiled
 from experiments.studies.runner import Run, choices
 from experiments.studies.step import Step, draw, time_call
-from sparseflash.cost import cost, flash_accesses, flops, standard_accesses
+from sparseflash.cost import cost, flops, standard_accesses
 
 KEY = "part method batch heads n head_dim dtype block".split()
 SOURCES = methods.SOURCES
 PARTS = ("shape", "block", "sparsity")
 OURS = "flash"  # ours, under any mask
 BOTH = ("both", "forward")  # what is counted
-TIME, BYTES = Style("#D55E00", "D", "-"), Style("#0072B2", "s", "--")
-TILES = (64, 128, 256, 512)  # keys of a tile in the paper's figure
 # Figure 2 (left) of FlashAttention: GPT-2 medium, forward and backward, A100: GFLOP, GB and ms
 FIGURE_2 = {"standard": (66.6, 40.3, 41.7), "FlashAttention": (75.2, 4.4, 7.3)}
 FIGURE_2_SHAPE = {"batch": 64, "heads": 16, "n": 1024, "head_dim": 64}
@@ -163,7 +156,6 @@ def cases(run: Run) -> list[Measured]:
     for what in made:
         if what.case.block_q:
             what.case.check()
-    run.counts = Counts(run, made) if run.device.type == "cuda" else None
     return made
 
 
@@ -187,52 +179,29 @@ def opened(what: Measured, run: Run) -> Callable[[Row], dict[str, Any]]:
         memory = {"saved_mib": step.saved_mib(), "peak_mib": step.peak_mib(run.device)}
         step.both()
         times = time_call(step.both, run.device, run.options.seconds)
-        counts = {} if run.counts is None else {d: run.counts.gb(what, d) for d in what.directions}
+        on_gpu = run.device.type == "cuda"
+        counts = {d: counted_gb(what, d) for d in what.directions} if on_gpu else {}
         moved = {"counted_gb": counts.get("both"), "forward_counted_gb": counts.get("forward")}
         return {"error": error, **memory, **moved, **times._asdict()}
 
     return one
 
 
-class Counts:
-    """HBM bytes by hardware counters of all that a run lacks, from one process of ncu.
-
-    The process starts when the first count is asked for. If that fails, each thing that is asked
-    for is counted by a process of its own, until one of them fails as well.
+def counted_gb(what: Measured, direction: str) -> float | None:
+    """Return HBM bytes of `direction` (forward | both) by hardware counters, in 1e9, from a process
+    of ncu; None where it has no counters.
     """
-
-    def __init__(self, run: Run, wanted: Sequence[Measured]):
-        lacking = [what for what in wanted if any(map(run.lacks, run.wanted(what)))]
-        lacking = [what for what in lacking if not what.setting.unsupported(run.device)]
-        self.tasks = [(what, d) for what in lacking for d in what.directions]
-        self.found: dict[tuple[Measured, str], float | None] | None = None
-        self.refused = False
-
-    def gb(self, what: Measured, direction: str) -> float | None:
-        """Return HBM bytes of `direction` (forward | both), in 1e9; None where there are none."""
-        if self.found is None:
-            self.found = self._count(self.tasks)
-        task = what, direction
-        if task not in self.found and not self.refused:
-            alone = self._count([task])
-            self.found |= alone
-            self.refused = not alone
-        return self.found.get(task)
-
-    def _count(self, tasks: list[tuple[Measured, str]]) -> dict[tuple[Measured, str], float | None]:
-        texts = [{"direction": direction, **asdict(what)} for what, direction in tasks]
-        try:
-            counted = each_under_ncu("experiments.studies.io", texts, (READ, WRITTEN))
-        except ValueError as refusal:
-            print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
-            return {}
-        moved = [sum(v.get(READ, 0.0) + v.get(WRITTEN, 0.0) for _, v in some) for some in counted]
-        gb = [x / 1e9 if some else None for x, some in zip(moved, counted, strict=True)]
-        return dict(zip(tasks, gb, strict=True))
+    task = {"direction": direction, **asdict(what)}
+    try:
+        kernels = under_ncu("experiments.studies.io", task, (READ, WRITTEN))
+    except ValueError as refusal:
+        print(f"no counters: {' '.join(str(refusal).split())[:160]}", flush=True)
+        return None
+    return sum(v.get(READ, 0.0) + v.get(WRITTEN, 0.0) for _, v in kernels) / 1e9
 
 
 def prepared(task: dict[str, Any]) -> Callable[[], object]:
-    """Return the call of a task of `Counts`."""
+    """Return the call of a task of `counted_gb`."""
     what = Measured(task["part"], task["method"], Case(**task["case"]))
     step = what.step(torch.device("cuda"))
     _ = step.dout
@@ -250,10 +219,9 @@ def newest(frame: Any) -> dict[str, list[Found]]:
 
 
 def tables(frame: Any) -> dict[str, str]:
-    """Return the tables shape, block, sparsity, each with what is published, and tiles."""
+    """Return the tables shape, with what is published, block and sparsity."""
     makers = {"shape": _shape, "block": _block, "sparsity": _sparsity}
-    made = {part: markdown(makers[part](rows)) for part, rows in newest(frame).items() if rows}
-    return made | {"tiles": markdown(_tiles())}
+    return {part: markdown(makers[part](rows)) for part, rows in newest(frame).items() if rows}
 
 
 def _shape(rows: Sequence[Found]) -> list[list[str]]:
@@ -300,49 +268,5 @@ def _sparsity(rows: Sequence[Found]) -> list[list[str]]:
     return lines
 
 
-def _tiles() -> list[list[str]]:
-    """Return HBM bytes of the paper's forward loop at its shape, by the keys of a tile."""
-    n, d = FIGURE_2_SHAPE["n"], FIGURE_2_SHAPE["head_dim"]
-    heads = FIGURE_2_SHAPE["heads"] * FIGURE_2_SHAPE["batch"]
-    gb = {t: 2 * heads * flash_accesses(n, d, 4 * d * t) / 1e9 for t in TILES}
-    return [["keys of a tile", "forward GB"], *([str(t), f"{x:.2f}"] for t, x in gb.items())]
-
-
-def figures(frame: Any) -> dict[str, Figure]:
-    """Return two panels: time and bytes against block size, and time against sparsity."""
-    parts = {k: [r for r in rows if r.status == OK] for k, rows in newest(frame).items()}
-    blocks = sorted(parts["block"], key=lambda r: r.block)
-    sparse = sorted((r for r in parts["sparsity"] if r.block), key=lambda r: -(r.density or 0))
-    if not blocks and not sparse:
-        return {}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.5))
-    sizes = [row.block for row in blocks]
-    curve(left, sizes, [row.ms_median for row in blocks], TIME, "ours, ms")
-    moved = [row.counted_gb or row.model_gb for row in blocks]
-    counted = all(row.counted_gb for row in blocks) and blocks
-    second = left.twinx()
-    curve(second, sizes, moved, BYTES, "HBM GB, counted" if counted else "HBM GB, model")
-    left.set(xscale="log", xlabel="block of the mask (tokens)", ylabel="ms")
-    _from_zero(left, blocks)
-    left.set_xticks(sizes, [str(size) for size in sizes])
-    left.minorticks_off()
-    second.set(ylabel="GB", ylim=(0, 1.2 * max(moved, default=1)))
-    second.grid(False)
-    share = [100 * (1 - (row.density or 0)) for row in sparse]
-    curve(right, share, [row.ms_median for row in sparse], TIME, "ours, ms")
-    dense = [r for r in parts["sparsity"] if not r.block]
-    for row in dense[:1]:
-        reference(right, [0, 100], [row.ms_median, 0], "no mask x density")
-    right.set(xlabel="sparsity of the blocks, %", ylabel="ms")
-    _from_zero(right, [*sparse, *dense[:1]])
-    legend(figure, [left, second, right])
-    return {file_name("io", (blocks or sparse)[0].device): figure}
-
-
-def _from_zero(axes: Axes, rows: Sequence[Found]) -> None:
-    """Set a time axis from 0 to above the markers, however near to each other the times are."""
-    axes.set_ylim(0, 1.1 * max((row.ms_median for row in rows), default=1))
-
-
 if __name__ == "__main__":
-    counted_each(partial(prepared, task) for task in json.loads(sys.argv[1]))
+    counted(prepared(json.loads(sys.argv[1])))

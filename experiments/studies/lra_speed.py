@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.bench.timing import MIB, Times
 from experiments.common.figures import (
     PAGE,
-    Style,
     curve,
     file_name,
-    legend,
     length_axis,
     plain_log_axis,
     token_text,
@@ -63,9 +60,6 @@ WORK = "task length pair batch layers dim heads precision device gpu".split()  #
 ROUNDS = 5  # of steps at most; the time is their median
 MAX_STEPS = 200  # of a round
 MIN_PLANNED = 2000  # steps of the run, more than are timed
-LONG = 4096  # tokens from which block-sparse is compared with the fastest other attention
-FACTORS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)  # on the axis of speed-ups
-MARKERS = "osD^vPX<"
 
 
 @dataclass(kw_only=True)
@@ -304,8 +298,7 @@ def tables(frame: Any) -> dict[str, str]:
     """Return steps and layers (alone) by task, the same by length, and notes; a name ends in the
     device and precision where there are several.
 
-    steps: ms (speed-up) peak MiB, and the geometric mean of the five tasks. fastest: block-sparse
-    beside the fastest other attention at each length. masks: with their densities.
+    steps: ms (speed-up) peak MiB, and the geometric mean of the five tasks.
     """
     rows, made = newest(frame), {}
     places = list(dict.fromkeys((row.device, row.precision) for row in rows))
@@ -319,9 +312,6 @@ def tables(frame: Any) -> dict[str, str]:
                 made[name + end] = markdown(by_task(tasks, of))
             if any(row.get(of) for row in sweep):
                 made[f"{name}_by_length{end}"] = markdown(by_length(sweep, of))
-        made["fastest" + end] = fastest(sweep)
-    masks = dict.fromkeys(map(_mask_text, sorted(rows, key=lambda r: r.length)))
-    made["masks"] = "\n".join(f"- {text}" for text in masks if text)
     failed = [r for r in rows if r.status != OK]
     reasons = [f"{row_name(r)}, {r.task}, {token_text(r.length)}: {r.status}" for r in failed]
     made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
@@ -374,39 +364,12 @@ def by_length(rows: list[Found], of: str) -> list[list[str]]:
     return lines
 
 
-def fastest(rows: list[Found]) -> str:
-    """Return block-sparse beside the fastest other attention at each length of the sweep."""
-    lines = []
-    for length in sorted({row.length for row in rows if row.length >= LONG}):
-        here = sorted(
-            (r for r in rows if r.status == OK and r.length == length), key=lambda r: r.ms_median
-        )
-        ours = [row for row in here if row.attention == "sparse"][:1]
-        others = [row for row in here if row.attention != "sparse"][:1]
-        for a, b in zip(ours, others, strict=False):
-            lines.append(
-                f"- {token_text(length)}: {row_name(a)} {a.ms_median:.3g} ms, the fastest other "
-                f"{row_name(b)} {b.ms_median:.3g} ms, {b.ms_median / a.ms_median:.2f}x"
-            )
-    return "\n".join(lines)
-
-
-def _mask_text(row: Found) -> str:
-    """Return the mask of a block-sparse row with its density. Empty for other rows."""
-    if row.density is None:
-        return ""
-    return f"{row_name(row)} at {row.length} tokens: {row.mask}, density {100 * row.density:.1f} %"
-
-
 def figures(frame: Any) -> dict[str, Figure]:
-    """Return speed-up and memory by task, time and memory by length, for each device."""
+    """Return time and memory by length, for each device."""
     rows, made = newest(frame), {}
     for place in dict.fromkeys((row.device, row.precision) for row in rows):
         here = [row for row in rows if (row.device, row.precision) == place]
-        tasks = [row for row in here if row.task != SWEEP and row.status == OK]
         sweep = [row for row in here if row.task == SWEEP]
-        if any(gain(row, tasks) for row in tasks if row.attention != lra.BASE):
-            made[file_name("lra speedup", *place)] = draw_speedup(tasks)
         if len({row.length for row in sweep if row.status == OK}) > 1:
             made[file_name("lra length", *place)] = draw_length(sweep)
     return made
@@ -414,44 +377,6 @@ def figures(frame: Any) -> dict[str, Figure]:
 
 def _key(row: Found) -> RowKey:
     return RowKey(row.attention, row.option, "")
-
-
-def draw_speedup(rows: list[Found]) -> Figure:
-    """Return speed-up over the standard Transformer and peak memory of a step by attention."""
-    quantities = {"speed-up of a training step": lambda row: gain(row, rows)}
-    if any(row.peak_mib for row in rows):
-        quantities["peak memory (MiB)"] = lambda row: row.peak_mib
-    keys = sorted_rows(map(_key, rows))
-    tasks = sorted({row.task for row in rows}, key=partial(lra.order, lra.LABELS))
-    count = len(quantities)
-    figure, grid = plt.subplots(
-        count, 1, figsize=(PAGE, 2.2 * count + 0.9), sharex=True, squeeze=False
-    )
-    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    for axes, (label, quantity) in zip(grid.flat, quantities.items(), strict=True):
-        for i, task in enumerate(tasks):
-            own = {_key(row): row for row in rows if row.task == task}
-            shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)
-            x = [keys.index(key) + shift for key in own if quantity(own[key])]
-            y = [value for key in own if (value := quantity(own[key]))]
-            look = Style(colors[i % len(colors)], MARKERS[i % len(MARKERS)], "-")
-            first = next(iter(own.values()))
-            name = f"{lra.LABELS.get(task, task)}, {_size(first)[1:-1]}"
-            curve(axes, x, y, look, name, line=False)
-        plain_log_axis(axes, base=2, unit="x" if axes is grid[0, 0] else "")
-        axes.set_ylabel(label)
-        axes.grid(axis="x", visible=False)
-        for edge in range(1, len(keys)):
-            axes.axvline(edge - 0.5, color="0.9", lw=0.6)
-    grid[0, 0].axhline(1, color="0.25", lw=1)
-    grid[0, 0].yaxis.set_major_locator(FixedLocator(FACTORS))
-    grid[0, 0].yaxis.set_minor_locator(NullLocator())
-    labels = row_labels(keys)
-    grid[-1, 0].set_xticks(range(len(keys)), [labels[k] for k in keys], rotation=20, ha="right")
-    grid[-1, 0].set_xlim(-0.5, len(keys) - 0.5)
-    legend(figure, [grid[0, 0]], columns=3, title="batch x length")
-    figure.suptitle(_caption(rows[0]), fontsize=8)
-    return figure
 
 
 def draw_length(rows: list[Found]) -> Figure:

@@ -63,7 +63,6 @@ class Run:
         self.study, self.options, self.command = study, options, command
         self.device = find_device(options.device)
         sources, kind = getattr(study, "SOURCES", SOURCES), getattr(study, "ROWS", Rows)
-        self.counts: Any = None  # of hardware counters, where a study has some
         self.rows = kind(options.rows, study.KEY, sources, allow_changes=options.allow_changes)
         self.origin = self.rows.origin(self.device, command)
 

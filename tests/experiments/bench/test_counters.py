@@ -51,25 +51,3 @@ def test_the_metrics_are_those_of_the_chip(tmp_path):
     program.write_text("#!/bin/sh\necho 'sm__inst_executed_pipe_tensor_op_gmma  Counter  warps'\n")
     program.chmod(0o755)
     assert tool.metrics(str(program))[-1] == "sm__inst_executed_pipe_tensor_op_gmma.sum"
-
-
-def test_the_counters_of_several_calls_are_told_apart(tmp_path, monkeypatch):
-    mark = "at::cuda::<unnamed>::spin_kernel(long)"
-    kernels = [(mark, {}), ("a", {"x": 1.0}), ("b", {}), (mark, {}), (mark, {}), ("a", {"x": 2.0})]
-    assert counters.apart(kernels) == [[("a", {"x": 1.0}), ("b", {})], [], [("a", {"x": 2.0})]]
-    asked = []
-    monkeypatch.setattr(counters, "under_ncu", lambda *words: asked.append(words) or kernels)
-    assert len(counters.each_under_ncu("m", [{"n": 1}, {"n": 2}, {"n": 3}], ["x"])) == 3
-    assert asked == [("m", [{"n": 1}, {"n": 2}, {"n": 3}], ["x"])]
-    with pytest.raises(ValueError, match="counters of 3 calls instead of 1"):
-        counters.each_under_ncu("m", [{}], ["x"])
-
-
-def test_calls_are_marked_and_a_failure_ends_none(monkeypatch, capsys):
-    events = []
-    for name in ("profiler.start", "profiler.stop", "synchronize", "_sleep"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, n=name: events.append(n))
-    counters.counted_each([lambda: lambda: events.append("call"), lambda: 1 / 0])
-    mark = ["profiler.start", "_sleep", "synchronize", "profiler.stop"]
-    once = ["call", "synchronize", "profiler.start", "call", "synchronize", "profiler.stop"]
-    assert events == [*mark, *once, *mark] and "not counted: division" in capsys.readouterr().err

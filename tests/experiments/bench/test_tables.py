@@ -87,30 +87,9 @@ def test_rates_and_ratios_stand_side_by_side_with_what_cases_differ_in():
         "| 128 | none | 0.50 / 1.25 |  |",
         "| 64, values of 32 | `causal()` |  | 1.50 (forward) |",
     ]
-    assert not {"rates", "ratios", "peers"} & {*tables(BESIDE[2:4])}
+    assert not {"rates", "ratios"} & {*tables(BESIDE[2:4])}
     half = ROWS[0] | {"dtype": "float16"}  # which would share a cell
     assert not {"density", "rates", "ratios"} & {*tables([ROWS[0], ROWS[2], half])}
-
-
-def test_peers_have_times_ratios_and_counts():
-    mask = "documents((1, 2, 3, 4, 501)) & causal()"
-    rows = [
-        row("hopper", "forward", 1, mask, 0.25, ms_median=2.0),
-        row("hopper", "backward", 1, mask, 0.25, ms_median=40.0),
-        row("fa4_varlen", "forward", 1, mask, 0.25, ms_median=1.0),
-        row("fa4_varlen", "backward", 1, mask, 0.25, ms_median=41.0),
-        row("cudnn_flex", "backward", None, mask, 0.25, ms_median=None, status="failed: no"),
-        row("hopper", "forward", 1, "local(3)", 0.25, ms_median=4.0),
-        row("fa4_varlen", "forward", 1, "local(3)", 0.25, ms_median=9.0),
-    ]
-    _, shape, table, missing = tables(rows)["peers"].split("\n\n")
-    assert shape == "2 heads of 16, 512 tokens, B, H, N, D:"
-    assert table.splitlines()[2:] == [
-        "| `documents((...)) & causal()` | 0.25 | forward | 2 | 1 (0.50) |",
-        "| `documents((...)) & causal()` | 0.25 | backward | 40 | 41 (1.02) |",
-        "| `local(3)` | 0.25 | forward | 4 | 9 (2.25) |",
-    ]
-    assert missing.endswith("| cuDNN Frontend, intervals | backward | 1 | failed: no |")
 
 
 def in_rounds(provider, *times, **more):
@@ -130,14 +109,13 @@ def test_rounds_are_their_median_with_the_range_of_each_column():
     ]
 
 
-def test_a_cell_whose_rounds_differ_is_left_out_and_named():
+def test_a_cell_whose_rounds_differ_is_left_out():
     rows = [*in_rounds("hopper", 2.5, 2.5), *in_rounds("fa4", 2.0, 2.5)]
     made = tables(rows)
     assert "FlashAttention-4" not in made["density"]
-    assert made["left_out"].endswith(" | 22.2 % |")
     assert "~2.250" in report(rows) and "differ by more than 15 %" in report(rows)
     again = tables([*rows, *in_rounds("fa4", 2.0, 2.1)])  # measured again
-    assert "left_out" not in again and "FlashAttention-4" in again["density"]
+    assert "FlashAttention-4" in again["density"]
 
 
 def test_a_ratio_between_two_gpus_or_processes_is_marked():

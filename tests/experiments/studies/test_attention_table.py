@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments.common.rows import OK, Found, frame
-from experiments.studies.attention_table import crossings, figures, tables, too_slow
+from experiments.studies.attention_table import figures, tables, too_slow
 from tests.experiments.studies.conftest import ok
 
 SMALL = ["lengths=[32,64]", "heads=1", "head_dim=16", "batch=1"]
@@ -85,18 +85,6 @@ def test_tables_have_the_best_in_bold_and_what_is_missing():
 def test_a_table_of_peaks_holds_no_memory_that_is_kept():
     rows = [row(n=n, saved_mib=1.0, peak_mib=peak) for n, peak in ((128, 9.0), (256, None))]
     assert "| standard | **9** | – |" in tables(frame(rows))["memory_plain_d16"]
-
-
-def test_crossings_in_words():
-    ours = [row("flash", n, t) for n, t in ((128, 3.0), (256, 4.0), (512, 5.0))]
-    standard = [row("standard", n, t) for n, t in ((128, 1.0), (256, 5.0), (512, 20.0))]
-    linear = [row("linear", n, 1.0) for n in (128, 256, 512)]
-    slow = [row("smyrf", n, 50.0) for n in (128, 256)]
-    assert crossings([*ours, *standard, *linear, *slow]) == [
-        "ours, dense: from 256 tokens on, faster than standard.",
-        "ours, dense: at every length that both ran, faster than Smyrf.",
-        "ours, dense: at 512 tokens not faster than linear attention.",
-    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and time: the model's counts, the counters, the rows, tables and figure."""
+"""FLOPs, bytes and time: the model's counts, the counters, the rows and tables."""
 
 from dataclasses import replace
 
@@ -56,23 +56,16 @@ def test_longer_sequences_have_as_many_tokens(study):
     ]  # fmt: skip
 
 
-def test_rows_tables_and_figure(measured):
+def test_rows_and_tables(measured):
     rows = measured("io", *SMALL)
     assert [row.part for row in rows] == ["shape"] * 2 + ["block"] * 2 + ["sparsity"] * 2
     assert ok(rows) and all(row.counted_gb is None for row in rows)
     assert rows[0].saved_mib > 1.5 * rows[1].saved_mib  # P alone is twice q, k, v and out here
     other = rows[0] | {"dtype": "float16", "ms_median": 7770.0}
     made = io.tables(frame([other, *rows]))
-    assert made.keys() == {"shape", "block", "sparsity", "tiles"} and "7,770" not in str(made)
+    assert made.keys() == {"shape", "block", "sparsity"} and "7,770" not in str(made)
     assert "published (A100) | 66.6 | – | – | – | 40.3" in made["shape"]
     assert "| no mask |" in made["sparsity"] and "faster than dense | ideal" in made["sparsity"]
-    ((_, figure),) = io.figures(frame(rows)).items()
-    left, right, second = figure.axes
-    points = {row.block: row for row in rows if row.part == "block"}
-    for axes, name in ((left, "ms_median"), (second, "model_gb")):
-        x, y = axes.lines[0].get_data()
-        assert dict(zip(x, y, strict=True)) == {n: row[name] for n, row in points.items()}
-    assert right.lines[0].get_xdata() == [50] and left.get_ylim()[0] == 0
 
 
 def test_a_wrong_result_has_no_time(study, one, monkeypatch):
@@ -82,32 +75,18 @@ def test_a_wrong_result_has_no_time(study, one, monkeypatch):
     assert row.status.startswith("wrong result: error 1") and row.ms_median is None
 
 
-def test_counters_run_in_one_process_or_one_by_one(study, monkeypatch, capsys):
-    run = study("io", *SMALL, "parts=[shape,block]", "blocks=[16]")
-    shape, _, block = wanted = run.study.cases(run)
-    kernels, asked = [("a", {io.READ: 2e9, io.WRITTEN: 1e9}), ("b", {io.READ: 5e8})], []
+def test_counters_are_summed_or_say_why_there_are_none(study, monkeypatch, capsys):
+    run = study("io", *SMALL, "parts=[shape]")
+    what = run.study.cases(run)[0]
+    kernels = [("a", {io.READ: 2e9, io.WRITTEN: 1e9}), ("b", {io.READ: 5e8})]
+    monkeypatch.setattr(io, "under_ncu", lambda module, task, names: kernels)
+    assert io.counted_gb(what, "both") == 3.5
 
-    def each(module, tasks, names):
-        asked.append(len(tasks))
-        return [kernels, kernels[:1], [], [], []]
+    def fails(module, task, names):
+        raise ValueError("no ncu on the PATH")
 
-    monkeypatch.setattr(io, "each_under_ncu", each)
-    counts = io.Counts(run, wanted)
-    assert not asked  # the process starts when it is needed
-    assert counts.gb(shape, "both") == 3.5 and counts.gb(shape, "forward") == 3.0
-    assert counts.gb(block, "both") is None and asked == [5]
-
-    def fails(module, tasks, names):
-        asked.append(len(tasks))
-        if len(tasks) > 1 or tasks[0]["part"] == "block":
-            raise ValueError("ncu gave counters of 3 calls instead of 2")
-        return [kernels[:1]]
-
-    monkeypatch.setattr(io, "each_under_ncu", fails)
-    counts, asked[:] = io.Counts(run, wanted), []
-    assert counts.gb(shape, "both") == 3.0
-    assert counts.gb(block, "both") is counts.gb(block, "both") is None
-    assert asked == [5, 1, 1] and "no counters: ncu gave" in capsys.readouterr().out
+    monkeypatch.setattr(io, "under_ncu", fails)
+    assert io.counted_gb(what, "both") is None and "no ncu" in capsys.readouterr().out
 
 
 def test_the_call_that_is_counted_is_that_which_is_timed(monkeypatch):

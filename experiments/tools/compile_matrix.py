@@ -1,6 +1,6 @@
 """Compile the kernels in use with every supported Triton, for GPUs that need not be there.
 
-    python -m experiments.tools.compile_matrix.matrix
+    python -m experiments.tools.compile_matrix
     python -m ... --tritons 3.9.0 --targets sm_90a --calls "head dim 128"
     python -m ... --no-measure --rows docs/results/cpu/compile_matrix.jsonl.gz
 
@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from tqdm import tqdm
 from experiments.common.provenance import ROOT, versions
 from experiments.common.rows import OK, Found, Row, Rows, found, read
 from experiments.common.tables import MISSING, markdown
-from experiments.tools.compile_matrix.calls import Call, hopper_calls, portable_calls
-from experiments.tools.compile_matrix.offline import CHIPS, HOPPER, compiled
+from experiments.tools.calls import CALLS, Call, calls
+from experiments.tools.offline import CHIPS, HOPPER, compiled
 
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 MEASURED = "3.6."  # the Triton that the speed of the Hopper kernels was measured with
-CHILD = "from experiments.tools.compile_matrix.matrix import child; child()"
+CHILD = "from experiments.tools.compile_matrix import child; child()"
 KEY = ("target", "backend", "label", "kernel", "variant")
 FOLDER = Path("runs/compile_matrix")  # Tritons that are not installed are unpacked here
 
@@ -57,7 +57,7 @@ def main() -> None:
             row
             for version in options.tritons
             for target in options.targets
-            for row in run(version, target, calls(target, options.calls), kept)
+            for row in run(version, target, wanted(target, options.calls), kept)
         ]
     for name, table in tables(rows).items():
         print(f"{name}\n\n{table}\n")
@@ -68,10 +68,10 @@ def main() -> None:
     sys.exit(bool(beyond))
 
 
-def calls(target: str, wanted: str = "") -> list[Call]:
-    """Return the calls for a target: all kernels for Hopper, elsewhere the portable ones."""
-    every = (hopper_calls() if target == HOPPER else []) + portable_calls()
-    return [call for call in every if wanted in f"{call.backend} {call.label}"]
+def wanted(target: str, text: str = "") -> list[Call]:
+    """Return the calls for a target with this text: all for Hopper, elsewhere the portable ones."""
+    backends = [name for name in CALLS if target == HOPPER or name != "hopper"]
+    return [call for call in calls(*backends) if text in f"{call.backend} {call.label}"]
 
 
 def faults(row: Found) -> list[str]:
@@ -102,7 +102,7 @@ def faults(row: Found) -> list[str]:
 
 def run(version: str, target: str, calls: Sequence[Call], rows: Rows) -> list[Found]:
     """Return the rows of a Triton and a target, compiled now or found in `rows`."""
-    command = shlex.join(["python", "-m", "experiments.tools.compile_matrix.matrix", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "experiments.tools.compile_matrix", *sys.argv[1:]])
     origin = rows.origin("cpu", command) | {"triton": version}
     same = (version, target, origin["source"])
 
@@ -184,69 +184,26 @@ def folder_of(version: str) -> str | None:
 
 
 def tables(rows: Any) -> dict[str, str]:
-    """Return the tables of rows or a data frame as Markdown.
+    """Return a line for each GPU and backend as Markdown; float32 apart, for the limit on spills is
+    for 16 bits.
 
     Each cell: most registers of a thread / most spilled bytes of a variant (stores and loads);
     n serialised: variants whose wgmma wait for one another.
     """
     rows = found(rows)
     versions = sorted({row.triton for row in rows})
-    hopper = [row for row in rows if row.backend == "hopper"]
-    return {
-        "gpus": _gpus(rows, versions),
-        "kernels": _kernels(hopper, versions),
-        "spills": _spills(hopper, versions),
-    }
-
-
-def _gpus(rows: Sequence[Found], versions: Sequence[str]) -> str:
-    """Return a line for each GPU and backend; float32 apart, for the limit on spills is for 16
-    bits.
-    """
     lines = [["GPU", "backend", "variants", "shared KiB", "limit", *versions]]
-    groups = _grouped(rows, lambda row: (row.target, row.backend, "float32" in row.label))
-    for (target, backend, exact), same in sorted(groups.items()):
-        limit = f"{CHIPS[target].shared_bytes / 1024:.0f}"
-        name = backend if backend == "hopper" else f"{backend}, {'float32' if exact else '16 bits'}"
-        lines.append([target, name, *_counts(same, versions), limit, *_cells(same, versions)])
-    return markdown(lines, left=(0, 1))
-
-
-def _kernels(rows: Sequence[Found], versions: Sequence[str]) -> str:
-    lines = [["GPU", "backend", "kernel", "variants", "shared KiB", *versions]]
-    groups = _grouped(
-        [row for row in rows if row.status == OK], lambda row: (row.target, row.backend, row.kernel)
-    )
-    for names, same in sorted(groups.items()):
-        lines.append([*names, *_counts(same, versions), *_cells(same, versions)])
-    return markdown(lines, left=(0, 1, 2))
-
-
-def _spills(rows: Sequence[Found], versions: Sequence[str]) -> str:
-    """Spilled bytes of every variant that spills or is serialised with some version."""
-    lines = [["variant", *versions]]
-    for name, same in _grouped([row for row in rows if row.status == OK], name_of).items():
-        if any(row.spilled_bytes or row.serialized for row in same):
-            of = {row.triton: row for row in same}
-            lines.append([name, *(_spilled(of.get(version)) for version in versions)])
-    return markdown(lines)
-
-
-def _grouped(rows: Sequence[Found], key: Callable[[Found], Any]) -> dict[Any, list[Found]]:
-    groups: dict[Any, list[Found]] = {}
+    groups: dict[tuple[str, str, bool], list[Found]] = {}
     for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def _counts(rows: Sequence[Found], versions: Sequence[str]) -> list[str]:
-    """Return the most variants of a version, and the most shared memory in KiB."""
-    variants = max(sum(row.triton == version for row in rows) for version in versions)
-    return [str(variants), f"{max(row.shared_bytes or 0 for row in rows) / 1024:.0f}"]
-
-
-def _cells(rows: Sequence[Found], versions: Sequence[str]) -> list[str]:
-    return [_worst([row for row in rows if row.triton == version]) for version in versions]
+        key = row.target, row.backend, "float32" in row.label
+        groups.setdefault(key, []).append(row)
+    for (target, backend, exact), same in sorted(groups.items()):
+        name = backend if backend == "hopper" else f"{backend}, {'float32' if exact else '16 bits'}"
+        by = [[row for row in same if row.triton == version] for version in versions]
+        shared = max(row.shared_bytes or 0 for row in same), CHIPS[target].shared_bytes
+        sizes = str(max(map(len, by))), *(f"{size / 1024:.0f}" for size in shared)
+        lines.append([target, name, *sizes, *map(_worst, by)])
+    return {"gpus": markdown(lines, left=(0, 1))}
 
 
 def _worst(rows: Sequence[Found]) -> str:
@@ -256,12 +213,6 @@ def _worst(rows: Sequence[Found]) -> str:
     serialized, failed = sum(bool(r.serialized) for r in rows), sum(r.status != OK for r in rows)
     notes = f", {serialized} serialised" if serialized else ""
     return f"{registers} / {spilled}{notes}" + (f", {failed} failed" if failed else "")
-
-
-def _spilled(row: Found | None) -> str:
-    if row is None:
-        return MISSING
-    return f"{row.spilled_bytes}" + (", serialised" if row.serialized else "")
 
 
 def name_of(row: Found) -> str:

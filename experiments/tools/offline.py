@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,7 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import masks
-from experiments.tools.compile_matrix.calls import Call
+from experiments.tools.calls import Call
 from sparseflash.backends import hopper
 from sparseflash.backends import triton as portable
 from sparseflash.backends.protocol import Saved, TermTensors, Walk
@@ -61,7 +61,7 @@ CHIPS = {
     "sm_120a": Chip("cuda", 120, 32, "geforce", 99 * 1024, 170),  # RTX 5090
     "gfx942": Chip("hip", "gfx942", 64, "cdna", 64 * 1024, 304),  # MI300X
 }
-HOPPER = "sm_90a"
+HOPPER, WGMMA = "sm_90a", "wgmma.mma_async"
 
 
 class Kernel(NamedTuple):
@@ -76,17 +76,11 @@ class Kernel(NamedTuple):
         """Return registers, spills and so on, as ptxas or the AMD compiler tells them."""
         asm, log = self.compiled.asm, self.log
         if "ptx" in asm:
-            spills = (
-                _number(r"(\d+) bytes spill stores", log),
-                _number(r"(\d+) bytes spill loads", log),
-            )
-            registers, products = (
-                _number(r"Used (\d+) registers", log),
-                asm["ptx"].count("wgmma.mma_async"),
-            )
+            spills = [_number(rf"(\d+) bytes spill {kind}", log) for kind in ("stores", "loads")]
+            registers, products = _number(r"Used (\d+) registers", log), asm["ptx"].count(WGMMA)
         else:
             text = asm["amdgcn"]
-            spills = (_number(r"\.private_segment_fixed_size: (\d+)", text),)
+            spills = [_number(r"\.private_segment_fixed_size: (\d+)", text)]
             registers, products = _number(r"\.vgpr_count: +(\d+)", text), 0
         return {
             "registers": registers,
@@ -98,12 +92,12 @@ class Kernel(NamedTuple):
         }
 
 
-def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> Iterator[Kernel]:
-    """Yield the kernels that a call launches, but for the variants that are known.
+def compiled(call: Call, chip: Chip, known: Container[str] = ()) -> list[Kernel]:
+    """Return the kernels that a call launches, but for the variants that are known.
 
     One chip a process: Triton's functions keep the options of the first target.
     """
-    yield from compiled_by(lambda: _launch(call), chip, known)
+    return compiled_by(lambda: _launch(call), chip, known)
 
 
 def compiled_by(
