@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from experiments.common.progress import progress
+from experiments.common.work import progress
 
 STDLIB, PACKAGES = "stdlib", "packages"
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}

@@ -12,8 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from experiments.common.files import read_json, write_text
-from experiments.common.progress import progress
-from experiments.common.threads import threads
+from experiments.common.work import progress, threads
 from experiments.pathfinder.generate import VERSION, make
 from experiments.pathfinder.parameters import Spec
 from experiments.pathfinder.render import LABEL, MARGIN

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from experiments.common.files import read_array, write_whole
-from experiments.common.progress import progress
-from experiments.common.threads import threads
+from experiments.common.work import progress, threads
 
 RUN = 64  # images that a thread makes at a time: under a second, so Ctrl-C works
 FLUSH = 32  # runs between two safe points

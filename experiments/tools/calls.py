@@ -76,8 +76,9 @@ CALLS = {  # by backend and head dims
     "hopper": {
         "32 64 80 96 128 192 256": "dense; causal",
         "32 64 96 128 256": "split rows; dense, dropout",
-        "32 64 96 128": "blocks of 64; causal, dropout; dense, grouped heads; causal, grouped heads;"
-        "dense, deterministic; causal, deterministic; split rows, deterministic;"
+        "32 64 96 128": "blocks of 64; causal, dropout; dense, grouped heads;"
+        "causal, grouped heads; dense, deterministic; causal, deterministic;"
+        "split rows, deterministic;"
         "blocks of 64, deterministic",
         "64 80 128 256": "split rows, dropout; split rows, dropout, deterministic;"
         "split rows, grouped heads",
@@ -85,7 +86,8 @@ CALLS = {  # by backend and head dims
         "32 64 128 256": "scattered blocks, four heads share",
         "64 128": "causal, float16; causal, LSE gradient; dense, sink; dense, maxima; causal, sink;"
         "causal, maxima; split rows, sink; split rows, maxima; causal, v of 256",
-        "128": "scattered blocks; scattered blocks, odd length; scattered blocks, blocks of 16 x 64;"
+        "128": "scattered blocks; scattered blocks, odd length;"
+        "scattered blocks, blocks of 16 x 64;"
         "scattered blocks, odd length, grouped heads; scattered blocks, odd length, v of 64;"
         "scattered blocks, odd length, two heads share, dropout, sink;"
         "blocks of 64, split rows, two heads share, maxima; split rows, v of 256;"

@@ -17,8 +17,8 @@ import torch
 
 import masks
 from experiments.bench import timing
-from experiments.common.processes import processes
 from experiments.common.rows import OK, Row, Rows
+from experiments.common.work import processes
 from sparseflash.backends import triton as backend
 from sparseflash.backends.protocol import Saved, Walk
 from sparseflash.kernels import configs

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.common.progress import progress
+from experiments.common.work import progress
 from experiments.training.data import Batch, stream
 from experiments.training.device import autocast, capture, random_state, set_random_state, warm_up
 from experiments.training.distributed import Group

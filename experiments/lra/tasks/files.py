@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.common.checks import whole_number
 from experiments.common.near_duplicates import Distinct
-from experiments.common.progress import progress
+from experiments.common.work import progress
 from experiments.lra.tasks.task import (
     BYTE_VOCAB,
     SPLITS,

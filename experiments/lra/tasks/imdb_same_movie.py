@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common.progress import progress
+from experiments.common.work import progress
 from experiments.lra.tasks.task import (
     BYTE_VOCAB,
     SPLITS,

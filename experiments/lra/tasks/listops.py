@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.files import read_lines
-from experiments.common.processes import processes
-from experiments.common.progress import progress
+from experiments.common.work import processes, progress
 from experiments.lra.tasks.task import (
     AGAIN,
     SPLITS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.files import read_lines
-from experiments.common.progress import progress
+from experiments.common.work import progress
 from experiments.lra.tasks.task import (
     AGAIN,
     BYTE_VOCAB,

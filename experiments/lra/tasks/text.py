@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.common.files import read_lines, read_text, reading
-from experiments.common.progress import progress
+from experiments.common.work import progress
 from experiments.lra.tasks.task import (
     BYTE_VOCAB,
     Arrays,

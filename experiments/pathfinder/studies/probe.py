@@ -27,10 +27,9 @@ from experiments.common.config import check, option
 from experiments.common.devices import find_device
 from experiments.common.files import digest, read_arrays, write_whole
 from experiments.common.program import program
-from experiments.common.progress import progress
 from experiments.common.rows import Rows, frame
 from experiments.common.tables import MISSING, markdown
-from experiments.common.threads import threads
+from experiments.common.work import progress, threads
 from experiments.lra.finished import load_model
 from experiments.lra.settings import Settings
 from experiments.lra.tasks.task import PATHFINDER, SPLITS, Split, Task, pixel_order

@@ -9,6 +9,7 @@ from matplotlib import pyplot as plt
 from experiments.bench.grids import make_grid
 from experiments.bench.plot import draw_speed, patterns
 from experiments.bench.tables import SpeedRow, newest
+from experiments.common.checks import as_list
 from experiments.common.figures import COLUMN, PAGE, style
 from tests.experiments.bench.bench_cases import ROW
 
@@ -19,7 +20,8 @@ PROVIDERS = ("cpu", "sdpa", "flex", "a new one")
 def made_up(providers=PROVIDERS, **grid):
     """Return rows as `speed` writes them, with made-up times."""
     rows = []
-    for case in make_grid("cpu", **{"heads": 1, "block_size": 32} | grid).cases():
+    lists = {k: as_list(v) if k in ("mask", "seq_len") else v for k, v in grid.items()}
+    for case in make_grid("cpu", **{"heads": 1, "block_size": [32]} | lists):
         for provider in providers:
             for direction in ("forward", "backward"):
                 if provider == "sdpa" and case.mask != "dense":
