@@ -24,7 +24,7 @@ from experiments.lra.cells import (
     sorted_rows,
     speedup,
 )
-from experiments.lra.figures import by_contour, groups, label_points, row_labels, row_styles
+from experiments.lra.figures import by_contour, groups, row_labels, row_styles
 from experiments.lra.runs import Run
 
 RULES = ((0, (1, 1.5)), (0, (4, 2, 1, 2)))  # dashes of the shortcuts
@@ -195,9 +195,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
         axes.set_visible(False)
     rows = _rows(cells, columns)
     styles, labels = row_styles(rows), row_labels(rows)
-    labelled = []
     for axes, column in zip(grid.flat, columns, strict=False):
-        points = []
         for row in rows:
             point = _point(cells, row, column)
             if point is None:
@@ -206,9 +204,8 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
             spread = cell.spread
             low = None if spread is None else [y - spread]
             high = None if spread is None else [y + spread]
-            curve(axes, [x], [y], styles[row], low=low, high=high, line=False, filled=cell.complete)
-            points.append((x, y, labels[row], styles[row]))
-        labelled.append((axes, points))
+            look: dict[str, Any] = {"low": low, "high": high, "line": False}
+            curve(axes, [x], [y], styles[row], labels[row], filled=cell.complete, **look)
         axes.set_title(textwrap.fill(column.text, 36))
         axes.set_xscale("log", base=2)
         axes.margins(0.3, 0.15)
@@ -223,8 +220,7 @@ def draw_accuracy_speed(cells: Cells, columns: Sequence[Column]) -> Figure:
         notes = ["single runs"]
     notes += ["open: cut short"] if not all(cell.complete for cell in drawn) else []
     figure.suptitle("; ".join(notes), fontsize=8)
-    for axes, points in labelled:
-        label_points(figure, axes, points)
+    legend(figure, list(grid.flat), most=len(rows))
     return figure
 
 

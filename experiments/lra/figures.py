@@ -7,10 +7,6 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TypeVar
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
-
 from experiments.common.figures import MAX_ENTRIES, Style
 from experiments.lra import published as lra
 from experiments.lra.cells import RowKey
@@ -91,48 +87,3 @@ def groups(items: Sequence[T], other_entries: int = 0) -> list[list[T]]:
     count = math.ceil((len(items) - 1) / (room - 1))
     size = math.ceil((len(items) - 1) / count)
     return [[items[0], *items[1 + i * size : 1 + (i + 1) * size]] for i in range(count)]
-
-
-def label_points(
-    figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str, Style]]
-) -> None:
-    """Write the label of each point (x, y, label, style) beside it, without overlaps.
-
-    A label takes the nearest free place inside the panel. If that is above or below, a thin line
-    leads to the point.
-    """
-    figure.draw_without_rendering()  # fixes the scales
-    dot, panel = figure.dpi / 72, axes.get_window_extent()
-    at = [axes.transData.transform(point[:2]) for point in points]
-    taken = [Bbox.from_bounds(px - 4 * dot, py - 4 * dot, 8 * dot, 8 * dot) for px, py in at]
-    for (x, y, text, look), (px, py) in zip(points, at, strict=True):
-        label = axes.annotate(text, (x, y), va="center", fontsize=6.5, color=look.color)
-        size = label.get_window_extent()
-        width, height = size.width + 2 * dot, size.height + 2 * dot
-        places = [
-            (side, lines, Bbox.from_bounds(left, py + (lines - 0.5) * height, width, height))
-            for lines in sorted(range(-6, 7), key=abs)
-            for side, left in (("left", px + 5 * dot), ("right", px - 5 * dot - width))
-        ]
-        free = (
-            (side, lines, box)
-            for side, lines, box in places
-            if not any(box.overlaps(other) for other in taken)
-            and panel.x0 < box.x0 < box.x1 < panel.x1
-            and panel.y0 < box.y0 < box.y1 < panel.y1
-        )
-        side, lines, box = next(free, places[0])
-        taken.append(box)
-        label.remove()
-        label = axes.annotate(
-            text,
-            (x, y),
-            xytext=(6 if side == "left" else -6, lines * height / dot),
-            textcoords="offset points",
-            ha=side,
-            va="center",
-            fontsize=6.5,
-            color=look.color,
-            arrowprops={"arrowstyle": "-", "color": "0.75", "lw": 0.5} if lines else None,
-        )
-        label.set_in_layout(False)  # it must not move the panel

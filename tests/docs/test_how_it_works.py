@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import masks
-from experiments.studies import how_it_works
+from experiments.tools import how_it_works
 from sparseflash.testing import assert_close, make_qkv, oracle
 from tests.docs.test_guide import BLOCK
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from matplotlib.text import Text
 
 from experiments.common.figures import MAX_ENTRIES, style
 from experiments.lra.cells import RowKey, make_cells, speedup
@@ -11,7 +10,6 @@ from experiments.lra.curves import _smoothed, draw_all, draw_curves
 from experiments.lra.figures import (
     by_contour,
     groups,
-    label_points,
     pattern_names,
     row_labels,
 )
@@ -125,20 +123,6 @@ def test_names_of_rows_leave_out_what_all_share():
     masks = [RowKey("sparse", text, "") for text in ("", "local:64", "local:128", "strided:4")]
     assert len(set(row_labels(masks).values())) == 4
     assert row_labels(masks)[masks[3]] == "block-sparse, strided"
-
-
-def test_labels_of_points_do_not_overlap():
-    with style():
-        figure, axes = plt.subplots(figsize=(3.3, 3))
-        points = [(1 + i / 50, 40 + i / 50, f"attention {i}", STYLES["flash"]) for i in range(6)]
-        axes.plot([1, 3], [39, 42])
-        label_points(figure, axes, points)
-        figure.draw_without_rendering()
-        boxes = [Text.get_window_extent(label) for label in axes.texts]  # without lines
-    plt.close(figure)
-    assert len(boxes) == 6
-    for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:i])
 
 
 def test_a_run_that_has_just_begun_is_refused(tmp_path):

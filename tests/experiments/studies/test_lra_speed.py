@@ -9,14 +9,17 @@ import torch
 from experiments.common.rows import OK, Found, frame
 from experiments.lra import published as lra
 from experiments.lra.tasks.load import loader
-from experiments.studies.lra_shapes import IMDB, SHAPES, SWEEP, random_lengths
 from experiments.studies.lra_speed import (
+    IMDB,
+    SHAPES,
+    SWEEP,
     StepCase,
     by_task,
     figures,
     gain,
     mean_gain,
     newest,
+    random_lengths,
     step_times,
     tables,
 )

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.studies.methods import CAUSAL, METHODS, Setting
-from experiments.studies.published_forms import BlockedGather, SlidingChunks
+from experiments.studies.methods import CAUSAL, METHODS, BlockedGather, Setting, SlidingChunks
 from experiments.studies.step import PaddedCase, PaddedGate, Step, draw
 from sparseflash.testing import relative_error
 

@@ -1,7 +1,7 @@
 """Draws the figures of docs/guide/how_it_works.md.
 
-    python -m experiments.studies.how_it_works           # into docs/figures/how_it_works
-    python -m experiments.studies.how_it_works FOLDER
+    python -m experiments.tools.how_it_works           # into docs/figures/how_it_works
+    python -m experiments.tools.how_it_works FOLDER
 
 Nothing is measured: the pictures follow from a mask, from random scores and from sparseflash.cost.
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import gallery
 from experiments.common.figures import RC
+from experiments.tools import gallery
 
 EXAMPLES = [example for examples in gallery.sections().values() for example in examples]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,6 +1,6 @@
 """Writes docs/gallery.md and its pictures: every pattern, transform and preset of `masks`.
 
-    python -m experiments.gallery            # into docs/, from the root of the repository
+    python -m experiments.tools.gallery            # into docs/, from the root of the repository
 
 A picture shows 256 x 256 pairs of tokens, a pixel each, with the colours of `Mask.draw` for blocks
 of 16. `figures/masks.png` shows patterns at the length of a benchmark side by side.
@@ -52,7 +52,7 @@ OVERVIEW = (  # of 16384 tokens
 )
 HEAD = f"""# Gallery
 
-Made by `python -m experiments.gallery`. The tests compare every count with the mask.
+Made by `python -m experiments.tools.gallery`. The tests compare every count with the mask.
 Click a picture for its full size.
 
 A picture has {TOKENS} queries (down) and {TOKENS} keys (across), a pixel for every pair, and
