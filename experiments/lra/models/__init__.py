@@ -1,1 +1,1 @@
-"""The Long Range Arena encoder, and one file for each attention that it can use."""
+"""The Long Range Arena encoder, and and the attentions that it can use."""

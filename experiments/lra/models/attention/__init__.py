@@ -1,14 +1,13 @@
-"""The attentions of the comparison, one file each, behind one interface.
+"""The attentions of the comparison behind one interface.
 
-To add one, add its file here, which registers a subclass of `Attention`, and its options as
+To add one, add a file here, which registers a subclass of `Attention`, and its options as
 conf/attention/NAME.yaml. tests/experiments/lra/models/attention/oracles.py takes its definition.
 """
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from experiments.lra.models.attention.base import Attention
-from experiments.lra.models.attention.registry import KINDS, make_attention, options_of
+from experiments.lra.models.attention.base import KINDS, Attention, make_attention, options_of
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 import masks
 import sparseflash
-from experiments.lra.models.attention.base import Attention
-from experiments.lra.models.attention.registry import register
+from experiments.lra.models.attention.base import Attention, register
 from masks import BlockMask, Mask
 from sparseflash.layers import plan_lengths
 from sparseflash.lengths import SHORTEST, attend_within, skippable

@@ -1,11 +1,14 @@
-"""Linear attention (Katharopoulos et al., arXiv 2006.16236)."""
+"""Linear attention (Katharopoulos et al., arXiv 2006.16236), and Performer: positive orthogonal
+random features (Choromanski et al., arXiv 2009.14794).
+"""
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.lra.models.attention.base import Attention, refuse_causal
-from experiments.lra.models.attention.registry import register
+from experiments.lra.models.attention.base import Attention, budget, refuse_causal, register
 from sparseflash.lengths import real_tokens
 
 
@@ -54,3 +57,77 @@ def linear_attention(
 def _elu_plus_1(x: Tensor) -> Tensor:
     """elu(x) + 1, where it is small too as exact as the dtype can be."""
     return F.relu(x) + x.clamp(max=0).exp()
+
+
+KERNELS = {"softmax": 1e-4, "relu": 1e-3}  # and what is added to their features
+
+
+@register("performer", label="Performer", style=("#E69F00", "P", "-."))
+class Performer(Attention):
+    """Linear attention with random features whose products estimate exp(scale q k).
+
+    The features are computed in float32: their exponentials do not bear bfloat16. They are drawn
+    once, from torch's generator, and kept with the weights. It has no probabilities to drop.
+
+    kernel: "softmax", as above. "relu": the features are max(x, 0), with nothing random, as the
+        Long Range Arena's own code has them.
+    features: how many random ones; None: a 32nd of the length, at most 128.
+    scale: of q k in the softmax; None: 1 / sqrt(D). The Nystromformer port has 1 / D, with 256
+        features: smaller scores are estimated better.
+    eps: added to every feature; None: 1e-4, of relu 1e-3.
+    """
+
+    projection: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        kernel: Literal["softmax", "relu"] = "softmax",
+        features: int | None = None,
+        scale: float | None = None,
+        eps: float | None = None,
+        **sizes,
+    ):
+        super().__init__(**sizes)
+        refuse_causal(self)
+        if scale is not None and scale <= 0:
+            raise ValueError(f"scale is {scale!r}; it must be a number above 0")
+        if kernel == "relu" and (features or scale):
+            raise ValueError("features and scale are for kernel=softmax; with relu, leave them out")
+        self.kernel, self.scale = kernel, self.head_dim**-0.5 if scale is None else scale
+        self.eps = KERNELS[kernel] if eps is None else eps
+        count = features or budget(self.length, share=32, most=128)
+        random = orthogonal_features(count, self.head_dim) if kernel == "softmax" else None
+        self.register_buffer("projection", random)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.projection is None:
+            fq, fk = (F.relu(x) + self.eps for x in (q, k))
+            return linear_attention(fq, fk, v, lengths)
+        eq, ek = (self._exponents(x, self.projection) for x in (q, k))
+        top = ek.detach().amax(-1, keepdim=True)
+        if lengths is not None:  # what exceeds the top of the real tokens might overflow
+            padding = ~real_tokens(lengths, k.shape[2])[:, None, :, None]
+            top = torch.where(padding, top, top.masked_fill(padding, -torch.inf).amax(2, True))
+        else:
+            top = top.amax(2, keepdim=True)
+        fq = self._features(eq, q, eq.detach().amax(-1, keepdim=True))
+        return linear_attention(fq, self._features(ek, k, top), v, lengths)
+
+    def _exponents(self, x: Tensor, projection: Tensor) -> Tensor:
+        """w x sqrt(scale) for every random w: (B, H, N, features)."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
+        return x @ projection.to(x.dtype).T
+
+    def _features(self, exponents: Tensor, x: Tensor, top: Tensor) -> Tensor:
+        """exp(exponents - scale |x|^2 / 2 - top) + eps; constant factors cancel."""
+        square = x.to(exponents.dtype).square().sum(-1, keepdim=True)
+        exponents.sub_(square * (0.5 * self.scale) + top)
+        return exponents.exp().add(self.eps).to(x.dtype)
+
+
+def orthogonal_features(count: int, dim: int) -> Tensor:
+    """float32 (count, dim): Gaussian rows, orthogonal to each other in groups of dim."""
+    groups = -(-count // dim)
+    directions = torch.linalg.qr(torch.randn(groups, dim, dim)).Q.mT.reshape(-1, dim)[:count]
+    return directions * torch.randn(count, dim).norm(dim=1, keepdim=True)

@@ -180,7 +180,7 @@ MINE = {
     "own.py": """
 import numpy as np
 from experiments.lra.models.attention.base import Attention
-from experiments.lra.models.attention.registry import register
+from experiments.lra.models.attention.base import register
 from experiments.lra.tasks.load import task
 from experiments.lra.tasks.task import Split, Task
 

@@ -9,8 +9,7 @@ import masks
 from experiments.lra.models.attention import NAMES, Attention, make_attention, options_of
 from experiments.lra.models.attention.base import budget
 from experiments.lra.models.attention.flash import default_block
-from experiments.lra.models.attention.reformer import Reformer
-from experiments.lra.models.attention.smyrf import Smyrf
+from experiments.lra.models.attention.hashing import Reformer, Smyrf
 from tests.experiments.lra.models.attention.oracles import B, D, H, N, oracle, softmax_oracle
 
 OPTIONS = {  # the interpreter of Triton would be slow

@@ -9,7 +9,7 @@ import torch
 import experiments
 from experiments.lra import published
 from experiments.lra.models.attention import KINDS, Attention, make_attention, options_of
-from experiments.lra.models.attention.registry import register
+from experiments.lra.models.attention.base import register
 from experiments.lra.models.classifier import Classifier
 
 
