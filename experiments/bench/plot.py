@@ -16,18 +16,7 @@ from experiments.bench.cases import DENSE, LAYOUTS, Case
 from experiments.bench.mask_plot import draw_masks
 from experiments.bench.providers import PROVIDERS
 from experiments.bench.tables import SpeedRow, best_dense, grouped, label_of, shape_of
-from experiments.common.figures import (
-    COLUMN,
-    OTHER,
-    PAGE,
-    Style,
-    curve,
-    file_name,
-    legend,
-    length_axis,
-    plain_log_axis,
-    reference,
-)
+from experiments.common import figures as f
 
 FLEX = ("flex", "flex_autotuned")  # the peer beside ours in speed-ups
 GREY = "0.35"
@@ -85,8 +74,8 @@ def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
         else:
             _dense_notes(left, dense, own)
             x = np.linspace(0, deepest)
-            reference(left, list(x), list(2**x), "ideal: 1 / density")
-            plain_log_axis(left, base=2, unit="x")
+            f.reference(left, list(x), list(2**x), "ideal: 1 / density")
+            f.plain_log_axis(left, base=2, unit="x")
             left.yaxis.set_major_locator(FixedLocator([2.0**i for i in range(-6, 12)]))
         for provider in _masked_providers(group):
             measured = [r for r in group if r.provider == provider]
@@ -96,7 +85,7 @@ def draw_speedup(rows: Sequence[SpeedRow]) -> Figure:
         _keys(right, group, letters)
     for axes in panels[-1][0]:
         axes.set_xlabel("sparsity: blocks that are skipped (%)")
-    legend(figure, [axes for row, _ in panels for axes in row], columns=4, most=12)
+    f.legend(figure, [axes for row, _ in panels for axes in row], columns=4, most=12)
     figure.suptitle(caption(rows[0]), fontsize=8)
     return figure
 
@@ -164,7 +153,7 @@ def _points(
     axes: Axes,
     rows: Sequence[SpeedRow],
     value: Callable[[SpeedRow, float], float],
-    style: Style,
+    style: f.Style,
     label: str | None,
     **look: Any,
 ) -> None:
@@ -173,7 +162,7 @@ def _points(
     low, y, high = (
         [value(r, r[name] or r.ms) for r in rows] for name in ("ms_p80", "ms_median", "ms_p20")
     )
-    curve(axes, x, y, style, label, low=low, high=high, **look)
+    f.curve(axes, x, y, style, label, low=low, high=high, **look)
 
 
 def _keys(axes: Axes, rows: Sequence[SpeedRow], letters: dict[str, str]) -> None:
@@ -215,16 +204,16 @@ def draw_length(rows: Sequence[SpeedRow]) -> Figure:
             label = None if provider in labelled else name
             labelled.add(provider)
             x, y = [r.n_q for r in line], [r.ms for r in line]
-            curve(axes, x, y, style, label, filled=dense)
+            f.curve(axes, x, y, style, label, filled=dense)
         for mask in dict.fromkeys(line[0].mask for line in lines):
             kind = ("--", "white") if mask != DENSE else ("-", GREY)
             text = "dense" if mask == DENSE else "open: structured mask"
             axes.plot([], [], "o", ls=kind[0], mfc=kind[1], color=GREY, label=text)
-        length_axis(axes, [r.n_q for r in group])
+        f.length_axis(axes, [r.n_q for r in group])
         axes.set_xlabel("")
-        plain_log_axis(axes)
+        f.plain_log_axis(axes)
     panels[-1][0][0].set_xlabel("length (tokens)")
-    legend(figure, [axes for (axes,), _ in panels], columns=2)
+    f.legend(figure, [axes for (axes,), _ in panels], columns=2)
     texts = dict.fromkeys(r.mask for r in rows if r.mask != DENSE and not r.random)
     figure.suptitle("\n".join([caption(rows[0], length=False), *list(texts)[:2]]), fontsize=8)
     return figure
@@ -251,7 +240,7 @@ def caption(row: SpeedRow, *, length: bool = True) -> str:
 def _file(kind: str, row: SpeedRow, *, length: bool = True) -> str:
     """Return the stem of a file, such as speedup-h200-b2-h16-n16384-d128-bfloat16."""
     text = caption(row, length=length).removeprefix("NVIDIA ")
-    return file_name(kind, re.sub(r"\b([BHND]) (?=\d)", r"\1", text))
+    return f.file_name(kind, re.sub(r"\b([BHND]) (?=\d)", r"\1", text))
 
 
 def _panels(
@@ -259,11 +248,11 @@ def _panels(
 ) -> tuple[Figure, list[tuple[Sequence[Axes], list[SpeedRow]]]]:
     """Return a row of panels for each direction, one above the other, and the rows of each."""
     groups = sorted(grouped(rows, lambda r: r.direction), key=lambda g: g[0].direction != "forward")
-    width = PAGE if columns > 1 else COLUMN
+    width = f.PAGE if columns > 1 else f.COLUMN
     size = (width, 0.2 + 1.95 * len(groups))
     figure, grid = plt.subplots(len(groups), columns, figsize=size, sharex=True, squeeze=False)
     return figure, list(zip(grid, groups, strict=True))
 
 
-def _style(provider: str) -> Style:
-    return PROVIDERS[provider].style if provider in PROVIDERS else OTHER
+def _style(provider: str) -> f.Style:
+    return PROVIDERS[provider].style if provider in PROVIDERS else f.OTHER

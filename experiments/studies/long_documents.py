@@ -12,16 +12,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.common.figures import (
-    PAGE,
-    curve,
-    file_name,
-    legend,
-    length_axis,
-    plain_log_axis,
-    reference,
-    token_text,
-)
+from experiments.common import figures as f
 from experiments.common.tables import MISSING, markdown
 from experiments.lra.cells import Cell, Cells, Column, make_cells, sorted_rows
 from experiments.lra.figures import row_labels, row_styles
@@ -91,7 +82,7 @@ def lines(cells: Cells) -> list[list[str]]:
     The last column has the gain of the longest length over the shortest.
     """
     columns = by_length(cells)
-    made = [["", *[token_text(column.length) for column in columns], "gain"]]
+    made = [["", *[f.token_text(column.length) for column in columns], "gain"]]
     for row in sorted_rows(key for key, _ in cells):
         own = [cells.get((row, column)) for column in columns]
         made.append([f"{row.text}, accuracy (%)", *map(accuracy_text, own), _gain(own)])
@@ -102,7 +93,7 @@ def lines(cells: Cells) -> list[list[str]]:
 
 def paper_lines() -> list[list[str]]:
     """Return the paper's table."""
-    made = [["", *map(token_text, PAPER["ECtHR"]), "gain"]]
+    made = [["", *map(f.token_text, PAPER["ECtHR"]), "gain"]]
     for name, scores in PAPER.items():
         first, *_, last = scores.values()
         texts = [f"{score:.1f}" for score in scores.values()]
@@ -128,12 +119,12 @@ def _ms(cell: Cell | None) -> str:
 def figures(frame: Any) -> dict[str, Figure]:
     """Return a figure of each set of documents."""
     sets = _sets(frame).items()
-    return {file_name("long-documents", name): _draw(name, cells) for name, cells in sets}
+    return {f.file_name("long-documents", name): _draw(name, cells) for name, cells in sets}
 
 
 def _draw(name: str, cells: Cells) -> Figure:
     """Return accuracy by length on the left, and the time of a training step on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.5))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(f.PAGE, 2.5))
     columns, rows = by_length(cells), sorted_rows(key for key, _ in cells)
     styles, labels = row_styles(rows), row_labels(rows)
     shortcuts: dict[str, dict[int, float]] = {}
@@ -143,23 +134,23 @@ def _draw(name: str, cells: Cells) -> Figure:
         spread = [own[n].spread or 0.0 for n in y]
         low = [value - s for value, s in zip(y.values(), spread, strict=True)]
         high = [value + s for value, s in zip(y.values(), spread, strict=True)]
-        curve(left, [*y], [*y.values()], styles[row], labels[row], low=low, high=high)
+        f.curve(left, [*y], [*y.values()], styles[row], labels[row], low=low, high=high)
         ms = {n: next(iter(cell.ms_by_place.values()), None) for n, cell in own.items()}
         ms = {n: value for n, value in ms.items() if value is not None}
-        curve(right, [*ms], [*ms.values()], styles[row], labels[row])
+        f.curve(right, [*ms], [*ms.values()], styles[row], labels[row])
     for column in columns:  # of all rows; the last run counts
         for run in (run for key, cell in cells.items() if key[1] == column for run in cell.runs):
             for shortcut, value in run.baselines.items():
                 shortcuts.setdefault(shortcut, {})[column.length] = value
     for shortcut, values in shortcuts.items():
         if shortcut != "majority":
-            reference(left, [*values], [*values.values()], f"shortcut: {shortcut}")
+            f.reference(left, [*values], [*values.values()], f"shortcut: {shortcut}")
     for axes in (left, right):
-        length_axis(axes, [column.length for column in columns])
-    plain_log_axis(right)
+        f.length_axis(axes, [column.length for column in columns])
+    f.plain_log_axis(right)
     left.set_ylabel("test accuracy (%)")
     right.set_ylabel("ms a training step")
-    legend(figure, [left])
+    f.legend(figure, [left])
     runs = [run for cell in cells.values() for run in cell.runs]
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     seeds = max(len(cell.runs) for cell in cells.values())

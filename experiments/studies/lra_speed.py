@@ -18,14 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.bench.timing import MIB, Times
-from experiments.common.figures import (
-    PAGE,
-    curve,
-    file_name,
-    length_axis,
-    plain_log_axis,
-    token_text,
-)
+from experiments.common import figures as f
 from experiments.common.program import CONF
 from experiments.common.rows import OK, Found, Row, found
 from experiments.common.tables import MISSING, markdown
@@ -396,7 +389,7 @@ def tables(frame: Any) -> dict[str, str]:
             if any(row.get(of) for row in sweep):
                 made[f"{name}_by_length{end}"] = markdown(by_length(sweep, of))
     failed = [r for r in rows if r.status != OK]
-    reasons = [f"{row_name(r)}, {r.task}, {token_text(r.length)}: {r.status}" for r in failed]
+    reasons = [f"{row_name(r)}, {r.task}, {f.token_text(r.length)}: {r.status}" for r in failed]
     made["failed"] = "\n".join(f"- {reason}" for reason in reasons)
     return {name: text for name, text in made.items() if text}
 
@@ -423,7 +416,7 @@ def by_task(rows: list[Found], of: str) -> list[list[str]]:
 
 
 def _size(row: Found) -> str:
-    return f"({row.batch} x {'2 x ' if row.pair == 2 else ''}{token_text(row.length)})"
+    return f"({row.batch} x {'2 x ' if row.pair == 2 else ''}{f.token_text(row.length)})"
 
 
 def _cell(row: Found, rows: list[Found], of: str) -> str:
@@ -440,7 +433,7 @@ def _cell(row: Found, rows: list[Found], of: str) -> str:
 def by_length(rows: list[Found], of: str) -> list[list[str]]:
     """Return attentions down, lengths of the sweep across."""
     lengths = sorted({row.length for row in rows})
-    lines = [["", *map(token_text, lengths)]]
+    lines = [["", *map(f.token_text, lengths)]]
     for name, own in _by_name(rows).items():
         cells = {row.length: _cell(row, rows, of) for row in own}
         lines.append([name, *(cells.get(n, MISSING) for n in lengths)])
@@ -454,7 +447,7 @@ def figures(frame: Any) -> dict[str, Figure]:
         here = [row for row in rows if (row.device, row.precision) == place]
         sweep = [row for row in here if row.task == SWEEP]
         if len({row.length for row in sweep if row.status == OK}) > 1:
-            made[file_name("lra length", *place)] = draw_length(sweep)
+            made[f.file_name("lra length", *place)] = draw_length(sweep)
     return made
 
 
@@ -472,8 +465,8 @@ def draw_length(rows: list[Found]) -> Figure:
     keys = sorted_rows(map(_key, rows))
     parts, labels, styles = groups(keys), row_labels(keys), row_styles(keys)
     figure, grid = plt.subplots(
-        len(parts), len(names), figsize=(PAGE, 2.3 * len(parts) + 0.3), squeeze=False, sharex=True,
-        sharey="col",
+        len(parts), len(names), figsize=(f.PAGE, 2.3 * len(parts) + 0.3), squeeze=False,
+        sharex=True, sharey="col",
     )  # fmt: skip
     lengths = sorted({row.length for row in rows})
     for number, part in enumerate(parts):
@@ -484,15 +477,15 @@ def draw_length(rows: list[Found]) -> Figure:
                 short = ", where it fits" if len(points) < len(own) else ""
                 if points:
                     x, y = zip(*points, strict=True)
-                    curve(axes, x, y, styles[key], labels[key] + short)
-            length_axis(axes, lengths[::2] if len(lengths) > 4 else lengths)
-            plain_log_axis(axes)
+                    f.curve(axes, x, y, styles[key], labels[key] + short)
+            f.length_axis(axes, lengths[::2] if len(lengths) > 4 else lengths)
+            f.plain_log_axis(axes)
             axes.set_title(label if number == 0 else "")
             if number < len(parts) - 1:
                 axes.set_xlabel("")
         grid[number, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
     tokens = {row.batch * row.length for row in rows}
-    batch = f", {token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
+    batch = f", {f.token_text(tokens.pop())} tokens a batch" if len(tokens) == 1 else ""
     figure.suptitle(_caption(rows[0]) + batch, fontsize=8)
     return figure
 

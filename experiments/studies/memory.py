@@ -16,17 +16,8 @@ from torch import Tensor
 
 from experiments.bench.cases import DTYPES
 from experiments.bench.timing import MIB
+from experiments.common import figures as f
 from experiments.common.devices import free_memory
-from experiments.common.figures import (
-    PAGE,
-    Style,
-    curve,
-    file_name,
-    legend,
-    length_axis,
-    plain_log_axis,
-    reference,
-)
 from experiments.common.rows import OK, Found, Row, found
 from experiments.common.tables import markdown, short
 from experiments.studies import methods, runner
@@ -40,11 +31,11 @@ KEY = "attention checkpoint batch n dim hidden heads layers dtype".split()
 SOURCES = methods.SOURCES
 GATE_TOKENS = 256
 NAMES = {
-    ("standard", "none"): ("standard", Style("#000000", "o", "-")),
-    ("standard", "layers"): ("standard, checkpointed", Style("#7F7F7F", "o", "--")),
-    ("ours", "none"): ("ours", Style("#D55E00", "D", "-")),
-    ("ours", "layers"): ("ours, checkpointed", Style("#0072B2", "D", "--")),
-    ("ours", "selective"): ("ours, out and LSE kept", Style("#009E73", "^", "-.")),
+    ("standard", "none"): ("standard", f.Style("#000000", "o", "-")),
+    ("standard", "layers"): ("standard, checkpointed", f.Style("#7F7F7F", "o", "--")),
+    ("ours", "none"): ("ours", f.Style("#D55E00", "D", "-")),
+    ("ours", "layers"): ("ours, checkpointed", f.Style("#0072B2", "D", "--")),
+    ("ours", "selective"): ("ours, out and LSE kept", f.Style("#009E73", "^", "-.")),
 }
 # Activation memory of a 7B model at 4096 tokens, as lectures give it, in GB.
 SEVEN_B = Sizes(batch=1, n=4096, dim=4096, hidden=11008, heads=32)
@@ -336,16 +327,16 @@ def figures(frame: Any) -> dict[str, Figure]:
     if not rows:
         return {}
     lengths = sorted({row.n for row in rows})
-    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    figure, panels = plt.subplots(1, 2, figsize=(f.PAGE, 2.6))
     for kind, own in _kinds(rows).items():
         (name, look), n = NAMES[kind], [row.n for row in own]
-        curve(panels[0], n, [row.peak_mib or 0 for row in own], look, name)
-        curve(panels[1], n, [row.ms_median for row in own], look, name)
+        f.curve(panels[0], n, [row.peak_mib or 0 for row in own], look, name)
+        f.curve(panels[1], n, [row.ms_median for row in own], look, name)
     first = min((row for row in rows if row.peak_mib), key=lambda r: (r.n, r.peak_mib))
-    reference(panels[0], lengths, [first.peak_mib * n / first.n for n in lengths], "linear")
+    f.reference(panels[0], lengths, [first.peak_mib * n / first.n for n in lengths], "linear")
     for axes, label in zip(panels, ("peak MiB of a step", "ms of a step"), strict=True):
-        length_axis(axes, lengths)
-        plain_log_axis(axes)
+        f.length_axis(axes, lengths)
+        f.plain_log_axis(axes)
         axes.set_ylabel(label)
-    legend(figure, list(panels), columns=3)
-    return {file_name("activations", rows[0].device): figure}
+    f.legend(figure, list(panels), columns=3)
+    return {f.file_name("activations", rows[0].device): figure}

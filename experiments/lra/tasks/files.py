@@ -25,18 +25,7 @@ import numpy as np
 from experiments.common.checks import whole_number
 from experiments.common.near_duplicates import Distinct
 from experiments.common.work import progress
-from experiments.lra.tasks.task import (
-    BYTE_VOCAB,
-    SPLITS,
-    Arrays,
-    Split,
-    Task,
-    best_constant,
-    cached,
-    named,
-    padded_length,
-    padded_split,
-)
+from experiments.lra.tasks import task
 
 SHORTEST, LONGEST = 16, 16_384  # bytes that can be read of a file
 PACKAGES = 12  # labels, unless `labels` says otherwise
@@ -59,7 +48,7 @@ def load(
     labels: int | None = None,
     per_label: int = 600,
     limit: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the files task. It needs no `data_dir`.
 
     Args:
@@ -89,27 +78,29 @@ def load(
     files, left_out = _read({name: paths[name] for name in chosen}, SPARE * per_label, seed)
     key = {"files": _digest(files), "left_out": left_out, "per_label": per_label, "seed": seed}
 
-    def make() -> Arrays:
+    def make() -> task.Arrays:
         return _arrays(files, left_out, per_label, seed, where, versions=folder is None)
 
-    data = cached(cache_dir, "files", key, make)
+    data = task.cached(cache_dir, "files", key, make)
     manifest = json.loads(str(data["manifest"]))
     print(_summary(manifest), file=sys.stderr)
-    split = partial(padded_split, data, most=length, width=padded_length(length), limit=limit)
-    splits = {name: split(name, as_bytes=True) for name in SPLITS}
+    split = partial(
+        task.padded_split, data, most=length, width=task.padded_length(length), limit=limit
+    )
+    splits = {name: split(name, as_bytes=True) for name in task.SPLITS}
     kind = "Python packages" if folder is None else Path(folder).resolve().name
-    counts = " + ".join(f"{len(splits[name]):,}" for name in SPLITS)
+    counts = " + ".join(f"{len(splits[name]):,}" for name in task.SPLITS)
     train, test = splits["train"], splits["test"]
     names = (_most_named(train, chosen), _most_named(test, chosen))
-    return Task(
+    return task.Task(
         name="files",
         source=f"{kind} {manifest['digest']}, {len(chosen)} labels, {counts} files",
         classes=len(chosen),
-        vocab=BYTE_VOCAB,
+        vocab=task.BYTE_VOCAB,
         splits=splits,
         baselines={
-            "majority": best_constant(train, test),
-            "most frequent name": best_constant(train, test, names),
+            "majority": task.best_constant(train, test),
+            "most frequent name": task.best_constant(train, test, names),
         },
         manifest=manifest,
     )
@@ -199,9 +190,9 @@ def _arrays(
     seed: int,
     where: str,
     versions: bool,
-) -> Arrays:
+) -> task.Arrays:
     """Bytes, lengths and labels of each split, and the manifest as JSON."""
-    distinct, parts, entries = Distinct(), {name: [] for name in SPLITS}, []
+    distinct, parts, entries = Distinct(), {name: [] for name in task.SPLITS}, []
     for label, (name, some) in enumerate(progress(files.items(), len(files), "comparing files")):
         kept, copies = [], 0
         for path, text in some:
@@ -226,13 +217,15 @@ def _arrays(
         version = {"version": _version(name)} if versions else {}
         digest = _digest({name: sorted(kept)})
         entries.append({"name": name, **version, "files": len(kept), "digest": digest, **others})
-    arrays: Arrays = {}
+    arrays: task.Arrays = {}
     for i, (split, examples) in enumerate(parts.items()):
         order = np.random.default_rng([seed, i]).permutation(len(examples)).tolist()
         texts = [examples[j][1] for j in order]
         flat = np.frombuffer(b"".join(texts), np.uint8)
         lengths = np.array([len(text) for text in texts], np.int32)
-        arrays |= named(split, flat, lengths, np.array([examples[j][0] for j in order], np.int64))
+        arrays |= task.named(
+            split, flat, lengths, np.array([examples[j][0] for j in order], np.int64)
+        )
     whole = hashlib.sha256(json.dumps([entries, seed]).encode()).hexdigest()[:8]
     return arrays | {"manifest": np.array(json.dumps({"digest": whole, "labels": entries}))}
 
@@ -260,7 +253,7 @@ def _summary(manifest: Mapping[str, Any]) -> str:
     return f"{text}; left out: {others}" if others else text
 
 
-def _most_named(split: Split, labels: list[str]) -> np.ndarray:
+def _most_named(split: task.Split, labels: list[str]) -> np.ndarray:
     """(n,) the label whose name the bytes read have most often; -1 without any."""
     found = np.full(len(split), -1)
     names = [name.lower().encode() for name in labels]

@@ -17,18 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common.work import progress
-from experiments.lra.tasks.task import (
-    BYTE_VOCAB,
-    SPLITS,
-    Arrays,
-    Split,
-    Task,
-    best_constant,
-    cached,
-    padded_length,
-    source,
-    split_sizes,
-)
+from experiments.lra.tasks import task
 from experiments.lra.tasks.text import FOLDER, reviews
 
 HALF = {"train": "train", "val": "train", "test": "test"}
@@ -47,7 +36,7 @@ def load(
     examples: Iterable[int] = SIZES,
     max_length: int = 4000,
     limit: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the same-movie task. Train, val and test have no movie in common.
 
     Args:
@@ -57,7 +46,7 @@ def load(
         max_length: bytes kept of a text; the padded length is the next power of two.
         limit: the first examples of each split only.
     """
-    length, sizes = padded_length(max_length), split_sizes(examples)
+    length, sizes = task.padded_length(max_length), task.split_sizes(examples)
     data = reviews(data_dir, cache_dir)
     movies = {half: data[f"{half}_movies"] for half in ("train", "test")}
     for half, numbers in movies.items():
@@ -76,26 +65,26 @@ def load(
     }
     libraries = {half: Library(data, half, max_length) for half in movies}
 
-    def make() -> Arrays:
+    def make() -> task.Arrays:
         shelves = _shelves(movies, seed)
         return {
             name: _pairs(libraries[HALF[name]], shelves[name], size, [seed, i], name)
-            for i, (name, size) in enumerate(zip(SPLITS, sizes, strict=True))
+            for i, (name, size) in enumerate(zip(task.SPLITS, sizes, strict=True))
         }
 
-    pairs = cached(cache_dir, "imdb-same-movie", key, make)
-    splits = {name: _split(libraries[HALF[name]], pairs[name], length) for name in SPLITS}
+    pairs = task.cached(cache_dir, "imdb-same-movie", key, make)
+    splits = {name: _split(libraries[HALF[name]], pairs[name], length) for name in task.SPLITS}
     moods = [libraries[HALF[name]].same_mood(pairs[name]) for name in ("train", "test")]
     train, test = splits["train"], splits["test"]
-    return Task(
+    return task.Task(
         name="imdb_same_movie",
-        source=source("IMDB same movie", splits, SIZES),
+        source=task.source("IMDB same movie", splits, SIZES),
         classes=2,
-        vocab=BYTE_VOCAB,
+        vocab=task.BYTE_VOCAB,
         splits=splits,
         baselines={
-            "majority": best_constant(train, test),
-            "same sentiment": best_constant(train, test, (moods[0], moods[1])),
+            "majority": task.best_constant(train, test),
+            "same sentiment": task.best_constant(train, test, (moods[0], moods[1])),
         },
     )
 
@@ -103,7 +92,7 @@ def load(
 class Library:
     """The reviews of one half. A text is the numbers of four of them, -1 where there are three."""
 
-    def __init__(self, data: Arrays, half: str, enough: int):
+    def __init__(self, data: task.Arrays, half: str, enough: int):
         self.flat, self.lengths = data[half].tobytes(), data[f"{half}_lengths"]
         self.labels = data[f"{half}_labels"]
         self.ends = np.cumsum(self.lengths, dtype=np.int64)
@@ -153,7 +142,7 @@ def _shelves(movies: dict[str, np.ndarray], seed: int) -> dict[str, list[np.ndar
         )
     titles = sorted(train)
     held = max(2, round(HELD_OUT * len(titles)))
-    order = np.random.default_rng([seed, len(SPLITS)]).permutation(len(titles))
+    order = np.random.default_rng([seed, len(task.SPLITS)]).permutation(len(titles))
     return {
         "train": [train[titles[i]] for i in np.sort(order[held:])],
         "val": [train[titles[i]] for i in np.sort(order[:held])],
@@ -194,7 +183,7 @@ def _draw(
     return movie, [library.fill(order[:4]), library.fill(order[4:8])]
 
 
-def _split(library: Library, pairs: np.ndarray, length: int) -> Split:
+def _split(library: Library, pairs: np.ndarray, length: int) -> task.Split:
     kind = np.int16 if b"\xff" in library.flat else np.uint8  # UTF-8 has no such byte
     tokens, lengths = np.zeros((2 * len(pairs), length), kind), np.zeros(2 * len(pairs), np.int32)
     for i, numbers in enumerate(pairs.reshape(2 * len(pairs), -1)):
@@ -203,4 +192,4 @@ def _split(library: Library, pairs: np.ndarray, length: int) -> Split:
         tokens[i, : len(text)] = text
         tokens[i, : len(text)] += 1
     labels = np.arange(len(pairs), dtype=np.int64) % 2
-    return Split(tokens.reshape(-1, 2, length), labels, lengths.reshape(-1, 2))
+    return task.Split(tokens.reshape(-1, 2, length), labels, lengths.reshape(-1, 2))

@@ -16,21 +16,7 @@ import numpy as np
 
 from experiments.common.files import read_lines
 from experiments.common.work import processes, progress
-from experiments.lra.tasks.task import (
-    AGAIN,
-    SPLITS,
-    Arrays,
-    Task,
-    best_constant,
-    cached,
-    cached_files,
-    named,
-    padded_length,
-    padded_split,
-    release_files,
-    source,
-    split_sizes,
-)
+from experiments.lra.tasks import task
 
 FOLDER = "listops-1000"
 SIZES = (96_000, 2_000, 2_000)
@@ -58,7 +44,7 @@ def load(
     max_length: int = 2000,
     limit: int | None = None,
     workers: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the ListOps task, read from `listops-1000`, or generated.
 
     Args:
@@ -68,43 +54,47 @@ def load(
         limit: the first examples of each split only.
         workers: processes that draw; None: one a core.
     """
-    length = padded_length(max_length)
+    length = task.padded_length(max_length)
     if generate:
-        arrays = _generated(split_sizes(examples), seed, cache_dir, workers)
+        arrays = _generated(task.split_sizes(examples), seed, cache_dir, workers)
     else:
         stand_in = "task.generate=true, which draws expressions of the same distribution"
-        names = {split: f"basic_{split}.tsv" for split in SPLITS}
-        paths = release_files(data_dir, FOLDER, names, stand_in)
-        arrays = cached_files(cache_dir, "listops", paths, read)
-    splits = {name: padded_split(arrays, name, max_length, length, limit) for name in SPLITS}
+        names = {split: f"basic_{split}.tsv" for split in task.SPLITS}
+        paths = task.release_files(data_dir, FOLDER, names, stand_in)
+        arrays = task.cached_files(cache_dir, "listops", paths, read)
+    splits = {
+        name: task.padded_split(arrays, name, max_length, length, limit) for name in task.SPLITS
+    }
     train, test = splits["train"], splits["test"]
-    return Task(
+    return task.Task(
         name="listops",
-        source=source("generated" if generate else "official", splits, SIZES),
+        source=task.source("generated" if generate else "official", splits, SIZES),
         classes=10,
         vocab=1 + len(TOKENS),
         splits=splits,
         baselines={
-            "majority": best_constant(train, test),
-            "root operator": best_constant(train, test, (train.tokens[:, 0], test.tokens[:, 0])),
+            "majority": task.best_constant(train, test),
+            "root operator": task.best_constant(
+                train, test, (train.tokens[:, 0], test.tokens[:, 0])
+            ),
         },
     )
 
 
 def _generated(
     sizes: tuple[int, int, int], seed: int, cache_dir: Path, workers: int | None
-) -> Arrays:
-    def make() -> Arrays:
+) -> task.Arrays:
+    def make() -> task.Arrays:
         (flat, lengths), labels = generate(sum(sizes), seed, workers)
         arrays, start, first = {}, 0, 0
-        for name, size in zip(SPLITS, sizes, strict=True):
+        for name, size in zip(task.SPLITS, sizes, strict=True):
             own = slice(start, start + size)
             last = first + int(lengths[own].sum())
-            arrays |= named(name, flat[first:last], lengths[own], labels[own])
+            arrays |= task.named(name, flat[first:last], lengths[own], labels[own])
             start, first = start + size, last
         return arrays
 
-    return cached(cache_dir, "listops-generated", {"examples": sizes, "seed": seed}, make)
+    return task.cached(cache_dir, "listops-generated", {"examples": sizes, "seed": seed}, make)
 
 
 # ---- the official files
@@ -124,7 +114,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ValueError: a row is not an expression and its value. Names the file and the line.
     """
     flats, labels = [], []
-    lines = read_lines(path, AGAIN)
+    lines = read_lines(path, task.AGAIN)
     if next(lines, (1, b""))[1].strip() != HEADER:
         raise ValueError(f"{path}, line 1: not the header Source, Target, with a tab between")
     for number, line in progress(lines, None, f"reading {path.name}"):

@@ -16,18 +16,7 @@ import numpy as np
 from PIL import Image
 
 from experiments.common.files import digest, read_array, read_lines, reading
-from experiments.lra.tasks.task import (
-    AGAIN,
-    SPLITS,
-    Split,
-    Task,
-    best_constant,
-    fingerprint,
-    pixel_order,
-    require,
-    source,
-    split_sizes,
-)
+from experiments.lra.tasks import task
 from experiments.pathfinder.generate import VERSION as IMAGES
 from experiments.pathfinder.generate import on_disk
 from experiments.pathfinder.parameters import LEVELS, spec
@@ -62,7 +51,7 @@ def load(
     order: str = "row",
     limit: int | None = None,
     workers: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the Pathfinder task of one size; the pixels are the tokens.
 
     Args:
@@ -91,11 +80,11 @@ def load(
     drawn["documented"] = documented
     looks: list[dict[str, Any]] = [drawn | {"strokes": kind} for kind in kinds]
     specs = [spec(size, difficulty, **look) for look in looks]
-    pixel = pixel_order((size, size), order)
+    pixel = task.pixel_order((size, size), order)
     cache = Path(cache_dir)
     if generate:
         arrays = {}
-        for i, (name, n) in enumerate(zip(SPLITS, split_sizes(examples), strict=True)):
+        for i, (name, n) in enumerate(zip(task.SPLITS, task.split_sizes(examples), strict=True)):
             n = n if limit is None else min(n, limit)
             arrays[name] = on_disk(specs, seed, i * STREAM, n, cache, workers)
     else:
@@ -104,17 +93,17 @@ def load(
     for name, (images, labels) in arrays.items():
         tokens = images.reshape(len(images), -1)
         tokens = tokens if order == "row" else np.take(tokens, pixel, 1)
-        splits[name] = Split(tokens, labels.astype(np.int64))
+        splits[name] = task.Split(tokens, labels.astype(np.int64))
     empty = f"pathfinder{size}/{LEVELS[difficulty]}" == EMPTY[0] and len(splits["train"]) < SIZES[0]
     sizes = (SIZES[0] - empty, *SIZES[1:])
-    return Task(
+    return task.Task(
         name=f"pathfinder{size}",
-        source=f"generated v{IMAGES}" if generate else source("official", splits, sizes),
+        source=f"generated v{IMAGES}" if generate else task.source("official", splits, sizes),
         classes=2,
         vocab=256,
         splits=splits,
         grid=(size, size),
-        baselines={"majority": best_constant(splits["train"], splits["test"])},
+        baselines={"majority": task.best_constant(splits["train"], splits["test"])},
     )
 
 
@@ -124,7 +113,7 @@ def load(
 def _release(
     size: int, difficulty: int, data_dir: Path, cache: Path, limit: int | None, workers: int | None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    root = require(
+    root = task.require(
         data_dir,
         f"pathfinder{size}",
         fetch="lra_release.gz of github.com/google-research/long-range-arena",
@@ -147,7 +136,7 @@ def _release(
         raise ValueError(f"{level} has {len(entries)} images: too few for 80 : 10 : 10")
     ends = [0, len(entries) * 8 // 10, len(entries) * 9 // 10, len(entries)]
     arrays = {}
-    for name, first, end in zip(SPLITS, ends, ends[1:], strict=False):
+    for name, first, end in zip(task.SPLITS, ends, ends[1:], strict=False):
         part = list(entries.items())[first:end][:limit]
         path = _cache_path(cache, level, name, [level / image for image, _ in part], whole)
         make = partial(_decode, level, part)
@@ -167,7 +156,7 @@ def _cache_path(
     stem = f"{stem}-{digest({'version': VERSION, 'metadata': metadata})}"
     cached = [path for path in cache.glob(f"{stem}-*.npy") if path.suffixes == [".npy"]]
     try:
-        path = cache / f"{stem}-{fingerprint(images)}.npy"
+        path = cache / f"{stem}-{task.fingerprint(images)}.npy"
     except OSError as error:
         if len(cached) == 1:  # the images were deleted after they were cached
             return cached[0]
@@ -194,13 +183,13 @@ def read_metadata(file: Path) -> list[tuple[str, int]]:
     of strings, as the original generator writes it. Nothing is unpickled.
     """
     if file.open("rb").read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
-        rows = read_array(file, AGAIN)
+        rows = read_array(file, task.AGAIN)
         if rows.ndim != 2 or rows.dtype.kind not in "US":
             raise ValueError(f"{file}: {rows.dtype} {rows.shape}, not a table of strings")
         lines = [" ".join(map(str, row)) for row in rows.astype(str)]
     else:
-        with reading(file, AGAIN, "is neither text nor a NumPy array"):
-            lines = [line.decode("ascii").strip() for _, line in read_lines(file, AGAIN)]
+        with reading(file, task.AGAIN, "is neither text nor a NumPy array"):
+            lines = [line.decode("ascii").strip() for _, line in read_lines(file, task.AGAIN)]
     found = [ENTRY.match(line) for line in lines]
     if None in found or not found:
         number = found.index(None) + 1 if found else 1

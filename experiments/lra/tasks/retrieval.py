@@ -11,19 +11,7 @@ import numpy as np
 
 from experiments.common.files import read_lines
 from experiments.common.work import progress
-from experiments.lra.tasks.task import (
-    AGAIN,
-    BYTE_VOCAB,
-    SPLITS,
-    Split,
-    Task,
-    best_constant,
-    cached_files,
-    pad,
-    padded_length,
-    release_files,
-    source,
-)
+from experiments.lra.tasks import task
 
 FOLDER = "tsv_data"
 NAMES = {"train": "train", "val": "eval", "test": "test"}
@@ -41,32 +29,32 @@ def load(
     seed: int = 0,
     max_length: int = 4000,
     limit: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the Retrieval task, from `tsv_data`.
 
     Args:
         max_length: bytes kept of a text; the padded length is the next power of two.
         limit: the first examples of each split only.
     """
-    length = padded_length(max_length)
+    length = task.padded_length(max_length)
     stand_in = "task=imdb_same_movie, which pairs the reviews of aclImdb"
-    paths, most = release_files(data_dir, FOLDER, FILES, stand_in), min(max_length, CUT)
+    paths, most = task.release_files(data_dir, FOLDER, FILES, stand_in), min(max_length, CUT)
     make = partial(read, most=most)
-    data = cached_files(cache_dir, "retrieval", paths, make, max_length=most)
+    data = task.cached_files(cache_dir, "retrieval", paths, make, max_length=most)
     splits = {}
-    for name in SPLITS:
+    for name in task.SPLITS:
         lengths = data[f"{name}_lengths"][:limit]
-        tokens = pad(data[name], lengths.ravel(), max_length, length, as_bytes=True)
+        tokens = task.pad(data[name], lengths.ravel(), max_length, length, as_bytes=True)
         labels = data[f"{name}_labels"][:limit]
         # An empty text counts as one token of padding.
-        splits[name] = Split(tokens.reshape(-1, 2, length), labels, np.maximum(lengths, 1))
-    return Task(
+        splits[name] = task.Split(tokens.reshape(-1, 2, length), labels, np.maximum(lengths, 1))
+    return task.Task(
         name="retrieval",
-        source=source("official", splits, SIZES),
+        source=task.source("official", splits, SIZES),
         classes=2,
-        vocab=BYTE_VOCAB,
+        vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"majority": best_constant(splits["train"], splits["test"])},
+        baselines={"majority": task.best_constant(splits["train"], splits["test"])},
     )
 
 
@@ -77,7 +65,7 @@ def read(path: Path, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ValueError: a row has not five columns, or its label is not 0 or 1. Names file and line.
     """
     flat, lengths, labels = bytearray(), [], []
-    for number, line in progress(read_lines(path, AGAIN), None, f"reading {path.name}"):
+    for number, line in progress(read_lines(path, task.AGAIN), None, f"reading {path.name}"):
         cells = line.split(b"\t")
         if len(cells) != len(COLUMNS) or cells[0] not in LABELS:
             columns = ", ".join(COLUMNS)

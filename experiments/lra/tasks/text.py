@@ -14,21 +14,7 @@ import pandas as pd
 
 from experiments.common.files import read_lines, read_text, reading
 from experiments.common.work import progress
-from experiments.lra.tasks.task import (
-    BYTE_VOCAB,
-    Arrays,
-    Split,
-    Task,
-    best_constant,
-    cached,
-    find,
-    fingerprint,
-    named,
-    padded_length,
-    padded_split,
-    require,
-    source,
-)
+from experiments.lra.tasks import task
 
 SIZES = (25_000, 25_000, 25_000)
 FOLDER = "aclImdb"
@@ -48,7 +34,7 @@ def load(
     max_length: int = 1000,
     held_out: float = 0.0,
     limit: int | None = None,
-) -> Task:
+) -> task.Task:
     """Return the Text task, from `aclImdb` (Maas et al., 2011), or else from `IMDB Dataset.csv`.
 
     Args:
@@ -57,29 +43,29 @@ def load(
             split, as in LRA, so the best checkpoint is chosen on the test split.
         limit: the first examples of each split only.
     """
-    length = padded_length(max_length)
+    length = task.padded_length(max_length)
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out={held_out}: give a share from 0 to below 1")
-    one_file = find(data_dir, CSV) if find(data_dir, FOLDER) is None else None
+    one_file = task.find(data_dir, CSV) if task.find(data_dir, FOLDER) is None else None
     data = csv_reviews(one_file, cache_dir) if one_file else reviews(data_dir, cache_dir)
-    whole = partial(padded_split, data, most=max_length, width=length, as_bytes=True)
+    whole = partial(task.padded_split, data, most=max_length, width=length, as_bytes=True)
     test = whole("test", limit=limit)
     if held_out:
         train, val = _divide(whole("train", limit=None), held_out, seed)
     else:
         train, val = whole("train", limit=limit), test
     splits = {"train": train.first(limit), "val": val.first(limit), "test": test}
-    return Task(
+    return task.Task(
         name="text",
-        source=source("IMDB CSV" if one_file else "official", splits, SIZES),
+        source=task.source("IMDB CSV" if one_file else "official", splits, SIZES),
         classes=2,
-        vocab=BYTE_VOCAB,
+        vocab=task.BYTE_VOCAB,
         splits=splits,
-        baselines={"majority": best_constant(train, test)},
+        baselines={"majority": task.best_constant(train, test)},
     )
 
 
-def _divide(split: Split, held_out: float, seed: int) -> tuple[Split, Split]:
+def _divide(split: task.Split, held_out: float, seed: int) -> tuple[task.Split, task.Split]:
     """Return train and val, each in the original order."""
     n = len(split)
     order = np.random.default_rng([seed, n]).permutation(n)
@@ -90,29 +76,29 @@ def _divide(split: Split, held_out: float, seed: int) -> tuple[Split, Split]:
 # ---- the reviews
 
 
-def reviews(data_dir: Path, cache_dir: Path) -> Arrays:
+def reviews(data_dir: Path, cache_dir: Path) -> task.Arrays:
     """Return all reviews, in a fixed random order, as arrays for train and test.
 
     `train` has the bytes of all reviews end to end (uint8), `train_lengths` and `train_labels` are
     per review, and so is `train_movies`: the number of its movie, -1 if no list has it.
     """
     fetch = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
-    folder = require(data_dir, FOLDER, fetch=fetch)
+    folder = task.require(data_dir, FOLDER, fetch=fetch)
     files = {(half, kind): _files(folder / half / kind) for half in HALVES for kind in KINDS}
     lists = [folder / half / f"urls_{kind}.txt" for half in HALVES for kind in KINDS]
     paths = [path for some in files.values() for path in some]
     paths += [path for path in lists if path.exists()]
 
-    def make() -> Arrays:
+    def make() -> task.Arrays:
         arrays = {}
         for half in HALVES:
             arrays |= _half(folder, half, [files[half, kind] for kind in KINDS])
         return arrays
 
-    return cached(cache_dir, "imdb", {"files": fingerprint(paths)}, make)
+    return task.cached(cache_dir, "imdb", {"files": task.fingerprint(paths)}, make)
 
 
-def csv_reviews(path: Path, cache_dir: Path) -> Arrays:
+def csv_reviews(path: Path, cache_dir: Path) -> task.Arrays:
     """Return the reviews of a CSV file with the columns review and sentiment, each once.
 
     The first half is train and the rest is test, in the order of the file. Arrays as in `reviews`,
@@ -120,7 +106,7 @@ def csv_reviews(path: Path, cache_dir: Path) -> Arrays:
     """
     form = f"it has the columns review and sentiment ({' or '.join(SENTIMENTS)})"
 
-    def make() -> Arrays:
+    def make() -> task.Arrays:
         with reading(path, form):
             text = read_text(path, form)
             frame = pd.read_csv(io.StringIO(text), usecols=["review", "sentiment"], dtype=str)
@@ -135,10 +121,10 @@ def csv_reviews(path: Path, cache_dir: Path) -> Arrays:
             texts = [review.encode() for review in part.review]
             lengths = np.array([len(text) for text in texts], np.int32)
             flat = np.frombuffer(b"".join(texts), np.uint8)
-            arrays |= named(name, flat, lengths, part.label.to_numpy(np.int64))
+            arrays |= task.named(name, flat, lengths, part.label.to_numpy(np.int64))
         return arrays
 
-    return cached(cache_dir, "imdb-csv", {"files": fingerprint([path])}, make)
+    return task.cached(cache_dir, "imdb-csv", {"files": task.fingerprint([path])}, make)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -159,7 +145,7 @@ def _number(path: Path) -> int:
     return int(number)
 
 
-def _half(folder: Path, half: str, files: list[list[Path]]) -> Arrays:
+def _half(folder: Path, half: str, files: list[list[Path]]) -> task.Arrays:
     paths = [path for some in files for path in some]
     order = np.random.default_rng(0).permutation(len(paths))
     texts = []
